@@ -1,0 +1,129 @@
+"""What an algorithm is: options, a plan, a server half over plain state, client halves behind the gate."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcfl_net.federation.base import Federation
+from dpcfl_net.job import ClientEntry, LocalTraining, PrivacyTarget, Protocol
+from dpcfl_net.types import ClientHalf, Slot, State, TensorSpec
+
+MODEL = TensorSpec("f4", ("p",))
+MODELS = TensorSpec("f4", ("M", "p"))
+INDEX = TensorSpec("i8")
+
+
+class Options(BaseModel):
+    """An algorithm's own settings: `dpcfl schema` and every error message are built from these."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_client(*, bundle: list[str], takes: Mapping[str, TensorSpec], gives: Mapping[str, TensorSpec]) -> Callable[[Method], Method]:
+    """Mark a method as a client half: it runs in the client's process, after the gate has debited the bundle."""
+
+    def mark(method: Method) -> Method:
+        method.client_half = ClientHalf(method.__name__, tuple(bundle), dict(takes), dict(gives))  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an algorithm may look at to say that its options cannot work; known before any key or noise is."""
+
+    rounds: int
+    clients: int
+    local: LocalTraining
+    privacy: PrivacyTarget
+
+
+class Algorithm:
+    """One algorithm over one signed protocol. Subclasses live one to a file and are found by their `name`."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    claim_of_paper: ClassVar[str | None] = None
+    uses_oracle: ClassVar[bool] = False
+    personal: ClassVar[bool] = False  # clients use models of their own, which only they can evaluate
+    Options: ClassVar[type[Options]] = Options
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self.options: Any = self.Options.model_validate(protocol.options)
+        self.clients = [entry.id for entry in protocol.roster]
+
+    @classmethod
+    def problems(cls, options: Any, setting: Setting) -> list[str]:
+        """Why these options cannot work in this setting, a sentence each."""
+        return []
+
+    @property
+    def max_models(self) -> int:
+        """The most models that may travel in one task: a bound that the wire enforces."""
+        return 1
+
+    def plan(self, client: ClientEntry) -> list[Slot]:
+        """Every slot that this client may fill over the whole run, from public things alone."""
+        raise NotImplementedError
+
+    def start(self, fed: Federation) -> State:
+        """Server half, before round 1."""
+        raise NotImplementedError
+
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        """Server half, round t = 1..rounds."""
+        raise NotImplementedError
+
+    def describe(self, state: State) -> dict[str, Any]:
+        """What the server's view of a round tells people: phase, MSS and the like."""
+        return {"phase": str(state.memory.get("phase", "single"))}
+
+    def first_round(self, state: State) -> dict[str, Any] | None:
+        """Arrays for the first-round picture, or None where there is none."""
+        return None
+
+    def personal_model(self, state: Mapping[str, Any]) -> Any:
+        """A client's own model out of its state, for algorithms whose cluster models are not what clients use."""
+        return None
+
+    @classmethod
+    def halves(cls) -> dict[str, ClientHalf]:
+        """The client halves by task name."""
+        marked = (getattr(getattr(cls, name), "client_half", None) for name in dir(cls))
+        return {half.kind: half for half in marked if half is not None}
+
+    @property
+    def dims(self) -> dict[str, int | tuple[int, int]]:
+        """What the named sides of tensor specs stand for: p exact, M a range from 1 to `max_models`."""
+        return {"p": self.protocol.model.parameters, "M": (1, self.max_models)}
+
+
+def full_epochs(local: LocalTraining, client: ClientEntry) -> tuple[float, int]:
+    """(q, K ceil(N/b)): sampling rate and steps of one round of local DP-SGD."""
+    batch = min(local.batch_size, client.records)
+    return batch / client.records, local.epochs * -(-client.records // batch)
+
+
+@cache
+def registry() -> dict[str, type[Algorithm]]:
+    """Every algorithm by name: whatever file in this package defines one."""
+    package = importlib.import_module("dpcfl_net.algorithms")
+    found: dict[str, type[Algorithm]] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        loaded = importlib.import_module(f"dpcfl_net.algorithms.{module.name}")
+        for value in vars(loaded).values():
+            if isinstance(value, type) and issubclass(value, Algorithm) and value.name:
+                found[value.name] = value
+    return dict(sorted(found.items()))

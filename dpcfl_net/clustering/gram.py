@@ -1,0 +1,50 @@
+"""Everything about n updates of p parameters that distances tell, from the n x n Gram matrix alone (n << p)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+BLOCK = 1 << 19
+_RANK = 1e-13
+
+
+def centred_gram(updates: np.ndarray | Sequence[np.ndarray], chunk: int | None = None) -> np.ndarray:
+    """(n, n) float64: inner products of the updates (n rows of p numbers) less their mean.
+
+    One read of the data, `chunk` columns at a time (default: blocks of about 4 MiB, whatever n), so that nothing of size
+    n x p is made. Centring each block before multiplying keeps cancellation away. ValueError: rows of different
+    lengths, none, or a value that is not finite.
+    """
+    n = len(updates)
+    if n < 1 or len({np.shape(row) for row in updates}) != 1 or np.ndim(updates[0]) != 1:
+        raise ValueError("updates must be n >= 1 rows of one length")
+    p = len(updates[0])
+    chunk = chunk or max(64, BLOCK // n)
+    gram = np.zeros((n, n))
+    block = np.empty((n, min(chunk, p)))
+    with np.errstate(invalid="ignore"):
+        for start in range(0, p, chunk):
+            part = block[:, : min(chunk, p - start)]
+            for i in range(n):
+                part[i] = updates[i][start : start + chunk]
+            part -= part.mean(axis=0)
+            gram += part @ part.T
+    if not np.isfinite(gram).all():
+        raise ValueError("an update holds a value that is not finite")
+    return gram
+
+
+def coordinates(gram: np.ndarray) -> np.ndarray:
+    """(n, r) principal coordinates, largest first, r <= n - 1: their distances are the updates' distances, exactly.
+
+    Each column's sign is fixed by its entry of largest magnitude; r = 0 if all updates are the same.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    keep = values > max(values[0] * _RANK, 0.0)
+    vectors, values = vectors[:, keep], values[keep]
+    largest = np.argmax(np.abs(vectors), axis=0)
+    signs = np.where(vectors[largest, np.arange(vectors.shape[1])] < 0, -1.0, 1.0)
+    return vectors * signs * np.sqrt(values)

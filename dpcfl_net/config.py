@@ -1,0 +1,262 @@
+"""The configuration of one experiment: schema, YAML, overrides, and every mistake named at once with the nearest right name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpcfl_net.algorithms.base import Algorithm, Setting, registry
+from dpcfl_net.data.partition import DataSettings
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.job import LocalTraining, PrivacyTarget
+
+
+class Section(BaseModel):
+    """Closed: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelSettings(Section):
+    name: str = Field(default="cnn", description="a model of dpcfl_net.models")
+
+
+class DataSection(DataSettings):
+    root: str | None = Field(default=None, description="folder of the data sets; null: $DPCFL_DATA, else the user's cache folder")
+
+
+class LedgerSettings(Section):
+    scope: Literal["run", "dataset"] = Field(default="run", description="run: this run's budget; dataset: all runs on the same records add")
+    root: str | None = Field(default=None, description="scope dataset: folder that keeps the ledgers, by the data slice's hash")
+    budget: float | None = Field(default=None, gt=0, description="scope dataset: epsilons of all runs together may not pass this")
+
+
+class TransportSettings(Section):
+    security: Literal["curve", "none"] = Field(default="curve", description="none: loopback only, and the statement says so")
+
+
+class RuntimeSettings(Section):
+    transport: TransportSettings = Field(default=TransportSettings(), description="how bytes travel")
+    slots: int | Literal["auto"] = Field(default="auto", description="workers that may compute at once; auto: one per core")
+    round_timeout_s: float = Field(default=600, gt=0, description="a client that has not answered by then is missing")
+    join_timeout_s: float = Field(default=120, gt=0, description="how long the coordinator waits for its clients")
+    orphan_timeout_s: float = Field(default=60, gt=0, description="a worker without a coordinator for so long leaves")
+    quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
+    max_restarts: int = Field(default=2, ge=0, description="how often one crashed worker is started again")
+
+
+class OutputSettings(Section):
+    transcript: Literal["off", "headers", "full"] = Field(default="headers", description="what the server's transcript keeps")
+    keep_checkpoints: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
+
+
+class Config(Section):
+    """One YAML file is one experiment; `dpcfl schema` prints this with every algorithm's options."""
+
+    name: str = Field(description="the run folder is named after it")
+    seed: int = Field(default=0, ge=0, description="every random purpose derives a seed of its own from it")
+    data: DataSection = Field(description="what the clients hold")
+    model: ModelSettings = Field(default=ModelSettings(), description="the model template")
+    rounds: int = Field(ge=2, description="rounds of the whole run (E)")
+    local: LocalTraining = Field(default=LocalTraining(), description="the local step")
+    privacy: PrivacyTarget = Field(description="what every client is promised")
+    algorithm: dict[str, Any] = Field(description="name, and options of that algorithm")
+    algorithms: dict[str, dict[str, Any]] = Field(default={}, description="options and `local` overrides by algorithm")
+    ledger: LedgerSettings = Field(default=LedgerSettings(), description="what a ledger covers")
+    runtime: RuntimeSettings = Field(default=RuntimeSettings(), description="processes and transport")
+    output: OutputSettings = Field(default=OutputSettings(), description="what a run leaves behind")
+
+    @property
+    def algorithm_class(self) -> type[Algorithm]:
+        return registry()[self.algorithm["name"]]
+
+    @property
+    def options(self) -> Any:
+        """The chosen algorithm's validated options."""
+        return self.algorithm_class.Options.model_validate({k: v for k, v in self.algorithm.items() if k != "name"})
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a YAML file and `key=value` overrides; ConfigError holds every problem that was found."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no such configuration file: {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys to values")
+    for item in overrides:
+        _override(document, item)
+    return resolve(document)
+
+
+def _override(document: dict[str, Any], item: str) -> None:
+    key, equals, text = item.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {item!r} is not key=value, for example privacy.epsilon=3")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {item!r}: {error}") from None
+    *path, last = key.split(".")
+    at = document
+    for part in path:
+        nested = at.get(part)
+        if nested is None:
+            nested = at[part] = {}
+        if not isinstance(nested, dict):
+            raise ConfigError(f"override {key!r}: {part!r} is a value, not a section")
+        at = nested
+    at[last] = value
+
+
+def resolve(document: Mapping[str, Any]) -> Config:
+    """Validate a document, apply what it says of the chosen algorithm, and check what only a person would notice."""
+    problems: list[str] = []
+    document = _with_algorithm(document, problems)
+    config: Config | None = None
+    try:
+        config = Config.model_validate(document, strict=True)
+    except ValidationError as error:
+        problems += [_sentence(e) for e in error.errors()]
+    if config is not None and not problems:
+        problems += _impossible(config)
+    if problems or config is None:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return config
+
+
+def _with_algorithm(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Fold `algorithms.<name>` into `algorithm` and `local`; numbers like 5 are taken where 5.0 is meant."""
+    merged = dict(document)
+    chosen = merged.get("algorithm")
+    if not isinstance(chosen, dict) or "name" not in chosen:
+        problems.append("algorithm.name is missing: " + ", ".join(registry()))
+        return merged
+    name, by_name = chosen["name"], merged.get("algorithms") or {}
+    for listed in by_name if isinstance(by_name, dict) else ():
+        if listed not in registry():
+            problems.append(f"unknown algorithm 'algorithms.{listed}'{_near(listed, registry())}")
+    if name not in registry():
+        problems.append(f"algorithm.name is {name!r}: must be one of {', '.join(registry())}{_near(str(name), registry())}")
+        return merged
+    own = by_name.get(name) if isinstance(by_name, dict) else None
+    own = dict(own) if isinstance(own, dict) else {}
+    local = own.pop("local", None)
+    if isinstance(local, dict):
+        merged["local"] = {**(merged.get("local") or {}), **local}
+    options = _deep(own, {k: v for k, v in chosen.items() if k != "name"})
+    try:
+        options = registry()[name].Options.model_validate(options, strict=True).model_dump(mode="json")
+    except ValidationError as error:
+        problems += [_sentence(e, ("algorithm",)) for e in error.errors()]
+    merged["algorithm"] = {"name": name, **options}
+    return merged
+
+
+def _deep(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        out[key] = _deep(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
+
+
+def _impossible(config: Config) -> list[str]:
+    """Settings that each pass alone and cannot work together."""
+    from dpcfl_net.data import datasets
+    from dpcfl_net.data.partition import records_per_client
+    from dpcfl_net.models import NAMES
+
+    problems = []
+    if config.model.name not in NAMES:
+        problems.append(f"model.name is {config.model.name!r}: must be one of {', '.join(NAMES)}{_near(config.model.name, NAMES)}")
+    if config.data.dataset not in datasets.NAMES:
+        near = _near(config.data.dataset, datasets.NAMES)
+        problems.append(f"data.dataset is {config.data.dataset!r}: must be one of {', '.join(datasets.NAMES)}{near}")
+    else:
+        try:
+            records, _ = records_per_client(config.data, datasets.load(config.data.dataset, config.data.root).sizes)
+            if config.local.batch_size > records:
+                problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
+        except ConfigError as error:
+            problems += error.problems
+    if isinstance(config.runtime.slots, int) and config.runtime.slots < 1:
+        problems.append(f"runtime.slots is {config.runtime.slots}: must be at least 1, or auto")
+    if config.ledger.scope == "dataset" and config.ledger.root is None:
+        problems.append("ledger.root is missing: scope dataset needs a folder that outlives the run")
+    if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
+        problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
+    setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy)
+    return problems + config.algorithm_class.problems(config.options, setting)
+
+
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+    """Every dotted key of the schema, the algorithms' options among them."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        path = f"{prefix}{name}"
+        keys.append(path)
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += known_keys(kind, path + ".")
+    if model is Config:
+        for algorithm in registry().values():
+            keys += known_keys(algorithm.Options, "algorithm.")
+    return keys
+
+
+def _near(word: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest_key(path: str) -> str:
+    """The known key most like a mistyped one: first by its whole path, then by its last word anywhere."""
+    keys = list(dict.fromkeys(known_keys()))
+    whole = difflib.get_close_matches(path, keys, n=1, cutoff=0.85)
+    if whole:
+        return f", did you mean {whole[0]!r}?"
+    last = path.rsplit(".", 1)[-1]
+    close = difflib.get_close_matches(last, [k.rsplit(".", 1)[-1] for k in keys], n=1, cutoff=0.7)
+    if close:
+        return f", did you mean {next(k for k in keys if k.rsplit('.', 1)[-1] == close[0])!r}?"
+    return ""
+
+
+def _sentence(error: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> str:
+    """One pydantic error as a person would say it: field, value, what is allowed."""
+    path = ".".join(str(p) for p in (*prefix, *error["loc"]) if not (isinstance(p, str) and p[:1].isupper()) and p not in ("int", "float", "str"))
+    kind, value, context = error["type"], error.get("input"), error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key {path!r}{nearest_key(path)}"
+    if kind == "missing":
+        return f"{path} is missing"
+    message = str(error["msg"])
+    if kind == "literal_error":
+        message = f"must be {context['expected']}"
+    elif kind == "value_error":
+        message = message.removeprefix("Value error, ")
+        return f"{path}: {message}"
+    else:
+        message = message[:1].lower() + message[1:]
+        message = message.replace("input should be", "must be")
+    return f"{path} is {value!r}: {message}"
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of the configuration, with the options of every algorithm."""
+    document = Config.model_json_schema()
+    options = {name: cls.Options.model_json_schema() for name, cls in registry().items()}
+    for name, part in options.items():
+        document.setdefault("$defs", {}).update(part.pop("$defs", {}))
+        part["properties"] = {**part.get("properties", {}), "name": {"const": name}}
+        part["title"] = name
+    document["properties"]["algorithm"] = {"description": "name and options", "anyOf": list(options.values())}
+    return document

@@ -1,0 +1,178 @@
+"""The coordinator process: the untrusted server. Started with the protocol alone; what it knows is what it was sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.algorithms.base import Algorithm, full_epochs
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.errors import Refused
+from dpcfl_net.experiment import COORDINATOR, algorithm_of, read_signed_protocol
+from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.network import NetworkFederation
+from dpcfl_net.job import Protocol, digest
+from dpcfl_net.runlog import Lines, say, write_atomically
+from dpcfl_net.types import State
+from dpcfl_net.wire import keys
+from dpcfl_net.wire.endpoint import ServerEndpoint
+from dpcfl_net.wire.messages import resolve
+from dpcfl_net.wire.observer_link import ObserverOutbox
+from dpcfl_net.wire.transcript import Transcript
+
+LOGGED = {"HELLO", "WELCOME", "TASK", "RESULT", "ERROR", "BYE"}
+
+
+@dataclass(frozen=True)
+class CoordinatorSpec:
+    """Everything the coordinator is started with; no experiment, no data, no seed but its own."""
+
+    protocol: Path
+    operator_key: str
+    bind: str
+    observer: str | None
+    keys: Path
+    folder: Path
+    transcript: str = "headers"
+    keep_checkpoints: int = 2
+    quorum: float = 1.0
+    round_timeout_s: float = 600
+    join_timeout_s: float = 120
+
+
+def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:
+    """Start or go on from the newest checkpoint, and run the server half to its last round.
+
+    on_round(t, state) is called after the checkpoint of round t, and once for the round that a resumed run starts from.
+    """
+    found = checkpoints.newest()
+    if found is None:
+        done, state = 0, algorithm.start(fed)
+    else:
+        done, state = found
+        on_round(done, state)
+    for t in range(done + 1, algorithm.protocol.rounds + 1):
+        fed.round = t
+        state = algorithm.round(state, t, fed)
+        checkpoints.write(t, state)
+        on_round(t, state)
+    return state
+
+
+def run_coordinator(spec: CoordinatorSpec) -> None:
+    """Bind, wait for the clients, run every round, say goodbye. RunFailed when the quorum is lost."""
+    protocol = read_signed_protocol(spec.protocol, spec.operator_key)
+    algorithm = algorithm_of(protocol)
+    records = Records(spec, protocol, algorithm)
+    transcript = Transcript(spec.folder / "transcript.msgpack", spec.transcript)
+    own = (keys.read_public(spec.keys, COORDINATOR), keys.read_secret(spec.keys, COORDINATOR))
+    halves = algorithm.halves()
+    endpoint = ServerEndpoint(
+        spec.bind,
+        run=protocol.run,
+        job=digest(protocol),
+        clients={entry.id: entry.public_key for entry in protocol.roster},
+        result_template=lambda task: resolve(halves[task].gives, algorithm.dims),
+        security=protocol.security,
+        keys=own,
+        check=lambda client, task, tensors: check_release(protocol, client, tensors),
+        on_message=records.message,
+        on_failure=lambda failure: say(f"refused: {failure}"),
+        transcript=transcript,
+    )
+    outbox = None
+    if spec.observer:
+        outbox = ObserverOutbox(
+            spec.observer, run=protocol.run, security=protocol.security, server_key=protocol.observer_key, keys=own, sender=COORDINATOR
+        )
+    abort = True
+    try:
+        write_atomically(spec.folder / "addresses" / COORDINATOR, endpoint.address)
+        fed = NetworkFederation(protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, warn=records.warn)
+        fed.join(spec.join_timeout_s)
+        records.joined()
+
+        def on_round(t: int, state: State) -> None:
+            records.round(t, state, endpoint, fed.missing)
+            if outbox is not None:
+                outbox.models(t, algorithm.describe(state)["phase"], state.assignment, state.models)
+
+        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints), on_round)
+        if outbox is not None:
+            outbox.end()
+        endpoint.bye()
+        abort = False
+    finally:
+        endpoint.close(abort=abort)
+        if outbox is not None:
+            outbox.close()
+        transcript.close()
+
+
+def check_release(protocol: Protocol, client: int, tensors: dict[str, np.ndarray]) -> None:
+    """Refuse an update longer than an honest one can be: one client must not move a model at will.
+
+    A round of S = K ceil(N/b) steps at learning rate lr adds clipped sums of about b records, each at most c long, and
+    noise z c in p dimensions: lr S ((b + 12 sqrt(b) + 12) c + z c (sqrt(p) + 12)) / b bounds an honest client's norm but
+    for chances below 1e-12. A full-batch step (b = N) is shorter than that.
+    """
+    update = tensors.get("update")
+    if update is None:
+        return
+    entry, local = protocol.client(client), protocol.local
+    rate, steps = full_epochs(local, entry)
+    b, c, z = rate * entry.records, local.clip, entry.noise_multiplier
+    bound = local.lr * steps * c * ((b + 12 * b**0.5 + 12) + z * (protocol.model.parameters**0.5 + 12)) / b
+    norm = float(np.linalg.norm(update.astype(np.float64)))
+    if norm > bound:
+        raise Refused("norm", f"update norm {norm:.3g} is over the bound {bound:.3g}")
+
+
+class Records:
+    """What the server writes down: its own view, which is all it has."""
+
+    def __init__(self, spec: CoordinatorSpec, protocol: Protocol, algorithm: Algorithm) -> None:
+        self.folder, self.protocol, self.algorithm = spec.folder, protocol, algorithm
+        (self.folder / "addresses").mkdir(parents=True, exist_ok=True)
+        self._messages = Lines(self.folder / "messages.jsonl")
+        self._metrics, self._clusters = Lines(self.folder / "metrics.jsonl"), Lines(self.folder / "clusters.jsonl")
+        self._spans, self._warnings = Lines(self.folder / "spans.jsonl"), Lines(self.folder / "warnings.jsonl")
+        self._round_start = time.time()
+        self._bytes = (0, 0)
+
+    def warn(self, text: str) -> None:
+        say(text)
+        self._warnings.write({"time": time.time(), "text": text})
+
+    def message(self, line: dict[str, Any]) -> None:
+        if line.get("kind") in LOGGED:
+            self._messages.write(line)
+
+    def joined(self) -> None:
+        self._round_start = time.time()
+        say(f"{len(self.protocol.roster)} clients in the roster; round 1 begins")
+
+    def round(self, t: int, state: State, endpoint: ServerEndpoint, missing: list[int]) -> None:
+        now = time.time()
+        up, down = endpoint.bytes_up - self._bytes[0], endpoint.bytes_down - self._bytes[1]
+        self._bytes = (endpoint.bytes_up, endpoint.bytes_down)
+        view = self.algorithm.describe(state)
+        sizes = [sum(1 for a in state.assignment if a == m) for m in range(len(state.models))]
+        self._metrics.write(
+            {"view": "server", "round": t, "time": now, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
+             "answered": len(self.protocol.roster) - len(missing), "missing": missing}
+        )  # fmt: skip
+        self._clusters.write(
+            {"view": "server", "round": t, "phase": view["phase"], "assignment": state.assignment, "sizes": sizes,
+             "mss": view.get("mss"), "mss_plain": view.get("mss_plain"), "mpo": view.get("mpo"), "clusters": len(state.models)}
+        )  # fmt: skip
+        self._spans.write({"who": "coordinator", "what": "wait", "round": t, "start": self._round_start, "end": now})
+        picture = self.algorithm.first_round(state)
+        if t == 1 and picture is not None:
+            np.savez(self.folder / "first_round.npz", **picture)
+        self._round_start = now

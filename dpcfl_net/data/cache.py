@@ -1,0 +1,76 @@
+"""Decoded arrays in one memory-mapped file each, so that any number of processes share one copy in memory."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from dpcfl_net.errors import ConfigError
+
+FORMAT = 1
+KEYS = ("train_x", "train_y", "test_x", "test_y")
+
+
+def folder() -> Path:
+    """The user's cache folder of this program: $XDG_CACHE_HOME/dpcfl_net, else ~/.cache/dpcfl_net."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dpcfl_net"
+
+
+def arrays(name: str, identity: str, decode: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The four arrays of set `name`, read-only; `decode` is called only if no valid copy for `identity` is there.
+
+    One process decodes, others that start meanwhile wait for it. ConfigError if the folder cannot be written.
+    """
+    key = hashlib.sha256(f"{FORMAT}\n{identity}".encode()).hexdigest()[:16]
+    home = folder() / "images" / f"{name}-{key}"
+    found = _open(home)
+    if found is not None:
+        return found
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / "lock"):
+            found = _open(home)
+            if found is None:
+                _write(home, decode())
+                found = _open(home)
+    except OSError as error:
+        raise ConfigError(f"cannot keep decoded images in {home}: {error}; set XDG_CACHE_HOME to a folder with room") from error
+    if found is None:
+        raise ConfigError(f"decoded images in {home} cannot be read back; delete that folder")
+    return found
+
+
+def _open(home: Path) -> dict[str, np.ndarray] | None:
+    found = {}
+    for key in KEYS:
+        path = home / f"{key}.npy"
+        try:
+            # mmap of a file cut short raises here, so a damaged copy counts as none
+            found[key] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        except (OSError, ValueError, EOFError):
+            return None
+    return found
+
+
+def _write(home: Path, decoded: dict[str, np.ndarray]) -> None:
+    for key in KEYS:
+        temporary = home / f"{key}.{os.getpid()}.partial"
+        with open(temporary, "wb") as file:
+            np.save(file, np.ascontiguousarray(decoded[key]), allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, home / f"{key}.npy")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

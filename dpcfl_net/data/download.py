@@ -1,0 +1,91 @@
+"""Downloads of the public image sets, by torchvision, checked by md5."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.data.readers import damaged
+from dpcfl_net.errors import ConfigError
+
+# The archive without pickles: records of one label byte and 3 x 32 x 32 pixel bytes (Krizhevsky 2009)
+CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+CIFAR_RECORD = 1 + 3 * 32 * 32
+_kept: list[Any] = []
+
+
+def fetch(name: str, root: Path) -> None:
+    """Put mnist, fashion-mnist or cifar10 into `root` where `datasets.load` looks; ConfigError if it cannot be got."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if name == "cifar10":
+            _fetch_cifar(root)
+        else:
+            datasets = torchvision().datasets
+            {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name](root, download=True)
+    except (OSError, RuntimeError, ImportError) as error:
+        raise ConfigError(
+            f"could not download {name} into {root}: {error}. Without a network, copy the files there from a machine "
+            f"that has them, or set DPCFL_DATA to their folder."
+        ) from error
+
+
+def torchvision() -> Any:
+    """The torchvision module, also where torch has no compiled torchvision operators."""
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    import torch
+
+    for module in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
+        del sys.modules[module]
+    # torchvision registers shapes for these two operators at import; a CPU-only torch lacks their definitions.
+    # The library object must stay alive, else the definitions go with it.
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)
+    return importlib.import_module("torchvision")
+
+
+def _fetch_cifar(root: Path) -> None:
+    if all((root / "CIFAR10" / f"cifar10_{part}.npz").is_file() for part in ("train", "test")):
+        return
+    torchvision()
+    utils = importlib.import_module("torchvision.datasets.utils")
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        utils.download_url(CIFAR_URL, folder, "cifar.tar.gz", CIFAR_MD5)
+        convert_cifar(Path(folder) / "cifar.tar.gz", root / "CIFAR10")
+
+
+def convert_cifar(archive: Path, folder: Path) -> None:
+    """Write cifar10_train.npz and cifar10_test.npz (x uint8 (N, 32, 32, 3), y uint8 (N,)) from the binary archive."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, names in (("train", [f"data_batch_{i}.bin" for i in range(1, 6)]), ("test", ["test_batch.bin"])):
+        records = np.concatenate([_records(archive, f"cifar-10-batches-bin/{name}") for name in names])
+        x = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        temporary = folder / f".{part}.{os.getpid()}.npz"
+        np.savez_compressed(temporary, x=np.ascontiguousarray(x), y=records[:, 0].copy())
+        os.replace(temporary, folder / f"cifar10_{part}.npz")
+
+
+def _records(archive: Path, member: str) -> np.ndarray:
+    try:
+        with tarfile.open(archive) as tar:
+            file = tar.extractfile(member)
+            raw = file.read() if file else b""
+    except (KeyError, tarfile.TarError, EOFError) as error:
+        raise damaged(archive, str(error)) from error
+    if not raw or len(raw) % CIFAR_RECORD:
+        raise damaged(archive, f"{member} has {len(raw)} bytes, no multiple of {CIFAR_RECORD}")
+    return np.frombuffer(raw, np.uint8).reshape(-1, CIFAR_RECORD)

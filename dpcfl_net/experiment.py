@@ -1,0 +1,256 @@
+"""From a configuration to a signed job: slices, plan, calibrated noise, the two parts, and the privacy statement."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.algorithms.base import Algorithm, registry
+from dpcfl_net.config import Config
+from dpcfl_net.data import datasets
+from dpcfl_net.data.partition import DataSettings, Slice, plan_slices, records_per_client
+from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.federation.claim import plan_events
+from dpcfl_net.job import (
+    EXPERIMENT,
+    PROTOCOL,
+    ClientEntry,
+    Experiment,
+    ModelTemplate,
+    Protocol,
+    canonical,
+    derive_seed,
+    digest,
+    read_experiment,
+    read_protocol,
+)
+from dpcfl_net.types import Slot
+from dpcfl_net.wire import keys
+
+OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
+COVERED = ["model updates", "cluster selections"]
+NOT_COVERED = [
+    "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
+    "the search for hyper-parameters",
+    "evaluation on test data by the observer, which is outside the protocol",
+    "what sizes and times of messages show of public things",
+    "the same source image in several clients: the guarantee is for a client's own slice",
+]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Both parts as the operator holds them."""
+
+    protocol: Protocol
+    experiment: Experiment
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return algorithm_of(self.protocol)
+
+
+def client_key(client: int) -> str:
+    """The name of a client's key files."""
+    return f"client_{client:04d}"
+
+
+def make_keys(folder: Path, clients: int) -> None:
+    """Key pairs for everybody of one run on one machine: operator, coordinator, observer and the clients."""
+    keys.write_operator_key(folder, OPERATOR)
+    for name in (COORDINATOR, OBSERVER, *map(client_key, range(clients))):
+        keys.write_keypair(folder, name)
+
+
+def algorithm_of(protocol: Protocol) -> Algorithm:
+    """The algorithm that a protocol names; Refused for one that this version does not have."""
+    if protocol.algorithm not in registry():
+        raise Refused("algorithm", f"the job names algorithm {protocol.algorithm!r}, known here: {', '.join(registry())}")
+    return registry()[protocol.algorithm](protocol)
+
+
+def make_job(config: Config, key_folder: Path) -> Job:
+    """Slices, roster, plan and noise for a configuration, with the public keys found in `key_folder`.
+
+    Raises ConfigError when no noise reaches the target, DataMissing when the data set is not here.
+    """
+    images = datasets.load(config.data.dataset, config.data.root)
+    records, _ = records_per_client(config.data, images.sizes)
+    truth = config.data.true_clusters
+    n, insecure = len(truth), config.privacy.noise == "seeded"
+    # A seed of few bits is guessed in no time: what must stay hidden from the server hangs on the salt. Only a run that
+    # is stamped INSECURE hangs everything on the seed, so that it repeats bit for bit.
+    salt = hashlib.sha256(f"salt/{config.seed}".encode()).digest() if insecure else os.urandom(32)
+    root = str(config.seed).encode()
+    order = np.random.Generator(np.random.PCG64(derive_seed(salt, "permutation"))).permutation(n)
+    settings = DataSettings.model_validate(config.data.model_dump(exclude={"root"}))
+    experiment = Experiment(
+        salt=salt.hex(),
+        seed=config.seed,
+        data=settings.model_dump(mode="json"),
+        partition_seed=derive_seed(root, "partition"),
+        slices=[int(k) for k in order],
+        true_clusters=[truth[k] for k in order],
+        noise_seed=hashlib.sha256(b"noise\0" + salt).hexdigest() if insecure else None,
+    )
+    protocol = Protocol(
+        run=(hashlib.sha256(b"run\0" + salt).digest() if insecure else os.urandom(16))[:16].hex(),
+        name=config.name,
+        algorithm=config.algorithm["name"],
+        options=config.options.model_dump(mode="json"),
+        rounds=config.rounds,
+        local=config.local,
+        privacy=config.privacy,
+        model=model_template(config.model.name, images.input_shape, images.classes, derive_seed(root, "initial model")),
+        roster=[ClientEntry(id=i, public_key=keys.read_public(key_folder, client_key(i)), records=records, noise_multiplier=1.0) for i in range(n)],
+        coordinator_key=keys.read_public(key_folder, COORDINATOR),
+        observer_key=keys.read_public(key_folder, OBSERVER),
+        server_seed=hashlib.sha256(b"server\0" + root).hexdigest(),
+        ledger_scope=config.ledger.scope,
+        security=config.runtime.transport.security,
+        oracle=experiment.true_clusters if config.algorithm_class.uses_oracle else None,
+        experiment_hash=digest(experiment),
+    )
+    return Job(calibrated(protocol), experiment)
+
+
+def model_template(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> ModelTemplate:
+    """The pinned layout of a model; ConfigError if the DP-SGD engine cannot train it."""
+    from dpcfl_net import models
+    from dpcfl_net.privacy.dpsgd import Trainer
+
+    module = models.build(name, input_shape, classes)
+    Trainer(module, clip=1.0, learning_rate=0.1, batch_size=2)
+    layout = [(key, list(shape)) for key, shape in models.layout(module)]
+    parameters = sum(math.prod(shape) for _, shape in layout)
+    return ModelTemplate(
+        name=name, input_shape=list(input_shape), classes=classes, layout=layout, parameters=parameters, initial_seed=seed
+    )
+
+
+def calibrated(protocol: Protocol) -> Protocol:
+    """The same protocol with z_i solved from each client's plan; equal plans are solved once."""
+    from dpcfl_net.privacy import accounting
+
+    privacy, algorithm = protocol.privacy, algorithm_of(protocol)
+    solved: dict[tuple[Slot, ...], float] = {}
+    roster = []
+    for entry in protocol.roster:
+        plan = algorithm.plan(entry)
+        if tuple(plan) not in solved:
+            try:
+                solved[tuple(plan)] = accounting.calibrate(
+                    lambda z, plan=plan: plan_events(plan, z, privacy.adjacency),
+                    privacy.epsilon,
+                    privacy.delta,
+                    adjacency=privacy.adjacency,
+                    accountant=privacy.accountant,
+                )
+            except ValueError as error:
+                raise ConfigError(f"privacy.epsilon is {privacy.epsilon}: {error}") from None
+        roster.append(entry.model_copy(update={"noise_multiplier": solved[tuple(plan)]}))
+    return protocol.model_copy(update={"roster": roster})
+
+
+def write_job(job: Job, folder: Path, key_folder: Path) -> None:
+    """protocol.json and experiment.json with the operator's signatures, and the operator's public key beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in ((PROTOCOL, job.protocol), (EXPERIMENT, job.experiment)):
+        data = canonical(part)
+        (folder / name).write_bytes(data)
+        (folder / f"{name}.sig").write_text(keys.sign(key_folder / f"{OPERATOR}.secret", data))
+    (folder / "operator.pub").write_text((key_folder / f"{OPERATOR}.public").read_text())
+
+
+def read_job(folder: Path, operator_key: str) -> Job:
+    """Both parts, refused unless the pinned operator signed them and they belong together."""
+    return Job(read_signed_protocol(folder / PROTOCOL, operator_key), _signed_experiment(folder, operator_key))
+
+
+def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
+    """The protocol, refused unless the pinned operator signed it."""
+    protocol = read_protocol(path)
+    _check_signature(path, operator_key)
+    return protocol
+
+
+def _signed_experiment(folder: Path, operator_key: str) -> Experiment:
+    experiment = read_experiment(folder / EXPERIMENT, read_protocol(folder / PROTOCOL))
+    _check_signature(folder / EXPERIMENT, operator_key)
+    return experiment
+
+
+def _check_signature(path: Path, operator_key: str) -> None:
+    signature = path.with_name(path.name + ".sig")
+    if not signature.exists() or not keys.verify(operator_key, path.read_bytes(), signature.read_text().strip()):
+        raise Refused("operator-signature", f"{path.name} is not signed by the operator whose key is pinned here")
+
+
+def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings, Slice]:
+    """Where a client's records are; reads sizes of the data set only."""
+    settings = DataSettings.model_validate(job.experiment.data)
+    sizes = datasets.load(settings.dataset, root).sizes
+    return settings, plan_slices(settings, sizes, job.experiment.partition_seed)[job.experiment.slices[client]]
+
+
+def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str, Any]:
+    """The statement that every run prints: unit, adjacency, trust, numbers, what is covered and what is not."""
+    z = [entry.noise_multiplier for entry in protocol.roster]
+    least = min(entry.records for entry in protocol.roster)
+    not_covered = list(NOT_COVERED)
+    if protocol.privacy.delta >= 1 / least:
+        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/N = {1 / least:g}: it allows a few records to be given away whole")
+    if protocol.privacy.noise == "seeded":
+        not_covered.insert(0, "anything against who knows the seed: noise is seeded, so it can be subtracted (INSECURE)")
+    if protocol.security == "none":
+        not_covered.append("the network: messages travel in clear on loopback")
+    if protocol.oracle is not None:
+        not_covered.append("cluster membership: the oracle's true clusters stand in the job in plain sight")
+    privacy = protocol.privacy
+    return {
+        "unit": privacy.unit,
+        "adjacency": privacy.adjacency,
+        "trust": privacy.trust,
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "accountant": privacy.accountant,
+        "noise_multiplier": {"min": min(z), "max": max(z)},
+        "epsilon_spent": 0.0,
+        "epsilon_replace_one": replace_one,
+        "claim_of_paper": registry()[protocol.algorithm].claim_of_paper,
+        "ledger_scope": protocol.ledger_scope,
+        "covered": list(COVERED),
+        "not_covered": not_covered,
+        "insecure": privacy.noise == "seeded",
+    }
+
+
+def replace_one_epsilon(protocol: Protocol) -> float | None:
+    """The largest client's epsilon of the same run under replacement of a record, by PLD."""
+    from dpcfl_net.privacy import accounting
+
+    algorithm = algorithm_of(protocol)
+    found = 0.0
+    for plan, z in {(tuple(algorithm.plan(e)), e.noise_multiplier) for e in protocol.roster}:
+        found = max(found, accounting.epsilon(plan_events(list(plan), z, "replace-one"), protocol.privacy.delta, adjacency="replace-one"))
+    return found if math.isfinite(found) else None
+
+
+def expectations(protocol: Protocol) -> dict[str, Any]:
+    """What a run will cost, from the protocol alone: bytes up and down, noise, steps, memory of the updates."""
+    algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
+    steps = sum(getattr(slot, "steps", 0) for entry in protocol.roster for slot in algorithm.plan(entry))
+    records = sum(
+        getattr(slot, "steps", 0) * getattr(slot, "rate", 0.0) * entry.records for entry in protocol.roster for slot in algorithm.plan(entry)
+    )
+    gives = any("p" in spec.shape for half in algorithm.halves().values() for spec in half.gives.values())
+    up = 4 * p * n * protocol.rounds if gives else 0
+    windows = getattr(algorithm, "window", 0) if "select_and_train" in algorithm.halves() else 0
+    down = up + (4 * p * n * windows * (algorithm.max_models - 1) if up else 0)
+    return {"clients": n, "parameters": p, "steps": steps, "records": int(records), "bytes_up": up, "bytes_down": down, "server_bytes": 8 * p * n}

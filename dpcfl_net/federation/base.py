@@ -1,0 +1,94 @@
+"""How a server half reaches client halves: the same four words whether the clients are objects or processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpcfl_net.errors import RunFailed
+from dpcfl_net.job import ClientEntry, derive_seed
+from dpcfl_net.job import Protocol as Job
+from dpcfl_net.types import ClientHalf, Slot
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class ClientSide(Protocol):
+    """What the client's floor needs to know of an algorithm; `algorithms.base.Algorithm` is one."""
+
+    protocol: Job
+    name: str
+
+    @property
+    def dims(self) -> dict[str, int | tuple[int, int]]: ...
+
+    def plan(self, client: ClientEntry) -> list[Slot]: ...
+
+    def halves(self) -> dict[str, ClientHalf]: ...
+
+    def personal_model(self, state: Mapping[str, Any]) -> Any: ...
+
+
+class Results(Mapping[int, Arrays]):
+    """What clients released, in client order whatever the order of arrival; `missing` did not answer in time."""
+
+    def __init__(self, asked: list[int], answers: Mapping[int, Arrays]) -> None:
+        self._answers = {client: answers[client] for client in sorted(asked) if client in answers}
+        self.missing = [client for client in sorted(asked) if client not in answers]
+
+    def __getitem__(self, client: int) -> Arrays:
+        return self._answers[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._answers)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def column(self, name: str) -> dict[int, np.ndarray]:
+        """One released tensor of every client that answered."""
+        return {client: arrays[name] for client, arrays in self._answers.items()}
+
+
+class Federation:
+    """The server half's view of its clients. Subclasses say how a task travels; nothing else differs."""
+
+    def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
+        self.protocol, self.quorum = protocol, quorum
+        self.clients = [entry.id for entry in protocol.roster]
+        self.round = 0
+
+    def call(self, method: Any, *, common: Arrays | None = None, each: Mapping[int, Arrays] | None = None) -> Results:
+        """Run a client half on every client (or on those named in `each`) and gather the releases.
+
+        common: tensors that everybody gets; each: client -> tensors of its own. Raises RunFailed when fewer than
+        the quorum answer.
+        """
+        asked = sorted(self.clients if each is None else each)
+        tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
+        answers = self._exchange(method.client_half.kind, tasks)
+        needed = int(np.ceil(self.quorum * len(asked)))
+        if len(answers) < needed:
+            raise RunFailed(f"round {self.round}: {len(answers)} of {len(asked)} clients answered, the quorum is {needed}")
+        return Results(asked, answers)
+
+    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
+        raise NotImplementedError
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """The server's own randomness for one purpose of this round; the same after a resume."""
+        return np.random.Generator(np.random.Philox(self.seed(purpose)))
+
+    def seed(self, purpose: str) -> int:
+        """A public 31-bit seed for one purpose of this round."""
+        return derive_seed(f"{self.protocol.server_seed}/{self.round}".encode(), purpose, 31)
+
+    def initial_model(self) -> np.ndarray:
+        """theta_init, (p,) float32, the same for everybody who reads the protocol."""
+        from dpcfl_net.models import initial
+
+        m = self.protocol.model
+        return initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
+

@@ -1,0 +1,72 @@
+"""A job's claim, recomputed where the client runs: plan and noise must not cost more than the target, or no data is read."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.errors import Refused
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.types import Adjacency, BoundedRangeSelection, Event, SampledGaussian, Slot
+
+
+def plan_events(plan: list[Slot], noise_multiplier: float, adjacency: Adjacency) -> list[Event]:
+    """What the accountant sees of a plan; equal slots are merged into one block each."""
+    merged: list[Event] = []
+    for slot, count in Counter(plan).items():
+        event = slot.event(noise_multiplier, adjacency)
+        if isinstance(event, SampledGaussian):
+            event = SampledGaussian(event.noise_multiplier, event.sampling_rate, event.steps * count)
+        elif isinstance(event, BoundedRangeSelection):
+            event = BoundedRangeSelection(event.epsilon, event.count * count)
+        merged.append(event)
+    return merged
+
+
+def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
+    """The epsilon of one client's whole plan at its signed noise; Refused "claim" if it exceeds the job's target.
+
+    The accountant runs in a process of its own, once on a host for equal plans: its libraries are large and every
+    client has the same question. `cache` is this host's folder; an answer in it is keyed by all that it depends on.
+    """
+    privacy, entry = algorithm.protocol.privacy, algorithm.protocol.client(client)
+    events = plan_events(algorithm.plan(entry), entry.noise_multiplier, privacy.adjacency)
+    document = {
+        "events": [{"type": type(event).__name__, **asdict(event)} for event in events],
+        "delta": privacy.delta,
+        "adjacency": privacy.adjacency,
+        "accountant": privacy.accountant,
+    }
+    epsilon = _account(document, cache)
+    if epsilon is None or epsilon > privacy.epsilon:
+        raise Refused("claim", f"the signed plan of client {client} costs epsilon {epsilon}, the job promises {privacy.epsilon:g}")
+    return epsilon
+
+
+def _account(document: dict[str, Any], cache: Path) -> float | None:
+    text = json.dumps(document, sort_keys=True)
+    name = hashlib.sha256(f"{version('dp-accounting')}\n{text}".encode()).hexdigest()
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (cache / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stored = cache / f"{name}.json"
+        if not stored.exists():
+            run = subprocess.run(
+                [sys.executable, "-m", "dpcfl_net.privacy.accounting"], input=text, capture_output=True, text=True, check=False
+            )
+            if run.returncode != 0:
+                raise Refused("claim", f"the accountant could not check the plan: {run.stderr.strip()[-400:]}")
+            draft = stored.with_suffix(".part")
+            draft.write_text(run.stdout)
+            os.replace(draft, stored)
+        epsilon: float | None = json.loads(stored.read_text())["epsilon"]
+    return epsilon

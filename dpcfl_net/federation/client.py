@@ -1,0 +1,168 @@
+"""The client's half of the house: its data behind two mechanisms, its gate, its answers. Nothing else touches its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.errors import Refused
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.gate import Charge, Gate
+from dpcfl_net.job import Protocol, digest
+from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
+from dpcfl_net.privacy.ledger import Ledger
+from dpcfl_net.privacy.mechanisms import exponential_mechanism
+from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.tensors import describe
+from dpcfl_net.types import Answer, DPSGDSlot, Event, Release, SelectionSlot, Task
+from dpcfl_net.wire.messages import match_rows, resolve
+
+
+@dataclass
+class Engine:
+    """The tools of one model template, shared by the clients of one process."""
+
+    trainer: Trainer
+    evaluator: Evaluator
+
+    @classmethod
+    def of(cls, protocol: Protocol) -> Engine:
+        from dpcfl_net.models import build
+
+        m, local = protocol.model, protocol.local
+        module = build(m.name, tuple(m.input_shape), m.classes)
+        trainer = Trainer(module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
+        return cls(trainer, Evaluator(module))
+
+
+@dataclass
+class Client:
+    """`me` in a client half: mechanisms over data that it cannot see, and the state that commits with the release.
+
+    There is no way to the records here but `dpsgd` and `select`, and both record what they really ran: the gate
+    compares it with the debit.
+    """
+
+    protocol: Protocol
+    state: dict[str, Any]
+    _engine: Engine
+    _data: Any
+    _charge: Charge
+    ran: list[Event] = field(default_factory=list)
+
+    def dpsgd(self, slot: str, model: np.ndarray) -> np.ndarray:
+        """The slot's DP-SGD steps from `model`, (p,) float32 to (p,) float32 (algorithms: section 'local step')."""
+        spec = self._charge.slots[slot]
+        assert isinstance(spec, DPSGDSlot)
+        key = derive(self._charge.key, "slot", slot)
+        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.noise_multiplier, key)
+        self.ran.append(event)
+        return theta
+
+    def select(self, slot: str, models: np.ndarray) -> int:
+        """One of the (M, p) models, P(m) proportional to exp(eta * own records that m classifies correctly)."""
+        spec = self._charge.slots[slot]
+        assert isinstance(spec, SelectionSlot)
+        counts = [self._engine.evaluator.count_correct(model, self._data) for model in models]
+        choice = exponential_mechanism(counts, spec.eta, stream(derive(self._charge.key, "slot", slot), "selection"))
+        self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
+        return choice
+
+    def initial_model(self) -> np.ndarray:
+        """theta_init of the protocol, (p,) float32."""
+        from dpcfl_net.models import initial
+
+        m = self.protocol.model
+        return initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
+
+
+class ClientHost:
+    """One client with its gate and ledger, wherever it runs: in a process of its own or beside others in a test.
+
+    open_data is called on the first task that passed the gate's debit, never before; `engine` likewise.
+    """
+
+    def __init__(
+        self,
+        algorithm: ClientSide,
+        client: int,
+        ledger: Ledger,
+        open_data: Callable[[], Any],
+        engine: Callable[[], Engine],
+        noise_seed: bytes | None,
+    ) -> None:
+        self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
+        entry = self.protocol.client(client)
+        self._halves = algorithm.halves()
+        plan = algorithm.plan(entry)
+        self._open_data, self._make_engine = open_data, engine
+        self._data: Any = None
+        self._engine: Engine | None = None
+        self._ledger = ledger
+        self.gate = Gate(
+            job_hash=digest(self.protocol),
+            client=client,
+            rounds=self.protocol.rounds,
+            plan=plan,
+            bundles={kind: half.bundle for kind, half in self._halves.items() if set(half.bundle) <= {slot.name for slot in plan}},
+            noise_multiplier=entry.noise_multiplier,
+            adjacency=self.protocol.privacy.adjacency,
+            ledger=ledger,
+            noise_seed=noise_seed,
+        )
+
+    def answer(self, task: Task) -> Answer:
+        """What leaves the client for a task: a release, or why not."""
+        return self.gate.answer(task, self._check, lambda charge, state: self._compute(task, charge, state))
+
+    @property
+    def data(self) -> Any:
+        """The client's training records, opened once."""
+        if self._data is None:
+            self._data = self._open_data()
+            expected = self.protocol.client(self.client).records
+            if len(self._data) != expected:
+                raise Refused("records", f"client {self.client} holds {len(self._data)} records, the signed job says {expected}")
+        return self._data
+
+    @property
+    def engine(self) -> Engine:
+        """Trainer and evaluator, built once."""
+        if self._engine is None:
+            self._engine = self._make_engine()
+        return self._engine
+
+    def personal_model(self) -> np.ndarray | None:
+        """The client's own model after its last committed task, for the observer's evaluation at the client."""
+        model: np.ndarray | None = self.algorithm.personal_model(self.gate.state())
+        return model
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        self._ledger.close()
+
+    def _check(self, task: Task) -> None:
+        """Refuse what does not fit the pinned template, from public things alone."""
+        half = self._halves.get(task.kind)
+        if half is None:
+            raise Refused("task", f"no task {task.kind!r} in algorithm {self.algorithm.name}")
+        match_rows(describe(task.tensors), resolve(half.takes, self.algorithm.dims))
+        for name, array in task.tensors.items():
+            if not np.isfinite(array).all():
+                raise Refused("non-finite", f"tensor {name!r} holds a value that is not finite")
+
+    def _compute(self, task: Task, charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
+        me = Client(self.protocol, state, self.engine, self.data, charge)
+        release = getattr(self.algorithm, task.kind)(me, **task.tensors)
+        if isinstance(release, Release):
+            match_rows(describe(release.tensors), resolve(self._halves[task.kind].gives, self.algorithm.dims))
+        return release, me.state, me.ran
+
+def open_ledger(folder: Path, protocol: Protocol, client: int, *, durable: bool = True) -> Ledger:
+    """The ledger of one client for one job under `folder`."""
+    owner = {"run": protocol.run, "job": digest(protocol), "client": client}
+    return Ledger(folder, owner=owner, durable=durable)

@@ -1,0 +1,30 @@
+"""How updates become models: one place, in client order, in float64, so that the same updates give the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Plain mean over clients, (p,) float32; ValueError when there is none."""
+    if not updates:
+        raise ValueError("no update to average")
+    total = np.zeros(next(iter(updates.values())).shape, dtype=np.float64)
+    for client in sorted(updates):
+        total += updates[client]
+    return (total / len(updates)).astype(np.float32)
+
+
+def add_by_cluster(models: np.ndarray, assignment: Mapping[int, int], updates: Mapping[int, np.ndarray]) -> np.ndarray:
+    """theta_m += mean of the deltas of cluster m's clients (R, Algorithm 1); an empty cluster keeps its model.
+
+    models: (M, p) float32; assignment: client -> cluster; updates: client -> (p,) float32. Returns (M, p) float32.
+    """
+    moved = models.copy()
+    for cluster in range(len(models)):
+        members = {client: update for client, update in updates.items() if assignment[client] == cluster}
+        if members:
+            moved[cluster] += mean(members)
+    return moved

@@ -1,0 +1,248 @@
+"""The gate of one client: whatever the server asks, nothing leaves that the plan and the ledger did not allow."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.privacy.answers import Stored
+from dpcfl_net.privacy.ledger import Charged, Expired, Ledger
+from dpcfl_net.privacy.ledger_entries import canonical
+from dpcfl_net.privacy.randomness import derive
+from dpcfl_net.tensors import buffers, describe, pack, unpack
+from dpcfl_net.types import (
+    Adjacency,
+    Answer,
+    BoundedRangeSelection,
+    Event,
+    Release,
+    Slot,
+    Task,
+    Unprotected,
+)
+
+ClientState = dict[str, np.ndarray]
+Check = Callable[[Task], None]
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one debit paid for: the slots of the bundle by name, and the private key all randomness of the task comes from."""
+
+    key: bytes = field(repr=False)
+    slots: Mapping[str, Slot]
+    noise_multiplier: float
+    adjacency: Adjacency
+
+
+Compute = Callable[[Charge, ClientState], tuple[Release, ClientState, list[Event]]]
+
+
+class Gate:
+    """Answers the tasks of one job for one client; `plan` is all it may ever release, `bundles` what each kind of task costs.
+
+    `noise_seed` is for seeded runs only (a server that knows it can subtract the noise). `deterministic=False`: computing
+    again would not give the same bits, so a charged request without an answer is lost. Raises ConfigError if plan and
+    bundles disagree, LedgerError if the ledger holds what this plan cannot have charged, Refused "not-enrolled" if other
+    jobs use the ledger and this one did not enrol.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_hash: str,
+        client: int,
+        rounds: int,
+        plan: Sequence[Slot],
+        bundles: Mapping[str, Sequence[str]],
+        noise_multiplier: float,
+        adjacency: Adjacency,
+        ledger: Ledger,
+        noise_seed: bytes | None = None,
+        deterministic: bool = True,
+    ) -> None:
+        self.job_hash, self.client, self.rounds = job_hash, client, rounds
+        self._noise_multiplier, self._adjacency = noise_multiplier, adjacency
+        self._ledger, self._seed, self._deterministic = ledger, noise_seed, deterministic
+        self._quota = Counter(slot.name for slot in plan)
+        self._slots = {slot.name: slot for slot in plan}
+        self._bundles = {kind: tuple(names) for kind, names in bundles.items()}
+        self._check_plan(plan)
+        self._events = {name: slot.event(noise_multiplier, adjacency) for name, slot in self._slots.items()}
+        self._check_ledger()
+        for torn in ledger.torn(job_hash):
+            names = self._costliest()
+            ledger.close_torn(torn, names, [self._events[name] for name in names])
+
+    def answer(self, task: Task, check: Check, compute: Compute) -> Answer:
+        """The answer to a task: the same bytes for the same task, one charge, computed at most from one draw.
+
+        `check` sees the task only and raises Refused for what is wrong with it (nothing is spent then). `compute` runs after
+        the debit is durable; it gets the charge and the client's state, and returns the release, the state it leaves and the
+        events it really ran. An exception from it passes through, the charge stays, and the task asked again (here or after
+        a restart) is computed from the same key; the caller must answer the server with nothing that depends on it.
+        """
+        try:
+            request = self._request(task)
+            known = self._known(request, task)
+            if known is None:
+                self._admit(task, check)
+                known = self._debit(request, task)
+        except LedgerError:
+            raise
+        except Refused as refusal:
+            return Answer("refused", code=refusal.code, reason=refusal.reason)
+        return known if isinstance(known, Answer) else self._compute(known, task.kind, compute)
+
+    def spent(self) -> list[Event]:
+        """Everything charged so far, torn lines included."""
+        return [event for entry in self._ledger.charges(self.job_hash) for event in entry.events]
+
+    def remaining(self) -> dict[str, int]:
+        """How many slots of each name are left."""
+        spent = self._ledger.spent(self.job_hash)
+        return {name: quota - spent[name] for name, quota in self._quota.items()}
+
+    def state(self) -> ClientState:
+        """The client's state after its last committed task; empty before the first."""
+        packed = self._ledger.state(self.job_hash)
+        return {} if packed is None else unpack(packed)
+
+    def _request(self, task: Task) -> str:
+        """sha256 of (job, client, round, kind, tensor names, types and shapes) and of the tensors' bytes, in hex."""
+        try:
+            rows = describe(task.tensors)
+        except ValueError as problem:
+            raise Refused("tensors", str(problem)) from problem
+        if isinstance(task.round, bool) or not isinstance(task.round, int) or not isinstance(task.kind, str):
+            raise Refused("task", "round must be a whole number, kind a string")
+        content = hashlib.sha256()
+        for buffer in buffers(task.tensors):
+            content.update(buffer)
+        fields = [self.job_hash, self.client, task.round, task.kind, rows, content.hexdigest()]
+        return hashlib.sha256(canonical(fields)).hexdigest()
+
+    def _known(self, request: str, task: Task) -> Answer | Charged | None:
+        """What an earlier charge settles: the answer, or the debit to compute from; None for a task that is new."""
+        known = self._ledger.lookup(request)
+        charges = self._ledger.charges(self.job_hash)
+        if isinstance(known, Stored):
+            return _answer(known, cached=True)
+        if isinstance(known, Expired):
+            return Answer("stale", code="stale", reason=f"round {task.round} was answered and is no longer kept")
+        if isinstance(known, Charged):
+            if self._deterministic and charges[-1].sequence == known.sequence:
+                return known
+            lost = Stored("lost", code="lost", reason="charged, and cut by a crash")
+            return _answer(self._ledger.store(known.sequence, lost))
+        if any(entry.type == "closed" and entry.round == task.round for entry in charges):
+            return Answer("lost", code="lost", reason=f"round {task.round} was closed after a crash")
+        return None
+
+    def _admit(self, task: Task, check: Check) -> None:
+        """Raise Refused unless the task is new, in order, within the plan and well formed: public facts only."""
+        if task.kind not in self._bundles:
+            raise Refused("unknown-kind", f"no task of kind {task.kind[:64]!r} in this job")
+        if not 1 <= task.round <= self.rounds:
+            raise Refused("round", f"round {task.round} is outside 1..{self.rounds}")
+        charges = self._ledger.charges(self.job_hash)
+        if any(entry.type == "debit" and (entry.round, entry.kind) == (task.round, task.kind) for entry in charges):
+            raise Refused("other-content", f"round {task.round} {task.kind} was charged with other content")
+        if charges and task.round < charges[-1].round:
+            raise Refused("round-order", f"round {task.round} is before round {charges[-1].round}, the last one charged")
+        if not self._affordable(task.kind):
+            raise Refused("quota", f"the plan holds no further {task.kind}: left {self.remaining()}")
+        check(task)
+
+    def _debit(self, request: str, task: Task) -> Charged:
+        names = self._bundles[task.kind]
+        key = None
+        if self._seed is not None:
+            key = derive(self._seed, "charge", self.client, task.round, task.kind, *names)
+        events = [self._events[name] for name in names]
+        return self._ledger.debit(
+            job=self.job_hash, request=request, round=task.round, kind=task.kind, slots=names, events=events, key=key
+        )
+
+    def _compute(self, charged: Charged, kind: str, compute: Compute) -> Answer:
+        names = self._bundles[kind]
+        slots = {name: self._slots[name] for name in names}
+        charge = Charge(charged.key, slots, self._noise_multiplier, self._adjacency)
+        result = compute(charge, self.state())
+        try:
+            release, state = _packed(result, [self._events[name] for name in names])
+        except Refused as refusal:
+            withheld = Stored("refused", code=refusal.code, reason=refusal.reason)
+            return _answer(self._ledger.store(charged.sequence, withheld))
+        return _answer(self._ledger.store(charged.sequence, Stored("release", release), state))
+
+    def _affordable(self, kind: str) -> bool:
+        left = self.remaining()
+        return all(left[name] > 0 for name in self._bundles[kind])
+
+    def _costliest(self) -> tuple[str, ...]:
+        kinds = [kind for kind in sorted(self._bundles) if self._affordable(kind)]
+        bundles = [self._bundles[kind] for kind in kinds]
+        return max(bundles, key=lambda names: sum(_weight(self._events[name]) for name in names), default=())
+
+    def _check_plan(self, plan: Sequence[Slot]) -> None:
+        problems = [f"plan: slots named {slot.name!r} differ" for slot in plan if slot != self._slots[slot.name]]
+        for kind, names in self._bundles.items():
+            problems += [f"bundle {kind!r}: no slot {name!r} in the plan" for name in names if name not in self._slots]
+            problems += [f"bundle {kind!r}: slot {name!r} twice on one key" for name in names if names.count(name) > 1]
+        if problems:
+            raise ConfigError(sorted(set(problems)))
+
+    def _check_ledger(self) -> None:
+        charges = self._ledger.charges(self.job_hash)
+        for entry in charges:
+            fits = entry.type == "closed" or entry.slots == self._bundles.get(entry.kind)
+            if not fits or any(self._events.get(n) != e for n, e in zip(entry.slots, entry.events, strict=True)):
+                raise LedgerError("ledger-broken", f"entry {entry.sequence} charges what the plan of this job does not hold")
+        if any(count > self._quota[name] for name, count in self._ledger.spent(self.job_hash).items()):
+            raise LedgerError("ledger-broken", "more is spent than the plan of this job holds")
+        jobs = {entry.job for entry in self._ledger.entries if entry.job} | {self.job_hash}
+        if len(jobs) > 1 and jobs != set(self._ledger.enrolled()):
+            raise Refused("not-enrolled", "several jobs use this ledger: each must enrol its claim before another one starts")
+
+
+def _answer(stored: Stored, *, cached: bool = False) -> Answer:
+    return Answer(stored.status, stored.release, stored.code, stored.reason, cached)
+
+
+def _packed(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
+    """Release and state as bytes; Refused if anything else came back or other mechanisms ran than were charged."""
+    whole = isinstance(result, tuple) and len(result) == 3
+    if not whole or not isinstance(result[0], Release) or not isinstance(result[1], dict):
+        raise Refused("not-a-release", "the client half must return (Release, state, events)")
+    release, state, ran = result
+    if not _same(ran, expected):
+        raise Refused("mechanism-mismatch", "the mechanisms that ran are not those that were charged")
+    try:
+        return pack(release.tensors), pack(state)
+    except (ValueError, AttributeError) as problem:
+        raise Refused("not-a-release", "release and state must hold arrays of f4 or i8") from problem
+
+
+def _same(ran: Any, expected: Sequence[Event]) -> bool:
+    whole = isinstance(ran, (list, tuple)) and all(isinstance(event, Event) for event in ran)
+    return whole and Counter(ran) == Counter(expected)
+
+
+def _weight(event: Event) -> float:
+    """A rank for costs, mu^2 of the Gaussian-DP limit (Bu, Dong, Long, Su 2020); not an accountant."""
+    if isinstance(event, Unprotected):
+        return math.inf
+    if isinstance(event, BoundedRangeSelection):
+        return event.count * event.epsilon**2 / 4
+    inverse = event.noise_multiplier**-2
+    if event.sampling_rate == 1:
+        return event.steps * inverse
+    return event.steps * event.sampling_rate**2 * (math.expm1(inverse) if inverse < 700 else math.inf)

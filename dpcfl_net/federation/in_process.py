@@ -1,0 +1,25 @@
+"""All clients in this process, one after the other: the same gates and ledgers, no sockets. For tests and quick looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dpcfl_net.federation.base import Arrays, Federation
+from dpcfl_net.federation.client import ClientHost
+from dpcfl_net.job import Protocol
+from dpcfl_net.tensors import unpack
+from dpcfl_net.types import Task
+
+
+class InProcessFederation(Federation):
+    """Calls each client's gate directly; what it refuses is missing, as over the wire."""
+
+    def __init__(self, protocol: Protocol, hosts: Mapping[int, ClientHost], *, quorum: float = 1.0) -> None:
+        super().__init__(protocol, quorum=quorum)
+        self.hosts = hosts
+
+    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
+        answers = {client: self.hosts[client].answer(Task(self.round, kind, tensors)) for client, tensors in tasks.items()}
+        return {client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"}

@@ -1,0 +1,164 @@
+"""The signed job: what everyone may know (protocol), what the server may not (experiment), one canonical form, one hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpcfl_net.errors import Refused
+from dpcfl_net.types import Adjacency
+
+PROTOCOL, EXPERIMENT = "protocol.json", "experiment.json"
+
+
+class Part(BaseModel):
+    """Closed, strict, immutable: an unknown or mistyped field is an error, never a default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+PartType = TypeVar("PartType", bound=Part)
+
+
+class ClientEntry(Part):
+    """One line of the roster. `records` (N_i) is public; `noise_multiplier` is z_i, noise over clip on a sum."""
+
+    id: int = Field(ge=0)
+    public_key: str
+    records: int = Field(ge=1)
+    noise_multiplier: float = Field(gt=0)
+
+
+class LocalTraining(Part):
+    """The local step (R, Algorithm 1): `epochs` is K, `batch_size` the expected Poisson batch b, `clip` is c."""
+
+    epochs: int = Field(default=1, ge=1, description="local epochs a round (K)")
+    batch_size: int = Field(default=32, ge=1, description="expected Poisson batch size (b)")
+    lr: float = Field(default=0.1, gt=0, description="learning rate, no momentum")
+    clip: float = Field(default=1.0, gt=0, description="per-record clip norm (c)")
+
+
+class PrivacyTarget(Part):
+    """What every client is promised, by itself, whatever the server does."""
+
+    epsilon: float = Field(gt=0, description="target epsilon of every client over the whole run")
+    delta: float = Field(gt=0, lt=1, description="target delta")
+    unit: Literal["sample"] = Field(default="sample", description="what is protected: one training record")
+    adjacency: Adjacency = Field(default="zero-out", description="neighbouring relation")
+    accountant: Literal["pld", "rdp"] = Field(default="pld", description="how events are composed")
+    noise: Literal["os", "seeded"] = Field(default="os", description="os: keys from the operating system; seeded: reproducible, INSECURE")
+    trust: Literal["untrusted-server"] = Field(default="untrusted-server", description="who is trusted: nobody but the client itself")
+
+
+class ModelTemplate(Part):
+    """The pinned model: every tensor on the wire must fit it. `initial_seed` is public."""
+
+    name: str
+    input_shape: list[int]
+    classes: int = Field(ge=2)
+    layout: list[tuple[str, list[int]]]
+    parameters: int = Field(ge=1)
+    initial_seed: int
+
+
+class Protocol(Part):
+    """The public part: all that the coordinator process is ever started with."""
+
+    format: Literal[1] = 1
+    run: str = Field(pattern=r"^[0-9a-f]{32}$")
+    name: str
+    algorithm: str
+    options: dict[str, Any]
+    rounds: int = Field(ge=2)
+    local: LocalTraining
+    privacy: PrivacyTarget
+    model: ModelTemplate
+    roster: list[ClientEntry]
+    coordinator_key: str
+    observer_key: str
+    server_seed: str
+    ledger_scope: Literal["run", "dataset"]
+    security: Literal["curve", "none"]
+    oracle: list[int] | None = None
+    experiment_hash: str
+
+    def client(self, number: int) -> ClientEntry:
+        """The roster's entry of a client; KeyError for a stranger."""
+        for entry in self.roster:
+            if entry.id == number:
+                return entry
+        raise KeyError(number)
+
+
+class Experiment(Part):
+    """The other part, for workers and observer only. `salt` hides it behind its hash in the protocol."""
+
+    salt: str
+    seed: int
+    data: dict[str, Any]
+    partition_seed: int
+    slices: list[int]  # slices[client id] = the slice of the partition that this client holds
+    true_clusters: list[int]
+    noise_seed: str | None = None
+
+
+def canonical(part: Part) -> bytes:
+    """The one byte form that is hashed and signed: sorted keys, no spaces, shortest round-trip numbers."""
+    return json.dumps(part.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(part: Part) -> str:
+    """sha256 of the canonical form, 64 hex digits. The protocol's digest is the job hash."""
+    return hashlib.sha256(canonical(part)).hexdigest()
+
+
+def derive_seed(secret: bytes, purpose: str, bits: int = 63) -> int:
+    """A seed for one purpose: knowing it tells neither the secret nor another purpose's seed."""
+    return int.from_bytes(hashlib.sha256(b"dpcfl-seed\0" + purpose.encode() + b"\0" + secret).digest(), "big") >> (256 - bits)
+
+
+def read_protocol(path: Path) -> Protocol:
+    """Read a protocol file; Refused names what does not fit, or that the bytes are not the canonical form."""
+    return _read(path, Protocol)
+
+
+def read_experiment(path: Path, protocol: Protocol) -> Experiment:
+    """Read the experiment part and hold it to the hash that the protocol carries."""
+    experiment = _read(path, Experiment)
+    if digest(experiment) != protocol.experiment_hash:
+        raise Refused("experiment-hash", f"{path} is not the experiment that the signed protocol names")
+    return experiment
+
+
+def _read(path: Path, kind: type[PartType]) -> PartType:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise Refused("job-missing", f"no {path.name} in {path.parent}") from None
+    try:
+        part = kind.model_validate_json(data)
+    except ValidationError as error:
+        fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise Refused("job-invalid", f"{path}: {fields}") from None
+    if canonical(part) != data:
+        raise Refused("job-invalid", f"{path} is not in canonical form")
+    return part
+
+
+def differences(mine: Part, theirs: Part) -> list[str]:
+    """Field by field, where two job parts differ; for the message of a worker that leaves."""
+    found: list[str] = []
+
+    def walk(path: str, a: Any, b: Any) -> None:
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in sorted({*a, *b}):
+                walk(f"{path}.{key}" if path else key, a.get(key), b.get(key))
+        elif a != b:
+            found.append(f"{path}: {a!r} here, {b!r} there")
+
+    walk("", mine.model_dump(mode="json"), theirs.model_dump(mode="json"))
+    return found

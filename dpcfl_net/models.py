@@ -1,0 +1,79 @@
+"""The models by name, their layout for the job's template, and their seeded first values."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpcfl_net.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NAMES = ("cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear")
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The model `name` for inputs (C, H, W) or (d,) and `classes` logits; ConfigError for one that does not fit.
+
+    "cnn" is the network of R's Table 2 (28,938 parameters at 1x28x28), "digits-cnn" has 6,090 at 1x8x8, "resnet18" is
+    torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). Parameter values are torch's default draw:
+    `initial` gives the seeded ones.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"unknown model {name!r}, known: {', '.join(NAMES)}")
+    shape = tuple(int(side) for side in input_shape)
+    if classes < 2 or not shape or min(shape) < 1:
+        raise ConfigError(f"model {name!r} needs an input shape of positive sides and at least 2 classes, got {shape}, {classes}")
+    if name == "linear":
+        return _linear(shape, classes)
+    smallest = {"cnn": 4, "digits-cnn": 4, "cifar-cnn": 8, "resnet18": 1}[name]
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ConfigError(f"model {name!r} takes images (channels, height, width) of at least {smallest}x{smallest}, got {shape}")
+    if name == "resnet18":
+        return _resnet18(shape, classes)
+    widths, kernel = {"cnn": ((16, 32), 5), "digits-cnn": ((16, 32), 3), "cifar-cnn": ((32, 64, 64), 3)}[name]
+    return _convolutional(shape, classes, widths, kernel)
+
+
+def layout(module: nn.Module) -> list[list[Any]]:
+    """[[name, [sides...]], ...] of every parameter, in the order in which they are flattened."""
+    return [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
+
+
+def initial(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> np.ndarray:
+    """First values, (p,) float32: the same for the same seed on every machine of one torch version.
+
+    Torch's default initialisation under `seed`; the caller's torch generator is left as it was.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build(name, input_shape, classes)
+    return np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]).astype(np.float32)
+
+
+def _linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def _convolutional(shape: tuple[int, ...], classes: int, widths: tuple[int, ...], kernel: int) -> nn.Module:
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    channels, height, width = shape
+    for wide in widths:
+        layers += [nn.Conv2d(channels, wide, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, height, width = wide, height // 2, width // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes))
+
+
+def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    from dpcfl_net.resnet import ResNet18
+
+    return ResNet18(shape[0], classes)

@@ -1,0 +1,257 @@
+"""Privacy accounting: epsilon of the joint composition of events, and the noise multiplier that meets a target epsilon."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.privacy.composition import COARSE, FINE, Tally, pld_by_prefix, rdp_by_prefix
+from dpcfl_net.types import ADJACENCIES, Adjacency, BoundedRangeSelection, Event, SampledGaussian, Unprotected
+
+__all__ = [
+    "ACCOUNTANTS",
+    "Accountant",
+    "BoundedRangeSelection",
+    "SampledGaussian",
+    "Unprotected",
+    "account",
+    "calibrate",
+    "epsilon",
+    "epsilon_by_prefix",
+]
+
+Accountant = Literal["pld", "rdp"]
+ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
+
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
+_TOLERANCE = 1e-4
+
+
+def epsilon(events: Iterable[Event], delta: float, adjacency: Adjacency = "zero-out", accountant: Accountant = "pld") -> float:
+    """Epsilon at `delta` of everything in `events` together, composed adaptively in any order, converted once.
+
+    adjacency "zero-out": a record replaced by nothing (add/remove numbers); "replace-one": by another record. Under
+    "replace-one" a BoundedRangeSelection must come with the range that it has there. accountant "pld" composes privacy loss
+    distributions, rounded pessimistically; "rdp" gives the numbers of the Renyi accountants of the literature.
+    inf if an event is Unprotected; 0 for no events. ValueError, naming the argument: a bad delta, adjacency, accountant or
+    event; "rdp" with "replace-one"; a delta too small for the PLD accountant to resolve.
+    """
+    _check(delta, adjacency, accountant)
+    return _spent(Tally().add(events), delta, adjacency, accountant, FINE)
+
+
+def calibrate(
+    events_of: Callable[[float], Iterable[Event]],
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = "zero-out",
+    accountant: Accountant = "pld",
+) -> float:
+    """The noise multiplier z with epsilon(events_of(z)) <= `epsilon`, at most 0.05 % above the smallest such.
+
+    ValueError, naming the argument: epsilon not positive and finite; delta outside (0, 1); a target that no noise meets
+    (the selections alone exceed it, an event is Unprotected) or that the least noise allowed, 0.01, meets.
+    """
+    _check(delta, adjacency, accountant)
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon!r}")
+    _check_reachable(Tally().add(events_of(1.0)), epsilon, delta, adjacency, accountant)
+
+    def spent(noise: float, adjacency: Adjacency, accountant: Accountant, resolution: float) -> float:
+        return _spent(Tally().add(events_of(noise)), delta, adjacency, accountant, resolution)
+
+    # Each search starts where the cheaper one before it ended: first Renyi, then a coarse grid, then the grid that decides.
+    found = _smallest(lambda z: spent(z, "zero-out", "rdp", COARSE), epsilon, 1.0, 2.0, 0.05)
+    if accountant == "pld":
+        found *= 2 if adjacency == "replace-one" else 1
+        found = _smallest(lambda z: spent(z, adjacency, "pld", COARSE), epsilon, found, 1.1, 0.002)
+        return _smallest(lambda z: spent(z, adjacency, "pld", FINE), epsilon, found, 1.004, _TOLERANCE)
+    return _smallest(lambda z: spent(z, adjacency, "rdp", FINE), epsilon, found, 1.05, _TOLERANCE)
+
+
+def epsilon_by_prefix(
+    groups: Sequence[Iterable[Event]], delta: float, adjacency: Adjacency = "zero-out", accountant: Accountant = "pld"
+) -> list[float]:
+    """Epsilon after groups[0], after groups[0] and groups[1], and so on: what is spent by the end of each round."""
+    _check(delta, adjacency, accountant)
+    tallies = [Tally().add(group) for group in groups]
+    protected = next((i for i, tally in enumerate(tallies) if tally.unprotected), len(tallies))
+    tallies, rest = tallies[:protected], [math.inf] * (len(tallies) - protected)
+    by_prefix = rdp_by_prefix(tallies, delta) if accountant == "rdp" else pld_by_prefix(tallies, delta, adjacency, FINE)
+    return by_prefix + rest
+
+
+def _check(delta: float, adjacency: str, accountant: str) -> None:
+    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < 1:
+        raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
+    if adjacency not in ADJACENCIES:
+        raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {adjacency!r}")
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
+    if accountant == "rdp" and adjacency != "zero-out":
+        raise ValueError(f'accountant "rdp" holds for adjacency "zero-out" only, got {adjacency!r}: use accountant "pld"')
+
+
+def _spent(tally: Tally, delta: float, adjacency: Adjacency, accountant: Accountant, resolution: float) -> float:
+    if tally.unprotected:
+        return math.inf
+    by_prefix = rdp_by_prefix([tally], delta) if accountant == "rdp" else pld_by_prefix([tally], delta, adjacency, resolution)
+    return by_prefix[0]
+
+
+def _check_reachable(tally: Tally, target: float, delta: float, adjacency: Adjacency, accountant: Accountant) -> None:
+    if tally.unprotected:
+        raise ValueError(f"epsilon {target!r} cannot be met: an event is Unprotected")
+    if not tally.gaussians:
+        raise ValueError("events_of has no event whose noise could be chosen")
+    if tally.selections:
+        floor = _spent(Tally(selections=tally.selections), delta, adjacency, accountant, FINE)
+        if floor >= target:
+            raise ValueError(f"epsilon {target!r} cannot be met at any noise: the selections alone spend {floor:.6g}")
+
+
+def _smallest(spent: Callable[[float], float], target: float, guess: float, factor: float, tolerance: float) -> float:
+    """The z with spent(z) <= target and spent(z / (1 + tolerance)) > target, for a decreasing function, sought from `guess`."""
+    low, high = _bracket(spent, target, guess, factor)
+    turn = 0
+    while high[0] / low[0] > 1 + tolerance:
+        turn += 1
+        width = math.log(high[0] / low[0])
+        share = 0.5
+        if turn % 3:
+            # Interpolate between the logarithms, then step a little past the root on the side whose end is farther off.
+            values = [math.log(max(value, 1e-9) / target) for value in (low[1], high[1])]
+            root = values[0] / (values[0] - values[1])
+            nudge = 0.4 * tolerance / width
+            share = min(max(root + (nudge if root < 0.5 else -nudge), 0.02), 0.98)
+        z = low[0] * math.exp(share * width)
+        value = spent(z)
+        if value > target:
+            low = (z, value)
+        else:
+            high = (z, value)
+    return high[0]
+
+
+def _bracket(
+    spent: Callable[[float], float], target: float, guess: float, factor: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(z, spent(z)) above the target and (z, spent(z)) at or below it, stepping away from the guess by growing factors."""
+    here = (guess, spent(guess))
+    upward = here[1] > target
+    while True:
+        if here[0] >= _MOST_NOISE:
+            raise ValueError(f"epsilon {target!r} cannot be met at any noise: {here[1]:.6g} is spent at {here[0]:.6g}")
+        if here[0] <= _LEAST_NOISE:
+            raise ValueError(f"epsilon {target!r} is met by a noise multiplier of {here[0]:.6g}: no guarantee worth the name")
+        z = here[0] * factor if upward else here[0] / factor
+        there = (z, spent(z))
+        if (there[1] > target) != upward:
+            return (here, there) if upward else (there, here)
+        here, factor = there, factor**2
+
+
+def account(document: dict[str, Any]) -> dict[str, Any]:
+    """Epsilon of the events in a document, or the noise multiplier for them; what `dpcfl account` prints.
+
+    document: "events", a list of {"type": "SampledGaussian", "noise_multiplier", "sampling_rate", "steps"},
+    {"type": "BoundedRangeSelection", "epsilon", "count"} or {"type": "Unprotected", "reason"}; "delta"; optionally
+    "adjacency", "accountant", and "target_epsilon", for which every noise multiplier left out or null is found (one for all).
+    Returns the settings with "epsilon" (None for infinity, then with a "reason") and, if sought, "noise_multiplier".
+    ConfigError: every unknown key and bad value found, with what is allowed.
+    """
+    problems = _unknown("", document, ("events", "delta", "adjacency", "accountant", "target_epsilon"))
+    entries = document.get("events")
+    if not isinstance(entries, list):
+        raise ConfigError([*problems, f"events: must be a list of events, got {entries!r}"])
+    settings: dict[str, Any] = {"delta": document.get("delta"), "adjacency": "zero-out", "accountant": "pld"}
+    settings |= {key: document[key] for key in ("adjacency", "accountant") if key in document}
+    try:
+        _check(**settings)
+    except ValueError as error:
+        problems.append(str(error))
+    target = document.get("target_epsilon")
+    sought = [i for i, entry in enumerate(entries) if _is_open(entry)]
+    if target is None and sought:
+        problems.append(f"events[{sought[0]}].noise_multiplier: needed, unless target_epsilon asks for it")
+    elif target is not None and not sought:
+        problems.append("target_epsilon: no SampledGaussian leaves its noise_multiplier open (absent or null)")
+    for i, entry in enumerate(entries):
+        try:
+            _event(entry, 1.0)
+        except ConfigError as error:
+            problems += [f"events[{i}]{problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return _answer(entries, target, settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _answer(entries: list[dict[str, Any]], target: float | None, settings: dict[str, Any]) -> dict[str, Any]:
+    answer = dict(settings)
+    noise = 1.0
+    if target is not None:
+        noise = calibrate(lambda z: [_event(entry, z) for entry in entries], target, **settings)
+        answer |= {"target_epsilon": target, "noise_multiplier": noise}
+    events = [_event(entry, noise) for entry in entries]
+    spent = epsilon(events, **settings)
+    answer["epsilon"] = spent if spent < math.inf else None
+    if answer["epsilon"] is None:
+        answer["reason"] = "; ".join(event.reason for event in events if isinstance(event, Unprotected))
+    return answer
+
+
+_KINDS: dict[str, tuple[Callable[..., Event], tuple[str, ...]]] = {
+    "SampledGaussian": (SampledGaussian, ("noise_multiplier", "sampling_rate", "steps")),
+    "BoundedRangeSelection": (BoundedRangeSelection, ("epsilon", "count")),
+    "Unprotected": (Unprotected, ("reason",)),
+}
+
+
+def _is_open(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("type") == "SampledGaussian" and entry.get("noise_multiplier") is None
+
+
+def _event(entry: Any, noise: float) -> Event:
+    if not isinstance(entry, dict) or entry.get("type") not in _KINDS:
+        raise ConfigError(f": must be an object whose type is one of {', '.join(_KINDS)}, got {entry!r}")
+    make, keys = _KINDS[entry["type"]]
+    values = {key: value for key, value in entry.items() if key != "type"}
+    if _is_open(entry):
+        values["noise_multiplier"] = noise
+    problems = _unknown(".", values, keys) + [f".{key}: missing" for key in keys if key not in values]
+    if problems:
+        raise ConfigError(problems)
+    if entry["type"] == "Unprotected" and not isinstance(entry["reason"], str):
+        raise ConfigError(f".reason: must be text, got {entry['reason']!r}")
+    try:
+        return make(**values)
+    except ValueError as error:
+        raise ConfigError(f".{error}") from error
+
+
+def _unknown(prefix: str, found: dict[str, Any], allowed: Sequence[str]) -> list[str]:
+    return [f"{prefix}{key}: unknown key, allowed are {', '.join(allowed)}" for key in found if key not in allowed]
+
+
+def main() -> int:
+    """Read such a document from standard input and print the answer: a process of its own, so that its memory is freed."""
+    try:
+        document = json.load(sys.stdin)
+        if not isinstance(document, dict):
+            raise ConfigError(f"the document must be a JSON object, got {type(document).__name__}")
+        print(json.dumps(account(document), indent=2))
+    except (ConfigError, json.JSONDecodeError) as error:
+        print(error, file=sys.stderr)
+        return ConfigError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

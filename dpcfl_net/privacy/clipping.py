@@ -1,0 +1,118 @@
+"""Clip and sum per-record gradients, so that no record counts for more than `clip`, rounding included.
+
+What is proved here, for adjacent batches (one record emptied, the others in the same slots) computed in a precision with
+unit roundoff u and P slots a piece; gamma_k = k u / (1 - k u), Higham 2002, section 3.1, whatever the order of summation:
+
+- The norm that decides the clip is that of the very numbers that are summed. Rows that exist are squared in working
+  precision in blocks of 512 terms, inflated by 2 (512 + 4) u, and raised by the smallest normal number for each square lost to underflow.
+  Outer products are never formed: ||g a^T||^2 = ||g||^2 ||a||^2, in float64, where squares of float32 numbers are exact.
+- factor = min(1, clip' / bound), so a factor times its record has a norm of at most clip' (1 + u).
+- A sum of P such records in working precision is off by at most gamma_{P+2} P clip' (1 + u). Two adjacent sums differ by at most
+  clip' (1 + u)(1 + 2 P gamma_{P+2}). clip' is `clip` divided by that and by 1 + 4 u for the rounding of factors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+BLOCK = 512
+
+
+class Part(Protocol):
+    """The gradients of some parameters for each slot of a piece."""
+
+    def squared_norms(self) -> torch.Tensor:
+        """(slots,) float64: an upper bound on each squared norm; inf or NaN where it overflows or is not a number."""
+
+    def add_clipped(self, factors: torch.Tensor, removed: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sum over slots of factor * gradient into `out` (p,), `removed` slots left out by selection."""
+
+
+@dataclass
+class Rows:
+    """Gradients that exist: `values` (slots, m), for the parameters that start at `at`. Overwritten where removed.
+
+    With `columns` a row holds the parameters' matrix of that many rows transposed: (m / columns, columns).
+    """
+
+    values: torch.Tensor
+    at: int
+    columns: int = 0
+
+    def squared_norms(self) -> torch.Tensor:
+        """See Part."""
+        slots, terms = self.values.shape
+        limits = torch.finfo(self.values.dtype)
+        whole = terms - terms % BLOCK
+        blocks = torch.linalg.vector_norm(self.values[:, :whole].reshape(slots, -1, BLOCK), dim=2).double()
+        rest = torch.linalg.vector_norm(self.values[:, whole:], dim=1).double()
+        # Blocks are added up in float64, so that the inflation does not grow with the layer.
+        inflation = 1 + (BLOCK + 4) * limits.eps + terms * torch.finfo(torch.float64).eps
+        return blocks.square_().sum(1).add_(rest.square_()).mul_(inflation).add_(terms * limits.tiny)
+
+    def add_clipped(self, factors: torch.Tensor, removed: torch.Tensor, out: torch.Tensor) -> None:
+        """See Part."""
+        self.values.masked_fill_(removed[:, None], 0)
+        place = out[self.at : self.at + self.values.shape[1]]
+        if self.columns:
+            place.view(self.columns, -1).copy_((factors @ self.values).view(-1, self.columns).t())
+        else:
+            torch.mv(self.values.t(), factors, out=place)
+
+
+@dataclass
+class Outer:
+    """A linear layer's gradients as factors: signals (slots, o), inputs (slots, d); weight o x d at `at`, then the bias if any."""
+
+    signals: torch.Tensor
+    inputs: torch.Tensor
+    at: int
+    bias: bool
+
+    def squared_norms(self) -> torch.Tensor:
+        """See Part."""
+        signals = self.signals.double().square().sum(1)
+        inputs = self.inputs.double().square().sum(1)
+        if self.bias:
+            inputs += 1
+        terms = self.signals.shape[1] + self.inputs.shape[1]
+        limits = torch.finfo(torch.float64)
+        return signals.mul_(inputs).mul_(1 + (terms + 4) * limits.eps).add_(terms * limits.tiny)
+
+    def add_clipped(self, factors: torch.Tensor, removed: torch.Tensor, out: torch.Tensor) -> None:
+        """See Part."""
+        signals = self.signals.masked_fill(removed[:, None], 0).mul_(factors[:, None])
+        inputs = self.inputs.masked_fill(removed[:, None], 0)
+        wide, deep = signals.shape[1], inputs.shape[1]
+        end = self.at + wide * deep
+        torch.mm(signals.t(), inputs, out=out[self.at : end].view(wide, deep))
+        if self.bias:
+            torch.sum(signals, 0, out=out[end : end + wide])
+
+
+def clipped_sum(parts: list[Part], usable: torch.Tensor, clip: float, parameters: int, dtype: torch.dtype) -> torch.Tensor:
+    """(parameters,) in `dtype`: the sum of clipped gradients over slots that are `usable` (slots,) bool and have a finite norm.
+
+    The rest is removed by selection, which is always executed: multiplying it by zero would turn inf into NaN.
+    """
+    squares = torch.zeros(usable.shape[0], dtype=torch.float64)
+    for part in parts:
+        squares += part.squared_norms()
+    removed = ~(usable & torch.isfinite(squares))
+    target = reserved_clip(clip, usable.shape[0], dtype)
+    factors = (target / squares.sqrt_()).clamp_(max=1.0).masked_fill_(removed, 0.0).to(dtype)
+    out = torch.empty(parameters, dtype=dtype)
+    for part in parts:
+        part.add_clipped(factors, removed, out)
+    return out
+
+
+def reserved_clip(clip: float, slots: int, dtype: torch.dtype) -> float:
+    """clip': what records are clipped to, so that the computed sum's sensitivity is at most `clip` (proof above)."""
+    unit = torch.finfo(dtype).eps / 2
+    gamma = (slots + 2) * unit / (1 - (slots + 2) * unit)
+    return clip / ((1 + 4 * unit) * (1 + unit) * (1 + 2 * slots * gamma))

@@ -1,0 +1,188 @@
+"""DP-SGD over one client's records, and evaluation: nothing that comes out depends on data but through the clipped, noised sum.
+
+The step is that of Abadi et al. 2016 with Poisson sampling and the expected batch size as divisor. Batches have one fixed shape,
+padded: neither speed nor rounding depends on which records exist. A record whose gradient, loss or norm is not finite is removed by
+selection before clipping, so that weights crafted to overflow on one record read nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.privacy import clipping
+from dpcfl_net.privacy.fast_path import FastPath, plan
+from dpcfl_net.privacy.mechanisms import gaussian_on_grid
+from dpcfl_net.privacy.opacus_path import OpacusPath
+from dpcfl_net.privacy.randomness import stream
+from dpcfl_net.types import DPSGDSlot, SampledGaussian
+
+EVALUATION_SLOTS = 128
+
+
+class Records(Protocol):
+    """A client's own records."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def batch(self, rows: np.ndarray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (size, ...) float32, y (size,) int64: `rows` in slots 0.., the rest zeros with label 0."""
+
+
+class Engine(Protocol):
+    """One way to compute per-record gradients."""
+
+    def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """(n, classes)."""
+
+    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[clipping.Part]]:
+        """Logits, and parts whose gradients together are each record's."""
+
+
+class Trainer:
+    """DP-SGD with one model, clip norm, learning rate and physical batch shape.
+
+    module: the template, whose parameter values are never used. clip: bound on a record's gradient norm. batch_size: the
+    expected batch (it decides the physical shape alone; the divisor is rate * N of the slot). path: "auto" takes the fast path where
+    it can; "fast" and "opacus" insist. `path` and `parameters` tell what was taken. Raises ConfigError naming a layer without
+    per-record gradients (BatchNorm), or a number out of range.
+    """
+
+    def __init__(self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str = "auto") -> None:
+        if not 1e-9 <= clip <= 1e9:
+            raise ConfigError(f"clip must lie in 1e-9 .. 1e9, got {clip!r}")
+        if not (math.isfinite(learning_rate) and learning_rate > 0):
+            raise ConfigError(f"learning_rate must be positive and finite, got {learning_rate!r}")
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
+        self.clip, self.learning_rate = float(clip), float(learning_rate)
+        self.slots = physical_slots(batch_size)
+        self.path, self._engine = _engine(module, path)
+        self.parameters = sum(p.numel() for p in module.parameters())
+
+    def train(
+        self, theta: np.ndarray, data: Records, slot: DPSGDSlot, noise_multiplier: float, key: bytes,
+        pull: tuple[float, np.ndarray] | None = None,
+    ) -> tuple[np.ndarray, SampledGaussian]:  # fmt: skip
+        """`slot.steps` steps of theta -= learning_rate * (noisy clipped sum) / (rate * N), and the event that really ran.
+
+        theta: (p,) float32, not changed. key: the task's secret; batches and noise come from streams of their own under it, so the same key
+        gives the same bits and another key others. pull = (strength, centre): adds strength * (theta - centre) to each step's gradient after the
+        noise, for regularisers that do not look at data. Raises ValueError for a wrong shape, an empty expected batch or a bad noise multiplier.
+        """
+        records = len(data)
+        SampledGaussian(noise_multiplier, slot.rate, slot.steps)
+        if theta.shape != (self.parameters,):
+            raise ValueError(f"theta has shape {theta.shape}, the model has {self.parameters} parameters")
+        if records * slot.rate <= 0:
+            raise ValueError(f"the expected batch is empty: {records} records at rate {slot.rate}")
+        batches, noise = stream(key, "batches"), stream(key, "noise")
+        theta = theta.astype(np.float32, copy=True)
+        steps = 0
+        with np.errstate(all="ignore"):
+            for _ in range(slot.steps):
+                total = self.clipped_sum(theta, data, poisson_rows(records, slot.rate, batches))
+                gradient = gaussian_on_grid(total, noise_multiplier * self.clip, noise).astype(np.float32)
+                gradient /= np.float32(slot.rate * records)
+                if pull is not None:
+                    gradient += np.float32(pull[0]) * (theta - pull[1])
+                theta -= np.float32(self.learning_rate) * gradient
+                steps += 1
+        return theta, SampledGaussian(noise_multiplier, slot.rate, steps)
+
+    @torch.no_grad()
+    def clipped_sum(self, theta: np.ndarray, data: Records, rows: np.ndarray) -> np.ndarray:
+        """(p,) float64: the sum of the clipped gradients of the records `rows`, in theta's precision within a piece."""
+        _processor()
+        weights = torch.from_numpy(np.ascontiguousarray(theta))
+        total = np.zeros(self.parameters)
+        for piece in pieces(rows, self.slots):
+            x, y = data.batch(piece, self.slots)
+            logits, parts = self._engine.gradients(weights, x, y)
+            usable = _finite(logits) & (torch.arange(self.slots) < len(piece))
+            total += clipping.clipped_sum(parts, usable, self.clip, self.parameters, weights.dtype).numpy()
+        return total
+
+
+class Evaluator:
+    """Accuracy and loss in evaluation mode, on padded batches of one shape, each row on its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.path, self._engine = _engine(module, "auto")
+
+    def count_correct(self, theta: np.ndarray, data: Records) -> int:
+        """How many records get their label as the largest logit; the smallest index wins a tie, non-finite logits are wrong."""
+        return sum(int(correct.sum()) for _, correct in self._batches(theta, data))
+
+    def accuracy_and_loss(self, theta: np.ndarray, data: Records) -> tuple[float, float]:
+        """Share of correct records and mean cross-entropy (nats; inf if a record's logits are not finite). ValueError without records."""
+        if len(data) == 0:
+            raise ValueError("no records to evaluate on")
+        losses, correct = zip(*self._batches(theta, data), strict=True)
+        return float(np.concatenate(correct).mean()), float(np.concatenate(losses).mean())
+
+    @torch.no_grad()
+    def _batches(self, theta: np.ndarray, data: Records) -> list[tuple[np.ndarray, np.ndarray]]:
+        _processor()
+        weights = torch.from_numpy(np.ascontiguousarray(theta))
+        results = []
+        for piece in pieces(np.arange(len(data)), EVALUATION_SLOTS):
+            x, y = data.batch(piece, EVALUATION_SLOTS)
+            logits = self._engine.logits(weights, x).double()
+            finite = _finite(logits).numpy()
+            loss = torch.nn.functional.cross_entropy(logits, y, reduction="none").numpy()
+            # numpy's argmax takes the first of equals; torch promises no order.
+            correct = finite & (logits.numpy().argmax(1) == y.numpy())
+            results.append((np.where(finite, loss, np.inf)[: len(piece)], correct[: len(piece)]))
+        return results
+
+
+def flatten(module: nn.Module) -> np.ndarray:
+    """All parameters in `named_parameters` order, each row-major: (p,) float32."""
+    return np.concatenate([p.detach().numpy().reshape(-1) for _, p in module.named_parameters()]).astype(np.float32)
+
+
+def poisson_rows(records: int, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Positions of a Poisson batch: each of 0..records-1 on its own with probability `rate`; at rate 1 exactly all."""
+    if rate == 1:
+        return np.arange(records)
+    return np.flatnonzero(rng.random(records) < rate)
+
+
+def physical_slots(batch_size: int) -> int:
+    """Slots of a physical batch for an expected batch."""
+    return min(40, math.ceil(batch_size + 1.5 * math.sqrt(batch_size)))
+
+
+def pieces(rows: np.ndarray, slots: int) -> list[np.ndarray]:
+    """`rows` cut into runs of at most `slots`."""
+    return [rows[start : start + slots] for start in range(0, len(rows), slots)]
+
+
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    # An infinite spread is an infinite loss, though each logit may be finite; NaN spreads through both.
+    return torch.isfinite(logits.amax(1) - logits.amin(1))
+
+
+def _processor() -> None:
+    # Denormals slow arithmetic down by what is in the data; both settings belong to a thread or can be changed by others.
+    torch.set_flush_denormal(True)
+    torch.set_float32_matmul_precision("highest")
+
+
+def _engine(module: nn.Module, path: str) -> tuple[str, Engine]:
+    if path not in ("auto", "fast", "opacus"):
+        raise ConfigError(f"unknown path {path!r}, known: auto, fast, opacus")
+    _processor()
+    layers = plan(module) if path != "opacus" else None
+    if layers is not None:
+        return "fast", FastPath(layers)
+    if path == "fast":
+        raise ConfigError("the fast path takes a Sequential of Conv2d (one group), ReLU, MaxPool2d, Flatten and Linear, ending in Linear")
+    return "opacus", OpacusPath(module)

@@ -1,0 +1,224 @@
+"""Per-record gradients of plain convolutional networks by hand: forward and backward in a few oneDNN calls.
+
+One grouped `convolution_backward` gives every record's convolution weight gradient at once; linear layers never form theirs. Tensors
+are channels_last, where this backend's pooling is fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpcfl_net.privacy.clipping import Outer, Part, Rows
+
+_convolution_backward = torch.ops.aten.convolution_backward
+_pool_backward = torch.ops.aten.max_pool2d_with_indices_backward
+_relu_backward = torch.ops.aten.threshold_backward
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution of stride, padding and dilation as given and one group; its weight starts at `at`, its bias follows."""
+
+    shape: tuple[int, int, int, int]
+    bias: bool
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    at: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Max pooling."""
+
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer; its weight (o, d) starts at `at`, its bias follows."""
+
+    shape: tuple[int, int]
+    bias: bool
+    at: int
+
+
+@dataclass(frozen=True)
+class Relu:
+    """Rectifier."""
+
+
+@dataclass(frozen=True)
+class Flat:
+    """(n, ...) to (n, d)."""
+
+
+Layer = Conv | Pool | Dense | Relu | Flat
+
+
+def plan(module: nn.Module) -> list[Layer] | None:
+    """The layers of a Sequential that this path can run, or None for any other module."""
+    if type(module) is not nn.Sequential:
+        return None
+    layers: list[Layer] = []
+    at = 0
+    for child in module:
+        layer = _layer(child, at)
+        if layer is None:
+            return None
+        layers.append(layer)
+        at += sum(p.numel() for p in child.parameters())
+    if not layers or not isinstance(layers[-1], Dense) or len(set(module.parameters())) != sum(len(list(c.parameters())) for c in module):
+        return None
+    for i in range(len(layers) - 1):
+        # The rectifier commutes with a maximum, gradients included, and costs a quarter after it.
+        if isinstance(layers[i], Relu) and isinstance(layers[i + 1], Pool):
+            layers[i], layers[i + 1] = layers[i + 1], layers[i]
+    return layers
+
+
+def _layer(child: nn.Module, at: int) -> Layer | None:
+    kind = type(child)
+    if kind is nn.Conv2d and child.groups == 1 and child.padding_mode == "zeros" and not isinstance(child.padding, str):
+        return Conv(tuple(child.weight.shape), child.bias is not None, list(child.stride), list(child.padding), list(child.dilation), at)
+    if kind is nn.MaxPool2d and not child.ceil_mode and not child.return_indices and _pair(child.dilation) == [1, 1]:
+        return Pool(_pair(child.kernel_size), _pair(child.stride), _pair(child.padding))
+    if kind is nn.Linear:
+        return Dense(tuple(child.weight.shape), child.bias is not None, at)
+    if kind is nn.ReLU:
+        return Relu()
+    if kind is nn.Flatten and child.start_dim == 1 and child.end_dim == -1:
+        return Flat()
+    return None
+
+
+def _pair(value: Any) -> list[int]:
+    return list(value) if isinstance(value, tuple) else [value, value]
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size
+
+
+class FastPath:
+    """Forward and per-record backward of a planned network; theta is one flat tensor (p,), whose dtype decides the precision."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self._layers = layers
+        self._first = next(i for i, layer in enumerate(layers) if isinstance(layer, (Conv, Dense)))
+
+    def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """(n, classes) for a batch."""
+        return self._forward(theta, x)[0]
+
+    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
+        """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
+        logits, kept = self._forward(theta, x)
+        signal = torch.softmax(logits, 1)
+        signal.scatter_add_(1, y[:, None], signal.new_full((1, 1), -1.0).expand(y.shape[0], 1))
+        parts: list[Part] = []
+        for i in range(len(self._layers) - 1, self._first - 1, -1):
+            signal = self._backward(i, theta, signal, kept[i], parts)
+        return logits, parts
+
+    def _forward(self, theta: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+        kept: list[Any] = []
+        h = h.to(theta.dtype)
+        h = _channels_last(h)
+        for layer in self._layers:
+            if isinstance(layer, Conv):
+                kept.append(h)
+                h = F.conv2d(h, *_weights(layer, theta), stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
+            elif isinstance(layer, Pool):
+                pooled, where = F.max_pool2d(h, layer.kernel, layer.stride, layer.padding, return_indices=True)
+                kept.append((h, where))
+                h = pooled
+            elif isinstance(layer, Dense):
+                kept.append(h)
+                h = F.linear(h, *_weights(layer, theta))
+            elif isinstance(layer, Relu):
+                h = torch.relu(h)
+                kept.append(h)
+            else:
+                kept.append(h.shape)
+                h = h.reshape(h.shape[0], -1)
+        return h, kept
+
+    def _backward(self, i: int, theta: torch.Tensor, signal: torch.Tensor, kept: Any, parts: list[Part]) -> torch.Tensor:
+        layer = self._layers[i]
+        if isinstance(layer, Conv):
+            parts += _conv_rows(layer, signal, kept)
+            return signal if i == self._first else _conv_signal(layer, theta, signal, kept)
+        if isinstance(layer, Dense):
+            parts.append(Outer(signal, kept, layer.at, layer.bias))
+            return signal if i == self._first else signal @ _weights(layer, theta)[0]
+        if isinstance(layer, Relu):
+            return _relu_backward(signal, kept, 0)
+        if isinstance(layer, Pool):
+            before, where = kept
+            return _pool_backward(signal, before, layer.kernel, layer.stride, layer.padding, [1, 1], False, where)
+        return _channels_last(signal.reshape(kept))
+
+
+def _channels_last(h: torch.Tensor) -> torch.Tensor:
+    # `contiguous` would leave one-channel images as they are, and pooling behind them ten times slower.
+    return h.to(memory_format=torch.channels_last) if h.dim() == 4 else h
+
+
+def _weights(layer: Conv | Dense, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    end = layer.at + _size(layer.shape)
+    return theta[layer.at : end].view(layer.shape), theta[end : end + layer.shape[0]] if layer.bias else None
+
+
+def _conv_signal(layer: Conv, theta: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    weight = _weights(layer, theta)[0]
+    mask = [True, False, False]
+    return _convolution_backward(signal, inputs, weight, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, mask)[0]
+
+
+def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[Part]:
+    deep, high, wide = layer.shape[1:]
+    # Patches are copies of the input, one for each weight of a kernel: worth it where kernels are small or channels few.
+    if high * wide <= 9 or deep <= 4:
+        values, bias = _by_patches(layer, signal, inputs)
+    else:
+        values, bias = _by_groups(layer, signal, inputs)
+    rows: list[Part] = [values]
+    if layer.bias:
+        rows.append(Rows(bias, layer.at + _size(layer.shape)))
+    return rows
+
+
+def _by_patches(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+    n, (out, deep, high, wide) = signal.shape[0], layer.shape
+    (down, right), (row, column) = layer.stride, layer.dilation
+    bottom, side = layer.padding
+    padded = F.pad(inputs.contiguous(), (side, side, bottom, bottom))
+    image, plane, line, _ = padded.stride()
+    shape = (n, deep, high, wide, *signal.shape[2:])
+    patches = padded.as_strided(shape, (image, plane, row * line, column, down * line, right))
+    signal = signal.permute(0, 2, 3, 1).reshape(n, -1, out)
+    values = torch.bmm(patches.reshape(n, deep * high * wide, -1), signal)
+    return Rows(values.view(n, -1), layer.at, columns=out), signal.sum(1)
+
+
+def _by_groups(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> tuple[Rows, torch.Tensor]:
+    # A batch of n images is read as one image with n groups of channels: one call gives every record's weight gradient.
+    n, (out, deep, *kernel) = signal.shape[0], layer.shape
+    signal, inputs = signal.contiguous(), inputs.contiguous()
+    weight = signal.new_empty(1).expand(n * out, deep, *kernel)
+    grouped = _convolution_backward(
+        signal.view(1, n * out, *signal.shape[2:]), inputs.view(1, n * deep, *inputs.shape[2:]), weight, None,
+        layer.stride, layer.padding, layer.dilation, False, [0, 0], n, [False, True, False],
+    )[1]  # fmt: skip
+    return Rows(grouped.reshape(n, -1), layer.at), signal.flatten(2).sum(2)

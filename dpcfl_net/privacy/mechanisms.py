@@ -1,0 +1,45 @@
+"""The exponential mechanism over counts of a client's own records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+GRID_BITS = 20
+
+
+def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Generator) -> int:
+    """One index m, P(m) proportional to exp(eta * counts[m]): argmax of eta * count + Gumbel(0, 1), in float64.
+
+    Counts that all move by 0 or +1 together give log-probability ratios with a range of eta (McSherry and Talwar 2007;
+    Durfee and Rogers 2019 for the Gumbel form). Raises ValueError without counts, for counts that are not whole, or for
+    eta that is negative or not finite.
+    """
+    scores = np.asarray(counts)
+    if scores.ndim != 1 or scores.size == 0 or scores.dtype.kind not in "iu":
+        raise ValueError(f"counts must be a non-empty sequence of whole numbers, got {counts!r}")
+    if not (math.isfinite(eta) and eta >= 0):
+        raise ValueError(f"eta must be finite and not negative, got {eta!r}")
+    # random() lies in [0, 1): a half step up keeps both logarithms finite and never meets 1.
+    uniform = rng.random(scores.size) * (1 - 2.0**-53) + 2.0**-54
+    # Only differences matter; taking them as integers first keeps huge counts exact.
+    lead = (scores.astype(object) - int(scores.max())).astype(np.float64)
+    return int(np.argmax(eta * lead - np.log(-np.log(uniform))))
+
+
+def gaussian_on_grid(total: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:
+    """`total` (p,) float64 plus N(0, deviation^2) in each coordinate, rounded to whole multiples of deviation * 2^-20.
+
+    The grid is public and coarse against float64, so that the low bits of a result tell nothing about the sum (Mironov 2012:
+    without it they can). Returns (p,) float64.
+    """
+    grid = deviation * 2.0**-GRID_BITS
+    noisy = rng.standard_normal(total.shape)
+    noisy *= deviation
+    noisy += total
+    noisy /= grid
+    np.rint(noisy, out=noisy)
+    noisy *= grid
+    return noisy

@@ -1,0 +1,169 @@
+"""Writes a run's report: one HTML file that opens without a network."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.report import figures
+from dpcfl_net.report.read import Line, RunView, listed, read_run, sizes, whole
+from dpcfl_net.report.statement import duration, number, percent, plain, size, statement, yes
+from dpcfl_net.report.timeline import timeline
+
+Pair = tuple[str, str]
+
+
+def write_report(folder: Path | str) -> Path:
+    """Write `report.html` into a run folder, finished or not, and return its path. Raises ConfigError as read_run does."""
+    page = Path(folder) / "report.html"
+    text = render(read_run(folder))
+    part = page.with_name(f".{page.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(page)
+    return page
+
+
+def render(view: RunView) -> str:
+    """The whole page as text, plotly's script within it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(loader=PackageLoader("dpcfl_net.report", "."), autoescape=True, undefined=StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True)
+    shown = [figures.accuracy(view), figures.epsilon_spent(view), figures.traffic(view), figures.first_round(view),
+             figures.candidates(view), figures.assignments(view), timeline(view)]
+    specs = {figure.key: _finite(figure.spec) for figure in shown if figure.spec is not None}
+    privacy = view.run.get("privacy")
+    return environment.get_template("page.html.j2").render(
+        view=view, state=_state(view), statement=statement(privacy if isinstance(privacy, Mapping) else None),
+        key_figures=key_figures(view), figures=shown, specs=specs, views=two_views(view),
+        plotly=Markup(get_plotlyjs()) if specs else "",  # the installed library's own script, nothing from the run
+    )
+
+
+def key_figures(view: RunView) -> list[Pair]:
+    """(label, value) of the run's results; of the last round so far when the run has not ended."""
+    final = view.run.get("final")
+    if not isinstance(final, Mapping):
+        last = view.observed[max(view.observed)] if view.observed else {}
+        final = {**(view.agreement[max(view.agreement)] if view.agreement else {}), **last}
+        final = {**final, "clusters_recovered": final.get("recovered"), **_mixture(view)}
+    pairs = [
+        ("Mean accuracy", percent(final.get("accuracy_mean"))),
+        ("Minority accuracy", percent(final.get("accuracy_minority"))),
+        ("Worst client", percent(final.get("accuracy_worst"))),
+        ("Clusters recovered", yes(final.get("clusters_recovered"))),
+        ("Minority recovered", yes(final.get("minority_recovered"))),
+        ("ARI", plain(final.get("ari"), 3)),
+        ("Clusters M", plain(final.get("clusters"))),
+        ("MSS", plain(final.get("mss"), 3)),
+        ("MPO", plain(final.get("mpo"), 2)),
+    ]
+    return [(label, value) for label, value in pairs if value not in ("–", "not stated")]
+
+
+def two_views(view: RunView) -> list[tuple[str, str, str]]:
+    """(subject, what the server saw, what only the experimenter sees): the two sides of the trust boundary."""
+    served, last = list(view.served.values()), view.observed[max(view.observed)] if view.observed else {}
+    true = view.true_clusters
+    truth = "/".join(str(count) for count in sizes(true).values()) if true else "not kept in this folder"
+    agreement = view.agreement[max(view.agreement)] if view.agreement else {}
+    judged = f"; agreement with the groups (ARI) {plain(agreement.get('ari'), 3)}" if agreement else ""
+    seconds = [found for line in served if (found := number(line.get("seconds"))) is not None]
+    taken = f", {duration(sum(seconds) / len(seconds))} each" if seconds else ""
+    accuracies = ", ".join(f"{word} {percent(last.get(key))}" for word, key in
+                           (("mean", "accuracy_mean"), ("minority", "accuracy_minority"), ("worst client", "accuracy_worst"))
+                           if number(last.get(key)) is not None) or "not measured yet"
+    return [
+        ("What crossed the wire", _kinds(view), "Nothing flows back from the observer to the server or the clients."),
+        ("Who belongs together", _grouping(view), f"True clusters: {truth}{judged}."),
+        ("How good the models are", "Unknown to it: it holds no test data.", f"Accuracy: {accuracies}."),
+        ("The data", _records(view), _data(view)),
+        ("Time", f"{len(served)} round{'' if len(served) == 1 else 's'} answered{taken}{_absent(view)}.", _busy(view)),
+    ]
+
+
+def _state(view: RunView) -> str:
+    done = max([whole(view.run.get("rounds_done")) or 0, *view.served])
+    of = f" of {view.rounds}" if view.rounds else ""
+    took = f", {duration(view.run.get('wall_s'))}" if number(view.run.get("wall_s")) is not None else ""
+    return f"{view.state}, {done}{of} rounds{took}"
+
+
+def _mixture(view: RunView) -> Line:
+    first = view.first_round
+    return {"clusters": first.clusters, "mss": first.mss, "mpo": first.mpo} if first else {}
+
+
+def _kinds(view: RunView) -> str:
+    counts: Counter[tuple[str, str]] = Counter()
+    total: Counter[tuple[str, str]] = Counter()
+    for line in view.messages:
+        key = (str(line.get("direction")), str(line.get("kind")))
+        counts[key] += 1
+        total[key] += int(number(line.get("bytes")) or 0)
+    if not counts:
+        return f"{size(view.run.get('bytes_up'))} from the clients, {size(view.run.get('bytes_down'))} to them."
+    parts = []
+    for direction, words in (("up", "From the clients"), ("down", "To the clients")):
+        kinds = sorted((key for key in counts if key[0] == direction), key=lambda key: -total[key])
+        if kinds:
+            parts.append(f"{words}: " + ", ".join(f"{counts[key]} {key[1]} ({size(total[key])})" for key in kinds) + ".")
+    return " ".join(parts)
+
+
+def _grouping(view: RunView) -> str:
+    if not view.grouping:
+        return "It puts no client into a group."
+    line = view.grouping[max(view.grouping)]
+    counts = "/".join(str(whole(count)) for count in listed(line, "sizes")) or "none"
+    first = view.first_round
+    sure = f", from a mixture with MSS {plain(first.mss, 3)} and MPO {plain(first.mpo, 2)}" if first else ""
+    return f"Its own groups, by number: {counts}{sure}."
+
+
+def _records(view: RunView) -> str:
+    records = [whole(entry.get("records")) for entry in listed(view.protocol, "roster") if isinstance(entry, Mapping)]
+    known = [count for count in records if count is not None]
+    if not known:
+        return "At most how many records each client has: no data, no labels."
+    span = str(min(known)) if min(known) == max(known) else f"{min(known)} to {max(known)}"
+    return f"How many records each of the {len(known)} clients has ({span}): no data, no labels."
+
+
+def _data(view: RunView) -> str:
+    data = view.experiment.get("data")
+    if not isinstance(data, Mapping):
+        return "Not kept in this folder."
+    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in data.items() if not isinstance(value, Mapping)) + "."
+
+
+def _absent(view: RunView) -> str:
+    absent = sum(len(listed(line, "missing")) for line in view.served.values())
+    return f"; {absent} answer{'' if absent == 1 else 's'} missing" if absent else "; no answer missing"
+
+
+def _busy(view: RunView) -> str:
+    spent: defaultdict[str, float] = defaultdict(float)
+    for span in view.spans:
+        start, end = number(span.get("start")), number(span.get("end"))
+        if start is not None and end is not None and str(span.get("who", "")).startswith("client"):
+            spent[str(span.get("what"))] += end - start
+    total = sum(spent.values())
+    if not total:
+        return "No timings of the workers were kept."
+    return "Workers' time: " + ", ".join(f"{what} {100 * share / total:.0f} %" for what, share in sorted(spent.items(), key=lambda pair: -pair[1])) + "."
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity have no JSON: plotly draws null as a gap."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

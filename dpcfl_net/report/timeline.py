@@ -1,0 +1,69 @@
+"""The figure of who did what when, kept light: the last rounds, and not more bars than a phone can draw."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from dpcfl_net.report.figures import Figure, axis, spec
+from dpcfl_net.report.read import Line, RunView, whole
+from dpcfl_net.report.statement import number
+
+ROUNDS, BARS, ROWS = 10, 1500, 40
+KINDS = {"train": "@c0", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "evaluate": "@c4", "wait": "@grid"}
+
+
+def timeline(view: RunView) -> Figure:
+    """Bars of computing, sending and waiting over the last rounds, one row for each process."""
+    title = "Who computed and sent when"
+    spans = [span for span in view.spans if _valid(span)]
+    if not spans:
+        return Figure("timeline", title, why="the processes have written no timings yet")
+    rounds = _last_rounds(spans)
+    rows = _rows(spans)
+    shown = [span for span in spans if span["round"] in rounds and span["who"] in rows]
+    if not shown:
+        return Figure("timeline", title, why="no process that is shown has a timing in the last rounds")
+    origin = min(span["start"] for span in shown)
+    data = [_bars(kind, [span for span in shown if span["what"] == kind], origin)
+            for kind in [*KINDS, *sorted({span["what"] for span in shown} - set(KINDS))]]
+    everyone = len({span["who"] for span in spans})
+    part = f", {len(rows)} of {everyone} processes" if len(rows) < everyone else ""
+    caption = f"Rounds {min(rounds)} to {max(rounds)}{part}. Seconds since the first of them began."
+    layout = {"xaxis": axis("seconds"), "barmode": "overlay", "bargap": 0.3,
+              "yaxis": axis("", categoryorder="array", categoryarray=rows[::-1], showgrid=False, tickfont={"size": 11},
+                            range=[-0.5, len(rows) - 0.5], dtick=1)}
+    return Figure("timeline", title, caption, spec([bars for bars in data if bars["x"]], 130 + 20 * len(rows), **layout))
+
+
+def _valid(span: Line) -> bool:
+    start, end = number(span.get("start")), number(span.get("end"))
+    named = isinstance(span.get("who"), str) and isinstance(span.get("what"), str)
+    return named and whole(span.get("round")) is not None and start is not None and end is not None and end >= start
+
+
+def _last_rounds(spans: list[Line]) -> set[int]:
+    counts = Counter(span["round"] for span in spans)
+    kept: set[int] = set()
+    total = 0
+    for at in sorted(counts, reverse=True)[:ROUNDS]:
+        total += counts[at]
+        if kept and total > BARS:
+            break
+        kept.add(at)
+    return kept
+
+
+def _rows(spans: list[Line]) -> list[str]:
+    def place(who: str) -> tuple[int, int, str]:
+        role, _, tail = who.partition(" ")
+        return {"coordinator": 0, "observer": 1}.get(role, 2), int(tail) if tail.isdecimal() else 0, who
+
+    return sorted({span["who"] for span in spans}, key=place)[:ROWS]
+
+
+def _bars(kind: str, spans: list[Line], origin: float) -> dict[str, Any]:
+    return {"type": "bar", "orientation": "h", "name": kind, "base": [round(span["start"] - origin, 4) for span in spans],
+            "x": [round(span["end"] - span["start"], 4) for span in spans], "y": [span["who"] for span in spans],
+            "marker": {"color": KINDS.get(kind, "@c5"), "line": {"width": 0}},
+            "hovertemplate": f"%{{y}}, {kind}: %{{x:.3g}} s<extra></extra>"}

@@ -1,0 +1,27 @@
+"""A whole run in one process and one thread: same gates, same ledgers, same bits as the processes give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.coordinator import drive
+from dpcfl_net.experiment import Job
+from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.types import State
+from dpcfl_net.worker import make_host
+
+
+def simulate(job: Job, folder: Path, *, data_root: str | None = None, on_round: Callable[[int, State], None] = lambda t, s: None) -> State:
+    """Run a job without processes or sockets, its ledgers and checkpoints in `folder` (without fsync)."""
+    import torch
+
+    torch.set_num_threads(1)
+    hosts = {c.id: make_host(job, c.id, folder / "ledgers", data_root=data_root, durable=False) for c in job.protocol.roster}
+    try:
+        fed = InProcessFederation(job.protocol, hosts)
+        return drive(job.algorithm, fed, Checkpoints(folder / "checkpoints"), on_round)
+    finally:
+        for host in hosts.values():
+            host.close()

@@ -1,0 +1,123 @@
+"""run.json: one run in one small file, put together from what the processes wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net import __version__, runlog
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.experiment import Job, client_key, privacy_statement
+from dpcfl_net.job import EXPERIMENT, PROTOCOL, digest, read_experiment, read_protocol
+from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.types import Event
+
+LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")
+
+
+def read_run_job(folder: Path) -> Job:
+    """The job of a run folder, without its signatures; ConfigError when the folder is no run."""
+    if not (folder / PROTOCOL).exists():
+        raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
+    protocol = read_protocol(folder / PROTOCOL)
+    return Job(protocol, read_experiment(folder / EXPERIMENT, protocol))
+
+
+def run_document(folder: Path, job: Job, *, state: str, wall_s: float, processes: int, replace_one: float | None) -> dict[str, Any]:
+    """The whole of run.json; figures that are not there yet are null."""
+    server = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "server" and "bytes_up" in line]
+    observed = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "observer"]
+    clusters = runlog.read(folder / "clusters.jsonl")
+    seen = [line for line in clusters if line["view"] == "server"]
+    judged = [line for line in clusters if line["view"] == "observer"]
+    last = max(observed, key=lambda line: line["round"], default={})
+    mixture: dict[str, Any] = next((line for line in seen if line.get("mss") is not None), {})
+    agreement = max(judged, key=lambda line: line["round"], default={})
+    privacy = privacy_statement(job.protocol, replace_one)
+    privacy["epsilon_spent"] = max(spent_by_client(folder, job), default=0.0)
+    return {
+        "name": job.protocol.name,
+        "algorithm": job.protocol.algorithm,
+        "state": state,
+        "rounds_done": max((line["round"] for line in server), default=0),
+        "wall_s": round(wall_s, 3),
+        "processes": processes,
+        "bytes_up": sum(line["bytes_up"] for line in server),
+        "bytes_down": sum(line["bytes_down"] for line in server),
+        "privacy": privacy,
+        "final": {
+            "accuracy_mean": last.get("accuracy_mean"),
+            "accuracy_worst": last.get("accuracy_worst"),
+            "accuracy_minority": last.get("accuracy_minority"),
+            "accuracy_by_cluster": last.get("accuracy_by_cluster"),
+            "clusters_recovered": agreement.get("recovered"),
+            "minority_recovered": agreement.get("minority_recovered"),
+            "ari": agreement.get("ari"),
+            "mss": mixture.get("mss"),
+            "mpo": mixture.get("mpo"),
+            "clusters": seen[-1]["clusters"] if seen else None,
+        },
+        "versions": {"dpcfl-net": __version__, "python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "seed": job.experiment.seed,
+    }
+
+
+def write_run(folder: Path, document: dict[str, Any]) -> None:
+    """Replace run.json."""
+    runlog.write_atomically(folder / "run.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, list[Event]]]:
+    """(round, events) of every charge in a client's own ledger of this run, in order."""
+    entries = read_ledger(ledger_folder(folder, client))
+    own = digest(job.protocol)
+    return [(entry.round, list(entry.events)) for entry in entries if entry.job == own and entry.events]
+
+
+def ledger_folder(folder: Path, client: int) -> Path:
+    """Where a run keeps a client's ledger (scope `run`)."""
+    return folder / "ledgers" / client_key(client)
+
+
+def spent_by_client(folder: Path, job: Job) -> list[float]:
+    """Epsilon of what each client's ledger was charged; clients with equal charges are computed once."""
+    return [curve[-1] if curve else 0.0 for curve in epsilon_curves(folder, job)]
+
+
+def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
+    """For each client, epsilon after each of the run's charged rounds; nothing for a client without a ledger here."""
+    from dpcfl_net.privacy.accounting import epsilon_by_prefix
+
+    privacy = job.protocol.privacy
+    known: dict[tuple[Any, ...], list[float]] = {}
+    curves = []
+    for entry in job.protocol.roster:
+        if not (ledger_folder(folder, entry.id) / "ledger.jsonl").exists():
+            curves.append([])
+            continue
+        groups: dict[int, list[Event]] = {}
+        for t, events in charged_by_round(folder, job, entry.id):
+            groups.setdefault(t, []).extend(events)
+        key = tuple((t, tuple(events)) for t, events in sorted(groups.items()))
+        if key not in known:
+            filled = [groups.get(t, []) for t in range(1, max(groups, default=0) + 1)]
+            known[key] = [round(e, 6) for e in epsilon_by_prefix(filled, privacy.delta, privacy.adjacency, privacy.accountant)]
+        curves.append(known[key])
+    return curves
+
+
+def write_epsilon_lines(folder: Path, job: Job) -> None:
+    """Append the epsilon that each client has spent after each round to metrics.jsonl, once."""
+    if any("epsilon_spent_by_client" in line for line in runlog.read(folder / "metrics.jsonl")):
+        return
+    curves = epsilon_curves(folder, job)
+    lines = runlog.Lines(folder / "metrics.jsonl")
+    for t in range(max(map(len, curves), default=0)):
+        spent = [curve[min(t, len(curve) - 1)] if curve else 0.0 for curve in curves]
+        if all(math.isfinite(value) for value in spent):
+            lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": spent})
+    lines.close()

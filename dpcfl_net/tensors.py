@@ -1,0 +1,61 @@
+"""Named arrays as bytes and back: little-endian, explicit, no pickle, the same bytes for the same arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+
+DTYPES = {"f4": np.dtype("<f4"), "i8": np.dtype("<i8")}
+
+
+def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:
+    """[[name, dtype, shape, bytes], ...] in name order; ValueError names an array of any other dtype."""
+    rows: list[list[Any]] = []
+    for name in sorted(tensors):
+        array = tensors[name]
+        code = next((c for c, d in DTYPES.items() if array.dtype == d), None)
+        if code is None:
+            raise ValueError(f"tensor {name!r} has dtype {array.dtype}, allowed: {', '.join(DTYPES)}")
+        rows.append([name, code, list(array.shape), array.nbytes])
+    return rows
+
+
+def buffers(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
+    """The arrays' bytes in name order, without a copy where an array is contiguous."""
+    return [memoryview(np.ascontiguousarray(tensors[name]).reshape(-1)).cast("B") for name in sorted(tensors) if tensors[name].nbytes]
+
+
+def pack(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """One self-describing byte string."""
+    return msgpack.packb([describe(tensors), b"".join(buffers(tensors))])
+
+
+def unpack(data: bytes) -> dict[str, np.ndarray]:
+    """Inverse of `pack`, for bytes this process trusts (its own files); the wire has a decoder of its own."""
+    rows, raw = msgpack.unpackb(data, max_bin_len=1 << 40)
+    return split(rows, raw)
+
+
+def split(rows: list[list[Any]], raw: bytes | bytearray | memoryview) -> dict[str, np.ndarray]:
+    """Cut the bytes of all tensors into read-only arrays; ValueError if sizes do not add up exactly."""
+    out: dict[str, np.ndarray] = {}
+    at = 0
+    for name, code, shape, size in rows:
+        dtype = DTYPES[code]
+        count = 1
+        for side in shape:
+            count *= side
+        if count * dtype.itemsize != size:
+            raise ValueError(f"tensor {name!r}: shape {shape} needs {count * dtype.itemsize} bytes, header says {size}")
+        if at + size > len(raw):
+            raise ValueError(f"tensor {name!r} runs past the end of the payload")
+        array = np.frombuffer(raw, dtype=dtype, count=count, offset=at).reshape(shape)
+        array.flags.writeable = False
+        out[name] = array
+        at += size
+    if at != len(raw):
+        raise ValueError(f"{len(raw) - at} bytes left over after the last tensor")
+    return out

@@ -1,0 +1,150 @@
+"""Plain data that every floor may name: privacy events, slots of a plan, tasks, releases, server state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Adjacency = Literal["zero-out", "replace-one"]
+ADJACENCIES: tuple[Adjacency, ...] = ("zero-out", "replace-one")
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class SampledGaussian:
+    """`steps` Poisson-sampled Gaussian releases; the noise on each sum has standard deviation noise_multiplier * clip."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not 0 < _number("noise_multiplier", self.noise_multiplier) < math.inf:
+            raise ValueError(f"noise_multiplier must be positive and finite, got {self.noise_multiplier!r}")
+        if not 0 <= _number("sampling_rate", self.sampling_rate) <= 1:
+            raise ValueError(f"sampling_rate must lie in [0, 1], got {self.sampling_rate!r}")
+        _whole("steps", self.steps)
+
+
+@dataclass(frozen=True)
+class BoundedRangeSelection:
+    """`count` exponential-mechanism selections whose log-probability ratios range over at most `epsilon` each."""
+
+    epsilon: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= _number("epsilon", self.epsilon) < math.inf:
+            raise ValueError(f"epsilon must be non-negative and finite, got {self.epsilon!r}")
+        _whole("count", self.count)
+
+
+@dataclass(frozen=True)
+class Unprotected:
+    """A release without a guarantee: everything composed with it has epsilon = inf."""
+
+    reason: str
+
+
+Event = SampledGaussian | BoundedRangeSelection | Unprotected
+
+
+def _whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
+
+
+@dataclass(frozen=True)
+class DPSGDSlot:
+    """One task's DP-SGD: `steps` steps, each on a Poisson batch of sampling rate `rate` (1: every record)."""
+
+    name: str
+    rate: float
+    steps: int
+
+    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+        """What the accountant sees; replace-one's doubled sensitivity is the accountant's part."""
+        return SampledGaussian(noise_multiplier, self.rate, self.steps)
+
+
+@dataclass(frozen=True)
+class SelectionSlot:
+    """One choice by the exponential mechanism, P(m) proportional to exp(eta * count_m), counts of own records."""
+
+    name: str
+    eta: float
+
+    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+        """Zero-out moves every count by 0 or +1 together (range eta); replace-one by -1..+1 (range 2 eta)."""
+        return BoundedRangeSelection(self.eta if adjacency == "zero-out" else 2 * self.eta, 1)
+
+
+Slot = DPSGDSlot | SelectionSlot
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a task or release: dtype "f4" or "i8"; dims are sizes or names ("p" parameters, "M" clusters)."""
+
+    dtype: Literal["f4", "i8"]
+    shape: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClientHalf:
+    """What a client half's declaration pins: the slots it spends and every tensor that crosses the wire."""
+
+    kind: str
+    bundle: tuple[str, ...]
+    takes: Mapping[str, TensorSpec]
+    gives: Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the coordinator asks of one client in one round; carries no privacy parameter."""
+
+    round: int
+    kind: str
+    tensors: dict[str, np.ndarray]
+
+
+class Release:
+    """The only thing a client half may return: named arrays, all of them outputs of charged mechanisms."""
+
+    def __init__(self, **tensors: np.ndarray) -> None:
+        self.tensors = {name: np.asarray(value) for name, value in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client's gate says to a task. `release`: packed tensors (bytes), the same for the same task."""
+
+    status: Literal["release", "lost", "stale", "refused"]
+    release: bytes = b""
+    code: str = ""
+    reason: str = ""
+    cached: bool = False
+
+
+@dataclass
+class State:
+    """The whole of a server half between rounds: plain, serialisable, enough to go on from.
+
+    models: (M, p) float32, one row a cluster (no rows: personal models only).
+    assignment: the cluster of each client in client order; None where a client has none.
+    memory: what else the algorithm keeps: msgpack-able scalars, lists, dicts with string keys, numpy arrays.
+    """
+
+    models: np.ndarray
+    assignment: list[int | None]
+    memory: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,139 @@
+"""`dpcfl verify`: the job's signature, every hash chain, and ledgers, plan and messages held against each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.errors import DpcflError
+from dpcfl_net.experiment import Job, read_job
+from dpcfl_net.federation.claim import plan_events
+from dpcfl_net.job import digest
+from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.summary import ledger_folder
+from dpcfl_net.types import BoundedRangeSelection, Event, SampledGaussian
+from dpcfl_net.wire import transcript
+from dpcfl_net.wire.messages import decode
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the result: what was held against what, whether it holds, and the figure or the first difference."""
+
+    what: str
+    holds: bool
+    detail: str
+
+
+def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
+    """Every check that a run folder allows; a check that cannot be made is listed as not holding, with why."""
+    operator = operator_key or (folder / "operator.pub").read_text().strip()
+    try:
+        job = read_job(folder, operator)
+    except DpcflError as error:
+        return [Check("job signed by the operator, experiment matches its hash", False, str(error))]
+    checks = [Check("job signed by the operator, experiment matches its hash", True, f"job {digest(job.protocol)[:16]}")]
+    ledgers, charged = _ledgers(folder, job)
+    checks += ledgers
+    checks.append(_epsilon(job, charged))
+    checks += _messages(folder, job, charged)
+    return checks
+
+
+def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
+    """Chains and counters whole; no slot charged that the plan does not hold, none more often."""
+    own, algorithm = digest(job.protocol), job.algorithm
+    problems: list[str] = []
+    over: list[str] = []
+    charged: dict[int, list[Any]] = {}
+    for entry in job.protocol.roster:
+        where = ledger_folder(folder, entry.id)
+        if not where.exists():
+            problems.append(f"client {entry.id}: no ledger in {where}")
+            continue
+        try:
+            lines = read_ledger(where)
+        except DpcflError as error:
+            problems.append(f"client {entry.id}: {error}")
+            continue
+        charged[entry.id] = [line for line in lines if line.job == own and line.events]
+        spent = Counter(name for line in charged[entry.id] for name in line.slots)
+        quota = Counter(slot.name for slot in algorithm.plan(entry))
+        over += [f"client {entry.id}: {name} charged {n} times, planned {quota[name]}" for name, n in spent.items() if n > quota[name]]
+        slots = {slot.name: slot.event(entry.noise_multiplier, job.protocol.privacy.adjacency) for slot in algorithm.plan(entry)}
+        for line in charged[entry.id]:
+            over += [
+                f"client {entry.id} line {line.sequence}: {name} is not the plan's event"
+                for name, event in zip(line.slots, line.events, strict=True)
+                if slots.get(name) != event
+            ]
+    count = sum(map(len, charged.values()))
+    return [
+        Check("ledgers: hash chains and counters whole", not problems, problems[0] if problems else f"{len(charged)} ledgers, {count} charges"),
+        Check("ledgers hold nothing beyond the plan", not over, over[0] if over else "every charge is a planned slot"),
+    ], charged
+
+
+def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
+    """The epsilon of what was charged, recomputed from the ledgers alone."""
+    from dpcfl_net.privacy.accounting import epsilon
+
+    privacy = job.protocol.privacy
+    known: dict[tuple[Event, ...], float] = {}
+    for lines in charged.values():
+        events = tuple(_merged([event for line in lines for event in line.events]))
+        if events not in known:
+            known[events] = epsilon(list(events), privacy.delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
+    most = max(known.values(), default=0.0)
+    planned = {
+        epsilon(plan_events(job.algorithm.plan(e), e.noise_multiplier, privacy.adjacency), privacy.delta, privacy.adjacency, privacy.accountant)
+        for e in {entry.noise_multiplier: entry for entry in job.protocol.roster}.values()
+    }
+    detail = f"charged {most:.4f}, whole plan {max(planned):.4f}, target {privacy.epsilon:g} at delta {privacy.delta:g}"
+    return Check("epsilon recomputed from ledgers and plan is within the target", most <= privacy.epsilon >= max(planned), detail)
+
+
+def _merged(events: list[Event]) -> list[Event]:
+    steps: Counter[tuple[float, float]] = Counter()
+    selections: Counter[float] = Counter()
+    rest: list[Event] = []
+    for event in events:
+        if isinstance(event, SampledGaussian):
+            steps[event.noise_multiplier, event.sampling_rate] += event.steps
+        elif isinstance(event, BoundedRangeSelection):
+            selections[event.epsilon] += event.count
+        else:
+            rest.append(event)
+    gaussians = [SampledGaussian(z, q, n) for (z, q), n in sorted(steps.items())]
+    return [*gaussians, *(BoundedRangeSelection(e, n) for e, n in sorted(selections.items())), *rest]
+
+
+def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Check]:
+    """The transcript's chain; and for every release that the server received, the debit that paid for it."""
+    path = folder / "transcript.msgpack"
+    if not path.exists():
+        return [Check("transcript: hash chain whole", False, "no transcript.msgpack (output.transcript: off?)")]
+    try:
+        records = list(transcript.read(path))
+    except DpcflError as error:
+        return [Check("transcript: hash chain whole", False, str(error))]
+    cut = " (a last record was cut)" if any(record.cut for record in records) else ""
+    paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines}
+    unpaid, released = [], set()
+    for record in records:
+        if record.cut or record.direction != "up":
+            continue
+        header = decode(record.header)
+        if header.kind == "RESULT" and header.code == "release":
+            client = int(record.peer.removeprefix("client "))
+            released.add((client, header.round, header.task))
+            if (client, header.round, header.task) not in paid:
+                unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
+    silent = sorted(paid - released)
+    detail = unpaid[0] if unpaid else f"{len(released)} releases, each debited" + (f"; {len(silent)} debits without a release received" if silent else "")
+    return [
+        Check("transcript: hash chain whole", True, f"{len(records)} records{cut}"),
+        Check("messages: every release was debited first", not unpaid, detail),
+    ]

@@ -1,0 +1,498 @@
+"""The coordinator's end of the wire: one ROUTER that many workers connect to, none of them trusted."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import zmq
+
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.wire.guard import ConnectionGuard
+from dpcfl_net.wire.lane import Lane, Stamp, Stream, remember
+from dpcfl_net.wire.messages import Header, Template, WireError, decode, encode, match_template, plain, word
+from dpcfl_net.wire.payload import Assembly, Payload, as_payload, checked
+from dpcfl_net.wire.sockets import BYE_LINGER_MS, AllowList, Arrived, bind, new_socket, receive, require_safe, serve_curve
+from dpcfl_net.wire.transcript import Transcript
+
+BATCH = 256  # messages read before what waits is sent
+FAILURES = 200  # broken messages after which a connection is cut
+QUIET = ("CHUNK", "CREDIT", "HEARTBEAT")  # kinds left out of the message log
+
+
+@dataclass(frozen=True)
+class ServerEvent:
+    """What `poll` reports.
+
+    joined, left: the client's connection. phase: what it says it is doing. result: its answer to an open task, with
+    tensors where status is "release". failed: a broken message (client None: from no known client); with `id` set it
+    concerns the open task of that id, which is closed then: no answer will come.
+    """
+
+    kind: Literal["joined", "left", "result", "phase", "failed"]
+    client: int | None = None
+    round: int = 0
+    task: str = ""
+    id: str = ""
+    status: str = ""
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    phase: str = ""
+    code: str = ""
+    reason: str = ""
+    bytes: int = 0
+
+
+@dataclass
+class _Open:
+    """A task without an answer as yet."""
+
+    round: int
+    task: str
+    stream: Stream
+
+    @property
+    def id(self) -> str:
+        return self.stream.id
+
+
+class _Peer:
+    """What the endpoint knows of one client; it outlives the client's connections."""
+
+    def __init__(self, client: int, endpoint: ServerEndpoint) -> None:
+        self.client = client
+        self.name = f"client {client}"
+        self.route: bytes | None = None
+        self.boot = ""
+        self.boots: OrderedDict[str, None] = OrderedDict()
+        self.phase = "idle"
+        self.open: _Open | None = None
+        self.answering = ""  # id of the latest RESULT to the open task
+        self.delivered: OrderedDict[str, None] = OrderedDict()
+        self.lane = Lane(endpoint.stamp, lambda header, data, chunk: endpoint.send(self, header, data, chunk))
+
+
+class ServerEndpoint:
+    """Sends tasks, takes results. Every broken rule is counted in `failures` by its code, told to `on_failure` and to
+    the sender; no message from outside raises.
+
+    bind: "tcp://host:port", port * or 0 for a free one; `address` has the real one.
+    run, job: hex; every message of every peer must carry the same.
+    clients: client id -> its public CURVE key (z85; unused with security "none").
+    keys: this side's (public, secret) CURVE pair.
+    result_template: task name -> the tensors a "release" must hold; other answers hold none.
+    check: called with (client, task name, tensors) before a result is believed; raises Refused to turn it down.
+    on_message: gets a row for messages.jsonl per message (chunks belong to their message; credits and heartbeats left out).
+    on_failure: gets {"time", "peer", "code", "reason"}.
+    Raises ConfigError for an address that is taken or, with security "none", not loopback.
+    One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        run: str,
+        job: str,
+        clients: Mapping[int, str],
+        result_template: Callable[[str], Template | None],
+        security: str = "curve",
+        keys: tuple[str, str] | None = None,
+        check: Callable[[int, str, dict[str, np.ndarray]], None] | None = None,
+        on_message: Callable[[dict[str, Any]], None] | None = None,
+        on_failure: Callable[[dict[str, Any]], None] | None = None,
+        transcript: Transcript | None = None,
+        context: zmq.Context | None = None,
+        heartbeat_s: float = 2.0,
+        resend_s: float = 5.0,
+    ) -> None:
+        require_safe(bind, security)
+        if security == "curve" and keys is None:
+            raise ConfigError("a coordinator with security curve needs its key pair")
+        self.ready: set[int] = set()
+        self.failures: Counter[str] = Counter()
+        self.bytes_up = self.bytes_down = 0
+        self.stamp = Stamp(run, job)
+        self._template, self._check = result_template, check
+        self._on_message, self._on_failure, self._transcript = on_message, on_failure, transcript
+        self._heartbeat_s, self._resend_s = heartbeat_s, resend_s
+        self._curve = security == "curve"
+        self._by_key = {key: client for client, key in clients.items()} if self._curve else {}
+        if self._curve and len(self._by_key) != len(clients):
+            raise ConfigError("two clients of the roster have the same public key")
+        self._by_route: dict[bytes, int] = {}
+        self._route_failures: Counter[bytes] = Counter()
+        self._events: list[ServerEvent] = []
+        self._next_heartbeat = 0.0
+        self._peers = {client: _Peer(client, self) for client in sorted(clients)}
+        self._open(bind, keys, context)
+
+    def _open(self, address: str, keys: tuple[str, str] | None, context: zmq.Context | None) -> None:
+        self._own_context = context is None
+        self._context = context or zmq.Context()
+        self._authenticator = None
+        self._allow = AllowList(self._by_key)
+        self._socket = new_socket(self._context, zmq.ROUTER, len(self._peers))
+        self._guard = ConnectionGuard(self._socket)
+        try:
+            if keys is not None and self._curve:
+                self._authenticator = serve_curve(self._socket, keys, self._allow)
+            self.address = bind(self._socket, address)
+        except BaseException:
+            self.close(abort=True)
+            raise
+
+    @property
+    def phases(self) -> dict[int, str]:
+        """What each connected client last said it is doing: idle, receiving, computing or sending."""
+        return {client: self._peers[client].phase for client in sorted(self.ready)}
+
+    # the owner's side
+
+    def send_task(self, client: int, round: int, task: str, tensors: Payload | Mapping[str, np.ndarray]) -> str:
+        """Give the client a task, in place of the one it may still have open; returns its message id.
+
+        It is kept, sent on over new connections, and sent again if the client says it is idle, until answered or cancelled.
+        Give one Payload to many clients to share its bytes. The arrays must not change meanwhile.
+        """
+        peer = self._peers[client]
+        self.cancel(client)
+        stream = Stream({"kind": "TASK", "round": round, "task": task}, as_payload(tensors))
+        peer.open = _Open(round, task, stream)
+        if peer.route is not None:
+            peer.lane.push(stream)
+            peer.lane.pump()
+        return stream.id
+
+    def cancel(self, client: int) -> None:
+        """Forget the client's open task; an answer that comes later is refused as "task-closed"."""
+        peer = self._peers[client]
+        if peer.open is not None:
+            peer.lane.drop(peer.open.id)
+            self._close_task(peer)
+
+    def poll(self, timeout_s: float) -> list[ServerEvent]:
+        """Move messages for at most `timeout_s` seconds; returns as soon as there is something to report."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            blocked = self._tend()
+            wait = max(0.0, min(deadline - time.monotonic(), 0.02 if blocked else 0.25))
+            if self._socket.poll(0 if self._events else int(wait * 1000)):
+                self._read()
+                self._pump()
+            if self._events or time.monotonic() >= deadline:
+                found, self._events = self._events, []
+                return found
+
+    def bye(self) -> None:
+        """Tell every connected client that the run is over."""
+        for client in sorted(self.ready):
+            self._peers[client].lane.say("BYE")
+        self._pump()
+
+    def close(self, abort: bool = False) -> None:
+        """Close the socket; what is queued still leaves for up to 5 s unless `abort`."""
+        self._guard.close()
+        self._socket.close(linger=0 if abort else BYE_LINGER_MS)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        if self._own_context:
+            self._context.term()
+        if self._transcript is not None:
+            self._transcript.flush()
+
+    def __enter__(self) -> ServerEndpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(abort=kind is not None)
+
+    # out
+
+    def send(self, peer: _Peer, header: Header, data: bytes, chunk: memoryview | None) -> bool:
+        """Hand one message of a peer's lane to the socket; False if the peer's queue is full just now."""
+        if peer.route is None:
+            return True
+        sent = self._send_to(peer.route, data, chunk)
+        if sent is None:
+            self._left(peer)
+            return True
+        if sent:
+            size = len(data) + (chunk.nbytes if chunk is not None else 0)
+            self.bytes_down += size
+            self._record("down", peer.name, data, chunk)
+            self._log("down", peer.name, header, len(data) + header.size)
+        return sent
+
+    def _send_to(self, route: bytes, data: bytes, chunk: memoryview | None) -> bool | None:
+        """True if the socket took it, False if the peer's queue is full, None if the peer is gone."""
+        try:
+            self._socket.send_multipart([route, data] if chunk is None else [route, data, chunk], zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return None
+            raise
+        return True
+
+    def _pump(self) -> bool:
+        """Send what every peer may get; True if a socket refused something."""
+        refused = [client for client in sorted(self.ready) if not self._peers[client].lane.pump()]
+        return bool(refused)
+
+    def _tend(self) -> bool:
+        """What time brings: heartbeats (they find who is gone), repetitions, news of other threads; then send."""
+        now = time.monotonic()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + self._heartbeat_s
+            for client in sorted(self.ready):
+                self._peers[client].lane.say("HEARTBEAT", code="idle")
+        for client in sorted(self.ready):
+            peer = self._peers[client]
+            if peer.open is not None and peer.phase == "idle" and now - peer.open.stream.handed_over > self._resend_s:
+                peer.lane.push(peer.open.stream)
+        for key in self._allow.refusals():
+            self._fail("unknown", WireError("unknown-key", f"refused a connection with key {plain(key, 40)}"))
+        for code, reason in self._guard.failures():
+            self._fail("unknown", WireError(code, reason))
+        if self._transcript is not None:
+            self._transcript.flush_if_due()
+        return self._pump()
+
+    # in
+
+    def _read(self) -> None:
+        for _ in range(BATCH):
+            arrived = receive(self._socket, self._guard)
+            if arrived is None:
+                return
+            self.bytes_up += arrived.header.nbytes + (arrived.chunk.nbytes if arrived.chunk is not None else 0)
+            self._handle(arrived)
+
+    def _handle(self, arrived: Arrived) -> None:
+        """Check one message in the order of the threat model and act on it."""
+        header: Header | None = None
+        client = self._by_key.get(arrived.user) if self._curve else self._by_route.get(arrived.route)
+        try:
+            if self._curve and client is None:
+                raise WireError("unknown-key", "a message without an authenticated key of the roster")
+            if arrived.odd:
+                raise WireError("multipart", "a message is a header, or a header and one chunk")
+            header = decode(arrived.header)
+            self._record("up", self._name(client), bytes(arrived.header), arrived.chunk)
+            self.stamp.require_same(header)
+            if (header.kind == "CHUNK") != (arrived.chunk is not None):
+                raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
+            if header.kind == "HELLO":
+                self._hello(arrived.route, client, header)
+            else:
+                self._act(self._known(arrived.route, client, header), header, arrived.chunk)
+        except WireError as error:
+            self._refuse(arrived, client, header, error)
+
+    def _known(self, route: bytes, client: int | None, header: Header) -> _Peer:
+        """The peer of a message on the connection that said HELLO, after the checks of boot and sequence."""
+        peer = self._peers.get(client) if client is not None else None
+        if peer is None or peer.route != route:
+            raise WireError("no-hello", f"a {header.kind} before HELLO")
+        if header.boot != peer.boot:
+            raise WireError("boot", "a message of another boot than the connection's HELLO")
+        peer.lane.admit(header)
+        return peer
+
+    def _hello(self, route: bytes, client: int | None, header: Header) -> None:
+        if not self._curve:
+            if client not in (None, header.client):
+                raise WireError("identity", f"this connection is client {client} already")
+            client = header.client
+        elif header.client != client:
+            claim = f"claims to be client {header.client}; its key is that of client {client}"
+            self._fail(self._name(client), WireError("identity", claim))
+        peer = self._peers.get(client) if client is not None else None
+        if peer is None:
+            raise WireError("unknown-client", f"no client {client} in this job")
+        if peer.route == route and peer.boot == header.boot:
+            peer.lane.admit(header)
+            peer.lane.say("WELCOME", parent=header.id)
+            return
+        if header.boot in peer.boots:
+            raise WireError("stale-boot", "a boot id that was used before")
+        if peer.route not in (None, route) and self._alive(peer):
+            raise WireError("duplicate", f"client {client} is connected already")
+        self._join(peer, route, header)
+
+    def _alive(self, peer: _Peer) -> bool:
+        """Whether the peer's connection still exists; if not, it has left."""
+        header = self.stamp.header(kind="HEARTBEAT", code="idle")
+        if peer.route is not None and self._send_to(peer.route, encode(header), None) is not None:
+            return True
+        self._left(peer)
+        return False
+
+    def _join(self, peer: _Peer, route: bytes, header: Header) -> None:
+        peer.lane.restart()
+        peer.route, peer.boot, peer.phase = route, header.boot, "idle"
+        peer.lane.sequence = header.sequence
+        remember(peer.boots, header.boot, None)
+        self._by_route[route] = peer.client
+        self._log("up", peer.name, header, 0)
+        peer.lane.say("WELCOME", parent=header.id)
+        if peer.open is not None:
+            peer.lane.push(peer.open.stream)
+        if peer.client not in self.ready:
+            self.ready.add(peer.client)
+            self._events.append(ServerEvent("joined", peer.client))
+
+    def _left(self, peer: _Peer) -> None:
+        if peer.route is not None:
+            self._by_route.pop(peer.route, None)
+            self._route_failures.pop(peer.route, None)
+        peer.route = None
+        peer.lane.restart()
+        if peer.client in self.ready:
+            self.ready.discard(peer.client)
+            self._events.append(ServerEvent("left", peer.client))
+
+    def _act(self, peer: _Peer, header: Header, chunk: memoryview | None) -> None:
+        kind = header.kind
+        if kind == "RESULT":
+            self._result(peer, header)
+        elif kind == "CHUNK" and chunk is not None:
+            complete = peer.lane.take(header, chunk)
+            if complete is not None:
+                self._deliver(peer, complete)
+        elif kind == "CREDIT":
+            peer.lane.credit(header.parent, header.index)
+        elif kind == "ACK":
+            peer.lane.drop(header.parent)
+            if peer.open is not None and peer.open.id == header.parent:
+                peer.open.stream.handed_over = time.monotonic()
+        elif kind == "HEARTBEAT":
+            if header.code != peer.phase:
+                peer.phase = header.code
+                self._events.append(ServerEvent("phase", peer.client, phase=header.code))
+        elif kind == "ERROR":
+            self._client_refused(peer, header)
+        elif kind == "BYE":
+            self._left(peer)
+        else:
+            raise WireError("kind", f"a client does not send {kind}")
+
+    def _result(self, peer: _Peer, header: Header) -> None:
+        if header.id in peer.delivered:
+            peer.lane.ignore(header.id)
+            peer.lane.say("ACK", parent=header.id)
+            return
+        task = peer.open
+        if task is None or header.parent != task.id:
+            peer.lane.ignore(header.id)
+            raise WireError("task-closed", "an answer to no task that is open")
+        peer.answering = header.id
+        if (header.round, header.task) != (task.round, task.task):
+            raise WireError("round", f"an answer for {header.task or 'no task'} in round {header.round}")
+        match_template(header, (self._template(task.task) or {}) if header.code == "release" else {})
+        complete = peer.lane.begin(header)
+        if complete is not None:
+            self._deliver(peer, complete)
+
+    def _deliver(self, peer: _Peer, complete: Assembly) -> None:
+        header, task = complete.header, peer.open
+        if task is None or header.parent != task.id:
+            raise WireError("task-closed", "the task was closed while its answer arrived")
+        tensors = checked(complete, self._check if header.code == "release" else None, peer.client, task.task)
+        self._close_task(peer)
+        remember(peer.delivered, header.id, None)
+        peer.lane.say("ACK", parent=header.id)
+        size = len(encode(header)) + header.size
+        self._log("up", peer.name, header, size)
+        self._events.append(
+            ServerEvent(
+                "result",
+                peer.client,
+                header.round,
+                header.task,
+                header.parent,
+                status=header.code,
+                tensors=tensors,
+                reason=header.reason,
+                bytes=size,
+            )
+        )
+
+    def _client_refused(self, peer: _Peer, header: Header) -> None:
+        """The client turned a message down; if it was the open task, no answer will come."""
+        self.failures[f"client-{header.code}"[:64]] += 1
+        error = WireError(header.code, header.reason)
+        self._tell(peer.name, error)
+        self._events.append(self._failed(peer, error, peer.open is not None and peer.open.id == header.parent))
+
+    # failures
+
+    def _refuse(self, arrived: Arrived, client: int | None, header: Header | None, error: WireError) -> None:
+        """Count, log and answer a broken message; close the task that it was to answer."""
+        peer = self._peers.get(client) if client is not None else None
+        if peer is not None and peer.route != arrived.route:
+            peer = None
+        self._fail(self._name(client), error)
+        about = "" if header is None else header.parent if header.kind == "CHUNK" else header.id
+        self._route_failures[arrived.route] += 1
+        if self._route_failures[arrived.route] > FAILURES:
+            self._guard.cut(arrived.fd)
+            self._route_failures.clear()
+        if header is None or header.kind != "ERROR":
+            answer = {"kind": "ERROR", "parent": about, "code": word(error.code), "reason": plain(error.reason)}
+            if peer is not None:
+                peer.lane.say(**answer)
+            else:
+                self._send_to(arrived.route, encode(self.stamp.header(**answer)), None)
+        if peer is None:
+            self._events.append(ServerEvent("failed", client, code=error.code, reason=error.reason))
+            return
+        if about:
+            peer.lane.ignore(about)
+        self._events.append(self._failed(peer, error, bool(about) and about == peer.answering and peer.open is not None))
+
+    def _failed(self, peer: _Peer, error: WireError, closes: bool) -> ServerEvent:
+        task = peer.open
+        if task is None or not closes:
+            return ServerEvent("failed", peer.client, code=error.code, reason=error.reason)
+        peer.lane.drop(task.id)
+        self._close_task(peer)
+        return ServerEvent("failed", peer.client, task.round, task.task, task.id, code=error.code, reason=error.reason)
+
+    def _close_task(self, peer: _Peer) -> None:
+        peer.open, peer.answering = None, ""
+
+    def _fail(self, name: str, error: WireError) -> None:
+        self.failures[error.code] += 1
+        self._tell(name, error)
+
+    def _tell(self, name: str, error: WireError) -> None:
+        if self._on_failure is not None:
+            self._on_failure({"time": time.time(), "peer": name, "code": error.code, "reason": error.reason})
+
+    def _name(self, client: int | None) -> str:
+        return "unknown" if client is None else f"client {client}"
+
+    def _record(self, direction: str, name: str, data: bytes, chunk: memoryview | None) -> None:
+        if self._transcript is not None:
+            self._transcript.record(direction, name, data, chunk)
+
+    def _log(self, direction: str, name: str, header: Header, size: int) -> None:
+        if self._on_message is not None and header.kind not in QUIET:
+            self._on_message(
+                {
+                    "time": time.time(),
+                    "direction": direction,
+                    "peer": name,
+                    "kind": header.kind,
+                    "round": header.round,
+                    "bytes": size,
+                    "id": header.id,
+                }
+            )

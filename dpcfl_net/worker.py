@@ -1,0 +1,223 @@
+"""The worker process: one client. One thread talks, one computes; what leaves is what the gate answered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.data import cache
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.errors import DpcflError, RunFailed
+from dpcfl_net.experiment import Job, client_key, client_slice, read_job
+from dpcfl_net.federation.claim import verify_claim
+from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
+from dpcfl_net.job import digest
+from dpcfl_net.privacy.ledger import Ledger
+from dpcfl_net.privacy.ledger_entries import Claim
+from dpcfl_net.runlog import say
+from dpcfl_net.slots import Slots
+from dpcfl_net.types import Task
+from dpcfl_net.wire import keys
+from dpcfl_net.wire.endpoint import ClientEndpoint, ClientEvent
+from dpcfl_net.wire.messages import resolve
+from dpcfl_net.wire.observer_link import ObserverOutbox
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Everything a worker is started with: paths and addresses, never a secret."""
+
+    job: Path
+    client: int
+    connect: str
+    observer: str | None
+    keys: Path
+    operator_key: str
+    ledgers: Path
+    ledger_budget: float | None = None
+    data_root: str | None = None
+    slots: tuple[Path, int] | None = None
+    orphan_timeout_s: float = 60
+
+
+def make_host(job: Job, client: int, ledgers: Path, *, data_root: str | None = None, budget: float | None = None, durable: bool = True) -> ClientHost:
+    """A client behind its gate: claim recomputed, then the ledger opened; its data is read after the first debit only."""
+    algorithm = job.algorithm
+    epsilon = verify_claim(algorithm, client, cache.folder() / "claims")
+    settings, piece = client_slice(job, client, data_root)
+
+    def open_data() -> Any:
+        return open_client(settings, piece, data_root, "train")
+
+    if job.protocol.ledger_scope == "dataset":
+        slice_digest = open_data().data_digest()
+        ledger = Ledger(ledgers / slice_digest, owner={"data": slice_digest}, durable=durable)
+        ledger.enrol(digest(job.protocol), Claim(epsilon, job.protocol.privacy.delta), budget)
+    else:
+        ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=durable)
+    seed = job.experiment.noise_seed
+    return ClientHost(
+        algorithm, client, ledger, open_data, lambda: Engine.of(job.protocol), None if seed is None else bytes.fromhex(seed)
+    )
+
+
+def run_worker(spec: WorkerSpec, parent: int | None = None) -> None:
+    """Serve one client until the coordinator says goodbye; `parent`: a descriptor that becomes readable when the starter dies.
+
+    Raises Refused for a job or a server that must not be served, RunFailed for an orphan.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(int.from_bytes(os.urandom(7), "big"))  # forked siblings share the parent's seed; no noise comes from it
+    job = read_job(spec.job, spec.operator_key)
+    host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, budget=spec.ledger_budget)
+    Worker(spec, job, host, parent).serve()
+
+
+class Worker:
+    """Two threads around one host: `_talk` owns the socket, `serve` computes."""
+
+    def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost, parent: int | None) -> None:
+        self.spec, self.job, self.host = spec, job, host
+        self._tasks: queue.Queue[ClientEvent | BaseException | None] = queue.Queue()
+        self._answers: deque[tuple[Any, ...]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._parent, self._stop = parent, False
+        self._slots = Slots(*spec.slots) if spec.slots else None
+        self._outbox: ObserverOutbox | None = None
+
+    def serve(self) -> None:
+        """Answer tasks until the end."""
+        talker = threading.Thread(target=self._talk, name="wire", daemon=True)
+        talker.start()
+        if self.spec.observer:
+            my_key = (keys.read_public(self.spec.keys, self._key_name), keys.read_secret(self.spec.keys, self._key_name))
+            self._outbox = ObserverOutbox(
+                self.spec.observer, run=self.job.protocol.run, security=self.job.protocol.security,
+                server_key=self.job.protocol.observer_key, keys=my_key, sender=f"client {self.spec.client}",
+            )  # fmt: skip
+        try:
+            while (event := self._tasks.get()) is not None:
+                if isinstance(event, BaseException):
+                    raise event
+                self._work(event)
+        finally:
+            self._stop = True
+            self._wake()
+            talker.join(timeout=10)
+            if self._outbox is not None:
+                self._outbox.close()
+
+    @property
+    def _key_name(self) -> str:
+        return client_key(self.spec.client)
+
+    @contextlib.contextmanager
+    def _slot(self) -> Iterator[None]:
+        with self._slots.hold() if self._slots else contextlib.nullcontext():
+            yield
+
+    def _work(self, event: ClientEvent) -> None:
+        with self._slot():
+            started = time.time()
+            self._reply("phase", "computing")
+            answer = self.host.answer(Task(event.round, event.task, event.tensors))
+            ended = time.time()
+            self._reply("result", event.id, answer)
+            if self._outbox is not None:
+                self._outbox.span(event.round, "train", started, ended)
+                self._report_personal(event.round)
+        _trim()
+
+    def _report_personal(self, t: int) -> None:
+        """Accuracy of a personal model on own test records: for the observer only, who cannot compute it elsewhere."""
+        model = self.host.personal_model()
+        if model is None or self._outbox is None:
+            return
+        settings, piece = client_slice(self.job, self.spec.client, self.spec.data_root)
+        test = open_client(settings, piece, self.spec.data_root, "test")
+        accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, test)
+        self._outbox.personal(self.spec.client, t, accuracy, loss)
+
+    def _reply(self, *what: Any) -> None:
+        self._answers.append(what)
+        self._wake()
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b"x")
+
+    def _talk(self) -> None:
+        """The wire's thread: an error here ends the process through `serve`."""
+        try:
+            self._converse()
+        except BaseException as error:
+            self._tasks.put(error)
+        else:
+            self._tasks.put(None)
+
+    def _converse(self) -> None:
+        protocol, algorithm = self.job.protocol, self.host.algorithm
+        halves, folder = algorithm.halves(), self.spec.keys
+        endpoint = ClientEndpoint(
+            self.spec.connect,
+            run=protocol.run,
+            job=digest(protocol),
+            client=self.spec.client,
+            task_template=lambda task: resolve(halves[task].takes, algorithm.dims) if task in halves else None,
+            security=protocol.security,
+            server_key=protocol.coordinator_key,
+            keys=(keys.read_public(folder, self._key_name), keys.read_secret(folder, self._key_name)),
+            on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
+            orphan_timeout_s=self.spec.orphan_timeout_s,
+        )
+        gone = []
+        try:
+            endpoint.register(self._wake_read, lambda: self._deliver(endpoint))
+            if self._parent is not None:
+                endpoint.register(self._parent, lambda: gone.append(True))
+            endpoint.heartbeat("idle")
+            while not self._stop:
+                for event in endpoint.poll(1.0):
+                    if event.kind == "task":
+                        self._tasks.put(event)
+                    elif event.kind == "bye":
+                        return
+                    elif event.kind == "error":
+                        say(f"the coordinator says: {event.code} {event.reason}")
+                if gone:
+                    raise RunFailed("the process that started this worker is gone")
+        except DpcflError:
+            endpoint.close(abort=True)
+            raise
+        finally:
+            endpoint.close()
+
+    def _deliver(self, endpoint: ClientEndpoint) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._answers:
+            kind, *rest = self._answers.popleft()
+            if kind == "phase":
+                endpoint.heartbeat(rest[0])
+            else:
+                task_id, answer = rest
+                endpoint.send_result(task_id, answer.status, answer.release, answer.reason)
+                endpoint.heartbeat("idle")
+
+
+def _trim() -> None:
+    """Give freed memory back: a thousand idle workers must be small."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,0 +1,247 @@
+"""The `dpcfl` command: thin; everything heavy is imported where a command needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Differentially private clustered federated learning with real processes and a server that nobody trusts.",
+)
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Data sets.")
+app.add_typer(data_app, name="data")
+
+Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")]
+
+
+@app.command()
+def run(
+    config: Annotated[Optional[Path], typer.Argument(help="YAML file of one experiment")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="parent of the run folder")] = Path("runs"),
+    resume: Annotated[Optional[Path], typer.Option(help="go on with an interrupted run; takes no configuration")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="make the job, say what it would cost, start nothing")] = False,
+) -> None:
+    """Run an experiment: coordinator, observer and one worker process per client on this machine."""
+    from dpcfl_net.errors import ConfigError
+    from launch import runs
+
+    if resume is not None:
+        if config is not None or overrides or dry_run:
+            raise ConfigError("--resume takes no configuration, no overrides and no --dry-run: the job is signed")
+        raise typer.Exit(runs.resume(resume))
+    if config is None:
+        raise ConfigError("give a configuration file, or --resume RUN")
+    if dry_run:
+        runs.dry_run(config, overrides or [])
+        return
+    raise typer.Exit(runs.new(config, overrides or [], out))
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="parent of the run folders")] = Path("runs"),
+    config: Annotated[Path, typer.Option(help="YAML file")] = Path("configs/quickstart.yaml"),
+) -> None:
+    """R-DPCFL beside Global and Local at the same epsilon, on data that is already here."""
+    from launch import runs
+
+    raise typer.Exit(runs.quickstart(config, out))
+
+
+@app.command()
+def job(
+    config: Annotated[Path, typer.Argument(help="YAML file of one experiment")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="folder for protocol.json, experiment.json and their signatures")] = Path("job"),
+    keys: Annotated[Optional[Path], typer.Option(help="folder of keys (default: OUT/keys, made if missing)")] = None,
+) -> None:
+    """Write a signed job: the public protocol and the experiment, with noise calibrated for every client."""
+    from launch import runs
+
+    runs.write_job(config, overrides or [], out, keys)
+
+
+@app.command()
+def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, help="how many clients")]) -> None:
+    """Make the keys of operator, coordinator, observer and clients; secrets are files that only you can read."""
+    from dpcfl_net.experiment import make_keys
+
+    make_keys(folder, clients)
+    typer.echo(f"{clients + 2} connection keys and the operator's signing key in {folder}")
+
+
+@app.command()
+def coordinator(
+    protocol: Annotated[Path, typer.Argument(help="protocol.json, the public part of a job")],
+    bind: Annotated[str, typer.Option(help="for example tcp://0.0.0.0:5700")],
+    keys: Annotated[Path, typer.Option(help="folder with the coordinator's key pair")],
+    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
+    observer: Annotated[Optional[str], typer.Option(help="address of the observer")] = None,
+    out: Annotated[Path, typer.Option(help="run folder; holds the checkpoints to go on from")] = Path("run"),
+    transcript: Annotated[str, typer.Option(help="off, headers or full")] = "headers",
+    quorum: Annotated[float, typer.Option(help="fraction of clients that must answer")] = 1.0,
+    round_timeout: Annotated[float, typer.Option(help="seconds")] = 600.0,
+    join_timeout: Annotated[float, typer.Option(help="seconds")] = 120.0,
+) -> None:
+    """Start the coordinator alone, on any host."""
+    from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
+
+    out.mkdir(parents=True, exist_ok=True)
+    spec = CoordinatorSpec(
+        protocol, operator_key.read_text().strip(), bind, observer, keys, out, transcript,
+        quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout,
+    )  # fmt: skip
+    run_coordinator(spec)
+
+
+@app.command()
+def worker(
+    job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
+    client: Annotated[int, typer.Option(min=0, help="which client of the roster this is")],
+    connect: Annotated[str, typer.Option(help="address of the coordinator")],
+    keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
+    operator_key: Annotated[Path, typer.Option(help="the operator's public key file, pinned here")],
+    observer: Annotated[Optional[str], typer.Option(help="address of the observer")] = None,
+    ledgers: Annotated[Path, typer.Option(help="where this client's ledger is kept")] = Path("ledgers"),
+    ledger_budget: Annotated[Optional[float], typer.Option(help="scope dataset: total epsilon over all runs")] = None,
+    data_root: Annotated[Optional[str], typer.Option(help="folder of the data sets")] = None,
+    orphan_timeout: Annotated[float, typer.Option(help="leave after so many seconds without a coordinator")] = 60.0,
+) -> None:
+    """Start one client alone, on any host."""
+    from dpcfl_net.worker import WorkerSpec, run_worker
+
+    key = operator_key.read_text().strip()
+    run_worker(
+        WorkerSpec(job, client, connect, observer, keys, key, ledgers, ledger_budget, data_root, orphan_timeout_s=orphan_timeout)
+    )
+
+
+@app.command()
+def observer(
+    job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
+    bind: Annotated[str, typer.Option(help="for example tcp://0.0.0.0:5701")],
+    keys: Annotated[Path, typer.Option(help="folder with the observer's key pair")],
+    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
+    out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
+    data_root: Annotated[Optional[str], typer.Option(help="folder of the data sets")] = None,
+) -> None:
+    """Start the observer alone: the experimenter's instrument, outside the protocol."""
+    from dpcfl_net.observer import ObserverSpec, run_observer
+
+    out.mkdir(parents=True, exist_ok=True)
+    run_observer(ObserverSpec(job, operator_key.read_text().strip(), bind, keys, out, data_root))
+
+
+@app.command()
+def account(json_file: Annotated[Path, typer.Option("--json", help="events and delta; - for standard input")]) -> None:
+    """Epsilon of events, or the noise multiplier for an epsilon."""
+    from dpcfl_net.errors import ConfigError
+    from dpcfl_net.privacy.account_document import account as solve
+
+    try:
+        document = json.loads(sys.stdin.read() if str(json_file) == "-" else json_file.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {json_file}: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{json_file} is not JSON: {error}") from None
+    typer.echo(json.dumps(solve(document)))
+
+
+@app.command()
+def schema() -> None:
+    """The configuration's JSON schema, every algorithm's options included."""
+    from dpcfl_net.config import schema as build
+
+    typer.echo(json.dumps(build(), indent=2))
+
+
+@app.command()
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="RUN")],
+    client: Annotated[Optional[int], typer.Option(help="only this client")] = None,
+    round: Annotated[Optional[int], typer.Option("--round", help="only this round")] = None,
+    limit: Annotated[int, typer.Option(help="at most so many messages")] = 200,
+) -> None:
+    """What crossed the wire, as the server saw it."""
+    from launch import runs
+
+    runs.inspect(folder, client, round, limit)
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="RUN")],
+    operator_key: Annotated[Optional[Path], typer.Option(help="the operator's public key file, if you have it from elsewhere")] = None,
+) -> None:
+    """Hash chains whole; ledgers, plan and messages agree; epsilon recomputed."""
+    from launch import runs
+
+    raise typer.Exit(runs.verify(folder, operator_key))
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
+    """Write run.json and report.html of a run folder anew."""
+    from launch import runs
+
+    runs.report(folder)
+
+
+@app.command()
+def bench(what: Annotated[str, typer.Argument(help="dpsgd")] = "dpsgd") -> None:
+    """Measure, as ratios against peers in one run."""
+    from dpcfl_net import bench as benches
+    from dpcfl_net.errors import ConfigError
+
+    if what != "dpsgd":
+        raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd")
+    benches.dpsgd()
+
+
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")],
+    root: Annotated[Optional[Path], typer.Option(help="where to put it")] = None,
+) -> None:
+    """Download a data set (torchvision does the download)."""
+    from dpcfl_net.data.datasets import fetch as download
+
+    typer.echo(f"{name} is in {download(name, root)}")
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point: a user's mistake is a sentence on stderr and an exit code, never a traceback."""
+    from dpcfl_net.errors import ConfigError, DpcflError
+
+    try:
+        code = app(args=arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except DpcflError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except typer.Exit as leave:
+        sys.exit(leave.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except Exception as error:
+        if type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
+            print(f"error: {error.format_message()}", file=sys.stderr)
+            sys.exit(2)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""How far a run is, read incrementally from its folder's growing files: what the terminal screen shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.report.read import (
+    JsonlTail,
+    Line,
+    letter,
+    listed,
+    mapping,
+    minority,
+    numbers,
+    read_mapping,
+    sizes,
+    sort_clusters,
+    sort_metrics,
+    true_clusters,
+    whole,
+)
+from dpcfl_net.report.statement import number, percent, plain
+
+WAITING, TRAINING, SENDING, GONE = "waiting", "training", "sending", "gone"
+Row = tuple[str, int, float | None, float | None]
+
+
+@dataclass
+class ProgressView:
+    """One look at a run. Accuracies and changes are shares in [0, 1]; started is in seconds since the epoch.
+
+    epsilon None while epsilon_stated: the run is unprotected. epsilon_spent None: not written yet.
+    clusters: (label, clients, accuracy, change since the round before) of each true cluster; grouping: the sizes of
+    the server's own groups; workers: a phase per client; warnings and lines (one a finished round) only ever grow.
+    """
+
+    name: str = ""
+    algorithm: str = ""
+    state: str = "running"
+    round: int = 0
+    rounds: int | None = None
+    epsilon_spent: float | None = None
+    epsilon: float | None = None
+    epsilon_stated: bool = False
+    insecure: bool = False
+    started: float | None = None
+    seconds_left: float | None = None
+    clusters: list[Row] = field(default_factory=list)
+    grouping: str = ""
+    workers: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def epsilon_text(self) -> str:
+        """`2.31 of 5`, `at most 5` while only the promise is known, `inf`, or nothing when the run states nothing."""
+        if not self.epsilon_stated:
+            return ""
+        if self.epsilon is None:
+            return "inf"
+        spent = "at most" if self.epsilon_spent is None else f"{plain(self.epsilon_spent, 3)} of"
+        return f"{spent} {plain(self.epsilon)}"
+
+
+def tail_progress(folder: Path | str) -> ProgressView:
+    """The run's progress now. Cheap to call several times a second: only what was added since the last call is read."""
+    return _tail(Path(folder).absolute()).view()
+
+
+@lru_cache(maxsize=8)
+def _tail(folder: Path) -> ProgressTail:
+    return ProgressTail(folder)
+
+
+class ProgressTail:
+    """Follows one run folder; `view()` reads what is new and returns the whole picture."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tails = {name: JsonlTail(folder / f"{name}.jsonl") for name in ("metrics", "clusters", "messages", "spans")}
+        self._mappings: dict[str, tuple[tuple[int, int], Line]] = {}
+        self._served: dict[int, Line] = {}
+        self._observed: dict[int, Line] = {}
+        self._spent: dict[int, list[float | None]] = {}
+        self._grouping: dict[int, Line] = {}
+        self._agreement: dict[int, Line] = {}
+        self._workers = Workers()
+        self._started: float | None = None
+        self._lines: list[str] = []
+        self._warnings: list[str] = []
+
+    def view(self) -> ProgressView:
+        """The run as its files tell it now."""
+        run, protocol, experiment = (self._mapping(name) for name in ("run.json", "protocol.json", "experiment.json"))
+        self._read()
+        privacy = mapping(run, "privacy")
+        rounds = whole(protocol.get("rounds")) or whole(self._mapping("config.yaml").get("rounds"))
+        view = ProgressView(
+            name=str(run.get("name") or protocol.get("name") or self.folder.name),
+            algorithm=str(run.get("algorithm") or protocol.get("algorithm") or ""),
+            state=str(run.get("state") or "running"), round=max(self._served, default=0), rounds=rounds,
+            epsilon=number(privacy.get("epsilon")), epsilon_stated="epsilon" in privacy,
+            epsilon_spent=self._spent_after(max(self._spent, default=0)) or number(privacy.get("epsilon_spent")),
+            insecure=bool(privacy.get("insecure")), started=self._started, warnings=list(self._warnings),
+        )
+        true = true_clusters(experiment)
+        clients = len(true) or len(listed(protocol, "roster"))
+        view.clusters, view.grouping = self._rows(true, clients), self._groups(view.round)
+        view.workers, view.seconds_left = self._workers.phases(clients), self._left(view)
+        self._finish_rounds(view)
+        view.lines = list(self._lines)
+        return view
+
+    def _read(self) -> None:
+        metrics = self._tails["metrics"].new()
+        sort_metrics(metrics, self._served, self._observed, self._spent)
+        sort_clusters(self._tails["clusters"].new(), self._grouping, self._agreement)
+        messages, spans = self._tails["messages"].new(), self._tails["spans"].new()
+        self._workers.follow(messages, spans)
+        times = [found for line in [*metrics, *messages] if (found := number(line.get("time"))) is not None]
+        if times:
+            self._started = min([*times, *([self._started] if self._started is not None else [])])
+        for line in metrics:
+            if line.get("view") == "server" and (missing := listed(line, "missing")):
+                self._workers.miss(missing, number(line.get("time")) or 0.0)
+                self._warnings.append(f"round {line.get('round')}: no answer from client {', '.join(map(str, missing))}")
+
+    def _mapping(self, name: str) -> Line:
+        path = self.folder / name
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return {}
+        stamp = (stat.st_mtime_ns, stat.st_size)
+        known = self._mappings.get(name)
+        if known is None or known[0] != stamp:
+            # A file read while it is being written is empty for one look; the next look has another stamp.
+            known = self._mappings[name] = (stamp, read_mapping(path, []))
+        return known[1]
+
+    def _rows(self, true: list[int], clients: int) -> list[Row]:
+        lines = [self._observed[at] for at in sorted(self._observed)[-2:]]
+        if not true:
+            return [_row("all clients", clients, [number(line.get("accuracy_mean")) for line in lines])] if lines else []
+        by_cluster, smallest = [numbers(line, "accuracy_by_cluster") for line in lines], minority(true)
+        return [_row(letter(cluster) + (" minority" if cluster == smallest else ""), count,
+                     [row[index] if index < len(row) else None for row in by_cluster])
+                for index, (cluster, count) in enumerate(sizes(true).items())]
+
+    def _groups(self, at: int) -> str:
+        for earlier in sorted((other for other in self._grouping if other <= at), reverse=True):
+            counts = [count for size in listed(self._grouping[earlier], "sizes") if (count := whole(size)) is not None]
+            if any(counts):
+                return "/".join(map(str, sorted(counts)))
+        return ""
+
+    def _spent_after(self, at: int) -> float | None:
+        return max((value for value in self._spent.get(at, []) if value is not None), default=None)
+
+    def _left(self, view: ProgressView) -> float | None:
+        recent = [number(self._served[at].get("seconds")) for at in sorted(self._served)[-10:]]
+        known = [seconds for seconds in recent if seconds is not None]
+        return sum(known) / len(known) * max(view.rounds - view.round, 0) if known and view.rounds else None
+
+    def _finish_rounds(self, view: ProgressView) -> None:
+        ended = view.state != "running"
+        for at in sorted(self._served)[len(self._lines):]:
+            # The observer lags behind the server: a round's line waits for its accuracy, but not for ever.
+            if at not in self._observed and not ended and view.round < at + 2:
+                return
+            self._lines.append(self._line(at, view))
+
+    def _line(self, at: int, view: ProgressView) -> str:
+        seen, seconds = self._observed.get(at, {}), number(self._served[at].get("seconds"))
+        least, groups = number(seen.get("accuracy_minority")), self._groups(at)
+        parts = [f"round {at}/{view.rounds}" if view.rounds else f"round {at}"]
+        if number(seen.get("accuracy_mean")) is not None:
+            beside = "" if least is None else f" (minority {percent(least)})"
+            parts.append(f"accuracy {percent(seen['accuracy_mean'])}{beside}")
+        if groups:
+            parts.append(f"clusters {groups}")
+        if text := replace(view, epsilon_spent=self._spent_after(at)).epsilon_text:
+            parts.append(f"epsilon {text}")
+        if seconds is not None:
+            parts.append(f"{seconds:.1f} s")
+        return "  ".join(parts)
+
+
+class Workers:
+    """What each worker is doing, as far as messages and timings tell."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, int] = {}
+        self._answered: dict[int, int] = {}
+        self._trained: dict[int, int] = {}
+        self._heard: dict[int, tuple[float, str]] = {}
+        self._missed: dict[int, float] = {}
+
+    def follow(self, messages: list[Line], spans: list[Line]) -> None:
+        """Take in new lines of messages.jsonl and spans.jsonl."""
+        for line in messages:
+            client, at, kind = _client(line.get("peer")), whole(line.get("round")) or 0, str(line.get("kind"))
+            if client is None:
+                continue
+            if line.get("direction") == "up":
+                self._heard[client] = (number(line.get("time")) or 0.0, kind)
+            if kind == "TASK":
+                self._asked[client] = max(at, self._asked.get(client, 0))
+            elif kind == "RESULT":
+                self._answered[client] = max(at, self._answered.get(client, 0))
+        for line in spans:
+            client, at = _client(line.get("who")), whole(line.get("round")) or 0
+            if client is not None and line.get("what") == "train":
+                self._trained[client] = max(at, self._trained.get(client, 0))
+
+    def miss(self, clients: list[Any], time: float) -> None:
+        """The server stopped waiting for these at that time; a later message from one brings it back."""
+        for client in map(whole, clients):
+            if client is not None:
+                self._missed[client] = time
+
+    def phases(self, clients: int) -> list[str]:
+        """A phase for each client, in client order."""
+        return [self._phase(client) for client in range(max([clients, *(client + 1 for client in self._asked)]))]
+
+    def _phase(self, client: int) -> str:
+        asked = self._asked.get(client, 0)
+        heard, kind = self._heard.get(client, (0.0, ""))
+        if kind == "BYE" or self._missed.get(client, 0.0) > heard:
+            return GONE
+        if asked <= self._answered.get(client, 0):
+            return WAITING
+        return SENDING if self._trained.get(client, 0) >= asked else TRAINING
+
+
+def _client(who: Any) -> int | None:
+    role, _, tail = who.partition(" ") if isinstance(who, str) else ("", "", "")
+    return int(tail) if role == "client" and tail.isdecimal() else None
+
+
+def _row(label: str, clients: int, accuracies: list[float | None]) -> Row:
+    now, before = ([None, None, *accuracies])[:-3:-1]
+    return label, clients, now, now - before if now is not None and before is not None else None

@@ -1,0 +1,616 @@
+"""The gate: one charge and one draw for one request, whatever the server asks and wherever a crash falls."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dpcfl_net.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.federation.gate import Gate
+from dpcfl_net.privacy.ledger import Ledger, read_ledger
+from dpcfl_net.privacy.ledger_entries import Claim
+from dpcfl_net.tensors import unpack
+from dpcfl_net.types import DPSGDSlot, Release, SampledGaussian, SelectionSlot, Task
+
+JOB = "a" * 64
+Z = 1.25
+ROUNDS = 6
+FIRST, TRAIN, SELECT = DPSGDSlot("first", 1.0, 1), DPSGDSlot("train", 0.1, 7), SelectionSlot("select", 0.15)
+SLOTS = {slot.name: slot for slot in (FIRST, TRAIN, SELECT)}
+PLAN = [FIRST] + [TRAIN] * 4 + [SELECT] * 2
+BUNDLES = {"first": ("first",), "train": ("train",), "window": ("select", "train"), "ask": ()}
+
+
+def open_gate(folder, **changes):
+    ledger = Ledger(folder, owner={"run": "r", "client": 1}, durable=changes.pop("durable", False))
+    try:
+        return ledger, make_gate(ledger, **changes)
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def make_gate(ledger, **changes):
+    fields = {
+        "job_hash": JOB,
+        "client": 1,
+        "rounds": ROUNDS,
+        "plan": PLAN,
+        "bundles": BUNDLES,
+        "noise_multiplier": Z,
+        "adjacency": "zero-out",
+        "ledger": ledger,
+    }
+    return Gate(**{**fields, **changes})
+
+
+@pytest.fixture
+def gate(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    yield gate
+    ledger.close()
+
+
+def task(round, kind="train", content=0.0):
+    return Task(round, kind, {"model": np.full(3, content, "<f4")})
+
+
+def allow(task):
+    pass
+
+
+class Half:
+    """A client half that releases its key and counts its runs in the client's state; `made` holds what it returned."""
+
+    def __init__(self):
+        self.keys, self.made = [], []
+
+    def __call__(self, charge, state):
+        self.keys.append(charge.key)
+        count = state.get("count", np.zeros(1, "<i8")) + 1
+        self.made.append(np.frombuffer(charge.key + count.tobytes(), "<i8"))
+        events = [slot.event(charge.noise_multiplier, charge.adjacency) for slot in charge.slots.values()]
+        return Release(key=self.made[-1]), {"count": count}, events
+
+
+def ask(gate, *args, compute=None, **more):
+    return gate.answer(task(*args, **more), allow, compute or Half())
+
+
+def forbidden(charge, state):
+    raise AssertionError("data was touched")
+
+
+def test_a_task_is_charged_once_and_answered_with_the_same_bytes(gate):
+    half = Half()
+    first = ask(gate, 1, compute=half)
+    again = ask(gate, 1, compute=forbidden)
+    assert (first.status, first.cached, again.status, again.cached) == ("release", False, "release", True)
+    assert first.release == again.release
+    assert np.array_equal(unpack(first.release)["key"], half.made[0])
+    assert gate.spent() == [SampledGaussian(Z, 0.1, 7)]
+    assert gate.remaining() == {"first": 1, "train": 3, "select": 2}
+
+
+def test_the_debit_is_on_disk_before_the_data_is_touched(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    seen = []
+
+    def compute(charge, state):
+        seen.extend(read_ledger(tmp_path / "ledger")[1].slots)
+        assert charge.slots == {"select": SELECT, "train": TRAIN}
+        assert charge.noise_multiplier == Z
+        return Half()(charge, state)
+
+    assert ask(gate, 1, "window", compute=compute).status == "release"
+    assert seen == ["select", "train"]
+    ledger.close()
+
+
+def test_state_commits_with_the_release(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    assert gate.state() == {}
+    for number in (1, 2, 2, 3):
+        ask(gate, number)
+    ledger.close()
+    ledger, gate = open_gate(tmp_path / "ledger")
+    assert gate.state()["count"].tolist() == [3]
+    ledger.close()
+
+
+def test_old_answers_are_stale_and_the_last_two_rounds_are_not(gate):
+    for number in (1, 2, 3, 4):
+        ask(gate, number)
+    assert [ask(gate, number, compute=forbidden).status for number in (1, 2, 3, 4)] == ["stale", "stale", "release", "release"]
+    assert gate.remaining()["train"] == 0
+
+
+# What is refused, with nothing spent
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (task(2, content=1.0), "other-content"),
+        (task(1), "round-order"),
+        (task(0), "round"),
+        (task(ROUNDS + 1), "round"),
+        (task(-1), "round"),
+        (task(True), "task"),
+        (task(3.0), "task"),
+        (task(3, kind=7), "task"),
+        (task(3, "steal"), "unknown-kind"),
+        (task(3, "first"), "quota"),
+        (Task(3, "train", {"model": np.zeros(3)}), "tensors"),
+        (Task(3, "train", {"model": np.array([object()])}), "tensors"),
+    ],
+)
+def test_what_the_job_does_not_hold_is_refused(gate, request_, code):
+    ask(gate, 2, "first")
+    ask(gate, 2)
+    before = gate.spent()
+    answer = gate.answer(request_, allow, forbidden)
+    assert (answer.status, answer.code, answer.release) == ("refused", code, b"")
+    assert gate.spent() == before
+
+
+def test_more_rounds_than_the_plan_pays_for_are_refused_and_types_are_not_exchanged(gate):
+    assert [ask(gate, number).status for number in (1, 2, 3, 4)] == ["release"] * 4
+    for number, kind in itertools.product((5, 6), ("train", "window")):
+        answer = gate.answer(task(number, kind), allow, forbidden)
+        assert (answer.status, answer.code) == ("refused", "quota")
+    assert gate.remaining() == {"first": 1, "train": 0, "select": 2}
+    assert ask(gate, 6, "first").status == "release"
+
+
+def test_rounds_may_be_skipped_and_kinds_share_a_round(gate):
+    assert [ask(gate, 3, kind).status for kind in ("ask", "first", "train", "window")] == ["release"] * 4
+    assert ask(gate, 5).status == "release"
+
+
+def test_the_check_comes_before_the_charge_and_not_for_an_answer_that_is_kept(gate):
+    def check(task):
+        raise Refused("non-finite", "tensor 'model' holds a value that is not finite")
+
+    answer = gate.answer(task(1), check, forbidden)
+    assert (answer.status, answer.code) == ("refused", "non-finite")
+    assert gate.spent() == []
+    kept = ask(gate, 1)
+    assert gate.answer(task(1), check, forbidden).release == kept.release
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (lambda good: (good[0].tensors, *good[1:]), "not-a-release"),
+        (lambda good: good[0], "not-a-release"),
+        (lambda good: None, "not-a-release"),
+        (lambda good: (good[0], [], good[2]), "not-a-release"),
+        (lambda good: (Release(x=np.zeros(2)), *good[1:]), "not-a-release"),
+        (lambda good: (Release(x=np.array("text")), *good[1:]), "not-a-release"),
+        (lambda good: (good[0], {"x": 3.5}, good[2]), "not-a-release"),
+        (lambda good: (*good[:2], []), "mechanism-mismatch"),
+        (lambda good: (*good[:2], good[2] * 2), "mechanism-mismatch"),
+        (lambda good: (*good[:2], good[2][:1]), "mechanism-mismatch"),
+        (lambda good: (*good[:2], [SampledGaussian(Z, 0.1, 8), good[2][0]]), "mechanism-mismatch"),
+        (lambda good: (*good[:2], [SampledGaussian(Z * 0.99, 0.1, 7), good[2][0]]), "mechanism-mismatch"),
+        (lambda good: (*good[:2], [SampledGaussian(Z, 0.11, 7), good[2][0]]), "mechanism-mismatch"),
+        (lambda good: (*good[:2], None), "mechanism-mismatch"),
+        (lambda good: (*good[:2], [["unhashable"]]), "mechanism-mismatch"),
+    ],
+)
+def test_what_was_not_charged_is_withheld_for_ever(tmp_path, result, code):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    ask(gate, 1)
+    answer = ask(gate, 2, "window", compute=lambda charge, state: result(Half()(charge, state)))
+    assert (answer.status, answer.code, answer.release) == ("refused", code, b"")
+    assert gate.remaining() == {"first": 1, "train": 2, "select": 1}
+    ledger.close()
+    ledger, gate = open_gate(tmp_path / "ledger")
+    again = ask(gate, 2, "window", compute=forbidden)
+    assert (again.status, again.code, again.release) == ("refused", code, b"")
+    assert gate.state()["count"].tolist() == [1]
+    assert list((tmp_path / "ledger" / "keys").iterdir()) == []
+    ledger.close()
+
+
+def test_the_order_of_events_is_free(gate):
+    def compute(charge, state):
+        release, state, events = Half()(charge, state)
+        return release, state, events[::-1]
+
+    assert ask(gate, 1, "window", compute=compute).status == "release"
+
+
+def test_replace_one_charges_the_doubled_range(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger", adjacency="replace-one")
+    assert ask(gate, 1, "window").status == "release"
+    assert gate.spent()[0].epsilon == pytest.approx(0.30)
+    ledger.close()
+
+
+# Keys
+
+
+def test_no_two_tasks_and_no_two_clients_share_a_key(tmp_path):
+    half = Half()
+    for name in ("one", "two"):
+        ledger, gate = open_gate(tmp_path / name)
+        for number, kind in itertools.product((1, 2), ("train", "window")):
+            ask(gate, number, kind, compute=half)
+        ledger.close()
+    assert len(set(half.keys)) == 8
+
+
+def test_seeded_keys_repeat_and_differ_by_seed_client_round_and_kind(tmp_path):
+    def keys(name, **changes):
+        half = Half()
+        ledger, gate = open_gate(tmp_path / name, **changes)
+        for number, kind in itertools.product((1, 2), ("train", "window")):
+            ask(gate, number, kind, compute=half)
+        ledger.close()
+        return half.keys
+
+    one = keys("one", noise_seed=b"s" * 32)
+    assert one == keys("two", noise_seed=b"s" * 32)
+    others = keys("three", noise_seed=b"t" * 32) + keys("four", noise_seed=b"s" * 32, client=2)
+    assert len({*one, *others}) == 12
+
+
+# Crashes
+
+
+def crash(charge, state):
+    raise RuntimeError("worker died")
+
+
+def test_a_task_that_died_is_computed_again_from_the_same_key(tmp_path):
+    half = Half()
+
+    def dies(charge, state):
+        half(charge, state)
+        raise RuntimeError("worker died")
+
+    ledger, gate = open_gate(tmp_path / "ledger")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="worker died"):
+            ask(gate, 1, compute=dies)
+    ledger.close()
+    ledger, gate = open_gate(tmp_path / "ledger")
+    answer = ask(gate, 1, compute=half)
+    assert answer.status == "release"
+    assert len(half.keys) == 3
+    assert len(set(half.keys)) == 1
+    assert len(gate.spent()) == 1
+    ledger.close()
+
+
+def test_a_task_that_died_is_lost_where_bits_do_not_repeat(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger", deterministic=False)
+    with pytest.raises(RuntimeError):
+        ask(gate, 1, compute=crash)
+    for cached in (False, True):
+        answer = ask(gate, 1, compute=forbidden)
+        assert (answer.status, answer.cached) == ("lost", cached)
+    assert len(gate.spent()) == 1
+    assert list((tmp_path / "ledger" / "keys").iterdir()) == []
+    assert ask(gate, 2).status == "release"
+    ledger.close()
+
+
+def test_a_task_that_died_is_lost_once_a_later_one_has_moved_the_state(gate):
+    with pytest.raises(RuntimeError):
+        ask(gate, 1, compute=crash)
+    assert ask(gate, 2).status == "release"
+    assert ask(gate, 1, compute=forbidden).status == "lost"
+    assert len(gate.spent()) == 2
+
+
+def torn_gate(folder, number=1, kind="train", **changes):
+    """A gate whose ledger's last debit was cut in the middle of its line."""
+    ledger, gate = open_gate(folder)
+    behind = (folder / "counter").read_bytes()
+    with pytest.raises(RuntimeError):
+        ask(gate, number, kind, compute=crash)
+    ledger.close()
+    path = folder / "ledger.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    (folder / "counter").write_bytes(behind)
+    return open_gate(folder, **changes)
+
+
+def test_a_torn_line_costs_the_costliest_request_and_closes_its_round(tmp_path):
+    ledger, gate = torn_gate(tmp_path / "ledger", 2, "ask")
+    assert gate.remaining() == {"first": 0, "train": 4, "select": 2}
+    for kind, content in itertools.product(("train", "ask"), (0.0, 1.0)):
+        answer = gate.answer(task(2, kind, content), allow, forbidden)
+        assert answer.status == "lost"
+    assert gate.answer(task(1), allow, forbidden).code == "round-order"
+    assert ask(gate, 3).status == "release"
+    ledger.close()
+    ledger, gate = open_gate(tmp_path / "ledger")
+    assert len(gate.spent()) == 2
+    assert ask(gate, 2, compute=forbidden).status == "lost"
+    ledger.close()
+
+
+def test_the_costliest_remaining_request_is_chosen_among_what_is_left(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    ask(gate, 1, "first")
+    ledger.close()
+    ledger, gate = torn_gate(tmp_path / "ledger", 2, "train")
+    assert gate.remaining() == {"first": 0, "train": 3, "select": 1}
+    ledger.close()
+
+
+def test_a_torn_line_after_the_plan_is_used_up_costs_nothing_more(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    ask(gate, 1, "first")
+    for number in range(1, 5):
+        ask(gate, number, "window" if number < 3 else "train")
+    ledger.close()
+    ledger, gate = torn_gate(tmp_path / "ledger", 5, "ask")
+    assert set(gate.remaining().values()) == {0}
+    assert ask(gate, 5, "ask", compute=forbidden).status == "lost"
+    ledger.close()
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def crash_at(step):
+    """End the process before file operation `step` (from 1); a write gets half of its bytes through. Yields the count."""
+    real = {name: getattr(os, name) for name in ("write", "fsync", "replace", "unlink", "mkdir")}
+    count = itertools.count(1)
+    seen = []
+
+    def guarded(name):
+        def call(*args, **more):
+            seen.append(name)
+            if next(count) == step:
+                if name == "write":
+                    real["write"](args[0], args[1][: len(args[1]) // 2])
+                raise Crash
+            return None if name == "fsync" else real[name](*args, **more)
+
+        return call
+
+    for name in real:
+        setattr(os, name, guarded(name))
+    try:
+        yield seen
+    finally:
+        for name, function in real.items():
+            setattr(os, name, function)
+
+
+def try_ask(folder, request, half, step=None):
+    """One process: open, ask, end; None if it crashed."""
+    ledger = None
+    with crash_at(step):
+        try:
+            ledger, gate = open_gate(folder, durable=True)
+            return gate.answer(request, allow, half)
+        except Crash:
+            return None
+        finally:
+            if ledger is not None:
+                ledger.close()
+
+
+def one_charge_and_one_draw(folder, request, half, answer, charges_before):
+    ledger, gate = open_gate(folder)
+    assert len(ledger.charges(JOB)) == charges_before + 1
+    assert len(set(half.keys)) <= 1
+    assert answer.status in ("release", "lost")
+    if answer.status == "lost":
+        assert half.keys == []
+    else:
+        assert {made.tobytes() for made in half.made} <= {unpack(answer.release)["key"].tobytes()}
+        assert gate.state()["count"].tolist() == [charges_before + 1]
+    again = gate.answer(request, allow, forbidden)
+    assert (again.status, again.release) == (answer.status, answer.release)
+    assert list((folder / "keys").iterdir()) == []
+    assert ask(gate, request.round + 1).status == "release"
+    ledger.close()
+
+
+def used_ledger(folder):
+    """Two answered rounds, so that the third also prunes."""
+    ledger, gate = open_gate(folder)
+    ask(gate, 1)
+    ask(gate, 2)
+    ledger.close()
+    return folder
+
+
+def test_wherever_one_crash_falls_there_is_one_charge_and_one_draw(tmp_path):
+    before = used_ledger(tmp_path / "before")
+    outcomes = []
+    for step in itertools.count(1):
+        folder = Path(shutil.copytree(before, tmp_path / str(step)))
+        half = Half()
+        answer = try_ask(folder, task(3), half, step)
+        if answer is not None:
+            break
+        answer = try_ask(folder, task(3), half)
+        one_charge_and_one_draw(folder, task(3), half, answer, 2)
+        outcomes.append((answer.status, len(half.keys)))
+    # The torn line is one point; the others are before the charge, before the answer (two runs), and after it (one).
+    assert outcomes.count(("lost", 0)) == 1
+    assert {("release", 1), ("release", 2)} < set(outcomes)
+    assert step > 25
+
+
+@pytest.mark.slow
+def test_wherever_two_crashes_fall_there_is_one_charge_and_one_draw(tmp_path):
+    before = used_ledger(tmp_path / "before")
+    for first in itertools.count(1):
+        crashed = Path(shutil.copytree(before, tmp_path / f"{first}"))
+        half = Half()
+        if try_ask(crashed, task(3), half, first) is not None:
+            break
+        for second in itertools.count(1):
+            folder = Path(shutil.copytree(crashed, tmp_path / f"{first}-{second}"))
+            both = Half()
+            both.keys, both.made = list(half.keys), list(half.made)
+            whole = try_ask(folder, task(3), both, second) is not None
+            answer = try_ask(folder, task(3), both)
+            one_charge_and_one_draw(folder, task(3), both, answer, 2)
+            shutil.rmtree(folder)
+            if whole:
+                break
+
+
+def test_wherever_the_first_opening_ends_the_next_one_works(tmp_path):
+    for step in itertools.count(1):
+        folder = tmp_path / str(step)
+        if try_ask(folder, task(1), Half(), step) is not None:
+            break
+        half = Half()
+        answer = try_ask(folder, task(1), half)
+        one_charge_and_one_draw(folder, task(1), half, answer, 0)
+    assert step > 25
+
+
+@pytest.mark.parametrize("where", ["before compute", "in compute", "after the answer was stored"])
+def test_a_killed_process_is_charged_once(tmp_path, where):
+    folder = used_ledger(tmp_path / "ledger")
+    drawn = tmp_path / "drawn"
+    child = os.fork()
+    if child == 0:
+        _, gate = open_gate(folder, durable=True)
+
+        def compute(charge, state):
+            if where == "before compute":
+                os._exit(9)
+            result = Half()(charge, state)
+            drawn.write_bytes(result[0].tensors["key"].tobytes())
+            if where == "in compute":
+                os._exit(9)
+            return result
+
+        ask(gate, 3, compute=compute)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    half = Half()
+    answer = try_ask(folder, task(3), half)
+    assert answer.cached == (where == "after the answer was stored")
+    if where != "before compute":
+        assert unpack(answer.release)["key"].tobytes() == drawn.read_bytes()
+    one_charge_and_one_draw(folder, task(3), half, answer, 2)
+
+
+# What a gate does not start with
+
+
+def test_a_plan_and_bundles_that_disagree_are_refused(tmp_path):
+    bundles = {"a": ("train", "train"), "b": ("gone",)}
+    with pytest.raises(ConfigError) as error:
+        open_gate(tmp_path / "ledger", bundles=bundles, plan=[TRAIN, DPSGDSlot("train", 0.2, 7)])
+    assert len(error.value.problems) == 3
+
+
+def test_a_ledger_that_charged_what_the_plan_does_not_hold_is_refused(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    ask(gate, 1)
+    ask(gate, 2)
+    for changes in ({"noise_multiplier": 2.0}, {"plan": [FIRST, TRAIN, SELECT]}, {"bundles": {"train": ("train", "select")}}):
+        with pytest.raises(LedgerError, match="ledger-broken"):
+            make_gate(ledger, **changes)
+    ledger.close()
+
+
+def test_several_jobs_on_one_ledger_must_each_enrol(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger")
+    ask(gate, 1)
+    with pytest.raises(Refused, match="not-enrolled"):
+        make_gate(ledger, job_hash="b" * 64)
+    ledger.enrol(JOB, Claim(1.0, 1e-4), budget_epsilon=2.0)
+    with pytest.raises(Refused, match="not-enrolled"):
+        make_gate(ledger, job_hash="b" * 64)
+    ledger.enrol("b" * 64, Claim(1.0, 1e-4), budget_epsilon=2.0)
+    other = make_gate(ledger, job_hash="b" * 64)
+    assert other.remaining()["train"] == 4
+    assert ask(other, 1).status == "release"
+    assert ask(gate, 1).cached
+    ledger.close()
+
+
+def test_a_torn_line_is_charged_to_the_job_that_wrote_it(tmp_path):
+    folder = tmp_path / "ledger"
+    ledger = Ledger(folder, owner={"run": "r", "client": 1}, durable=False)
+    for job in (JOB, "b" * 64):
+        ledger.enrol(job, Claim(1.0, 1e-4))
+    ledger.close()
+    ledger, other = torn_gate(folder, 1, "train", job_hash="b" * 64)
+    assert other.spent() == []
+    assert ask(other, 1).status == "release"
+    gate = make_gate(ledger)
+    assert gate.remaining()["first"] == 0
+    assert ask(gate, 1, compute=forbidden).status == "lost"
+    ledger.close()
+
+
+class GateMachine(RuleBasedStateMachine):
+    """Any tasks, crashes and restarts: the plan is never exceeded, no request is charged or drawn for twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp())
+        self.halves = {}
+        self.released = {}
+
+    def teardown(self):
+        shutil.rmtree(self.root)
+
+    @rule(
+        number=st.integers(0, ROUNDS + 1),
+        kind=st.sampled_from(["first", "train", "train", "window", "steal"]),
+        content=st.sampled_from([0.0, 0.0, 0.0, 1.0]),
+        step=st.one_of(st.none(), st.none(), st.integers(1, 70)),
+    )
+    def request(self, number, kind, content, step):
+        half = self.halves.setdefault((number, kind, content), Half())
+        answer = try_ask(self.root / "ledger", task(number, kind, content), half, step)
+        assert len(set(half.keys)) <= 1
+        if answer is None or answer.status != "release":
+            return
+        first = self.released.setdefault((number, kind, content), answer.release)
+        assert answer.release == first
+        assert {made.tobytes() for made in half.made} == {unpack(first)["key"].tobytes()}
+
+    @invariant()
+    def the_ledger_holds(self):
+        if not (self.root / "ledger" / "counter").exists():
+            return
+        debits = [entry for entry in read_ledger(self.root / "ledger") if entry.type == "debit"]
+        spent = [name for entry in read_ledger(self.root / "ledger") for name in entry.slots]
+        assert all(spent.count(slot.name) <= PLAN.count(slot) for slot in SLOTS.values())
+        assert len({(entry.round, entry.kind) for entry in debits}) == len({entry.id for entry in debits}) == len(debits)
+        drawn = [request for request, half in self.halves.items() if half.keys]
+        assert len(drawn) <= len(debits)
+        assert len({key for half in self.halves.values() for key in half.keys}) == len(drawn)
+
+
+GateMachine.TestCase.settings = settings(
+    max_examples=25,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    database=None,
+)
+TestGateMachine = GateMachine.TestCase
