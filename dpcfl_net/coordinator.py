@@ -88,8 +88,9 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     outbox = None
     if spec.observer:
         outbox = ObserverOutbox(
-            spec.observer, run=protocol.run, security=protocol.security, server_key=protocol.observer_key, keys=own, sender=COORDINATOR
-        )
+            spec.observer, run=protocol.run, job=digest(protocol), security=protocol.security,
+            server_key=protocol.observer_key, keys=own, sender=COORDINATOR,
+        )  # fmt: skip
     abort = True
     try:
         write_atomically(spec.folder / "addresses" / COORDINATOR, endpoint.address)
@@ -104,7 +105,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
 
         drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints), on_round)
         if outbox is not None:
-            outbox.end()
+            outbox.end(protocol.rounds)
         endpoint.bye()
         abort = False
     finally:

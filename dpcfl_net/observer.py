@@ -13,11 +13,11 @@ from dpcfl_net import runlog
 from dpcfl_net.clustering import metrics
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import ClientData, DataSettings, open_client, plan_slices
-from dpcfl_net.errors import RunFailed
 from dpcfl_net.experiment import OBSERVER, Job, read_job
-from dpcfl_net.runlog import Lines, write_atomically
+from dpcfl_net.job import digest
+from dpcfl_net.runlog import Lines, say, write_atomically
 from dpcfl_net.wire import keys
-from dpcfl_net.wire.observer_link import ObserverInbox, ObserverNote
+from dpcfl_net.wire.observer_link import End, Models, ObserverInbox, Personal, Span
 
 LATE_S = 15.0
 
@@ -34,7 +34,7 @@ class ObserverSpec:
     data_root: str | None = None
 
 
-def run_observer(spec: ObserverSpec, parent: int | None = None) -> None:
+def run_observer(spec: ObserverSpec) -> None:
     """Evaluate what the coordinator publishes and gather what workers report, until the run's end."""
     import torch
 
@@ -44,16 +44,16 @@ def run_observer(spec: ObserverSpec, parent: int | None = None) -> None:
     inbox = ObserverInbox(
         spec.bind,
         run=protocol.run,
+        job=digest(protocol),
         security=protocol.security,
         keys=(keys.read_public(spec.keys, OBSERVER), keys.read_secret(spec.keys, OBSERVER)),
-        coordinator=protocol.coordinator_key,
-        clients={entry.id: entry.public_key for entry in protocol.roster},
+        coordinator_key=protocol.coordinator_key,
+        client_keys={entry.id: entry.public_key for entry in protocol.roster},
         parameters=protocol.model.parameters,
         max_models=max(job.algorithm.max_models, max(protocol.oracle or [0]) + 1),
+        on_failure=lambda failure: say(f"refused: {failure}"),
     )
     try:
-        if parent is not None:
-            inbox.register(parent)
         (spec.folder / "addresses").mkdir(parents=True, exist_ok=True)
         write_atomically(spec.folder / "addresses" / OBSERVER, inbox.address)
         Observer(spec, job).listen(inbox)
@@ -67,7 +67,7 @@ class Round:
 
     assignment: list[int | None]
     accuracy: dict[int, float] = field(default_factory=dict)
-    loss: dict[int, float] = field(default_factory=dict)
+    loss: dict[int, float | None] = field(default_factory=dict)
     phase: str = ""
 
 
@@ -86,36 +86,34 @@ class Observer:
         self._personal = job.algorithm.personal
 
     def listen(self, inbox: ObserverInbox) -> None:
-        """Until the coordinator's END and the last round's figures (workers may be a little late)."""
+        """Until the coordinator's end and the last round's figures (workers may be a little late)."""
         ended: float | None = None
-        while ended is None or (self._open_rounds() and time.monotonic() - ended < LATE_S):
+        while ended is None or (self._waiting() and time.monotonic() - ended < LATE_S):
             for note in inbox.poll(1.0):
-                if note.kind == "end":
+                if isinstance(note, End):
                     ended = time.monotonic()
                 else:
                     self._take(note)
-            if inbox.orphaned:
-                raise RunFailed("the process that started the observer is gone")
 
-    def _open_rounds(self) -> bool:
-        return any(t not in self._written for t in self._rounds) or (self._personal and self.job.protocol.rounds not in self._written)
+    def _waiting(self) -> bool:
+        return bool(self._rounds) or (self._personal and self.job.protocol.rounds not in self._written)
 
-    def _take(self, note: ObserverNote) -> None:
-        if note.kind == "span":
-            self._spans.write({"who": note.sender, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
+    def _take(self, note: Models | Personal | Span) -> None:
+        if isinstance(note, Span):
+            self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
         elif note.round in self._written:
             return
-        elif note.kind == "personal":
+        elif isinstance(note, Personal):
             entry = self._rounds.setdefault(note.round, Round([None] * len(self.truth), phase="personal"))
             entry.accuracy[note.client], entry.loss[note.client] = note.accuracy, note.loss
             if len(entry.accuracy) == len(self.truth):
                 self._write(note.round, entry)
-        elif note.kind == "models" and not self._personal:
+        elif not self._personal and note.round > 0:
             started = time.time()
             self._write(note.round, self._evaluate(note))
             self._spans.write({"who": OBSERVER, "what": "evaluate", "round": note.round, "start": started, "end": time.time()})
 
-    def _evaluate(self, note: ObserverNote) -> Round:
+    def _evaluate(self, note: Models) -> Round:
         """Every client's own test records under the model of its cluster."""
         if self._evaluator is None:
             self._open()
@@ -137,10 +135,11 @@ class Observer:
 
     def _write(self, t: int, entry: Round) -> None:
         accuracy = [entry.accuracy[client] for client in sorted(entry.accuracy)]
+        losses = [value for value in entry.loss.values() if value is not None]
         summary = metrics.accuracy_summary(accuracy, self.truth)
         self._metrics.write({
             "view": "observer", "round": t, "time": time.time(), **summary, "accuracy_by_client": accuracy,
-            "loss_mean": float(np.mean(list(entry.loss.values()))),
+            "loss_mean": float(np.mean(losses)) if losses else None,
         })  # fmt: skip
         self._written.add(t)
         self._rounds.pop(t, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -111,13 +110,10 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
 
 
 def write_epsilon_lines(folder: Path, job: Job) -> None:
-    """Append the epsilon that each client has spent after each round to metrics.jsonl, once."""
-    if any("epsilon_spent_by_client" in line for line in runlog.read(folder / "metrics.jsonl")):
-        return
+    """Append to metrics.jsonl what each client has spent after each round that is not there yet."""
+    written = max((line["round"] for line in runlog.read(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0)
     curves = epsilon_curves(folder, job)
     lines = runlog.Lines(folder / "metrics.jsonl")
-    for t in range(max(map(len, curves), default=0)):
-        spent = [curve[min(t, len(curve) - 1)] if curve else 0.0 for curve in curves]
-        if all(math.isfinite(value) for value in spent):
-            lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": spent})
+    for t in range(written, min(map(len, curves), default=0)):
+        lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": [curve[t] for curve in curves]})
     lines.close()

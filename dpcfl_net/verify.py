@@ -116,14 +116,15 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     if not path.exists():
         return [Check("transcript: hash chain whole", False, "no transcript.msgpack (output.transcript: off?)")]
     try:
-        records = list(transcript.read(path))
+        reader = transcript.read(path)
+        records = list(reader)
     except DpcflError as error:
         return [Check("transcript: hash chain whole", False, str(error))]
-    cut = " (a last record was cut)" if any(record.cut for record in records) else ""
+    cut = " (a last record was cut)" if reader.cut else ""
     paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines}
     unpaid, released = [], set()
     for record in records:
-        if record.cut or record.direction != "up":
+        if record.direction != "up":
             continue
         header = decode(record.header)
         if header.kind == "RESULT" and header.code == "release":

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import open_client
-from dpcfl_net.errors import DpcflError, RunFailed
+from dpcfl_net.errors import DpcflError
 from dpcfl_net.experiment import Job, client_key, client_slice, read_job
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
@@ -69,8 +69,8 @@ def make_host(job: Job, client: int, ledgers: Path, *, data_root: str | None = N
     )
 
 
-def run_worker(spec: WorkerSpec, parent: int | None = None) -> None:
-    """Serve one client until the coordinator says goodbye; `parent`: a descriptor that becomes readable when the starter dies.
+def run_worker(spec: WorkerSpec) -> None:
+    """Serve one client until the coordinator says goodbye.
 
     Raises Refused for a job or a server that must not be served, RunFailed for an orphan.
     """
@@ -80,19 +80,19 @@ def run_worker(spec: WorkerSpec, parent: int | None = None) -> None:
     torch.manual_seed(int.from_bytes(os.urandom(7), "big"))  # forked siblings share the parent's seed; no noise comes from it
     job = read_job(spec.job, spec.operator_key)
     host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, budget=spec.ledger_budget)
-    Worker(spec, job, host, parent).serve()
+    Worker(spec, job, host).serve()
 
 
 class Worker:
     """Two threads around one host: `_talk` owns the socket, `serve` computes."""
 
-    def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost, parent: int | None) -> None:
+    def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost) -> None:
         self.spec, self.job, self.host = spec, job, host
         self._tasks: queue.Queue[ClientEvent | BaseException | None] = queue.Queue()
         self._answers: deque[tuple[Any, ...]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
-        self._parent, self._stop = parent, False
+        self._stop = False
         self._slots = Slots(*spec.slots) if spec.slots else None
         self._outbox: ObserverOutbox | None = None
 
@@ -103,8 +103,8 @@ class Worker:
         if self.spec.observer:
             my_key = (keys.read_public(self.spec.keys, self._key_name), keys.read_secret(self.spec.keys, self._key_name))
             self._outbox = ObserverOutbox(
-                self.spec.observer, run=self.job.protocol.run, security=self.job.protocol.security,
-                server_key=self.job.protocol.observer_key, keys=my_key, sender=f"client {self.spec.client}",
+                self.spec.observer, run=self.job.protocol.run, job=digest(self.job.protocol), security=self.job.protocol.security,
+                server_key=self.job.protocol.observer_key, keys=my_key, sender=self.spec.client,
             )  # fmt: skip
         try:
             while (event := self._tasks.get()) is not None:
@@ -135,7 +135,7 @@ class Worker:
             ended = time.time()
             self._reply("result", event.id, answer)
             if self._outbox is not None:
-                self._outbox.span(event.round, "train", started, ended)
+                self._outbox.span("train", event.round, started, ended)
                 self._report_personal(event.round)
         _trim()
 
@@ -147,7 +147,7 @@ class Worker:
         settings, piece = client_slice(self.job, self.spec.client, self.spec.data_root)
         test = open_client(settings, piece, self.spec.data_root, "test")
         accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, test)
-        self._outbox.personal(self.spec.client, t, accuracy, loss)
+        self._outbox.personal(t, accuracy, loss)
 
     def _reply(self, *what: Any) -> None:
         self._answers.append(what)
@@ -180,11 +180,8 @@ class Worker:
             on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
             orphan_timeout_s=self.spec.orphan_timeout_s,
         )
-        gone = []
         try:
             endpoint.register(self._wake_read, lambda: self._deliver(endpoint))
-            if self._parent is not None:
-                endpoint.register(self._parent, lambda: gone.append(True))
             endpoint.heartbeat("idle")
             while not self._stop:
                 for event in endpoint.poll(1.0):
@@ -194,8 +191,6 @@ class Worker:
                         return
                     elif event.kind == "error":
                         say(f"the coordinator says: {event.code} {event.reason}")
-                if gone:
-                    raise RunFailed("the process that started this worker is gone")
         except DpcflError:
             endpoint.close(abort=True)
             raise

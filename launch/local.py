@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ BIND = "tcp://127.0.0.1:*"
 STOP_S = 4.0
 
 
-def entry(title: str, log: Path, main: Callable[..., None], spec: Any, parent: bool) -> None:
+def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None:
     """What a forked child runs: its own log, its own title, its own random state, no inherited signal habits."""
     import setproctitle
 
@@ -36,13 +37,12 @@ def entry(title: str, log: Path, main: Callable[..., None], spec: Any, parent: b
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    sentinel = multiprocessing.parent_process()
+    starter = multiprocessing.parent_process()
+    if starter is not None:
+        threading.Thread(target=_die_with, args=(starter.sentinel,), name="watch", daemon=True).start()
     code = 0
     try:
-        if parent and sentinel is not None:
-            main(spec, sentinel.sentinel)
-        else:
-            main(spec)
+        main(spec)
     except DpcflError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         code = error.exit_code
@@ -55,12 +55,18 @@ def entry(title: str, log: Path, main: Callable[..., None], spec: Any, parent: b
     os._exit(code)  # forked children skip the parent's exit handlers
 
 
+def _die_with(sentinel: int) -> None:
+    """Nobody outlives the launcher, however it ended; the ledger and the checkpoints are written for that."""
+    wait([sentinel])
+    os._exit(4)
+
+
 @dataclass
 class Child:
     """One process of the run and how to start it again."""
 
     title: str
-    main: Callable[..., None]
+    main: Callable[[Any], None]
     spec: Any
     log: Path
     process: Any = None
@@ -129,17 +135,21 @@ class LocalRun:
             if coordinator.exitcode == 0 and observer.exitcode == 0:
                 return
 
+    def finish(self) -> None:
+        """After the coordinator's goodbye: let the workers leave by themselves."""
+        deadline = time.monotonic() + STOP_S
+        while any(c.process.is_alive() for c in self.children.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def stop(self) -> None:
         """Ask, then insist: no process of this run outlives it."""
-        deadline = time.monotonic() + STOP_S
-        processes = [c.process for c in self.children.values() if c.process is not None]
-        while any(p.is_alive() for p in processes) and time.monotonic() < deadline and self._finished():
-            time.sleep(0.05)
+        processes = [c.process for c in self.children.values() if c.process is not None and c.process.pid is not None]
         for process in processes:
             if process.is_alive():
                 process.terminate()
+        deadline = time.monotonic() + STOP_S
         for process in processes:
-            process.join(timeout=max(0.1, deadline + 0.5 - time.monotonic()))
+            process.join(timeout=max(0.05, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -149,10 +159,7 @@ class LocalRun:
         """Process ids by title."""
         return {title: child.process.pid for title, child in self.children.items()}
 
-    def _finished(self) -> bool:
-        return bool(self.children[COORDINATOR].process.exitcode == 0) if COORDINATOR in self.children else False
-
-    def _spawn(self, title: str, main: Callable[..., None], spec: Any) -> None:
+    def _spawn(self, title: str, main: Callable[[Any], None], spec: Any) -> None:
         log = self.folder / "logs" / f"{title.replace(' ', '_')}.log"
         child = Child(title, main, spec, log)
         self.children[title] = child
@@ -160,7 +167,7 @@ class LocalRun:
 
     def _launch(self, child: Child) -> None:
         child.process = self._context.Process(
-            target=entry, args=(child.title, child.log, child.main, child.spec, True), name=child.title
+            target=entry, args=(child.title, child.log, child.main, child.spec), name=child.title
         )
         child.process.start()
 

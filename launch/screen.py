@@ -121,7 +121,8 @@ class Screen:
         of = f"/{view.rounds}" if view.rounds else ""
         lines: list[RenderableType] = [Text.assemble((f"round {view.round}{of}", "bold"), f"  {when}")]
         if view.rounds:
-            lines.append(ProgressBar(total=view.rounds, completed=view.round))
+            # A bare bar ends without a new line, and what follows it would be cut off.
+            lines.append(Padding(ProgressBar(total=view.rounds, completed=view.round), 0))
         if view.epsilon_stated:
             lines.append(Text.assemble("epsilon ", (view.epsilon_text, "bold red" if view.epsilon is None else "bold")))
         if view.insecure:
@@ -138,7 +139,7 @@ class Screen:
 
 
 def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = (), console: Console | None = None) -> None:
-    """Print a run.json's result, beside those of other runs, and the privacy statement of the first."""
+    """Print a run.json's result and its privacy statement; beside other runs the statement is its headline and alerts."""
     console = console or Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("", "accuracy", "minority", "worst", "clusters", "epsilon"):
@@ -151,7 +152,7 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
         console.print(Text("! these runs are not at the same privacy: their accuracies do not compare", style="yellow"))
     if run.get("state") not in (None, "finished"):
         console.print(Text(f"! the run is {_tame(run['state'])} after {run.get('rounds_done', 0)} rounds", style="yellow"))
-    _print_statement(run, console)
+    _print_statement(run, console, whole=not others)
 
 
 def _result(run: Mapping[str, Any]) -> list[Text]:
@@ -170,12 +171,14 @@ def _terms(run: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(str(privacy.get(key)) for key in ("epsilon", "delta", "unit", "adjacency", "trust", "insecure"))
 
 
-def _print_statement(run: Mapping[str, Any], console: Console) -> None:
+def _print_statement(run: Mapping[str, Any], console: Console, whole: bool) -> None:
     said = statement(mapping(run, "privacy"))
     console.print()
     console.print(Text.assemble("Privacy: ", (_tame(said.headline), "bold")))
     for alert in said.alerts:
         console.print(Text(_tame(alert), style="bold red"))
+    if not whole:
+        return
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", max_width=18)
     table.add_column()

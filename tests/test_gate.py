@@ -533,6 +533,14 @@ def test_a_ledger_that_charged_what_the_plan_does_not_hold_is_refused(tmp_path):
     ledger.close()
 
 
+def test_a_damaged_answer_stops_the_client_and_is_no_answer_to_the_server(gate, tmp_path):
+    ask(gate, 1)
+    path = tmp_path / "ledger" / "releases" / "00000001.answer"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(LedgerError, match="ledger-broken"):
+        ask(gate, 1, compute=forbidden)
+
+
 def test_several_jobs_on_one_ledger_must_each_enrol(tmp_path):
     ledger, gate = open_gate(tmp_path / "ledger")
     ask(gate, 1)

@@ -13,11 +13,12 @@ import pytest
 from dpcfl_net.errors import LedgerError, Refused
 from dpcfl_net.privacy.answers import Stored
 from dpcfl_net.privacy.ledger import Charged, Expired, Ledger, read_ledger
-from dpcfl_net.privacy.ledger_entries import Claim
+from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Claim, Entry, digest, verify_lines
 from dpcfl_net.types import BoundedRangeSelection, SampledGaussian, Unprotected
 
 OWNER = {"run": "r1", "job": "j" * 64, "client": 3}
 STEP = SampledGaussian(1.25, 0.1, 7)
+ONE = Claim(1.0, 0.0)
 
 
 def open_ledger(folder, owner=OWNER):
@@ -218,6 +219,27 @@ def test_a_broken_chain_is_refused(folder, edit):
     else:
         with pytest.raises(LedgerError, match="ledger-broken"):
             open_ledger(folder)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        pytest.param([Entry(0, "header"), Entry(2, "enrol", job="a", claim=ONE)], id="number left out"),
+        pytest.param([Entry(0, "enrol", job="a", claim=ONE)], id="no header"),
+        pytest.param([Entry(0, "header"), Entry(1, "header")], id="two headers"),
+        pytest.param([Entry(0, "header"), Entry(1, "debit", slots=("a",), events=(STEP,), spent={"a": 2})], id="wrong sum"),
+        pytest.param([Entry(0, "header"), Entry(1, "debit", slots=("a",), spent={"a": 1})], id="slot without event"),
+        pytest.param([Entry(0, "header"), Entry(1, "closed", torn=0)], id="nothing torn"),
+        pytest.param([Entry(0, "header"), *[Entry(n, "enrol", job="a", claim=ONE) for n in (1, 2)]], id="enrolled twice"),
+    ],
+)
+def test_a_good_chain_over_entries_that_cannot_be_is_refused(entries):
+    lines, prev = [], FIRST_PREV
+    for entry in entries:
+        lines.append(entry.line(prev))
+        prev = digest(lines[-1])
+    with pytest.raises(LedgerError, match="ledger-broken"):
+        verify_lines(lines, "x")
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-BLOCK = 1 << 19
+BLOCK = 1 << 18
 _RANK = 1e-13
 
 
 def centred_gram(updates: np.ndarray | Sequence[np.ndarray], chunk: int | None = None) -> np.ndarray:
     """(n, n) float64: inner products of the updates (n rows of p numbers) less their mean.
 
-    One read of the data, `chunk` columns at a time (default: blocks of about 4 MiB, whatever n), so that nothing of size
+    One read of the data, `chunk` columns at a time (default: blocks of about 2 MiB, whatever n), so that nothing of size
     n x p is made. Centring each block before multiplying keeps cancellation away. ValueError: rows of different
     lengths, none, or a value that is not finite.
     """

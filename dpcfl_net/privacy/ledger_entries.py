@@ -158,12 +158,12 @@ def _parse(line: bytes, prev: str) -> Entry:
     if not isinstance(document, dict) or document.get("type") not in FIELDS:
         raise ValueError("not an entry")
     fields = FIELDS[document["type"]]
-    if set(document) != {"sequence", "type", "prev", *fields} or document["prev"] != prev:
-        raise ValueError("wrong fields or a hash that does not follow from the line before")
+    if set(document) != {"sequence", "type", "prev", *fields}:
+        raise ValueError("wrong fields")
     values = {name: _rich(name, document[name]) for name in fields}
     entry = Entry(sequence=document["sequence"], type=document["type"], **values)
     if entry.format != FORMAT or entry.line(prev) != line:
-        raise ValueError("not in canonical form")
+        raise ValueError("not in canonical form, or its hash is not that of the line before")
     return entry
 
 

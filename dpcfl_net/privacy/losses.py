@@ -11,8 +11,9 @@ import numpy as np
 
 Pair = Literal["remove", "add", "replace"]
 
-# Loss ranges leave out a mass below exp(-50) at either end: ten and a bit standard deviations.
-_DEVIATIONS = 10.3
+# One release's distribution ends where its divergence is below this: the mass beyond counts as infinite loss. Noise passes so
+# many standard deviations less often still.
+_NEGLIGIBLE, _DEVIATIONS = 1e-21, 9.6
 _TAIL = 1e-15
 # What one composition of n steps may lose to rounding, charged as infinite loss: a root of unity to the n-th power is off by
 # about n times the machine's precision.
@@ -78,7 +79,9 @@ def gaussian(noise_multiplier: float, rate: float, pair: Pair, step: float) -> L
             _divergence(losses[-lowest:], noise_multiplier, rate, pair),
         )
     )
-    return from_excess(step, lowest, excess)
+    kept = np.flatnonzero(excess > _NEGLIGIBLE)
+    first, last = min(kept[0], -lowest - 1), max(kept[-1], 1 - lowest)
+    return from_excess(step, lowest + int(first), excess[first : last + 1])
 
 
 def loss_range(noise_multiplier: float, rate: float, pair: Pair) -> tuple[float, float]:

@@ -157,7 +157,8 @@ def _busy(view: RunView) -> str:
     total = sum(spent.values())
     if not total:
         return "No timings of the workers were kept."
-    return "Workers' time: " + ", ".join(f"{what} {100 * share / total:.0f} %" for what, share in sorted(spent.items(), key=lambda pair: -pair[1])) + "."
+    longest = sorted(spent.items(), key=lambda pair: -pair[1])
+    return "Workers' time: " + ", ".join(f"{what} {100 * share / total:.0f} %" for what, share in longest) + "."
 
 
 def _finite(value: Any) -> Any:

@@ -26,12 +26,12 @@ class ConnectionGuard:
 
     libzmq holds a multipart message until its last frame has come and bounds frames in size but not in number, so an
     endless message would fill the memory unseen. What a connection has sent (TCP_INFO) is compared with what it has
-    delivered, and it is cut when more than UNREAD_LIMIT bytes stand between. Without TCP_INFO (not Linux) only
+    delivered, and it is cut when more than `unread_limit` bytes stand between. Without TCP_INFO (not Linux) only
     handshakes are logged.
     """
 
-    def __init__(self, watched: zmq.Socket) -> None:
-        self._watched = watched
+    def __init__(self, watched: zmq.Socket, unread_limit: int = UNREAD_LIMIT) -> None:
+        self._watched, self._limit = watched, unread_limit
         self._monitor = watched.get_monitor_socket()
         self._delivered: dict[int, int] = {}
         self._failures: list[tuple[str, str]] = []
@@ -80,7 +80,7 @@ class ConnectionGuard:
     def _check(self) -> None:
         for fd, delivered in list(self._delivered.items()):
             received = _bytes_received(fd)
-            if received is not None and received - delivered > UNREAD_LIMIT:
+            if received is not None and received - delivered > self._limit:
                 self._log("flood", f"cut a connection with {(received - delivered) >> 20} MiB of unfinished messages")
                 _shutdown(fd)
                 self._delivered.pop(fd, None)

@@ -3,77 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import zmq
 
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.wire.guard import ConnectionGuard
-from dpcfl_net.wire.lane import Lane, Stamp, Stream, remember
+from dpcfl_net.wire.lane import Stamp, Stream, remember
 from dpcfl_net.wire.messages import Header, Template, WireError, decode, encode, match_template, plain, word
 from dpcfl_net.wire.payload import Assembly, Payload, as_payload, checked
-from dpcfl_net.wire.sockets import BYE_LINGER_MS, AllowList, Arrived, bind, new_socket, receive, require_safe, serve_curve
+from dpcfl_net.wire.peers import OpenTask, Peer, ServerEvent
+from dpcfl_net.wire.sockets import BYE_LINGER_MS, Arrived, Listener, receive
 from dpcfl_net.wire.transcript import Transcript
 
 BATCH = 256  # messages read before what waits is sent
 FAILURES = 200  # broken messages after which a connection is cut
 QUIET = ("CHUNK", "CREDIT", "HEARTBEAT")  # kinds left out of the message log
-
-
-@dataclass(frozen=True)
-class ServerEvent:
-    """What `poll` reports.
-
-    joined, left: the client's connection. phase: what it says it is doing. result: its answer to an open task, with
-    tensors where status is "release". failed: a broken message (client None: from no known client); with `id` set it
-    concerns the open task of that id, which is closed then: no answer will come.
-    """
-
-    kind: Literal["joined", "left", "result", "phase", "failed"]
-    client: int | None = None
-    round: int = 0
-    task: str = ""
-    id: str = ""
-    status: str = ""
-    tensors: dict[str, np.ndarray] = field(default_factory=dict)
-    phase: str = ""
-    code: str = ""
-    reason: str = ""
-    bytes: int = 0
-
-
-@dataclass
-class _Open:
-    """A task without an answer as yet."""
-
-    round: int
-    task: str
-    stream: Stream
-
-    @property
-    def id(self) -> str:
-        return self.stream.id
-
-
-class _Peer:
-    """What the endpoint knows of one client; it outlives the client's connections."""
-
-    def __init__(self, client: int, endpoint: ServerEndpoint) -> None:
-        self.client = client
-        self.name = f"client {client}"
-        self.route: bytes | None = None
-        self.boot = ""
-        self.boots: OrderedDict[str, None] = OrderedDict()
-        self.phase = "idle"
-        self.open: _Open | None = None
-        self.answering = ""  # id of the latest RESULT to the open task
-        self.delivered: OrderedDict[str, None] = OrderedDict()
-        self.lane = Lane(endpoint.stamp, lambda header, data, chunk: endpoint.send(self, header, data, chunk))
 
 
 class ServerEndpoint:
@@ -110,13 +58,10 @@ class ServerEndpoint:
         heartbeat_s: float = 2.0,
         resend_s: float = 5.0,
     ) -> None:
-        require_safe(bind, security)
-        if security == "curve" and keys is None:
-            raise ConfigError("a coordinator with security curve needs its key pair")
         self.ready: set[int] = set()
         self.failures: Counter[str] = Counter()
         self.bytes_up = self.bytes_down = 0
-        self.stamp = Stamp(run, job)
+        self._stamp = Stamp(run, job)
         self._template, self._check = result_template, check
         self._on_message, self._on_failure, self._transcript = on_message, on_failure, transcript
         self._heartbeat_s, self._resend_s = heartbeat_s, resend_s
@@ -128,23 +73,9 @@ class ServerEndpoint:
         self._route_failures: Counter[bytes] = Counter()
         self._events: list[ServerEvent] = []
         self._next_heartbeat = 0.0
-        self._peers = {client: _Peer(client, self) for client in sorted(clients)}
-        self._open(bind, keys, context)
-
-    def _open(self, address: str, keys: tuple[str, str] | None, context: zmq.Context | None) -> None:
-        self._own_context = context is None
-        self._context = context or zmq.Context()
-        self._authenticator = None
-        self._allow = AllowList(self._by_key)
-        self._socket = new_socket(self._context, zmq.ROUTER, len(self._peers))
-        self._guard = ConnectionGuard(self._socket)
-        try:
-            if keys is not None and self._curve:
-                self._authenticator = serve_curve(self._socket, keys, self._allow)
-            self.address = bind(self._socket, address)
-        except BaseException:
-            self.close(abort=True)
-            raise
+        self._peers = {client: Peer(client, self._stamp, self._send) for client in sorted(clients)}
+        self._listener = Listener(zmq.ROUTER, bind, security, keys, clients.values(), context)
+        self._socket, self.address = self._listener.socket, self._listener.address
 
     @property
     def phases(self) -> dict[int, str]:
@@ -162,7 +93,7 @@ class ServerEndpoint:
         peer = self._peers[client]
         self.cancel(client)
         stream = Stream({"kind": "TASK", "round": round, "task": task}, as_payload(tensors))
-        peer.open = _Open(round, task, stream)
+        peer.open = OpenTask(round, task, stream)
         if peer.route is not None:
             peer.lane.push(stream)
             peer.lane.pump()
@@ -196,12 +127,7 @@ class ServerEndpoint:
 
     def close(self, abort: bool = False) -> None:
         """Close the socket; what is queued still leaves for up to 5 s unless `abort`."""
-        self._guard.close()
-        self._socket.close(linger=0 if abort else BYE_LINGER_MS)
-        if self._authenticator is not None:
-            self._authenticator.stop()
-        if self._own_context:
-            self._context.term()
+        self._listener.close(0 if abort else BYE_LINGER_MS)
         if self._transcript is not None:
             self._transcript.flush()
 
@@ -213,7 +139,7 @@ class ServerEndpoint:
 
     # out
 
-    def send(self, peer: _Peer, header: Header, data: bytes, chunk: memoryview | None) -> bool:
+    def _send(self, peer: Peer, header: Header, data: bytes, chunk: memoryview | None) -> bool:
         """Hand one message of a peer's lane to the socket; False if the peer's queue is full just now."""
         if peer.route is None:
             return True
@@ -256,10 +182,8 @@ class ServerEndpoint:
             peer = self._peers[client]
             if peer.open is not None and peer.phase == "idle" and now - peer.open.stream.handed_over > self._resend_s:
                 peer.lane.push(peer.open.stream)
-        for key in self._allow.refusals():
-            self._fail("unknown", WireError("unknown-key", f"refused a connection with key {plain(key, 40)}"))
-        for code, reason in self._guard.failures():
-            self._fail("unknown", WireError(code, reason))
+        for error in self._listener.news():
+            self._fail("unknown", error)
         if self._transcript is not None:
             self._transcript.flush_if_due()
         return self._pump()
@@ -268,7 +192,7 @@ class ServerEndpoint:
 
     def _read(self) -> None:
         for _ in range(BATCH):
-            arrived = receive(self._socket, self._guard)
+            arrived = receive(self._socket, self._listener.guard)
             if arrived is None:
                 return
             self.bytes_up += arrived.header.nbytes + (arrived.chunk.nbytes if arrived.chunk is not None else 0)
@@ -285,7 +209,7 @@ class ServerEndpoint:
                 raise WireError("multipart", "a message is a header, or a header and one chunk")
             header = decode(arrived.header)
             self._record("up", self._name(client), bytes(arrived.header), arrived.chunk)
-            self.stamp.require_same(header)
+            self._stamp.require_same(header)
             if (header.kind == "CHUNK") != (arrived.chunk is not None):
                 raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
             if header.kind == "HELLO":
@@ -295,7 +219,7 @@ class ServerEndpoint:
         except WireError as error:
             self._refuse(arrived, client, header, error)
 
-    def _known(self, route: bytes, client: int | None, header: Header) -> _Peer:
+    def _known(self, route: bytes, client: int | None, header: Header) -> Peer:
         """The peer of a message on the connection that said HELLO, after the checks of boot and sequence."""
         peer = self._peers.get(client) if client is not None else None
         if peer is None or peer.route != route:
@@ -326,21 +250,21 @@ class ServerEndpoint:
             raise WireError("duplicate", f"client {client} is connected already")
         self._join(peer, route, header)
 
-    def _alive(self, peer: _Peer) -> bool:
+    def _alive(self, peer: Peer) -> bool:
         """Whether the peer's connection still exists; if not, it has left."""
-        header = self.stamp.header(kind="HEARTBEAT", code="idle")
+        header = self._stamp.header(kind="HEARTBEAT", code="idle")
         if peer.route is not None and self._send_to(peer.route, encode(header), None) is not None:
             return True
         self._left(peer)
         return False
 
-    def _join(self, peer: _Peer, route: bytes, header: Header) -> None:
+    def _join(self, peer: Peer, route: bytes, header: Header) -> None:
         peer.lane.restart()
         peer.route, peer.boot, peer.phase = route, header.boot, "idle"
         peer.lane.sequence = header.sequence
         remember(peer.boots, header.boot, None)
         self._by_route[route] = peer.client
-        self._log("up", peer.name, header, 0)
+        self._log("up", peer.name, header, len(encode(header)))
         peer.lane.say("WELCOME", parent=header.id)
         if peer.open is not None:
             peer.lane.push(peer.open.stream)
@@ -348,7 +272,7 @@ class ServerEndpoint:
             self.ready.add(peer.client)
             self._events.append(ServerEvent("joined", peer.client))
 
-    def _left(self, peer: _Peer) -> None:
+    def _left(self, peer: Peer) -> None:
         if peer.route is not None:
             self._by_route.pop(peer.route, None)
             self._route_failures.pop(peer.route, None)
@@ -358,7 +282,7 @@ class ServerEndpoint:
             self.ready.discard(peer.client)
             self._events.append(ServerEvent("left", peer.client))
 
-    def _act(self, peer: _Peer, header: Header, chunk: memoryview | None) -> None:
+    def _act(self, peer: Peer, header: Header, chunk: memoryview | None) -> None:
         kind = header.kind
         if kind == "RESULT":
             self._result(peer, header)
@@ -383,7 +307,7 @@ class ServerEndpoint:
         else:
             raise WireError("kind", f"a client does not send {kind}")
 
-    def _result(self, peer: _Peer, header: Header) -> None:
+    def _result(self, peer: Peer, header: Header) -> None:
         if header.id in peer.delivered:
             peer.lane.ignore(header.id)
             peer.lane.say("ACK", parent=header.id)
@@ -400,7 +324,7 @@ class ServerEndpoint:
         if complete is not None:
             self._deliver(peer, complete)
 
-    def _deliver(self, peer: _Peer, complete: Assembly) -> None:
+    def _deliver(self, peer: Peer, complete: Assembly) -> None:
         header, task = complete.header, peer.open
         if task is None or header.parent != task.id:
             raise WireError("task-closed", "the task was closed while its answer arrived")
@@ -424,7 +348,7 @@ class ServerEndpoint:
             )
         )
 
-    def _client_refused(self, peer: _Peer, header: Header) -> None:
+    def _client_refused(self, peer: Peer, header: Header) -> None:
         """The client turned a message down; if it was the open task, no answer will come."""
         self.failures[f"client-{header.code}"[:64]] += 1
         error = WireError(header.code, header.reason)
@@ -442,14 +366,14 @@ class ServerEndpoint:
         about = "" if header is None else header.parent if header.kind == "CHUNK" else header.id
         self._route_failures[arrived.route] += 1
         if self._route_failures[arrived.route] > FAILURES:
-            self._guard.cut(arrived.fd)
+            self._listener.guard.cut(arrived.fd)
             self._route_failures.clear()
         if header is None or header.kind != "ERROR":
             answer = {"kind": "ERROR", "parent": about, "code": word(error.code), "reason": plain(error.reason)}
             if peer is not None:
                 peer.lane.say(**answer)
             else:
-                self._send_to(arrived.route, encode(self.stamp.header(**answer)), None)
+                self._send_to(arrived.route, encode(self._stamp.header(**answer)), None)
         if peer is None:
             self._events.append(ServerEvent("failed", client, code=error.code, reason=error.reason))
             return
@@ -457,7 +381,7 @@ class ServerEndpoint:
             peer.lane.ignore(about)
         self._events.append(self._failed(peer, error, bool(about) and about == peer.answering and peer.open is not None))
 
-    def _failed(self, peer: _Peer, error: WireError, closes: bool) -> ServerEvent:
+    def _failed(self, peer: Peer, error: WireError, closes: bool) -> ServerEvent:
         task = peer.open
         if task is None or not closes:
             return ServerEvent("failed", peer.client, code=error.code, reason=error.reason)
@@ -465,7 +389,7 @@ class ServerEndpoint:
         self._close_task(peer)
         return ServerEvent("failed", peer.client, task.round, task.task, task.id, code=error.code, reason=error.reason)
 
-    def _close_task(self, peer: _Peer) -> None:
+    def _close_task(self, peer: Peer) -> None:
         peer.open, peer.answering = None, ""
 
     def _fail(self, name: str, error: WireError) -> None:

@@ -10,7 +10,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.wire.guard import ConnectionGuard
+from dpcfl_net.wire.guard import UNREAD_LIMIT, ConnectionGuard
+from dpcfl_net.wire.messages import WireError, plain
 
 DOMAIN = "dpcfl"
 HIGH_WATER = 64  # messages; four windows, so that flow control and not the mark sets the pace
@@ -77,7 +78,54 @@ class AllowList:
         return found
 
 
-def serve_curve(made: zmq.Socket, keys: tuple[str, str], allow: AllowList) -> ThreadAuthenticator:
+class Listener:
+    """A bound socket, under CURVE with an authenticator of its own, and what befalls its connections.
+
+    Raises ConfigError for an address that is taken or not allowed, and for missing keys.
+    """
+
+    def __init__(
+        self,
+        kind: int,
+        address: str,
+        security: str,
+        keys: tuple[str, str] | None,
+        allowed: Collection[str],
+        context: zmq.Context | None,
+        unread_limit: int = UNREAD_LIMIT,
+    ) -> None:
+        require_safe(address, security)
+        if security == "curve" and keys is None:
+            raise ConfigError("whoever listens with security curve needs a key pair")
+        self._own_context = context is None
+        self._context = context or zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        self._allow = AllowList(allowed)
+        self.socket = new_socket(self._context, kind, len(allowed))
+        self.guard = ConnectionGuard(self.socket, unread_limit)
+        try:
+            if keys is not None and security == "curve":
+                self._authenticator = _serve_curve(self.socket, keys, self._allow)
+            self.address = _bind(self.socket, address)
+        except BaseException:
+            self.close(0)
+            raise
+
+    def news(self) -> list[WireError]:
+        """Refused keys, failed handshakes and cut connections since the last call."""
+        refused = [("unknown-key", f"refused a connection with key {plain(key, 40)}") for key in self._allow.refusals()]
+        return [WireError(code, reason) for code, reason in refused + self.guard.failures()]
+
+    def close(self, linger_ms: int) -> None:
+        self.guard.close()
+        self.socket.close(linger=linger_ms)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        if self._own_context:
+            self._context.term()
+
+
+def _serve_curve(made: zmq.Socket, keys: tuple[str, str], allow: AllowList) -> ThreadAuthenticator:
     """Start the authenticator on the socket's context and make the socket a CURVE server; to be called before bind."""
     authenticator = ThreadAuthenticator(made.context)
     authenticator.start()
@@ -97,7 +145,7 @@ def join_curve(made: zmq.Socket, keys: tuple[str, str], server_key: str) -> None
     made.curve_serverkey = server_key.encode()
 
 
-def bind(made: zmq.Socket, address: str) -> str:
+def _bind(made: zmq.Socket, address: str) -> str:
     """Bind and return the address with its real port; ConfigError if the address is taken or wrong."""
     try:
         made.bind(address)

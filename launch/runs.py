@@ -1,0 +1,279 @@
+"""What the commands do: make a job, run it on this machine, go on with it, look at it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpcfl_net import config as configuration
+from dpcfl_net import experiment, runlog, summary
+from dpcfl_net.config import Config
+from dpcfl_net.errors import ConfigError, DpcflError
+from dpcfl_net.experiment import Job
+
+
+def new(path: Path, overrides: Iterable[str], out: Path) -> int:
+    """Make a job and run it; the exit code."""
+    config = configuration.load(path, overrides)
+    code, _ = _run(_folder(config, out), config)
+    return code
+
+
+def quickstart(path: Path, out: Path) -> int:
+    """The main job, then Global and Local at the same epsilon, then one table."""
+    from launch.screen import print_summary
+
+    done: list[dict[str, Any]] = []
+    for override in ([], ["algorithm.name=global"], ["algorithm.name=local"]):
+        config = configuration.load(path, override)
+        code, document = _run(_folder(config, out), config)
+        if code:
+            return code
+        done.append(document)
+    print_summary(done[0], done[1:])
+    return 0
+
+
+def resume(folder: Path) -> int:
+    """Go on with a run that was stopped or killed: the same signed job, ledgers and checkpoints."""
+    config = configuration.load(folder / "config.yaml")
+    summary.read_run_job(folder)
+    document = _read_document(folder)
+    if document.get("state") == "finished":
+        print(f"{folder} is finished: {document['rounds_done']} rounds")
+        return 0
+    code, _ = _run(folder, config, before=float(document.get("wall_s", 0.0)))
+    return code
+
+
+def dry_run(path: Path, overrides: Iterable[str]) -> None:
+    """Make the job in memory and print what it would do and cost."""
+    import tempfile
+
+    config = configuration.load(path, overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        experiment.make_keys(Path(folder) / "keys", sum(config.data.clients))
+        _print_job(experiment.make_job(config, Path(folder) / "keys"))
+
+
+def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None) -> None:
+    """The two parts of a job with signatures, for processes that are started by hand or elsewhere."""
+    config = configuration.load(path, overrides)
+    keys = keys or out / "keys"
+    if not keys.exists():
+        experiment.make_keys(keys, sum(config.data.clients))
+    job = experiment.make_job(config, keys)
+    experiment.write_job(job, out, keys)
+    _write_config(out, config)
+    _print_job(job)
+    print(f"job in {out}: protocol.json (for everybody), experiment.json (for workers and observer), signatures, operator.pub")
+
+
+def report(folder: Path) -> None:
+    """run.json, for a run of hand-started processes too, and report.html."""
+    from dpcfl_net.report.page import write_report
+
+    job = summary.read_run_job(folder)
+    before = _read_document(folder)
+    summary.write_epsilon_lines(folder, job)
+    done = max((line["round"] for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line), default=0)
+    state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
+    replace_one = before.get("privacy", {}).get("epsilon_replace_one") or experiment.replace_one_epsilon(job.protocol)
+    document = summary.run_document(
+        folder, job, state=state, wall_s=before.get("wall_s", _wall(folder)), processes=len(job.protocol.roster) + 2, replace_one=replace_one
+    )
+    summary.write_run(folder, document)
+    print(write_report(folder))
+
+
+def verify(folder: Path, operator_key: Path | None) -> int:
+    """Print every check; 3 if one does not hold."""
+    from dpcfl_net.verify import verify_run
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a run folder")
+    checks = verify_run(folder, operator_key.read_text().strip() if operator_key else None)
+    for check in checks:
+        print(f"{'holds' if check.holds else 'FAILS'}  {check.what}: {check.detail}")
+    return 0 if all(check.holds for check in checks) else 3
+
+
+def inspect(folder: Path, client: int | None, round_: int | None, limit: int) -> None:
+    """The transcript as a table."""
+    from dpcfl_net.wire import transcript
+    from dpcfl_net.wire.messages import decode
+
+    path = folder / "transcript.msgpack"
+    if not path.exists():
+        raise ConfigError(f"{folder} has no transcript.msgpack (output.transcript: off?)")
+    print("   #  time      to the server  from the server  client  round  kind       task                 bytes  content")
+    shown = left = 0
+    reader = transcript.read(path)
+    for record in reader:
+        header = decode(record.header)
+        peer = record.peer.removeprefix("client ")
+        if header.kind == "CHUNK" or (client is not None and peer != str(client)) or (round_ is not None and header.round != round_):
+            continue
+        if shown >= limit:
+            left += 1
+            continue
+        shown += 1
+        up, down = ("x", "") if record.direction == "up" else ("", "x")
+        tensors = ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape, _ in header.tensors)
+        clock = time.strftime("%H:%M:%S", time.localtime(record.time))
+        size = len(record.header) + header.size
+        print(f"{record.number:>4}  {clock}  {up:^13}  {down:^15}  {peer:>6}  {header.round:>5}  {header.kind:<9}  {header.task:<18} "
+              f"{size:>7}  {tensors or header.code}")  # fmt: skip
+    if left:
+        print(f"{left} more messages; --limit, --client and --round choose")
+    if reader.cut:
+        print("the last record was cut by a crash")
+
+
+def _run(folder: Path, config: Config, before: float = 0.0) -> tuple[int, dict[str, Any]]:
+    """Start everything, watch, stop everything, write what is known; (exit code, run.json)."""
+    from dpcfl_net.report.page import write_report
+    from launch.local import LocalRun
+    from launch.screen import open_screen
+
+    if not (folder / "protocol.json").exists():
+        _prepare(folder, config)
+    job = experiment.read_job(folder, (folder / "operator.pub").read_text().strip())
+    local = LocalRun(folder, config, len(job.protocol.roster), (folder / "operator.pub").read_text().strip())
+    book = Book(folder, job, before)
+    state, failure = "failed", None
+    signal.signal(signal.SIGTERM, _interrupt)
+    screen = open_screen()
+    try:
+        local.start()
+        book.write("running")
+        local.watch(lambda: screen.update(book.look()))
+        local.finish()
+        screen.update(book.look())
+        state = "finished"
+    except KeyboardInterrupt:
+        state = "interrupted"
+    except DpcflError as error:
+        failure = error
+    finally:
+        screen.close()
+        local.stop()
+        document = book.write(state, last=True)
+    write_report(folder)
+    if failure is not None:
+        print(f"what was done is in {folder}; go on with: dpcfl run --resume {folder}")
+        raise failure
+    if state == "interrupted":
+        print(f"stopped after round {document['rounds_done']} of {job.protocol.rounds}; go on with: dpcfl run --resume {folder}")
+        return 130, document
+    screen.finish(document)
+    print(f"run folder {folder}, report {folder / 'report.html'}")
+    return 0, document
+
+
+class Book:
+    """Keeps run.json and the epsilon lines while a run goes; the operator's side, which may know everything."""
+
+    def __init__(self, folder: Path, job: Job, before: float) -> None:
+        self.folder, self.job, self.before = folder, job, before
+        self.started = time.time()
+        self._replace_one: float | None = None
+        self._round, self._cost, self._counted = 0, 0.0, 0.0
+        self._statement = threading.Thread(target=self._compute_replace_one, daemon=True)
+        self._statement.start()
+
+    def look(self) -> Any:
+        """The screen's view; now and then the epsilon lines are brought up to date, at a twentieth of the time at most."""
+        from launch.progress import tail_progress
+
+        view = tail_progress(self.folder)
+        if view.round > self._round and time.monotonic() - self._counted > 20 * self._cost:
+            start = time.monotonic()
+            summary.write_epsilon_lines(self.folder, self.job)
+            self._round, self._counted = view.round, time.monotonic()
+            self._cost = self._counted - start
+            view = tail_progress(self.folder)
+        return view
+
+    def write(self, state: str, *, last: bool = False) -> dict[str, Any]:
+        """Bring run.json up to date."""
+        if last:
+            self._statement.join()
+            summary.write_epsilon_lines(self.folder, self.job)
+        wall = self.before + time.time() - self.started
+        document = summary.run_document(
+            self.folder, self.job, state=state, wall_s=wall, processes=len(self.job.protocol.roster) + 2, replace_one=self._replace_one
+        )
+        summary.write_run(self.folder, document)
+        return document
+
+    def _compute_replace_one(self) -> None:
+        self._replace_one = experiment.replace_one_epsilon(self.job.protocol)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _prepare(folder: Path, config: Config) -> None:
+    experiment.make_keys(folder / "keys", sum(config.data.clients))
+    job = experiment.make_job(config, folder / "keys")
+    _write_config(folder, config)
+    experiment.write_job(job, folder, folder / "keys")
+
+
+def _write_config(folder: Path, config: Config) -> None:
+    """The resolved configuration: itself a valid CONFIG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(config.model_dump(mode="json", exclude={"algorithms"}), sort_keys=False, default_flow_style=None)
+    (folder / "config.yaml").write_text(text)
+
+
+def _folder(config: Config, out: Path) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stem = f"{config.name}-{config.algorithm['name']}-{stamp}"
+    for count in range(100):
+        folder = out / (stem if not count else f"{stem}-{count}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise ConfigError(f"no free name for a run folder {out / stem}")
+
+
+def _print_job(job: Job) -> None:
+    protocol, cost = job.protocol, experiment.expectations(job.protocol)
+    z = sorted({round(entry.noise_multiplier, 5) for entry in protocol.roster})
+    algorithm = job.algorithm
+    print(f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters")
+    print(f"epsilon {protocol.privacy.epsilon:g} at delta {protocol.privacy.delta:g}: noise multiplier {', '.join(map(str, z))}")
+    counted: dict[Any, int] = {}
+    for slot in algorithm.plan(protocol.roster[0]):
+        counted[slot] = counted.get(slot, 0) + 1
+    for slot, count in counted.items():
+        print(f"  plan of a client: {count} x {slot}")
+    print(f"expected: {cost['steps']:,} steps over {cost['records']:,} records, {cost['bytes_up'] / 1e6:.1f} MB up, "
+          f"{cost['bytes_down'] / 1e6:.1f} MB down, about {cost['server_bytes'] / 1e6:.1f} MB of updates held by the coordinator")  # fmt: skip
+
+
+def _read_document(folder: Path) -> dict[str, Any]:
+    import json
+
+    path = folder / "run.json"
+    if not path.exists():
+        return {}
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def _wall(folder: Path) -> float:
+    times = [line["time"] for line in runlog.read(folder / "metrics.jsonl") if "time" in line]
+    return max(times) - min(times) if times else 0.0
+

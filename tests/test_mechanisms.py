@@ -1,0 +1,87 @@
+"""The exponential mechanism against exact probabilities; noise on its grid."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpcfl_net.privacy.mechanisms import GRID_BITS, exponential_mechanism, gaussian_on_grid
+from dpcfl_net.privacy.randomness import stream
+
+KEY = b"sixteen bytes ok"
+
+
+@pytest.mark.parametrize(("counts", "eta"), [([5, 7, 6, 7], 0.4), ([0, 30], 0.05), ([3], 1.0), ([9, 9, 9], 0.7), ([100, 50, 99], 0.0)])
+def test_selection_has_the_exact_probabilities(counts: list[int], eta: float) -> None:
+    draws = 20_000
+    rng = stream(KEY, f"{counts}")
+    seen = np.bincount([exponential_mechanism(counts, eta, rng) for _ in range(draws)], minlength=len(counts))
+    weights = np.exp(eta * (np.array(counts) - max(counts)))
+    expected = draws * weights / weights.sum()
+    assert expected.min() > 50
+    if len(counts) == 1:
+        assert seen[0] == draws
+    else:
+        assert stats.chisquare(seen, expected).pvalue > 1e-7
+
+
+def test_a_wrong_scale_of_eta_would_be_seen() -> None:
+    rng = stream(KEY, "control")
+    seen = np.bincount([exponential_mechanism([5, 7, 6, 7], 0.2, rng) for _ in range(20_000)], minlength=4)
+    weights = np.exp(0.4 * np.array([5, 7, 6, 7]))
+    assert stats.chisquare(seen, 20_000 * weights / weights.sum()).pvalue < 1e-7
+
+
+class _Extreme:
+    """A generator stuck at one end of [0, 1)."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def random(self, size: int) -> np.ndarray:
+        return np.full(size, self.value)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nextafter(1, 0)])
+def test_the_ends_of_the_uniform_draw_stay_finite(value: float) -> None:
+    with np.errstate(all="raise"):
+        assert exponential_mechanism([1, 3, 2], 0.5, _Extreme(value)) == 1  # type: ignore[arg-type]
+
+
+def test_only_differences_of_counts_matter_however_large() -> None:
+    small = [exponential_mechanism([0, 1, 2], 0.3, stream(KEY, str(i))) for i in range(200)]
+    huge = [exponential_mechanism([2**60, 2**60 + 1, 2**60 + 2], 0.3, stream(KEY, str(i))) for i in range(200)]
+    assert small == huge
+    assert len(set(small)) == 3
+
+
+@pytest.mark.parametrize(("counts", "eta"), [([], 1.0), ([1.5, 2.0], 1.0), ([1, 2], -0.1), ([1, 2], math.nan), ([1, 2], math.inf), ([[1]], 1.0)])
+def test_bad_arguments_are_refused(counts: list, eta: float) -> None:
+    with pytest.raises(ValueError):
+        exponential_mechanism(counts, eta, stream(KEY, "bad"))
+
+
+def test_noise_has_its_deviation_and_is_normal() -> None:
+    size, deviation = 200_000, 3.7
+    noise = gaussian_on_grid(np.zeros(size), deviation, stream(KEY, "noise")) / deviation
+    assert abs(noise.std() - 1) < 6 / math.sqrt(2 * size)
+    assert abs(noise.mean()) < 6 / math.sqrt(size)
+    assert stats.kstest(noise, "norm").pvalue > 1e-7
+
+
+def test_every_noisy_sum_is_a_whole_multiple_of_the_grid() -> None:
+    total = np.random.default_rng(0).normal(size=50_000) * 10
+    deviation = 1.3 * 0.7
+    steps = gaussian_on_grid(total, deviation, stream(KEY, "noise")) / (deviation * 2.0**-GRID_BITS)
+    assert np.abs(steps - np.rint(steps)).max() < 1e-6
+    assert np.abs(total / (deviation * 2.0**-GRID_BITS) % 1).max() > 0.9
+
+
+def test_the_sum_is_in_the_noisy_sum() -> None:
+    total = np.linspace(-5, 5, 100_000)
+    plain = gaussian_on_grid(np.zeros_like(total), 1.0, stream(KEY, "noise"))
+    moved = gaussian_on_grid(total, 1.0, stream(KEY, "noise"))
+    assert np.abs(moved - plain - total).max() <= 1.01 * 2.0**-GRID_BITS

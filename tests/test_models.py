@@ -1,0 +1,52 @@
+"""The models by name: sizes, layout, seeded values, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dpcfl_net import models
+from dpcfl_net.errors import ConfigError
+
+SHAPES = {"cnn": (1, 28, 28), "digits-cnn": (1, 8, 8), "cifar-cnn": (3, 32, 32), "resnet18": (3, 32, 32), "linear": (1, 8, 8)}
+SIZES = {"cnn": 28_938, "digits-cnn": 6_090, "cifar-cnn": 66_570, "resnet18": 11_181_642, "linear": 650}
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_size_layout_and_output(name: str) -> None:
+    module = models.build(name, SHAPES[name], 10)
+    rows = models.layout(module)
+    assert sum(int(np.prod(shape)) for _, shape in rows) == SIZES[name]
+    assert [row[0] for row in rows] == [n for n, _ in module.named_parameters()]
+    assert module(torch.zeros(2, *SHAPES[name])).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["cnn", "linear", "resnet18"])
+def test_first_values_come_from_the_seed_alone(name: str) -> None:
+    torch.manual_seed(5)
+    state = torch.random.get_rng_state()
+    first = models.initial(name, SHAPES[name], 10, 3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(6)
+    assert np.array_equal(first, models.initial(name, SHAPES[name], 10, 3))
+    assert not np.array_equal(first, models.initial(name, SHAPES[name], 10, 4))
+    assert first.dtype == np.float32
+    assert np.isfinite(first).all()
+
+
+def test_a_vector_input_fits_the_linear_model() -> None:
+    assert models.build("linear", (7,), 3)(torch.zeros(4, 7)).shape == (4, 3)
+
+
+def test_resnet_takes_one_channel() -> None:
+    assert models.build("resnet18", (1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "word"),
+    [("cnnn", (1, 8, 8), 10, "cnnn"), ("cnn", (64,), 10, "images"), ("cnn", (1, 3, 3), 10, "4x4"), ("linear", (), 10, "shape"), ("linear", (4,), 1, "classes")],
+)
+def test_what_does_not_fit_is_a_configuration_error(name: str, shape: tuple[int, ...], classes: int, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        models.build(name, shape, classes)

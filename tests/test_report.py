@@ -1,0 +1,254 @@
+"""The report page and the reading of run folders: finished, running, crashed, hostile."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from run_folder import privacy, true_clusters, write_lines, write_round, write_run, write_start
+
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.report import figures
+from dpcfl_net.report.page import key_figures, two_views, write_report
+from dpcfl_net.report.read import JsonlTail, read_run
+from dpcfl_net.report.statement import duration, percent, size, statement
+from dpcfl_net.report.timeline import BARS, ROWS, timeline
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "finished")
+
+
+def own_part(page: Path) -> str:
+    """The page without plotly's script, which holds every word there is."""
+    return re.sub(r"<script>/\*\*.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def specs(text: str) -> dict:
+    return json.loads(re.search(r"const figures = (.*);\n", text)[1])
+
+
+def test_page_is_one_file_that_loads_nothing(finished: Path) -> None:
+    page = write_report(finished)
+    text = own_part(page)
+    assert page == finished / "report.html"
+    assert 4_000_000 < page.stat().st_size < 7_000_000
+    assert len(text) < 400_000
+    assert not re.findall(r"(?:src|href)\s*=", text)
+    assert "default-src 'none'" in text
+    assert not list(finished.glob(".report*"))
+
+
+def test_page_says_what_is_protected_and_what_is_not(finished: Path) -> None:
+    text = own_part(write_report(finished))
+    for words in (
+        "epsilon 5, delta 0.0001, per sample",
+        "untrusted server",
+        "zero-out",
+        "pld",
+        "1.269",
+        "10.87",
+        "4.98",
+        "cluster selections",
+        "hyper-parameter search",
+        "71.2 %",
+        "65.5 %",
+    ):
+        assert words in text
+    assert 'class="alert" role' not in text
+
+
+def test_every_figure_of_a_finished_run_has_data(finished: Path) -> None:
+    drawn = specs(own_part(write_report(finished)))
+    assert set(drawn) == {"accuracy", "epsilon", "bytes", "first-round", "candidates", "assignments", "timeline"}
+    names = [trace["name"] for trace in drawn["accuracy"]["data"]]
+    assert names == ["A (3 clients, minority)", "B (6 clients)", "C (6 clients)", "D (6 clients)", "mean", "worst client"]
+    assert all(len(trace["x"]) == len(trace["y"]) == 40 for trace in drawn["accuracy"]["data"])
+
+
+def test_insecure_and_unprotected_runs_are_loud(tmp_path: Path) -> None:
+    insecure = own_part(write_report(write_run(tmp_path / "a", 2, privacy=privacy(insecure="noise is seeded"))))
+    assert 'role="alert">INSECURE: noise is seeded' in insecure
+    bare = privacy(epsilon=None, epsilon_spent=None, not_covered=["cluster index unprotected", "hyper-parameter search"])
+    unprotected = own_part(write_report(write_run(tmp_path / "b", 2, privacy=bare)))
+    assert "epsilon inf (cluster index unprotected)" in unprotected
+    assert 'role="alert">Unprotected' in unprotected
+
+
+@pytest.mark.parametrize("given", [None, {}, {"unit": "sample", "delta": 1e-4}])
+def test_unstated_epsilon_is_never_made_finite(given: dict | None) -> None:
+    said = statement(given)
+    assert said.headline == "no privacy statement"
+    assert said.alerts
+
+
+def test_statement_flags_overspending_and_non_finite_epsilon() -> None:
+    assert any("Overspent" in alert for alert in statement(privacy(epsilon_spent=5.01)).alerts)
+    assert not statement(privacy(epsilon_spent=5.0)).alerts
+    assert statement(privacy(epsilon=float("inf"))).headline.startswith("epsilon inf (")
+    assert statement(privacy(epsilon=float("nan"))).headline.startswith("epsilon inf (")
+
+
+def test_hostile_words_stay_words(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    folder = write_run(tmp_path / "run", 2, name=evil, privacy=privacy(not_covered=[evil]))
+    write_lines(folder / "spans.jsonl", [{"who": evil, "what": evil, "round": 2, "start": 1.0, "end": 2.0}])
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+
+
+def test_running_run_reads_and_says_what_is_missing(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    empty = own_part(write_report(folder))
+    assert "running, 0 of 40 rounds" in empty
+    assert "Accuracy by round: the observer has written no accuracy yet." in empty
+    assert "Plotly.react" not in empty
+    write_round(folder, 1, 40)
+    text = own_part(write_report(folder))
+    assert "running, 1 of 40 rounds" in text
+    assert set(specs(text)) == {"accuracy", "bytes", "timeline"}
+    assert dict(key_figures(read_run(folder)))["Clusters recovered"] == "yes"
+
+
+def test_crashed_run_with_torn_and_damaged_files(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 6)
+    for name in ("metrics", "clusters", "messages", "spans"):
+        with (folder / f"{name}.jsonl").open("ab") as file:
+            file.write(b'not json\n[1, 2]\n{"round": "x", "view": "server"}\n{"view": "server", "rou')
+    (folder / "run.json").write_text('{"name": "half', encoding="utf-8")
+    (folder / "first_round.npz").write_bytes((folder / "first_round.npz").read_bytes()[:700])
+    view = read_run(folder)
+    assert sorted(view.observed) == sorted(view.served) == list(range(1, 7))
+    assert view.first_round is None
+    assert view.name == "fmnist-r-dpcfl"
+    text = own_part(write_report(folder))
+    for note in ("run.json is damaged", "first_round.npz is damaged", "metrics.jsonl: 2 damaged line(s)", "ends within a line"):
+        assert note in text
+    assert "no privacy statement" in text
+
+
+def test_odd_values_in_lines_do_not_stop_the_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    write_lines(
+        folder / "metrics.jsonl",
+        [
+            {"view": "observer", "round": 3, "accuracy_mean": "high", "accuracy_by_cluster": [None, float("nan"), 0.5, "x"]},
+            {"view": "server", "round": 3, "bytes_up": None, "missing": None},
+        ],
+    )
+    write_lines(
+        folder / "clusters.jsonl", [{"view": "server", "round": 3, "assignment": [0, None, "x", 2.0, -1], "sizes": [None]}]
+    )
+    write_lines(folder / "spans.jsonl", [{"who": 3, "what": None, "round": 3, "start": 5, "end": 1}])
+    assert "NaN" not in re.search(r"const figures = (.*);\n", own_part(write_report(folder)))[1]
+
+
+def test_not_a_run_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        read_run(tmp_path)
+    with pytest.raises(ConfigError, match="absent"):
+        write_report(tmp_path / "absent")
+
+
+def test_tail_reads_only_whole_new_lines(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    tail = JsonlTail(path)
+    assert tail.new() == []
+    path.write_text('{"a": 1}\n{"a": 2', encoding="utf-8")
+    assert tail.new() == [{"a": 1}]
+    assert tail.torn
+    with path.open("a", encoding="utf-8") as file:
+        file.write('2}\n{"a": 3}\n')
+    assert tail.new() == [{"a": 22}, {"a": 3}]
+    assert not tail.torn
+    assert tail.new() == []
+    path.write_text('{"a": 9}\n', encoding="utf-8")
+    assert tail.new() == [{"a": 9}]
+
+
+def test_later_line_of_a_round_wins(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    write_round(folder, 1, 40)
+    write_lines(folder / "metrics.jsonl", [{"view": "observer", "round": 1, "accuracy_mean": 0.125}])
+    assert read_run(folder).observed[1]["accuracy_mean"] == 0.125
+
+
+def test_groups_take_the_colour_of_their_true_cluster(finished: Path) -> None:
+    view = read_run(finished)
+    # The server numbers its groups 1, 2, 3, 0 where the truth is 0, 1, 2, 3.
+    assert figures.group_colours(view) == {1: 0, 2: 1, 3: 2, 0: 3}
+    view.experiment = {}
+    assert sorted(figures.group_colours(view).values()) == [0, 1, 2, 3]
+
+
+def test_a_split_cluster_gives_two_colours(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    split = [4 if cluster == 1 and client % 2 else cluster for client, cluster in enumerate(true_clusters())]
+    write_lines(
+        folder / "clusters.jsonl", [{"view": "server", "round": 1, "phase": "soft", "assignment": split, "sizes": [3, 6, 6, 6]}]
+    )
+    colours = figures.group_colours(read_run(folder))
+    assert len(set(colours.values())) == len(set(split))
+
+
+def test_assignments_are_sorted_by_true_cluster(finished: Path) -> None:
+    spec = figures.assignments(read_run(finished)).spec
+    assert spec is not None
+    rounds, truth = spec["data"]
+    assert [row[0] for row in truth["z"]] == sorted(true_clusters())
+    assert rounds["x"] == list(range(2, 41))
+    wrong = sum(cell != row[0] for cells, row in zip(rounds["z"], truth["z"], strict=True) for cell in cells)
+    assert wrong == 5
+
+
+def test_timeline_stays_light(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    write_lines(
+        folder / "spans.jsonl",
+        [
+            {"who": f"client {client}", "what": what, "round": at, "start": float(at), "end": at + 0.5}
+            for at in range(1, 31)
+            for client in range(120)
+            for what in ("train", "send", "wait")
+        ],
+    )
+    figure = timeline(read_run(folder))
+    assert figure.spec is not None
+    assert sum(len(bars["x"]) for bars in figure.spec["data"]) <= BARS
+    assert len(figure.spec["layout"]["yaxis"]["categoryarray"]) == ROWS
+    assert "of 120 processes" in figure.caption
+
+
+def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None:
+    rows = two_views(read_run(finished))
+    server = " ".join(row[1] for row in rows)
+    observer = " ".join(row[2] for row in rows)
+    assert "840 TASK" in server
+    assert "839 RESULT" in server
+    assert "1 answer missing" in server
+    assert "True clusters: 3/6/6/6" in observer
+    assert "Accuracy: mean" in observer
+    assert "%" not in server
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (percent(0.7123), "71.2 %"),
+        (percent(None), "–"),
+        (percent(float("nan")), "–"),
+        (size(999), "999 B"),
+        (size(116_180), "116.2 kB"),
+        (size(97e6), "97.0 MB"),
+        (size(3.2e9), "3.20 GB"),
+        (duration(4.12), "4.1 s"),
+        (duration(187), "3:07"),
+        (duration(3765), "1:02:45"),
+    ],
+)
+def test_numbers_as_words(found: str, wanted: str) -> None:
+    assert found == wanted

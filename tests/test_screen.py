@@ -1,0 +1,256 @@
+"""What a terminal shows: the live screen, plain lines, the result; and the view they draw, read from growing files."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from run_folder import START, privacy, run_json, true_clusters, write_lines, write_round, write_run, write_start
+
+from launch.screen import PlainLines, ProgressTail, ProgressView, Screen, open_screen, print_summary, tail_progress
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=40, color_system="standard", highlight=False)
+
+
+def plain(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=width, highlight=False)
+
+
+def text(console: Console) -> str:
+    return console.file.getvalue()
+
+
+def drawn(view: ProgressView, width: int = 80) -> str:
+    console = plain(width)
+    console.print(Screen(console, clock=lambda: START + 60).draw(view))
+    return text(console)
+
+
+def run_some(folder: Path, rounds: int) -> ProgressTail:
+    write_start(folder)
+    for at in range(1, rounds + 1):
+        write_round(folder, at, 40)
+    return ProgressTail(folder)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_screen_shows_the_run_and_fits(tmp_path: Path, width: int) -> None:
+    view = run_some(tmp_path / "run", 13).view()
+    screen = drawn(view, width)
+    for words in (
+        "fmnist-r-dpcfl",
+        "r-dpcfl",
+        "round 13/40",
+        "epsilon at most 5",
+        "A minority",
+        "3/6/6/6",
+        "21 waiting",
+        "left",
+    ):
+        assert words in screen
+    assert all(len(line) <= width for line in screen.splitlines())
+    assert len(screen.splitlines()) < 20
+
+
+def test_nothing_is_cut_off_behind_the_bar_on_a_terminal(tmp_path: Path) -> None:
+    console = terminal(60)
+    console.print(Screen(console, clock=lambda: START + 60).draw(run_some(tmp_path / "run", 13).view()))
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text(console)).splitlines()
+    assert any("epsilon at most 5" in line for line in lines)
+    assert {len(line) for line in lines} == {60}
+
+
+def test_screen_before_anything_is_known() -> None:
+    assert "round 0" in drawn(ProgressView())
+
+
+def test_screen_is_loud_about_insecure_and_unprotected() -> None:
+    view = ProgressView("x", "y", epsilon=None, epsilon_stated=True, insecure=True)
+    assert "epsilon inf" in drawn(view)
+    assert "INSECURE" in drawn(view)
+
+
+def test_last_three_warnings_and_no_control_characters() -> None:
+    view = ProgressView(name="n\x1b[2J", warnings=[f"warning {at}\x1b]0;x\x07" for at in range(5)])
+    screen = drawn(view)
+    assert "warning 1" not in screen
+    assert "warning 4" in screen
+    assert "\x1b" not in screen
+
+
+def test_many_workers_and_clusters_stay_small() -> None:
+    view = ProgressView(workers=["training"] * 200, clusters=[(f"c{at}", 1, 0.5, None) for at in range(100)])
+    assert len(drawn(view, 60).splitlines()) < 30
+    assert "and 88 more" in drawn(view)
+
+
+def test_live_screen_gives_the_terminal_back_after_an_error() -> None:
+    console = terminal()
+
+    def interrupted() -> None:
+        with Screen(console) as screen:
+            screen.update(ProgressView("x", "y", round=1, rounds=2))
+            screen.update(ProgressView("x", "y", round=2, rounds=2))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert text(console).count("\x1b[?25l") == text(console).count("\x1b[?25h") == 1
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def summary() -> str:
+        console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system="standard", highlight=False)
+        print_summary(run_json(privacy=privacy(insecure=True)), console=console)
+        return text(console)
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;31m" in summary()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "31m" not in summary()
+
+
+def test_glyphs_without_unicode() -> None:
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=80)
+    console.print(Screen(console).draw(ProgressView(workers=["training", "gone"])))
+    console.file.flush()
+    assert b"workers >x" in console.file.buffer.getvalue()
+
+
+def test_the_right_kind_is_opened() -> None:
+    assert isinstance(open_screen(terminal()), Screen)
+    assert isinstance(open_screen(plain()), PlainLines)
+
+
+def test_plain_lines_print_each_round_once(tmp_path: Path) -> None:
+    folder, console = write_start(tmp_path / "run"), plain(60)
+    lines, tail = PlainLines(console), ProgressTail(folder)
+    for at in range(1, 6):
+        write_round(folder, at, 40, missing=(7,) if at == 3 else ())
+        lines.update(tail.view())
+        lines.update(tail.view())
+    printed = text(console).splitlines()
+    assert [line.split()[1] for line in printed if line.startswith("round")] == [f"{at}/40" for at in range(1, 6)]
+    assert printed.count("warning: round 3: no answer from client 7") == 1
+    assert "clusters 3/6/6/6  epsilon at most 5  4.1 s" in printed[-1]
+    assert "(minority " in printed[-1]
+
+
+def test_a_line_waits_for_the_observer_but_not_for_ever(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    tail = ProgressTail(folder)
+    for at in (1, 2, 3):
+        write_lines(folder / "metrics.jsonl", [{"view": "server", "round": at, "time": START, "seconds": 1.0, "missing": []}])
+        assert len(tail.view().lines) == max(0, at - 2)
+    assert "accuracy" not in tail.view().lines[0]
+    (folder / "run.json").write_text(json.dumps(run_json()), encoding="utf-8")
+    assert len(tail.view().lines) == 3
+
+
+def test_tail_reads_only_what_is_new(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    tail = run_some(folder, 3)
+    first = tail.view()
+    assert first.round == 3
+    offsets = {name: one.offset for name, one in tail._tails.items()}
+    assert offsets == {name: (folder / f"{name}.jsonl").stat().st_size for name in offsets}
+    write_round(folder, 4, 40)
+    assert tail.view().round == 4
+    assert first.lines == tail.view().lines[:3]
+
+
+def test_tail_progress_keeps_its_place(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_some(folder, 2)
+    assert tail_progress(folder).round == 2
+    write_round(folder, 3, 40)
+    assert tail_progress(str(folder)).round == 3
+    assert len(tail_progress(folder).lines) == 3
+
+
+def test_phases_of_workers(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    tail = run_some(folder, 1)
+    later = START + 100
+
+    def message(client: int, direction: str, kind: str, at: int, time: float) -> dict:
+        return {
+            "time": time,
+            "direction": direction,
+            "peer": f"client {client}",
+            "kind": kind,
+            "round": at,
+            "bytes": 9,
+            "id": "x",
+        }
+
+    write_lines(folder / "messages.jsonl", [message(client, "down", "TASK", 2, later) for client in range(4)])
+    write_lines(folder / "messages.jsonl", [message(1, "up", "RESULT", 2, later + 1), message(5, "up", "BYE", 0, later + 1)])
+    write_lines(folder / "spans.jsonl", [{"who": "client 2", "what": "train", "round": 2, "start": later, "end": later + 1}])
+    write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 2, "time": later + 2, "missing": [3]}])
+    assert tail.view().workers[:6] == ["training", "waiting", "sending", "gone", "waiting", "gone"]
+    write_lines(folder / "messages.jsonl", [message(client, "up", "HELLO", 0, later + 3) for client in (3, 5)])
+    assert tail.view().workers[3] == "training"
+    assert tail.view().workers[5] == "waiting"
+
+
+def test_view_of_a_finished_run(tmp_path: Path) -> None:
+    view = ProgressTail(write_run(tmp_path / "run", 8)).view()
+    assert (view.state, view.round, view.epsilon_text) == ("finished", 8, "4.98 of 5")
+    assert view.lines[3].split("  ")[-2] == f"epsilon {4.98 * 0.5**0.5:.3g} of 5"
+    assert [row[:2] for row in view.clusters] == [("A minority", 3), ("B", 6), ("C", 6), ("D", 6)]
+    assert len(view.workers) == len(true_clusters())
+
+
+def test_an_empty_folder_and_half_written_files_are_a_view_too(tmp_path: Path) -> None:
+    assert ProgressTail(tmp_path / "absent").view().round == 0
+    folder = write_start(tmp_path / "run")
+    (folder / "run.json").write_text("{", encoding="utf-8")
+    tail = ProgressTail(folder)
+    assert tail.view().epsilon_text == ""
+    (folder / "run.json").write_text(json.dumps(run_json()), encoding="utf-8")
+    os.utime(folder / "run.json", (START, START))
+    assert tail.view().epsilon_text == "4.98 of 5"
+
+
+@pytest.mark.parametrize("width", [60, 120])
+@pytest.mark.parametrize("kind", [PlainLines, Screen])
+def test_finish_prints_result_and_statement(kind: type[PlainLines] | type[Screen], width: int) -> None:
+    console = plain(width)
+    kind(console).finish(run_json())
+    said = " ".join(text(console).split())
+    for words in (
+        "71.2 %",
+        "69.8 %",
+        "65.5 %",
+        "recovered",
+        "epsilon 5, delta 0.0001, per sample",
+        "hyper-parameter search",
+        "10.87",
+    ):
+        assert words in said
+    assert all(len(line) <= width for line in text(console).splitlines())
+
+
+def test_summary_compares_runs_and_warns_of_unequal_privacy() -> None:
+    console = plain(60)
+    print_summary(run_json(), [run_json(algorithm="global"), run_json(algorithm="local")], console=console)
+    assert [line.split()[0] for line in text(console).splitlines() if "%" in line] == ["r-dpcfl", "global", "local"]
+    assert "not at the same privacy" not in text(console)
+    print_summary(run_json(), [run_json(algorithm="global", privacy=privacy(epsilon=None))], console=console)
+    assert "not at the same privacy" in text(console)
+    assert "inf" in text(console)
+
+
+def test_summary_of_a_run_that_failed() -> None:
+    console = plain()
+    print_summary({"algorithm": "x", "state": "failed", "rounds_done": 3}, console=console)
+    assert "the run is failed after 3 rounds" in text(console)
+    assert "no privacy statement" in text(console)
