@@ -19,19 +19,21 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The model `name` for inputs (C, H, W) or (d,) and `classes` logits; ConfigError for one that does not fit.
 
     "cnn" is the network of R's Table 2 (28,938 parameters at 1x28x28), "digits-cnn" has 6,090 at 1x8x8, "resnet18" is
-    torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). Parameter values are torch's default draw:
-    `initial` gives the seeded ones.
+    torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). Parameter values are torch's
+    default draw: `initial` gives the seeded ones.
     """
     if name not in NAMES:
         raise ConfigError(f"unknown model {name!r}, known: {', '.join(NAMES)}")
     shape = tuple(int(side) for side in input_shape)
     if classes < 2 or not shape or min(shape) < 1:
-        raise ConfigError(f"model {name!r} needs an input shape of positive sides and at least 2 classes, got {shape}, {classes}")
+        raise ConfigError(
+            f"model {name!r} needs positive input sides and at least 2 classes, got shape {shape}, {classes} classes"
+        )
     if name == "linear":
         return _linear(shape, classes)
     smallest = {"cnn": 4, "digits-cnn": 4, "cifar-cnn": 8, "resnet18": 1}[name]
     if len(shape) != 3 or min(shape[1:]) < smallest:
-        raise ConfigError(f"model {name!r} takes images (channels, height, width) of at least {smallest}x{smallest}, got {shape}")
+        raise ConfigError(f"model {name!r} takes images (channels, height, width) from {smallest}x{smallest} up, got {shape}")
     if name == "resnet18":
         return _resnet18(shape, classes)
     widths, kernel = {"cnn": ((16, 32), 5), "digits-cnn": ((16, 32), 3), "cifar-cnn": ((32, 64, 64), 3)}[name]

@@ -19,7 +19,8 @@ from dpcfl_net.runlog import Lines, say, write_atomically
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.observer_link import End, Models, ObserverInbox, Personal, Span
 
-LATE_S = 15.0
+# After the end the observer leaves once nobody has said anything for QUIET_S, or figures are LATE_S late.
+QUIET_S, LATE_S = 0.5, 15.0
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,15 @@ class Observer:
     def listen(self, inbox: ObserverInbox) -> None:
         """Until the coordinator's end and the last round's figures (workers may be a little late)."""
         ended: float | None = None
-        while ended is None or (self._waiting() and time.monotonic() - ended < LATE_S):
-            for note in inbox.poll(1.0):
+        while True:
+            notes = inbox.poll(1.0 if ended is None else QUIET_S)
+            for note in notes:
                 if isinstance(note, End):
                     ended = time.monotonic()
                 else:
                     self._take(note)
+            if ended is not None and not notes and (not self._waiting() or time.monotonic() - ended > LATE_S):
+                return
 
     def _waiting(self) -> bool:
         return bool(self._rounds) or (self._personal and self.job.protocol.rounds not in self._written)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -90,10 +91,9 @@ class LocalRun:
         os.environ.setdefault("MALLOC_ARENA_MAX", "2")
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["launch.preload"])
+        shutil.rmtree(self.folder / "addresses", ignore_errors=True)  # of the processes before a resume
         for name in ("logs", "addresses"):
             (self.folder / name).mkdir(exist_ok=True)
-        for stale in (self.folder / "addresses").iterdir():
-            stale.unlink()
 
     def start(self) -> None:
         """Observer, coordinator, then every worker."""

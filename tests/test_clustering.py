@@ -96,6 +96,28 @@ def test_without_clusters_none_is_found_and_nothing_is_claimed():
         assert fit(x, clusters=4, space="full", seed=seed).mss_plain > 10
 
 
+def test_one_direction_of_large_variance_is_not_two_clusters():
+    """What clients' own data add to the noise lies in few directions; it must not pass for clusters."""
+    for seed in range(5):
+        x, _ = updates([21], 0, seed)
+        rng = np.random.default_rng(seed)
+        direction = rng.standard_normal(P) / math.sqrt(P)
+        x = x + np.outer(rng.standard_normal(21) * 100, direction).astype(np.float32)
+        assert fit(x, clusters=None, seed=seed).clusters == 1
+        assert fit(x, clusters=2, seed=seed).mss < CUT
+
+
+def test_clusters_in_fewer_directions_than_components_are_found():
+    """Four centres in a plane: the third component is noise, and the likelihood there prefers tight pairs of points."""
+    rng = np.random.default_rng(0)
+    truth = np.repeat(np.arange(4), [3, 6, 6, 6])
+    plane = rng.standard_normal((2, P)) / math.sqrt(P)
+    corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * 40
+    for seed in range(5):
+        x = corners[truth] @ plane + np.random.default_rng([1, seed]).standard_normal((21, P))
+        assert recovered(truth.tolist(), fit(x, clusters=4, seed=seed).labels.tolist())
+
+
 def test_effective_separation_equals_the_papers_when_there_is_much_data():
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.standard_normal((3000, 3)), rng.standard_normal((3000, 3)) + np.array([6, 0, 0])])

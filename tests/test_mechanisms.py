@@ -14,7 +14,9 @@ from dpcfl_net.privacy.randomness import stream
 KEY = b"sixteen bytes ok"
 
 
-@pytest.mark.parametrize(("counts", "eta"), [([5, 7, 6, 7], 0.4), ([0, 30], 0.05), ([3], 1.0), ([9, 9, 9], 0.7), ([100, 50, 99], 0.0)])
+@pytest.mark.parametrize(
+    ("counts", "eta"), [([5, 7, 6, 7], 0.4), ([0, 30], 0.05), ([3], 1.0), ([9, 9, 9], 0.7), ([100, 50, 99], 0.0)]
+)
 def test_selection_has_the_exact_probabilities(counts: list[int], eta: float) -> None:
     draws = 20_000
     rng = stream(KEY, f"{counts}")
@@ -58,7 +60,10 @@ def test_only_differences_of_counts_matter_however_large() -> None:
     assert len(set(small)) == 3
 
 
-@pytest.mark.parametrize(("counts", "eta"), [([], 1.0), ([1.5, 2.0], 1.0), ([1, 2], -0.1), ([1, 2], math.nan), ([1, 2], math.inf), ([[1]], 1.0)])
+@pytest.mark.parametrize(
+    ("counts", "eta"),
+    [([], 1.0), ([1.5, 2.0], 1.0), ([1, 2], -0.1), ([1, 2], math.nan), ([1, 2], math.inf), ([[1]], 1.0)],
+)
 def test_bad_arguments_are_refused(counts: list, eta: float) -> None:
     with pytest.raises(ValueError):
         exponential_mechanism(counts, eta, stream(KEY, "bad"))

@@ -45,7 +45,13 @@ def test_resnet_takes_one_channel() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "word"),
-    [("cnnn", (1, 8, 8), 10, "cnnn"), ("cnn", (64,), 10, "images"), ("cnn", (1, 3, 3), 10, "4x4"), ("linear", (), 10, "shape"), ("linear", (4,), 1, "classes")],
+    [
+        ("cnnn", (1, 8, 8), 10, "cnnn"),
+        ("cnn", (64,), 10, "images"),
+        ("cnn", (1, 3, 3), 10, "4x4"),
+        ("linear", (), 10, "shape"),
+        ("linear", (4,), 1, "classes"),
+    ],
 )
 def test_what_does_not_fit_is_a_configuration_error(name: str, shape: tuple[int, ...], classes: int, word: str) -> None:
     with pytest.raises(ConfigError, match=word):

@@ -34,7 +34,8 @@ def test_global_generators_are_neither_read_nor_moved() -> None:
 
 
 def test_derive_tells_apart_every_sequence_of_labels() -> None:
-    sequences = [(), ("",), ("", ""), ("a",), ("b",), ("a", "b"), ("ab",), ("a", "", "b"), (1,), ("1",), (-1,), (1, 1), (11,), ("i1",), (2**70,)]
+    texts = [(), ("",), ("", ""), ("a",), ("b",), ("a", "b"), ("ab",), ("a", "", "b"), ("1",), ("i1",)]
+    sequences = [*texts, (1,), (-1,), (1, 1), (11,), (2**70,)]
     keys = {derive(KEY, *labels) for labels in sequences}
     assert len(keys) == len(sequences)
     assert all(len(key) == 32 for key in keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +25,22 @@ class Mixture:
 
 
 def spherical(
-    points: np.ndarray, clusters: int, *, dimension: int, floor: float, seed: int, equal_weights: bool = False
+    points: np.ndarray,
+    clusters: int,
+    *,
+    dimension: int,
+    floor: float,
+    seed: int,
+    equal_weights: bool = False,
+    merit: Callable[[Mixture], float] | None = None,
 ) -> Mixture:
     """The best of 20 runs from k-means++ starts: of those in which every component is some two points' best, the likeliest.
 
     points: (n, d) float64; dimension >= d counts in the likelihood and in the variances, so that exact coordinates of n
     points in p dimensions give the mixture in p dimensions. `floor` is added to each variance. A run whose component
-    holds one point is likelier without end as its variance shrinks: it is taken only if there is no other.
-    Starts, steps and stopping are those of scikit-learn's GaussianMixture(init_params="k-means++", random_state=seed).
+    holds one point is likelier without end as its variance shrinks: it is taken only if there is no other. `merit` judges
+    runs by something else than their likelihood. Starts, steps and stopping are those of scikit-learn's
+    GaussianMixture(init_params="k-means++", random_state=seed).
     """
     # scikit-learn draws its starts from the legacy generator: the same stream gives the same starts
     random = np.random.RandomState(seed % 2**32)
@@ -40,7 +49,8 @@ def spherical(
         posteriors = np.zeros((len(points), clusters))
         posteriors[kmeans_plusplus(points, clusters, random), np.arange(clusters)] = 1
         runs.append(run(points, posteriors, dimension=dimension, floor=floor, equal_weights=equal_weights))
-    return max(runs, key=lambda mixture: (smallest_component(mixture) >= 2, mixture.log_likelihood))
+    merit = merit or (lambda mixture: mixture.log_likelihood)
+    return max(runs, key=lambda mixture: (smallest_component(mixture) >= 2, merit(mixture)))
 
 
 def smallest_component(mixture: Mixture) -> int:

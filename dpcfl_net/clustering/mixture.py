@@ -58,7 +58,7 @@ def fit(
 ) -> MixtureFit:
     """Fit the mixture to updates (n rows of p float32) with `clusters` components, or with a number chosen (None).
 
-    spectral: in the first M - 1 principal components. full: in all p dimensions. pca2: as the paper's published code, two
+    spectral: in the first M - 1 principal components; of 20 runs the one whose clusters are tightest in the full space. full: in all p dimensions. pca2: as the paper's published code, two
     min-max scaled components, equal weights. sklearn: scikit-learn's GaussianMixture on the updates, the reference of
     `full`. The same updates, options and seed give the same fit. ValueError: a value that is not finite, unknown space,
     `clusters` not in 1..n, max_clusters < 1.
@@ -138,7 +138,13 @@ class _Fitter:
         floor = _FLOOR * float((points**2).sum()) / (n * dimension)
         if self.space == "sklearn":
             return _reference(np.asarray(self.updates, np.float64), clusters, floor, self.seed)
-        return em.spherical(points, clusters, dimension=dimension, floor=floor, seed=self.seed)
+        # In a few components a tight pair of points outweighs all else in the likelihood; what the full space says of a
+        # run's clusters is the better judge there (seen on real CIFAR-10 updates).
+        merit = self._tightness if self.space == "spectral" else None
+        return em.spherical(points, clusters, dimension=dimension, floor=floor, seed=self.seed, merit=merit)
+
+    def _tightness(self, mixture: em.Mixture) -> float:
+        return -separation.within(self.points, mixture.posteriors.argmax(axis=1))
 
 
 def _reference(updates: np.ndarray, clusters: int, floor: float, seed: int) -> em.Mixture:

@@ -72,5 +72,5 @@ def _write(home: Path, decoded: dict[str, np.ndarray]) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with open(path, "w") as file:
-        pass
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield

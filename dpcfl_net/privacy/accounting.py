@@ -37,8 +37,8 @@ def epsilon(events: Iterable[Event], delta: float, adjacency: Adjacency = "zero-
     adjacency "zero-out": a record replaced by nothing (add/remove numbers); "replace-one": by another record. Under
     "replace-one" a BoundedRangeSelection must come with the range that it has there. accountant "pld" composes privacy loss
     distributions, rounded pessimistically; "rdp" gives the numbers of the Renyi accountants of the literature.
-    inf if an event is Unprotected; 0 for no events. ValueError, naming the argument: a bad delta, adjacency, accountant or
-    event; "rdp" with "replace-one"; a delta too small for the PLD accountant to resolve.
+    inf if an event is Unprotected or has next to no noise; 0 for no events. ValueError, naming the argument: a bad delta,
+    adjacency, accountant or event; "rdp" with "replace-one"; a delta too small for the PLD accountant to resolve.
     """
     _check(delta, adjacency, accountant)
     return _spent(Tally().add(events), delta, adjacency, accountant, FINE)
@@ -203,7 +203,8 @@ def _answer(entries: list[dict[str, Any]], target: float | None, settings: dict[
     spent = epsilon(events, **settings)
     answer["epsilon"] = spent if spent < math.inf else None
     if answer["epsilon"] is None:
-        answer["reason"] = "; ".join(event.reason for event in events if isinstance(event, Unprotected))
+        reasons = [event.reason for event in events if isinstance(event, Unprotected)]
+        answer["reason"] = "; ".join(reasons) or "a noise multiplier below 0.001 protects nothing"
     return answer
 
 

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 # Grid points per typical loss of a step: the error of epsilon falls with the square, 0.2 % at 5 and 0.01 % at 25.
 COARSE, FINE = 6.0, 25.0
-# No grid is coarser than this, and none has more points for one release.
-_WIDEST_STEP, _MOST_POINTS = 0.01, 2**21
+# No grid is coarser than the first or finer than the second, and no distribution has many more points than the third.
+_WIDEST_STEP, _NARROWEST_STEP, _MOST_POINTS = 0.01, 1e-10, 2**21
+# Less noise protects nothing, and more is counted as this much: both are on the safe side, and no power overflows.
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
 
 
 @dataclass
@@ -33,7 +35,8 @@ class Tally:
         for event in events:
             if isinstance(event, SampledGaussian):
                 if event.steps and event.sampling_rate:
-                    self.gaussians[event.noise_multiplier, event.sampling_rate] += event.steps
+                    self.unprotected |= event.noise_multiplier < _LEAST_NOISE
+                    self.gaussians[min(event.noise_multiplier, _MOST_NOISE), event.sampling_rate] += event.steps
             elif isinstance(event, BoundedRangeSelection):
                 if event.count and event.epsilon:
                     self.selections[event.epsilon] += event.count
@@ -112,7 +115,8 @@ def _grid_step(tally: Tally, pairs: Iterable[Pair], resolution: float) -> float:
     for width, count in tally.selections.items():
         variance += count * width**2 / 4
         releases += 1
-    return max(min(math.sqrt(variance / releases) / resolution, _WIDEST_STEP), extent / _MOST_POINTS)
+    wanted = min(math.sqrt(variance / releases) / resolution, _WIDEST_STEP)
+    return max(wanted, extent / _MOST_POINTS, 8 * math.sqrt(variance) / _MOST_POINTS, _NARROWEST_STEP)
 
 
 def _merged(gaussians: Counter[tuple[float, float]]) -> dict[tuple[float, float], int]:

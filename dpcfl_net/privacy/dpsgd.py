@@ -1,8 +1,8 @@
 """DP-SGD over one client's records, and evaluation: nothing that comes out depends on data but through the clipped, noised sum.
 
-The step is that of Abadi et al. 2016 with Poisson sampling and the expected batch size as divisor. Batches have one fixed shape,
-padded: neither speed nor rounding depends on which records exist. A record whose gradient, loss or norm is not finite is removed by
-selection before clipping, so that weights crafted to overflow on one record read nothing.
+The step is that of Abadi et al. 2016 with Poisson sampling and the expected batch size as divisor. Batches have one fixed
+shape, padded: neither speed nor rounding depends on which records exist. A record whose gradient, loss or norm is not
+finite is removed by selection before clipping, so that weights crafted to overflow on one record read nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.privacy import clipping
+from dpcfl_net.privacy import clipping, memory
 from dpcfl_net.privacy.fast_path import FastPath, plan
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.opacus_path import OpacusPath
@@ -49,9 +49,9 @@ class Trainer:
     """DP-SGD with one model, clip norm, learning rate and physical batch shape.
 
     module: the template, whose parameter values are never used. clip: bound on a record's gradient norm. batch_size: the
-    expected batch (it decides the physical shape alone; the divisor is rate * N of the slot). path: "auto" takes the fast path where
-    it can; "fast" and "opacus" insist. `path` and `parameters` tell what was taken. Raises ConfigError naming a layer without
-    per-record gradients (BatchNorm), or a number out of range.
+    expected batch (it decides the physical shape alone; the divisor is rate * N of the slot). path: "auto" takes the fast
+    path where it can; "fast" and "opacus" insist. Attributes `path`, `parameters` and `slots` (records a physical batch) tell
+    what was taken. Raises ConfigError naming a layer without per-record gradients (BatchNorm), or a number out of range.
     """
 
     def __init__(self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str = "auto") -> None:
@@ -72,9 +72,10 @@ class Trainer:
     ) -> tuple[np.ndarray, SampledGaussian]:  # fmt: skip
         """`slot.steps` steps of theta -= learning_rate * (noisy clipped sum) / (rate * N), and the event that really ran.
 
-        theta: (p,) float32, not changed. key: the task's secret; batches and noise come from streams of their own under it, so the same key
-        gives the same bits and another key others. pull = (strength, centre): adds strength * (theta - centre) to each step's gradient after the
-        noise, for regularisers that do not look at data. Raises ValueError for a wrong shape, an empty expected batch or a bad noise multiplier.
+        theta: (p,) float32, not changed. key: the task's secret; batches and noise come from streams of their own under it,
+        so the same key gives the same bits and another key others. pull = (strength, centre): adds strength * (theta - centre)
+        to each step's gradient after the noise, for regularisers that do not look at data. Raises ValueError for a wrong
+        shape, an empty expected batch or a bad noise multiplier, before data is touched.
         """
         records = len(data)
         SampledGaussian(noise_multiplier, slot.rate, slot.steps)
@@ -82,6 +83,7 @@ class Trainer:
             raise ValueError(f"theta has shape {theta.shape}, the model has {self.parameters} parameters")
         if records * slot.rate <= 0:
             raise ValueError(f"the expected batch is empty: {records} records at rate {slot.rate}")
+        memory.keep_freed()
         batches, noise = stream(key, "batches"), stream(key, "noise")
         theta = theta.astype(np.float32, copy=True)
         steps = 0
@@ -94,6 +96,7 @@ class Trainer:
                     gradient += np.float32(pull[0]) * (theta - pull[1])
                 theta -= np.float32(self.learning_rate) * gradient
                 steps += 1
+        memory.give_back_freed()
         return theta, SampledGaussian(noise_multiplier, slot.rate, steps)
 
     @torch.no_grad()
@@ -121,7 +124,7 @@ class Evaluator:
         return sum(int(correct.sum()) for _, correct in self._batches(theta, data))
 
     def accuracy_and_loss(self, theta: np.ndarray, data: Records) -> tuple[float, float]:
-        """Share of correct records and mean cross-entropy (nats; inf if a record's logits are not finite). ValueError without records."""
+        """Share of correct records, and mean cross-entropy in nats (inf if some logits are not); ValueError without records."""
         if len(data) == 0:
             raise ValueError("no records to evaluate on")
         losses, correct = zip(*self._batches(theta, data), strict=True)
@@ -156,7 +159,12 @@ def poisson_rows(records: int, rate: float, rng: np.random.Generator) -> np.ndar
 
 
 def physical_slots(batch_size: int) -> int:
-    """Slots of a physical batch for an expected batch."""
+    """Slots of a physical batch for an expected batch.
+
+    A small batch gets 1.5 deviations of room, so that 13 of 14 fit one piece; a larger one comes in pieces of 40, where the
+    cost of a record is near its least and half-empty last pieces are short. (Measured on the CNN: at an expected 32, mean
+    milliseconds a step with 16, 24, 32, 40, 44, 48, 64 slots are 10.5, 11.0, 10.6, 9.1, 9.5, 10.5, 13.5.)
+    """
     return min(40, math.ceil(batch_size + 1.5 * math.sqrt(batch_size)))
 
 
@@ -184,5 +192,5 @@ def _engine(module: nn.Module, path: str) -> tuple[str, Engine]:
     if layers is not None:
         return "fast", FastPath(layers)
     if path == "fast":
-        raise ConfigError("the fast path takes a Sequential of Conv2d (one group), ReLU, MaxPool2d, Flatten and Linear, ending in Linear")
+        raise ConfigError("the fast path takes a Sequential of Conv2d (one group), ReLU, MaxPool2d, Flatten, with Linear last")
     return "opacus", OpacusPath(module)

@@ -1,11 +1,12 @@
 """Per-record gradients of plain convolutional networks by hand: forward and backward in a few oneDNN calls.
 
-One grouped `convolution_backward` gives every record's convolution weight gradient at once; linear layers never form theirs. Tensors
-are channels_last, where this backend's pooling is fast.
+One grouped `convolution_backward`, or one batched product with patches where that is faster, gives every record's convolution
+weight gradient at once; linear layers never form theirs. Tensors are channels_last, where this backend's pooling is fast.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,8 @@ def plan(module: nn.Module) -> list[Layer] | None:
             return None
         layers.append(layer)
         at += sum(p.numel() for p in child.parameters())
-    if not layers or not isinstance(layers[-1], Dense) or len(set(module.parameters())) != sum(len(list(c.parameters())) for c in module):
+    shared = len(set(module.parameters())) != sum(len(list(child.parameters())) for child in module)
+    if not layers or not isinstance(layers[-1], Dense) or shared:
         return None
     for i in range(len(layers) - 1):
         # The rectifier commutes with a maximum, gradients included, and costs a quarter after it.
@@ -85,33 +87,33 @@ def plan(module: nn.Module) -> list[Layer] | None:
 
 
 def _layer(child: nn.Module, at: int) -> Layer | None:
-    kind = type(child)
-    if kind is nn.Conv2d and child.groups == 1 and child.padding_mode == "zeros" and not isinstance(child.padding, str):
-        return Conv(tuple(child.weight.shape), child.bias is not None, list(child.stride), list(child.padding), list(child.dilation), at)
-    if kind is nn.MaxPool2d and not child.ceil_mode and not child.return_indices and _pair(child.dilation) == [1, 1]:
+    # Subclasses may compute something else: isinstance narrows for the type checker, the exact type decides.
+    if type(child) not in (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ReLU, nn.Flatten):
+        return None
+    if (
+        isinstance(child, nn.Conv2d)
+        and child.groups == 1
+        and child.padding_mode == "zeros"
+        and not isinstance(child.padding, str)
+    ):
+        out, deep, high, wide = child.weight.shape
+        stride, padding, dilation = list(child.stride), list(child.padding), list(child.dilation)
+        return Conv((out, deep, high, wide), child.bias is not None, stride, padding, dilation, at)
+    if isinstance(child, nn.MaxPool2d) and not (child.ceil_mode or child.return_indices) and _pair(child.dilation) == [1, 1]:
         return Pool(_pair(child.kernel_size), _pair(child.stride), _pair(child.padding))
-    if kind is nn.Linear:
-        return Dense(tuple(child.weight.shape), child.bias is not None, at)
-    if kind is nn.ReLU:
+    if isinstance(child, nn.Linear):
+        return Dense((child.out_features, child.in_features), child.bias is not None, at)
+    if isinstance(child, nn.ReLU):
         return Relu()
-    if kind is nn.Flatten and child.start_dim == 1 and child.end_dim == -1:
-        return Flat()
-    return None
+    return Flat() if isinstance(child, nn.Flatten) and (child.start_dim, child.end_dim) == (1, -1) else None
 
 
 def _pair(value: Any) -> list[int]:
     return list(value) if isinstance(value, tuple) else [value, value]
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
-
-
 class FastPath:
-    """Forward and per-record backward of a planned network; theta is one flat tensor (p,), whose dtype decides the precision."""
+    """Forward and per-record backward of a planned network; theta is one flat tensor (p,), its dtype the precision."""
 
     def __init__(self, layers: list[Layer]) -> None:
         self._layers = layers
@@ -176,14 +178,14 @@ def _channels_last(h: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(layer: Conv | Dense, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    end = layer.at + _size(layer.shape)
+    end = layer.at + math.prod(layer.shape)
     return theta[layer.at : end].view(layer.shape), theta[end : end + layer.shape[0]] if layer.bias else None
 
 
 def _conv_signal(layer: Conv, theta: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     weight = _weights(layer, theta)[0]
-    mask = [True, False, False]
-    return _convolution_backward(signal, inputs, weight, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, mask)[0]
+    how = (layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, [True, False, False])
+    return _convolution_backward(signal, inputs, weight, None, *how)[0]
 
 
 def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[Part]:
@@ -195,7 +197,7 @@ def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[
         values, bias = _by_groups(layer, signal, inputs)
     rows: list[Part] = [values]
     if layer.bias:
-        rows.append(Rows(bias, layer.at + _size(layer.shape)))
+        rows.append(Rows(bias, layer.at + math.prod(layer.shape)))
     return rows
 
 
@@ -217,8 +219,7 @@ def _by_groups(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> tuple
     n, (out, deep, *kernel) = signal.shape[0], layer.shape
     signal, inputs = signal.contiguous(), inputs.contiguous()
     weight = signal.new_empty(1).expand(n * out, deep, *kernel)
-    grouped = _convolution_backward(
-        signal.view(1, n * out, *signal.shape[2:]), inputs.view(1, n * deep, *inputs.shape[2:]), weight, None,
-        layer.stride, layer.padding, layer.dilation, False, [0, 0], n, [False, True, False],
-    )[1]  # fmt: skip
+    side_by_side = signal.view(1, n * out, *signal.shape[2:]), inputs.view(1, n * deep, *inputs.shape[2:])
+    how = (layer.stride, layer.padding, layer.dilation, False, [0, 0], n, [False, True, False])
+    grouped = _convolution_backward(*side_by_side, weight, None, *how)[1]
     return Rows(grouped.reshape(n, -1), layer.at), signal.flatten(2).sum(2)

@@ -79,9 +79,10 @@ def gaussian(noise_multiplier: float, rate: float, pair: Pair, step: float) -> L
             _divergence(losses[-lowest:], noise_multiplier, rate, pair),
         )
     )
-    kept = np.flatnonzero(excess > _NEGLIGIBLE)
-    first, last = min(kept[0], -lowest - 1), max(kept[-1], 1 - lowest)
-    return from_excess(step, lowest + int(first), excess[first : last + 1])
+    kept = np.append(np.flatnonzero(excess > _NEGLIGIBLE), -lowest)
+    # One negligible point is kept at either end: a bounded loss ends abruptly, and what is cut above is infinite.
+    first, last = max(int(kept.min()) - 1, 0), int(kept.max()) + 1
+    return from_excess(step, lowest + first, excess[first : last + 1])
 
 
 def loss_range(noise_multiplier: float, rate: float, pair: Pair) -> tuple[float, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,15 +36,18 @@ class OpacusPath:
         """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
         self._sampled.to(theta.dtype)
         _load(self._parameters, theta)
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            # The first layer's input needs no gradient, which torch remarks on at every batch.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
             logits = self._sampled(x.to(theta.dtype))
             F.cross_entropy(logits, y, reduction="sum").backward()
         parts: list[Part] = []
         at = 0
         for parameter in self._parameters:
-            parts.append(Rows(parameter.grad_sample.reshape(x.shape[0], -1), at))
+            sample: Any = parameter
+            parts.append(Rows(sample.grad_sample.reshape(x.shape[0], -1), at))
             at += parameter.numel()
-            parameter.grad_sample = parameter.grad = None
+            sample.grad_sample = sample.grad = None
         return logits.detach(), parts
 
 

@@ -128,10 +128,13 @@ class Listener:
 def _serve_curve(made: zmq.Socket, keys: tuple[str, str], allow: AllowList) -> ThreadAuthenticator:
     """Start the authenticator on the socket's context and make the socket a CURVE server; to be called before bind."""
     authenticator = ThreadAuthenticator(made.context)
-    authenticator.start()
+    try:
+        authenticator.start()
+    except (zmq.ZMQError, RuntimeError) as error:
+        authenticator.stop()
+        reason = f"the authenticator did not start ({error}), and without it strangers could connect"
+        raise Refused("authenticator", reason) from None
     authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=allow)
-    if not authenticator.is_alive():
-        raise Refused("authenticator", "the authenticator did not start, and without it strangers could connect")
     made.curve_server = True
     made.curve_publickey, made.curve_secretkey = (key.encode() for key in keys)
     made.zap_domain = DOMAIN.encode()

@@ -151,11 +151,14 @@ class Reader:
         body, digest = found
         if hashlib.sha256(self.digest + body).digest() != digest:
             raise self._broken()
-        number, when, direction, peer, header, payload = msgpack.unpackb(body)
-        if number != self.records:
+        try:
+            record = Record(*msgpack.unpackb(body))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise self._broken() from error
+        if record.number != self.records or not isinstance(record.header, bytes):
             raise self._broken()
         self.records, self.digest = self.records + 1, digest
-        return Record(number, when, direction, peer, header, payload)
+        return record
 
     def _broken(self) -> Refused:
         return Refused("transcript-broken", f"{self.path}: record {self.records} is not the one that was written")

@@ -1,0 +1,29 @@
+# Two commands on a fresh machine: make quickstart, make test.
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+SLOW ?= 0
+PYTEST_ARGS ?=
+
+.PHONY: quickstart test lint clean
+
+quickstart: $(STAMP)
+	$(VENV)/bin/dpcfl quickstart
+
+test: $(STAMP) lint
+	$(PY) -m pytest $(if $(filter 1,$(SLOW)),-m "slow or not slow",) $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy dpcfl_net/privacy dpcfl_net/wire dpcfl_net/job.py
+
+# torch first: without it pip would take the newest build with gigabytes of CUDA for the packages that need it.
+$(STAMP): pyproject.toml constraints-cpu.txt
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -m pip install -q -c constraints-cpu.txt torch
+	$(PY) -m pip install -q -c constraints-cpu.txt -e '.[test]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,88 @@
+"""Shared by all tests: one small finished run, jobs made in a moment, and a check that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DPCFL = [sys.executable, "-m", "launch.cli"]
+SMALL = {
+    "name": "small",
+    "data": {"dataset": "digits", "clients": [2, 2, 2, 2], "train_per_client": 700, "test_per_client": 60},
+    "model": {"name": "digits-cnn"},
+    "rounds": 6,
+    "local": {"batch_size": 32, "lr": 0.5},
+    "privacy": {"epsilon": 5, "delta": 1e-4, "noise": "seeded"},
+    "algorithm": {"name": "r-dpcfl", "clusters": 4},
+    "output": {"transcript": "full"},
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Claims and data caches of the tests go to a folder of their own."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("XDG_CACHE_HOME")
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
+def write_config(folder: Path, **changes) -> Path:
+    """SMALL with some sections changed, as a file."""
+    document = {**SMALL, **changes}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.CompletedProcess:
+    """Run the command line in a process of its own."""
+    return subprocess.run([*DPCFL, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False, **more)
+
+
+def only_run(out: Path) -> Path:
+    """The one run folder below `out`."""
+    (folder,) = [path for path in out.iterdir() if (path / "protocol.json").exists()]
+    return folder
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Living processes that hold a file of `folder` open: each of a run's processes writes its log there."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(folder) in str(file.path) for file in process.open_files()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def assert_nothing_left(folder: Path, seconds: float = 5) -> None:
+    """No process of the run is alive after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, left
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory) -> Path:
+    """One finished seeded run of 8 workers, a coordinator and an observer, shared by every test that only looks."""
+    out = tmp_path_factory.mktemp("finished")
+    done = dpcfl("run", write_config(out / "c"), "--out", out)
+    assert done.returncode == 0, done.stderr + done.stdout
+    folder = only_run(out)
+    assert_nothing_left(folder)
+    return folder

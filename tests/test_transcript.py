@@ -1,0 +1,173 @@
+"""The transcript gives back what crossed, notices every change, and loses at most its last record to a crash."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.wire.lane import Stamp
+from dpcfl_net.wire.messages import CHUNK, decode, encode
+from dpcfl_net.wire.payload import Payload
+from dpcfl_net.wire.transcript import Mode, Record, Transcript, messages, read
+
+UPDATE = {"update": np.arange(CHUNK // 2, dtype="f4"), "choice": np.array([1])}
+
+
+def write(path: Path, mode: Mode = "full") -> list[tuple[bytes, bytes | None]]:
+    """A HELLO, a result of three chunks and an ACK; returns what was recorded."""
+    stamp, payload = Stamp("ab", "0" * 64), Payload.of(UPDATE)
+    result = stamp.header(
+        kind="RESULT", code="release", tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks), round=2
+    )
+    parts = [stamp.header(kind="CHUNK", parent=result.id, index=index) for index in range(len(payload.chunks))]
+    sent = [(encode(stamp.header(kind="HELLO")), None), (encode(result), None)]
+    sent += [(encode(header), bytes(chunk)) for header, chunk in zip(parts, payload.chunks, strict=True)]
+    sent.append((encode(stamp.header(kind="ACK", parent=result.id)), None))
+    transcript = Transcript(path, mode)
+    for header, chunk in sent:
+        transcript.record("up", "client 3", header, None if chunk is None else memoryview(chunk))
+    transcript.close()
+    return sent
+
+
+def test_full_transcript_gives_back_every_message(tmp_path: Path) -> None:
+    sent = write(tmp_path / "t")
+    reader = read(tmp_path / "t")
+    found = list(reader)
+    assert [(record.header, record.payload) for record in found] == sent
+    assert [record.number for record in found] == list(range(len(sent)))
+    assert {(record.direction, record.peer) for record in found} == {("up", "client 3")}
+    assert all(abs(record.time - time.time()) < 60 for record in found)
+    assert not reader.cut
+    assert reader.records == len(sent) == 6
+
+
+def test_headers_leave_payloads_out_and_off_writes_nothing(tmp_path: Path) -> None:
+    sent = write(tmp_path / "headers", "headers")
+    assert [(record.header, record.payload) for record in read(tmp_path / "headers")] == [(header, None) for header, _ in sent]
+    assert (tmp_path / "headers").stat().st_size < 10_000
+    write(tmp_path / "off", "off")
+    assert not (tmp_path / "off").exists()
+    with pytest.raises(ConfigError):
+        Transcript(tmp_path / "some", "some")  # type: ignore[arg-type]
+
+
+def test_messages_are_put_together_again(tmp_path: Path) -> None:
+    write(tmp_path / "full")
+    kinds = {header.kind: tensors for _, header, tensors in messages(tmp_path / "full")}
+    assert list(kinds) == ["HELLO", "RESULT", "ACK"]
+    assert kinds["RESULT"] is not None
+    for name, array in UPDATE.items():
+        np.testing.assert_array_equal(kinds["RESULT"][name], array)
+    write(tmp_path / "headers", "headers")
+    assert {header.kind: tensors for _, header, tensors in messages(tmp_path / "headers")}["RESULT"] is None
+
+
+def test_every_changed_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    write(path, "headers")
+    whole = path.read_bytes()
+    honest = list(read(path))
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        reader, found = read(path), list[Record]()
+        try:
+            for record in reader:
+                found.append(record)
+        except Refused as error:
+            broken = error
+            assert broken.code == "transcript-broken"
+            assert f"record {len(found)} " in broken.reason
+        else:
+            assert reader.cut
+        assert found == honest[: len(found)]
+        assert len(found) < len(honest)
+
+
+def rewrite(path: Path, change: object) -> None:
+    frames = list(msgpack.Unpacker(path.open("rb"), max_buffer_size=1 << 24))
+    path.write_bytes(b"".join(msgpack.packb(frame) for frame in change(frames)))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda frames: frames[1:],
+        lambda frames: frames[:2] + frames[3:],
+        lambda frames: [frames[0], frames[2], frames[1], *frames[3:]],
+        lambda frames: [*frames, frames[-1]],
+        lambda frames: [*frames[:2], [frames[3][0], frames[2][1]], *frames[3:]],
+        lambda frames: [*frames, [b"x", b"y"]],
+        lambda frames: [*frames, 7],
+    ],
+)
+def test_removed_swapped_repeated_and_forged_records_are_noticed(tmp_path: Path, change: object) -> None:
+    write(tmp_path / "t")
+    rewrite(tmp_path / "t", change)
+    with pytest.raises(Refused) as caught:
+        list(read(tmp_path / "t"))
+    assert caught.value.code == "transcript-broken"
+
+
+def test_a_cut_tail_costs_one_record_and_is_flagged(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    write(path)
+    whole, reader = path.read_bytes(), read(path)
+    records = list(reader)
+    for lost in (1, 20, 100):
+        path.write_bytes(whole[:-lost])
+        cut = read(path)
+        assert list(cut) == records[:-1]
+        assert cut.cut
+
+
+def test_a_transcript_is_continued_after_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    write(path)
+    path.write_bytes(path.read_bytes()[:-10])
+    again = Transcript(path, "full")
+    assert again.records == 5
+    again.record("down", "client 1", b"more")
+    again.close()
+    reader = read(path)
+    assert [record.header for record in reader][-1] == b"more"
+    assert (reader.records, reader.cut) == (6, False)
+    assert reader.digest.hex() == again.head
+    changed = bytearray(path.read_bytes())
+    changed[100] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(Refused):
+        Transcript(path, "full")
+
+
+def test_the_head_tells_a_transcript_that_was_shortened_cleanly(tmp_path: Path) -> None:
+    write(tmp_path / "t")
+    whole = read(tmp_path / "t")
+    list(whole)
+    rewrite(tmp_path / "t", lambda frames: frames[:-1])
+    shorter = read(tmp_path / "t")
+    list(shorter)
+    assert shorter.digest != whole.digest
+    assert not shorter.cut
+
+
+def test_records_reach_the_file_within_a_second_or_so(tmp_path: Path) -> None:
+    transcript = Transcript(tmp_path / "t", "headers")
+    transcript.record("up", "client 1", b"one")
+    assert not list(read(tmp_path / "t"))
+    time.sleep(1.05)
+    transcript.flush_if_due()
+    assert [record.header for record in read(tmp_path / "t")] == [b"one"]
+    transcript.close()
+
+
+def test_what_is_recorded_decodes(tmp_path: Path) -> None:
+    write(tmp_path / "t")
+    assert [decode(record.header).kind for record in read(tmp_path / "t")] == ["HELLO", "RESULT", *["CHUNK"] * 3, "ACK"]

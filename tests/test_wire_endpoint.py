@@ -1,0 +1,837 @@
+"""Real sockets on 127.0.0.1: tasks and results under CURVE, and what liars, cheats and accidents achieve (nothing)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+
+from dpcfl_net.errors import ConfigError, Refused, RunFailed
+from dpcfl_net.wire.endpoint import ClientEndpoint, Payload, ServerEndpoint
+from dpcfl_net.wire.lane import Stamp, new_id
+from dpcfl_net.wire.messages import CHUNK, WINDOW, Header, TensorTemplate, WireError, decode, encode
+from dpcfl_net.wire.observer_link import End, Models, ObserverInbox, ObserverOutbox, Personal, Span
+
+RUN, JOB, P = "ab12", "0" * 64, 1_250_000  # P float32: 5 MB, so that chunks and credit are at work
+
+
+def pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+SERVER, OBSERVER, KEYS = pair(), pair(), {client: pair() for client in range(3)}
+
+
+def task_template(task: str) -> dict[str, TensorTemplate] | None:
+    return {"models": TensorTemplate("f4", ((1, 4), P))} if task == "train" else {} if task == "small" else None
+
+
+def result_template(task: str) -> dict[str, TensorTemplate]:
+    return {"update": TensorTemplate("f4", (P,))} if task == "train" else {"update": TensorTemplate("f4", (3,))}
+
+
+def bounded(client: int, task: str, tensors: dict[str, np.ndarray]) -> None:
+    if np.linalg.norm(tensors["update"].astype("f8")) > 1e4:
+        raise Refused("norm", "the update is longer than any honest one")
+
+
+def fds(kind: str) -> int:
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
+            found += kind in os.readlink(entry)
+    return found
+
+
+def open_things() -> tuple[int, int, int]:
+    return psutil.Process().num_threads(), fds("socket:"), fds("eventpoll")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """pyzmq starts its collector of zero-copy buffers once for the whole process: before anything is counted."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://warm")
+        two.connect("inproc://warm")
+        one.send(bytearray(1 << 20), copy=False)
+        two.recv()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """No thread, Python's or libzmq's, and no socket outlives its test."""
+    before = open_things()
+    yield
+    deadline = time.monotonic() + 3
+    while open_things() != before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert open_things() == before
+
+
+@pytest.fixture
+def server() -> Iterator[ServerEndpoint]:
+    with make_server() as made:
+        yield made
+
+
+def make_server(bind: str = "tcp://127.0.0.1:*", **changes: Any) -> ServerEndpoint:
+    given: dict[str, Any] = {"run": RUN, "job": JOB, "keys": SERVER}
+    given |= {"clients": {client: key[0] for client, key in KEYS.items()}}
+    given |= {"result_template": result_template, "check": bounded, "heartbeat_s": 0.1, "resend_s": 0.3}
+    return ServerEndpoint(bind, **(given | changes))
+
+
+def make_client(address: str, client: int = 0, **changes: Any) -> ClientEndpoint:
+    given: dict[str, Any] = {"run": RUN, "job": JOB, "client": client, "server_key": SERVER[0], "keys": KEYS[client]}
+    given |= {"task_template": task_template, "heartbeat_s": 0.1, "resend_s": 0.3}
+    return ClientEndpoint(address, **(given | changes))
+
+
+class Ends:
+    """Polls a server and clients in turn and keeps what they report."""
+
+    def __init__(self, server: ServerEndpoint, *clients: ClientEndpoint) -> None:
+        self.server, self.clients = server, clients
+        self.seen: list[Any] = []
+        self.told: dict[ClientEndpoint, list[Any]] = {client: [] for client in clients}
+
+    def until(self, done: Callable[[], object], limit_s: float = 10.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not done():
+            assert time.monotonic() < deadline, (self.seen, list(self.told.values()), self.server.failures)
+            self.seen += self.server.poll(0.005)
+            for client in self.clients:
+                self.told[client] += client.poll(0.0)
+
+    def joined(self) -> Ends:
+        self.until(lambda: len(self.server.ready) == len(self.clients) and all(client.welcomed for client in self.clients))
+        return self
+
+    def of(self, kind: str) -> list[Any]:
+        return [event for event in self.seen if event.kind == kind]
+
+    def tasks(self, client: ClientEndpoint) -> list[Any]:
+        return [event for event in self.told[client] if event.kind == "task"]
+
+    def round(self, client: ClientEndpoint, number: int, round_index: int, update: np.ndarray) -> Any:
+        """One small task there and its result back."""
+        had = len(self.tasks(client))
+        self.server.send_task(number, round_index, "small", {})
+        self.until(lambda: len(self.tasks(client)) > had)
+        client.send_result(self.tasks(client)[-1].id, "release", {"update": update})
+
+        def found() -> list[Any]:
+            return [e for e in self.of("result") + self.of("failed") if (e.client, e.round) == (number, round_index)]
+
+        self.until(found)
+        return found()[-1]
+
+
+def refusal(client: ClientEndpoint, ends: Ends) -> str:
+    """The code with which the client leaves."""
+    try:
+        deadline = time.monotonic() + 10
+        while not client.poll(0.02) and time.monotonic() < deadline:
+            ends.seen += ends.server.poll(0.0)
+    except Refused as error:
+        return error.code
+    return "none"
+
+
+class Liar:
+    """A DEALER that says what a test makes it say."""
+
+    def __init__(self, address: str, client: int = 0, keys: tuple[str, str] | None = None, curve: bool = True) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        if curve:
+            self.socket.curve_publickey, self.socket.curve_secretkey = (key.encode() for key in keys or KEYS[client])
+            self.socket.curve_serverkey = SERVER[0].encode()
+        self.socket.connect(address)
+        self.client, self.stamp = client, Stamp(RUN, JOB)
+        self.heard: list[Header] = []
+
+    def say(self, kind: str, chunk: bytes | None = None, **fields: Any) -> Header:
+        header = self.stamp.header(kind=kind, **fields)
+        self.socket.send_multipart([encode(header)] if chunk is None else [encode(header), chunk])
+        return header
+
+    def hello(self, ends: Ends, **fields: Any) -> Header:
+        said = self.say("HELLO", client=fields.pop("client", self.client))
+        ends.until(lambda: self.hears(parent=said.id))
+        return self.hears(parent=said.id)[-1]
+
+    def hears(self, **wanted: Any) -> list[Header]:
+        while self.socket.poll(0):
+            self.heard.append(decode(self.socket.recv_multipart()[0]))
+        return [header for header in self.heard if all(getattr(header, name) == value for name, value in wanted.items())]
+
+    def __enter__(self) -> Liar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close(linger=0)
+        self.context.term()
+
+
+UPDATE = np.array([1, 2, 3], "f4")
+
+
+def test_tasks_and_results_of_5_mb_arrive_bit_for_bit(server: ServerEndpoint) -> None:
+    with make_client(server.address, 0) as one, make_client(server.address, 2) as two:
+        ends = Ends(server, one, two)
+        ends.until(lambda: server.ready == {0, 2} and one.welcomed and two.welcomed)
+        models = np.random.default_rng(0).standard_normal((2, P)).astype("f4")
+        shared = Payload.of({"models": models})
+        ids = {client: server.send_task(client, 7, "train", shared) for client in (0, 2)}
+        ends.until(lambda: ends.tasks(one) and ends.tasks(two))
+        for number, client in ((0, one), (2, two)):
+            (task,) = ends.tasks(client)
+            assert (task.id, task.round, task.task) == (ids[number], 7, "train")
+            np.testing.assert_array_equal(task.tensors["models"], models)
+            client.send_result(task.id, "release", {"update": models[0] + np.float32(number)})
+        ends.until(lambda: len(ends.of("result")) == 2 and not one.pending and not two.pending)
+        for result in ends.of("result"):
+            assert (result.round, result.task, result.id, result.status) == (7, "train", ids[result.client], "release")
+            np.testing.assert_array_equal(result.tensors["update"], models[0] + np.float32(result.client))
+        ends.until(lambda: server.phases == {0: "idle", 2: "idle"})
+        assert not server.failures
+        assert not one.failures
+        assert server.bytes_down > 2 * models.nbytes
+        assert server.bytes_up > models.nbytes
+        server.bye()
+        ends.until(lambda: all(told[-1].kind == "bye" for told in ends.told.values()))
+
+
+def test_broadcast_shares_the_bytes_of_the_array() -> None:
+    models = np.zeros((2, P), "f4")
+    payload = Payload.of({"models": models})
+    assert len(payload.chunks) == 10
+    assert all(np.shares_memory(np.frombuffer(chunk, "u1"), models) for chunk in payload.chunks)
+
+
+def test_answers_without_release_carry_a_status_and_a_reason(server: ServerEndpoint) -> None:
+    with make_client(server.address) as client:
+        ends = Ends(server, client).joined()
+        server.send_task(0, 1, "small", {})
+        ends.until(lambda: ends.tasks(client))
+        client.send_result(ends.tasks(client)[0].id, "refused", reason="budget: the plan holds no such slot")
+        ends.until(lambda: ends.of("result"))
+        (result,) = ends.of("result")
+        assert (result.status, result.reason, result.tensors) == ("refused", "budget: the plan holds no such slot", {})
+        with pytest.raises(ValueError, match="no task"):
+            client.send_result(new_id(), "release")
+
+
+def test_unknown_key_gets_no_message_through_and_leaves_with_an_error(server: ServerEndpoint) -> None:
+    with make_client(server.address, 0, keys=pair()) as stranger, make_client(server.address, 1) as honest:
+        ends = Ends(server, honest)
+        assert refusal(stranger, ends) == "handshake"
+        ends.until(lambda: server.failures["unknown-key"])
+        ends.joined()
+        assert server.ready == {1}
+        assert {event.client for event in ends.seen} <= {None, 1}
+
+
+def test_client_without_curve_is_refused(server: ServerEndpoint) -> None:
+    with Liar(server.address, curve=False) as liar:
+        ends = Ends(server)
+        liar.say("HELLO", client=0)
+        ends.until(lambda: server.failures["handshake"])
+        assert not server.ready
+        assert not liar.hears()
+
+
+def test_wrong_server_key_ends_the_client_with_an_error(server: ServerEndpoint) -> None:
+    with make_client(server.address, 0, server_key=pair()[0]) as client:
+        with pytest.raises(Refused) as caught:
+            client.poll(10)
+        assert caught.value.code == "handshake"
+    server.poll(0.05)
+    assert not server.ready
+    assert server.failures.keys() == {"handshake"}
+
+
+def test_authenticator_that_is_taken_makes_bind_fail() -> None:
+    context = zmq.Context()
+    with context.socket(zmq.REP) as taken:
+        taken.bind("inproc://zeromq.zap.01")
+        with pytest.raises(Refused) as caught:
+            make_server(context=context)
+        assert caught.value.code == "authenticator"
+    context.term()
+
+
+def test_b_that_claims_to_be_a_stays_b(server: ServerEndpoint) -> None:
+    with make_client(server.address, 0) as a, Liar(server.address, 1) as b:
+        ends = Ends(server, a).joined()
+        assert b.hello(ends, client=0).kind == "WELCOME"
+        assert server.ready == {0, 1}
+        assert server.failures == {"identity": 1}
+        task = server.send_task(0, 1, "small", {})
+        ends.until(lambda: ends.tasks(a))
+        assert not b.hears(kind="TASK")
+        b.say("RESULT", parent=task, round=1, task="small", code="lost")
+        ends.until(lambda: ends.of("failed"))
+        a.send_result(task, "release", {"update": UPDATE})
+        ends.until(lambda: ends.of("result"))
+        assert [event.client for event in ends.of("result")] == [0]
+
+
+def test_same_key_twice_is_refused_until_the_first_is_gone(server: ServerEndpoint) -> None:
+    first = make_client(server.address)
+    try:
+        ends = Ends(server, first).joined()
+        with make_client(server.address, duplicate_grace_s=0.0) as second:
+            assert refusal(second, ends) == "duplicate"
+        assert ends.round(first, 0, 1, UPDATE).kind == "result"
+    finally:
+        first.close(abort=True)
+    with make_client(server.address) as third:
+        ends = Ends(server, third).joined()
+        assert ends.round(third, 0, 2, UPDATE).kind == "result"
+
+
+def test_old_boot_and_old_sequence_are_refused(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    with Liar(server.address) as liar:
+        recorded = liar.stamp.boot
+        assert liar.hello(ends).kind == "WELCOME"
+        beat = liar.say("HEARTBEAT", code="computing")
+        ends.until(lambda: ends.of("phase"))
+        liar.socket.send_multipart([encode(beat)])
+        ends.until(lambda: server.failures["sequence"])
+        assert liar.hears(kind="ERROR", code="sequence")
+        other = Header(**{**beat.model_dump(), "boot": new_id(), "sequence": 99})
+        liar.socket.send_multipart([encode(other)])
+        ends.until(lambda: server.failures["boot"])
+    ends.until(lambda: not server.ready)
+    with Liar(server.address) as replay:
+        replay.stamp.boot = recorded
+        assert replay.hello(ends).code == "stale-boot"
+        assert not server.ready
+
+
+@pytest.mark.parametrize(("field", "value"), [("version", 2), ("run", "ffff"), ("job", "f" * 64)])
+def test_other_version_run_or_job_is_refused_with_its_name(server: ServerEndpoint, field: str, value: object) -> None:
+    ends = Ends(server)
+    with Liar(server.address) as liar:
+        header = Header(**{**liar.stamp.header(kind="HELLO", client=0).model_dump(), field: value})
+        liar.socket.send_multipart([encode(header)])
+        ends.until(lambda: liar.hears(kind="ERROR", code=field, parent=header.id))
+        assert not server.ready
+
+
+def test_client_with_another_job_leaves_with_an_error(server: ServerEndpoint) -> None:
+    with make_client(server.address, job="f" * 64) as client:
+        assert refusal(client, Ends(server)) == "job"
+
+
+def test_nothing_but_hello_counts_before_hello(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    with Liar(server.address) as liar:
+        for kind in ("RESULT", "ACK", "HEARTBEAT", "CREDIT", "BYE"):
+            said = liar.say(kind, code={"RESULT": "lost", "HEARTBEAT": "idle"}.get(kind, ""))
+            ends.until(lambda said=said: liar.hears(kind="ERROR", parent=said.id, code="no-hello"))
+        assert not server.ready
+
+
+def test_broken_messages_get_typed_errors_and_others_go_on(server: ServerEndpoint) -> None:
+    with make_client(server.address, 1) as honest, Liar(server.address, 0) as liar:
+        ends = Ends(server, honest)
+        liar.hello(ends)
+        ends.until(lambda: server.ready == {0, 1} and honest.welcomed)
+        header = encode(liar.stamp.header(kind="ACK"))
+        for code, frames in {
+            "not-msgpack": [header[:-3]],
+            "header-too-large": [b"\x00" * 70_000],
+            "schema": [header.replace(b"ACK", b"AXE")],
+            "multipart": [header, b"x", b"y"],
+        }.items():
+            liar.socket.send_multipart(frames)
+            ends.until(lambda code=code: server.failures[code] == 1 and liar.hears(kind="ERROR", code=code))
+        liar.say("ACK", chunk=b"a chunk where none belongs")
+        liar.say("TASK", task="train")
+        liar.say("CHUNK", parent=new_id(), chunk=b"x")
+        ends.until(lambda: server.failures["multipart"] == 2 and server.failures["kind"] == 1 and server.failures["chunk"] == 1)
+        assert ends.round(honest, 1, 1, UPDATE).kind == "result"
+        assert {event.client for event in ends.of("failed")} == {0}
+
+
+def test_a_stream_of_broken_messages_gets_the_connection_cut(server: ServerEndpoint) -> None:
+    with make_client(server.address, 1) as honest, Liar(server.address, 0) as liar:
+        ends = Ends(server, honest)
+        assert liar.hello(ends).kind == "WELCOME"
+        for _ in range(1000):
+            liar.socket.send(b"junk")
+        ends.until(lambda: 0 not in server.ready)
+        ends.joined()
+        assert ends.round(honest, 1, 1, UPDATE).kind == "result"
+
+
+def zmtp(address: str) -> socket.socket:
+    """A bare TCP connection past the ZMTP 3.0 greeting and NULL handshake as a DEALER."""
+    host, port = address.removeprefix("tcp://").split(":")
+    raw = socket.create_connection((host, int(port)))
+    raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31))
+    body = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+    raw.sendall(b"\x04" + bytes([len(body)]) + body)
+    return raw
+
+
+def test_endless_multipart_is_cut_and_others_go_on() -> None:
+    with make_server(security="none") as server, make_client(server.address, 1, security="none") as honest:
+        ends = Ends(server, honest).joined()
+        flood = zmtp(server.address)
+        flood.settimeout(0.2)
+        part = b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)  # long frame, more to come
+        sent = 0
+        with flood, contextlib.suppress(ConnectionError):
+            while sent < 1 << 30:
+                with contextlib.suppress(TimeoutError):
+                    sent += flood.send(part[sent % len(part) :])
+        assert sent < 256 << 20
+        ends.until(lambda: server.failures["flood"])
+        assert ends.round(honest, 1, 1, UPDATE).kind == "result"
+
+
+def test_frame_above_the_limit_closes_the_connection() -> None:
+    with make_server(security="none") as server, make_client(server.address, 1, security="none") as honest:
+        ends = Ends(server, honest).joined()
+        with zmtp(server.address) as raw:
+            raw.sendall(b"\x02" + (3 << 20).to_bytes(8, "big") + bytes(1000))
+            raw.settimeout(5)
+            while raw.recv(4096):
+                ends.until(lambda: True)
+        assert ends.round(honest, 1, 1, UPDATE).kind == "result"
+
+
+def deliver(liar: Liar, payload: Payload, **fields: Any) -> Header:
+    header = liar.say("RESULT", tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks), **fields)
+    for index, chunk in enumerate(payload.chunks):
+        liar.say("CHUNK", bytes(chunk), parent=header.id, index=index)
+    return header
+
+
+def test_result_sent_again_after_a_lost_ack_is_delivered_once(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    payload = Payload.of({"update": UPDATE})
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        task = server.send_task(0, 1, "small", {})
+        ends.until(lambda: liar.hears(kind="TASK", id=task))
+        about = {"id": new_id(), "parent": task, "round": 1, "task": "small", "code": "release"}
+        for times in (1, 2, 3):
+            deliver(liar, payload, **about)
+            ends.until(lambda times=times: len(liar.hears(kind="ACK", parent=about["id"])) == times)
+        assert len(ends.of("result")) == 1
+        assert not server.failures
+
+
+def test_client_keeps_a_result_until_it_is_acknowledged_and_sends_it_over_a_new_connection() -> None:
+    with make_server() as server, Cable(server.address) as cable, make_client(cable.address) as client:
+        ends = Ends(server, client).joined()
+        server.send_task(0, 1, "train", {"models": np.zeros((1, P), "f4")})
+        ends.until(lambda: ends.tasks(client))
+        cable.cut()
+        update = np.full(P, 0.5, "f4")
+        client.send_result(ends.tasks(client)[0].id, "release", {"update": update})
+        ends.until(lambda: ends.of("left") and ends.of("result") and not client.pending)
+        np.testing.assert_array_equal(ends.of("result")[0].tensors["update"], update)
+        assert len(ends.tasks(client)) == 1
+        assert [event.kind for event in ends.told[client]].count("welcome") == 2
+        assert ends.round(client, 0, 2, UPDATE).kind == "result"
+
+
+def test_task_cut_off_in_the_middle_arrives_over_a_new_connection() -> None:
+    with make_server() as server, Cable(server.address) as cable, make_client(cable.address) as client:
+        ends = Ends(server, client).joined()
+        models = np.random.default_rng(1).standard_normal((4, P)).astype("f4")
+        server.send_task(0, 1, "train", {"models": models})
+        server.poll(0.01)
+        cable.cut()
+        ends.until(lambda: ends.tasks(client))
+        np.testing.assert_array_equal(ends.tasks(client)[0].tensors["models"], models)
+
+
+class Cable:
+    """Forwards TCP to the server until it is cut; new connections go through."""
+
+    def __init__(self, address: str) -> None:
+        self.target = ("127.0.0.1", int(address.rpartition(":")[2]))
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.ends: list[socket.socket] = []
+        self.threads = [threading.Thread(target=self.accept)]
+        self.threads[0].start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                inner, _ = self.listening.accept()
+            except OSError:
+                return
+            outer = socket.create_connection(self.target)
+            self.ends += [inner, outer]
+            for one, two in ((inner, outer), (outer, inner)):
+                self.threads.append(threading.Thread(target=self.forward, args=(one, two)))
+                self.threads[-1].start()
+
+    def forward(self, one: socket.socket, two: socket.socket) -> None:
+        try:
+            while data := one.recv(1 << 16):
+                two.sendall(data)
+        except OSError:
+            pass
+        finally:
+            self.end(one, two)
+
+    def end(self, *ends: socket.socket) -> None:
+        for end in ends:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+    def cut(self) -> None:
+        self.end(*self.ends)
+
+    def __enter__(self) -> Cable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(self.listening)
+        self.listening.close()
+        self.cut()
+        for thread in self.threads:
+            thread.join()
+        for end in self.ends:
+            end.close()
+
+
+def test_client_finds_a_coordinator_that_was_started_again() -> None:
+    first = make_server()
+    with make_client(first.address) as client:
+        ends = Ends(first, client).joined()
+        first.send_task(0, 1, "small", {})
+        ends.until(lambda: ends.tasks(client))
+        address = first.address
+        first.close(abort=True)
+        with make_server(address) as second:
+            again = Ends(second, client)
+            client.send_result(ends.tasks(client)[0].id, "release", {"update": UPDATE})
+            again.joined()
+            again.until(lambda: not client.pending)
+            assert second.failures["task-closed"] == 1
+            assert again.round(client, 0, 1, UPDATE).kind == "result"
+
+
+def test_template_is_checked_before_any_chunk_is_taken(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        task = server.send_task(0, 1, "train", {"models": np.zeros((1, P), "f4")})
+        ends.until(lambda: liar.hears(kind="TASK"))
+        huge = 1 << 33
+        said = liar.say(
+            "RESULT",
+            parent=task,
+            round=1,
+            task="train",
+            code="release",
+            tensors=(("update", "f4", (huge // 4,), huge),),
+            sha256="c" * 64,
+            chunks=huge // CHUNK,
+        )
+        memory = psutil.Process().memory_info().vms
+        liar.say("CHUNK", bytes(CHUNK), parent=said.id, index=0)
+        ends.until(lambda: liar.hears(kind="ERROR", parent=said.id, code="template"))
+        assert psutil.Process().memory_info().vms - memory < 64 << 20
+        (failed,) = ends.of("failed")
+        assert (failed.client, failed.code, failed.id, failed.round) == (0, "template", task, 1)
+        assert server.failures == {"template": 1}
+
+
+@pytest.mark.parametrize(
+    ("update", "code"),
+    [([np.nan, 0, 0], "non-finite"), ([np.inf, 0, 0], "non-finite"), ([1e6, 0, 0], "norm"), ([1, 2, 3, 4], "template")],
+)
+def test_a_poisoned_result_fails_for_its_client_alone(server: ServerEndpoint, update: list[float], code: str) -> None:
+    with make_client(server.address, 0) as bad, make_client(server.address, 1) as good:
+        ends = Ends(server, bad, good).joined()
+        failed = ends.round(bad, 0, 1, np.array(update, "f4"))
+        assert (failed.kind, failed.code, failed.client, failed.task) == ("failed", code, 0, "small")
+        ends.until(lambda: not bad.pending)
+        assert ends.round(good, 1, 1, UPDATE).kind == "result"
+        assert ends.round(bad, 0, 2, UPDATE).kind == "result"
+
+
+def test_payload_that_is_not_the_announced_one_fails(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        task = server.send_task(0, 1, "small", {})
+        ends.until(lambda: liar.hears(kind="TASK"))
+        payload = Payload.of({"update": UPDATE})
+        payload.sha256 = "0" * 64
+        deliver(liar, payload, parent=task, round=1, task="small", code="release")
+        ends.until(lambda: ends.of("failed"))
+        assert (ends.of("failed")[0].code, ends.of("failed")[0].id) == ("hash", task)
+
+
+def test_answers_to_other_tasks_rounds_and_statuses_are_refused(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    payload = Payload.of({"update": UPDATE})
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        deliver(liar, payload, parent=new_id(), round=1, task="small", code="release")
+        ends.until(lambda: server.failures["task-closed"])
+        for code, about in {
+            "round": {"round": 2, "task": "small", "code": "release"},
+            "template": {"round": 1, "task": "small", "code": "lost"},
+        }.items():
+            task = server.send_task(0, 1, "small", {})
+            deliver(liar, payload, parent=task, **about)
+            ends.until(lambda code=code: server.failures[code])
+        assert not ends.of("result")
+
+
+def test_late_answer_to_a_cancelled_task_is_refused_and_dropped(server: ServerEndpoint) -> None:
+    with make_client(server.address) as client:
+        ends = Ends(server, client).joined()
+        server.send_task(0, 1, "small", {})
+        ends.until(lambda: ends.tasks(client))
+        server.cancel(0)
+        client.send_result(ends.tasks(client)[0].id, "release", {"update": UPDATE})
+        ends.until(lambda: not client.pending)
+        assert server.failures == {"task-closed": 1}
+        assert not ends.of("result")
+        assert ends.round(client, 0, 2, UPDATE).kind == "result"
+
+
+def test_sender_stops_when_the_window_is_full(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        task = server.send_task(0, 1, "train", {"models": np.zeros((4, P), "f4")})
+        ends.until(lambda: len(liar.hears(kind="CHUNK", parent=task)) >= WINDOW)
+        for _ in range(20):
+            server.poll(0.01)
+        assert len(liar.hears(kind="CHUNK")) == WINDOW
+        liar.say("CREDIT", parent=task, index=WINDOW)
+        ends.until(lambda: len(liar.hears(kind="CHUNK")) == 20)
+
+
+def test_idle_worker_gets_its_task_again_and_delivers_it_once_more(server: ServerEndpoint) -> None:
+    with make_client(server.address) as client:
+        ends = Ends(server, client).joined()
+        task = server.send_task(0, 1, "small", {})
+        ends.until(lambda: ends.tasks(client))
+        client.heartbeat("idle")  # its process lost the task
+        ends.until(lambda: len(ends.tasks(client)) == 2)
+        assert {event.id for event in ends.tasks(client)} == {task}
+        client.send_result(task, "lost")
+        ends.until(lambda: ends.of("result"))
+
+
+def test_client_turns_down_what_the_template_or_its_own_check_forbids(server: ServerEndpoint) -> None:
+    def check(task: str, tensors: dict[str, np.ndarray]) -> None:
+        raise Refused("too-long", "weights out of bounds")
+
+    with make_client(server.address, 0) as one, make_client(server.address, 1, check=check) as two:
+        ends = Ends(server, one, two).joined()
+        for client, task, tensors, code in (
+            (0, "train", {"models": np.zeros((5, P), "f4")}, "template"),
+            (0, "small", {"noise_multiplier": np.zeros(1, "f4")}, "template"),
+            (0, "upload_data", {}, "unknown-task"),
+            (0, "train", {"models": np.full((1, P), np.nan, "f4")}, "non-finite"),
+            (1, "small", {}, "too-long"),
+        ):
+            sent = server.send_task(client, 1, task, tensors)
+            ends.until(lambda sent=sent: any(event.id == sent for event in ends.of("failed")))
+            assert (ends.of("failed")[-1].client, ends.of("failed")[-1].code) == (client, code)
+        assert not ends.tasks(one)
+        assert not ends.tasks(two)
+
+
+def test_registered_descriptor_wakes_poll(server: ServerEndpoint) -> None:
+    with make_client(server.address) as client:
+        Ends(server, client).joined()
+        inner, outer = socket.socketpair()
+        with inner, outer:
+            heard: list[bytes] = []
+            client.register(inner, lambda: heard.append(inner.recv(10)))
+            client.poll(0)
+            timer = threading.Timer(0.1, outer.send, [b"ready"])
+            timer.start()
+            start = time.monotonic()
+            while not heard and time.monotonic() - start < 5:
+                client.poll(5)
+            timer.join()
+            assert heard == [b"ready"]
+            assert time.monotonic() - start < 2
+            client.unregister(inner)
+            outer.send(b"again")
+            client.poll(0)
+            assert heard == [b"ready"]
+
+
+def test_client_without_a_coordinator_leaves_by_itself() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with make_client(f"tcp://127.0.0.1:{port}", orphan_timeout_s=0.3) as client, pytest.raises(RunFailed, match=r"for 0\.3 s"):
+        client.poll(10)
+
+
+def test_server_sees_a_client_that_vanished(server: ServerEndpoint) -> None:
+    client = make_client(server.address)
+    ends = Ends(server, client).joined()
+    client.close(abort=True)
+    ends.clients = ()
+    ends.until(lambda: ends.of("left"))
+    assert not server.ready
+
+
+def test_security_none_is_for_loopback_only() -> None:
+    with pytest.raises(ConfigError, match="loopback"):
+        make_server("tcp://0.0.0.0:*", security="none")
+    with pytest.raises(ConfigError, match="loopback"):
+        make_client("tcp://192.0.2.1:5000", security="none")
+    with pytest.raises(ConfigError, match="curve or none"):
+        make_server(security="plain")
+    with pytest.raises(ConfigError, match="key pair"):
+        make_server(keys=None)
+    with make_server() as server, pytest.raises(ConfigError, match="cannot listen"):
+        make_server(server.address)
+
+
+def test_security_none_believes_the_claim_but_not_two_of_them() -> None:
+    with make_server(security="none") as server, make_client(server.address, 0, security="none") as client:
+        ends = Ends(server, client).joined()
+        assert ends.round(client, 0, 1, UPDATE).kind == "result"
+        with Liar(server.address, 1, curve=False) as liar:
+            assert liar.hello(ends, client=0).code == "duplicate"
+            assert liar.hello(ends, client=9).code == "unknown-client"
+            assert liar.hello(ends, client=1).kind == "WELCOME"
+            assert liar.hello(ends, client=2).code == "identity"
+        assert ends.round(client, 0, 2, UPDATE).kind == "result"
+
+
+def test_message_log_has_one_row_a_message() -> None:
+    rows: list[dict[str, Any]] = []
+    with make_server(on_message=rows.append) as server, make_client(server.address) as client:
+        ends = Ends(server, client).joined()
+        server.send_task(0, 3, "train", {"models": np.zeros((1, P), "f4")})
+        ends.until(lambda: ends.tasks(client))
+        client.send_result(ends.tasks(client)[0].id, "release", {"update": np.zeros(P, "f4")})
+        ends.until(lambda: not client.pending)
+    kinds = [row["kind"] for row in rows]
+    assert [kinds.count(kind) for kind in ("HELLO", "WELCOME", "TASK", "RESULT", "CHUNK")] == [1, 1, 1, 1, 0]
+    for row in rows:
+        assert row.keys() == {"time", "direction", "peer", "kind", "round", "bytes", "id"}
+        assert row["peer"] == "client 0"
+    assert all(5_000_000 < row["bytes"] < 5_001_000 and row["round"] == 3 for row in rows if row["kind"] in ("TASK", "RESULT"))
+
+
+def observer(**changes: Any) -> ObserverInbox:
+    given: dict[str, Any] = {"run": RUN, "job": JOB, "coordinator_key": SERVER[0]}
+    given |= {"client_keys": {client: key[0] for client, key in KEYS.items()}}
+    return ObserverInbox("tcp://127.0.0.1:*", keys=OBSERVER, parameters=P, max_models=3, **(given | changes))
+
+
+def outbox(address: str, sender: str | int, keys: tuple[str, str], **changes: Any) -> ObserverOutbox:
+    return ObserverOutbox(address, run=RUN, job=JOB, sender=sender, server_key=OBSERVER[0], keys=keys, **changes)
+
+
+def collect(inbox: ObserverInbox, count: int, failures: int = 0) -> list[Any]:
+    found: list[Any] = []
+    deadline = time.monotonic() + 10
+    while len(found) < count or inbox.failures.total() < failures:
+        assert time.monotonic() < deadline, (found, inbox.failures)
+        found += inbox.poll(0.05)
+    return found
+
+
+def test_observer_hears_models_figures_timings_and_the_end() -> None:
+    models = np.random.default_rng(2).standard_normal((3, P)).astype("f4")
+    with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main, outbox(inbox.address, 1, KEYS[1]) as worker:
+        main.models(4, "window", [0, None, 2], models)
+        main.models(5, "personal", [None] * 3, np.zeros((0, P), "f4"))
+        main.span("cluster", 4, 1.0, 2.0)
+        main.end(5, "all rounds done")
+        found = collect(inbox, 4)
+        assert [type(note) for note in found] == [Models, Models, Span, End]
+        assert (found[0].round, found[0].phase, found[0].assignment) == (4, "window", [0, None, 2])
+        np.testing.assert_array_equal(found[0].models, models)
+        assert found[1].models.shape == (0, P)
+        assert found[2] == Span("coordinator", "cluster", 4, 1.0, 2.0)
+        assert found[3] == End(5, "all rounds done")
+        worker.personal(4, 0.5, 1.25)
+        worker.personal(5, 0.25, float("nan"))
+        assert collect(inbox, 2) == [Personal(1, 4, 0.5, 1.25), Personal(1, 5, 0.25, None)]
+        assert not inbox.failures
+        assert main.dropped == worker.dropped == 0
+
+
+def test_observer_believes_each_sender_its_own_things_only() -> None:
+    with observer() as inbox, outbox(inbox.address, 1, KEYS[1]) as worker:
+        worker.models(1, "fixed", [0, 0, 0], np.zeros((1, P), "f4"))
+        worker.end(1)
+        with outbox(inbox.address, "coordinator", KEYS[1]) as liar:
+            liar.end(1)
+            with outbox(inbox.address, 0, KEYS[1]) as other:
+                other.personal(1, 1.0, 0.0)
+                with outbox(inbox.address, "coordinator", pair(), patience_s=0.1) as stranger:
+                    stranger.end(1)
+                    assert stranger.dropped == 1
+                    assert collect(inbox, 0, failures=9) == []
+        assert inbox.failures["identity"] == 2
+        assert inbox.failures["unknown-key"] >= 1
+        assert inbox.failures["kind"] == 7  # MODELS, its five chunks, END
+        worker.personal(1, 0.5, 0.5)
+        assert collect(inbox, 1) == [Personal(1, 1, 0.5, 0.5)]
+
+
+def test_observer_is_bounded_and_strict() -> None:
+    with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
+        main.models(1, "fixed", [0, 0, 0], np.zeros((4, P), "f4"))
+        main.models(1, "fixed", [0, 3, 0], np.zeros((1, P), "f4"))
+        main.models(1, "fixed", [0, 0, 0], np.full((1, P), np.nan, "f4"))
+        main.models(1, "fixed", [0, 0, 0], np.zeros((1, 7), "f4"))
+        main.models(2, "fixed", [0, 0, 0], np.ones((1, P), "f4"))
+        (found,) = collect(inbox, 1)
+        assert (found.round, found.models.shape) == (2, (1, P))
+        assert inbox.failures["template"] == 2
+        assert inbox.failures["non-finite"] == 1
+    with observer(job="f" * 64) as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
+        main.end(1)
+        assert collect(inbox, 0, failures=1) == []
+        assert inbox.failures == {"job": 1}
+
+
+def test_missing_observer_stops_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=0.1) as main:
+        start = time.monotonic()
+        for index in range(50):
+            main.models(index, "fixed", [0], np.zeros((1, P), "f4"))
+        assert time.monotonic() - start < 5
+        assert main.dropped == 50
+    assert not hasattr(main, "poll")
+
+
+def test_wire_error_is_a_refusal() -> None:
+    assert issubclass(WireError, Refused)
