@@ -106,7 +106,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints), on_round)
         if outbox is not None:
             outbox.end(protocol.rounds)
-        endpoint.bye()
+        fed.goodbye()
         abort = False
     finally:
         endpoint.close(abort=abort)

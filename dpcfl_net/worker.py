@@ -188,6 +188,7 @@ class Worker:
                     if event.kind == "task":
                         self._tasks.put(event)
                     elif event.kind == "bye":
+                        endpoint.bye()
                         return
                     elif event.kind == "error":
                         say(f"the coordinator says: {event.code} {event.reason}")

@@ -7,6 +7,8 @@ import io
 import subprocess
 import sys
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -184,6 +186,20 @@ def test_many_processes_may_start_at_once_and_share_one_copy(tmp_path):
     assert len(said) == 1
     assert len(list(cache.folder().glob("images/*/*.npy"))) == 4
     assert not list(cache.folder().glob("images/*/*.partial"))
+
+
+def test_only_one_decodes_while_others_wait():
+    times = []
+
+    def decode():
+        times.append(time.monotonic())
+        time.sleep(0.2)
+        return {key: np.arange(5, dtype=np.uint8) for key in cache.KEYS}
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [job.result() for job in [pool.submit(cache.arrays, "set", "identity", decode) for _ in range(4)]]
+    assert len(times) == 1
+    assert all(np.array_equal(each["test_y"], np.arange(5)) for each in found)
 
 
 def test_an_unwritable_cache_is_a_clear_error(tmp_path, monkeypatch):

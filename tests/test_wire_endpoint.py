@@ -474,6 +474,7 @@ class Cable:
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
         self.ends: list[socket.socket] = []
+        self.seen = bytearray()
         self.threads = [threading.Thread(target=self.accept)]
         self.threads[0].start()
 
@@ -492,6 +493,7 @@ class Cable:
     def forward(self, one: socket.socket, two: socket.socket) -> None:
         try:
             while data := one.recv(1 << 16):
+                self.seen += data
                 two.sendall(data)
         except OSError:
             pass
@@ -519,6 +521,34 @@ class Cable:
             thread.join()
         for end in self.ends:
             end.close()
+
+
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_weights_do_not_cross_in_clear_under_curve(security: str) -> None:
+    models = np.random.default_rng(3).standard_normal((1, P)).astype("f4")
+    with (
+        make_server(security=security) as server,
+        Cable(server.address) as cable,
+        make_client(cable.address, security=security) as client,
+    ):
+        ends = Ends(server, client).joined()
+        server.send_task(0, 1, "train", {"models": models})
+        ends.until(lambda: ends.tasks(client))
+        assert len(cable.seen) > models.nbytes
+        secret = models.tobytes()[5000:5032]
+        assert (secret in cable.seen) == (security == "none")
+        assert (JOB.encode() in cable.seen) == (security == "none")
+
+
+@pytest.mark.slow
+def test_connection_that_never_shakes_hands_is_closed(server: ServerEndpoint) -> None:
+    host, port = server.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as slow:
+        slow.settimeout(20)
+        start = time.monotonic()
+        while slow.recv(4096):
+            pass
+        assert 5 < time.monotonic() - start < 15
 
 
 def test_client_finds_a_coordinator_that_was_started_again() -> None:

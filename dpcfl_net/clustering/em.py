@@ -61,20 +61,16 @@ def smallest_component(mixture: Mixture) -> int:
 
 def run(points: np.ndarray, posteriors: np.ndarray, *, dimension: int, floor: float, equal_weights: bool = False) -> Mixture:
     """EM from the given posteriors until the mean log-likelihood changes by less than 1e-3, 100 iterations at most."""
-    weights, means, variances = _maximise(points, posteriors, dimension, floor)
+    model = _maximise(points, posteriors, dimension, floor, equal_weights)
     before = -np.inf
     for iteration in range(1, MAX_ITERATIONS + 1):  # noqa: B007
-        if equal_weights:
-            weights = np.full_like(weights, -np.log(len(weights)))
-        posteriors, likelihood = _expect(points, weights, means, variances, dimension)
-        weights, means, variances = _maximise(points, posteriors, dimension, floor)
+        posteriors, likelihood = _expect(points, *model, dimension)
+        model = _maximise(points, posteriors, dimension, floor, equal_weights)
         if abs(likelihood - before) < TOLERANCE:
             break
         before = likelihood
-    if equal_weights:
-        weights = np.full_like(weights, -np.log(len(weights)))
-    posteriors, _ = _expect(points, weights, means, variances, dimension)
-    return Mixture(posteriors, means, variances, likelihood, iteration)
+    posteriors, _ = _expect(points, *model, dimension)
+    return Mixture(posteriors, model[1], model[2], likelihood, iteration)
 
 
 def kmeans_plusplus(points: np.ndarray, clusters: int, random: np.random.RandomState) -> list[int]:
@@ -97,12 +93,13 @@ def _squared_distances(points: np.ndarray, means: np.ndarray) -> np.ndarray:
 
 
 def _maximise(
-    points: np.ndarray, posteriors: np.ndarray, dimension: int, floor: float
+    points: np.ndarray, posteriors: np.ndarray, dimension: int, floor: float, equal_weights: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     mass = posteriors.sum(axis=0) + _TINY
     means = posteriors.T @ points / mass[:, None]
     variances = (posteriors * _squared_distances(points, means)).sum(axis=0) / mass / dimension + floor
-    return np.log(mass / mass.sum()), means, variances
+    weights = np.full(len(mass), 1 / len(mass)) if equal_weights else mass / mass.sum()
+    return np.log(weights), means, variances
 
 
 def _expect(

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+# Few clients tell little of a deviation along one line; 4 gave up least on simulated and real updates alike
+PRIOR = 4
 _SHARPEST = 1e-9
 
 
@@ -27,10 +29,10 @@ def effective(points: np.ndarray, labels: np.ndarray, clusters: int, dimension: 
 
     points: (n, r) coordinates with the distances of the full space. d: distance of the two estimated centres; s_a^2 =
     sum ||x - c_a||^2 / (p (n_a - 1)); s = max(s_a, s_b, s_ab), s_ab the pooled deviation of both clusters' points along
-    the line that joins their centres. Equals R's score when noise is spherical and centres are known exactly, and
-    shrinks as their estimation error grows. What clients' data add to spherical noise lies in few directions: s alone
-    is blind to it, and cutting such a direction in two would look like two clusters; s_ab sees it.
-    0 (no evidence of clusters) if a cluster has fewer than two points.
+    the line that joins their centres, max(s_a, s_b) counting as 4 more degrees of freedom of it. Equals R's score when
+    noise is spherical and centres are known exactly, and shrinks as their estimation error grows. What clients' data add
+    to spherical noise lies in few directions: s_a alone is blind to it, and such a direction cut in two would look like
+    two clusters; s_ab sees it. 0 (no evidence of clusters) if a cluster has fewer than two points.
     """
     counts = np.bincount(labels, minlength=clusters)
     if clusters < 2 or counts.min() < 2:
@@ -44,8 +46,9 @@ def effective(points: np.ndarray, labels: np.ndarray, clusters: int, dimension: 
         squared = float((line**2).sum())
         d = math.sqrt(squared)
         along = residuals[(labels == a) | (labels == b)] @ (line / d if d > 0 else line)
-        pooled = float((along**2).sum()) / (counts[a] + counts[b] - 2)
-        s = math.sqrt(max(spread[a] / dimension, spread[b] / dimension, pooled))
+        spherical = max(spread[a], spread[b]) / dimension
+        pooled = (float((along**2).sum()) + PRIOR * spherical) / (counts[a] + counts[b] - 2 + PRIOR)
+        s = math.sqrt(max(spherical, pooled))
         scores.append(_ratio(squared - spread[a] / counts[a] - spread[b] / counts[b], 2 * s * d, squared))
     return min(scores)
 

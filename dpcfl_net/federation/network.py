@@ -37,6 +37,15 @@ class NetworkFederation(Federation):
         if absent:
             self._warn(f"clients {absent} did not join within {timeout_s:g} s; the run goes on without them")
 
+    def goodbye(self, patience_s: float = 5.0) -> None:
+        """Tell everybody that the run is over until everybody has left: a goodbye is lost when a connection is reset."""
+        deadline = time.monotonic() + patience_s
+        while self.endpoint.ready and time.monotonic() < deadline:
+            self.endpoint.bye()
+            again = time.monotonic() + 1.0
+            while self.endpoint.ready and time.monotonic() < again:
+                self.endpoint.poll(0.1)
+
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         payloads: dict[tuple[Any, ...], Payload] = {}
         waiting = set()

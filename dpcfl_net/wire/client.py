@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,6 +14,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from dpcfl_net.errors import ConfigError, Refused, RunFailed
+from dpcfl_net.wire.journal import Journal
 from dpcfl_net.wire.lane import Lane, Stamp, Stream, remember
 from dpcfl_net.wire.messages import PHASES, STATUSES, Header, Template, WireError, decode, encode, match_template, plain, word
 from dpcfl_net.wire.payload import Assembly, Payload, as_payload, checked
@@ -73,7 +74,7 @@ class ClientEndpoint:
         on_failure: Callable[[dict[str, Any]], None] | None = None,
         context: zmq.Context | None = None,
         heartbeat_s: float = 2.0,
-        resend_s: float = 10.0,
+        resend_s: float = 30.0,
         orphan_timeout_s: float = 300.0,
         handshake_limit_s: float = 30.0,
         duplicate_grace_s: float = 35.0,
@@ -82,8 +83,9 @@ class ClientEndpoint:
         if security == "curve" and (keys is None or server_key is None):
             raise ConfigError("a worker with security curve needs its key pair and the coordinator's public key")
         self.welcomed = False
-        self.failures: Counter[str] = Counter()
-        self._client, self._template, self._check, self._on_failure = client, task_template, check, on_failure
+        self._journal = Journal(on_failure)
+        self.failures = self._journal.failures
+        self._client, self._template, self._check = client, task_template, check
         self._heartbeat_s, self._resend_s, self._orphan_s = heartbeat_s, resend_s, orphan_timeout_s
         self._handshake_s, self._grace_s = handshake_limit_s, duplicate_grace_s
         self._stamp = Stamp(run, job)
@@ -361,10 +363,7 @@ class ClientEndpoint:
 
     def _refuse(self, header: Header | None, error: WireError) -> None:
         """Count and log a broken message; tell the coordinator if it was a task, so that it need not wait."""
-        self.failures[error.code] += 1
-        if self._on_failure is not None:
-            row = {"time": time.time(), "peer": "coordinator", "code": error.code, "reason": error.reason}
-            self._on_failure(row)
+        self._journal.failed("coordinator", error)
         if header is None or not self.welcomed or header.kind not in ("TASK", "CHUNK") or error.code in PASSING:
             return
         about = header.parent if header.kind == "CHUNK" else header.id

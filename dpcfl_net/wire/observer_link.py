@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.wire.guard import UNREAD_LIMIT
+from dpcfl_net.wire.journal import Journal
 from dpcfl_net.wire.lane import new_id, remember
 from dpcfl_net.wire.messages import CHUNK, VERSION, Header, WireError, plain, unpack_strict, validate
 from dpcfl_net.wire.payload import Assembly, Payload
@@ -131,9 +132,9 @@ class ObserverInbox:
         on_failure: Callable[[dict[str, Any]], None] | None = None,
         context: zmq.Context | None = None,
     ) -> None:
-        self.failures: Counter[str] = Counter()
+        self._journal = Journal(on_failure)
+        self.failures = self._journal.failures
         self._run, self._job, self._parameters, self._max_models = run, job, parameters, max_models
-        self._on_failure = on_failure
         self._curve = security == "curve"
         self._senders = {-1: _Sender(), **{client: _Sender() for client in client_keys}}
         self._boots: OrderedDict[str, None] = OrderedDict()
@@ -150,7 +151,7 @@ class ObserverInbox:
             if self._socket.poll(int(wait * 1000)):
                 self._read(found)
             for error in self._listener.news():
-                self._fail("unknown", error)
+                self._journal.failed("unknown", error)
             if found or time.monotonic() >= deadline:
                 return found
 
@@ -174,7 +175,7 @@ class ObserverInbox:
                 name = _name(note.sender)
                 heard = self._take(note, sender, arrived.chunk)
             except WireError as error:
-                self._fail(name, error)
+                self._journal.failed(name, error)
                 continue
             if heard is not None:
                 found.append(heard)
@@ -242,11 +243,6 @@ class ObserverInbox:
         if note is None or assembly is None:
             return None
         return Models(note.round, note.phase, list(note.assignment), assembly.tensors()["models"])
-
-    def _fail(self, name: str, error: WireError) -> None:
-        self.failures[error.code] += 1
-        if self._on_failure is not None:
-            self._on_failure({"time": time.time(), "peer": name, "code": error.code, "reason": error.reason})
 
 
 class ObserverOutbox:

@@ -12,6 +12,7 @@ import numpy as np
 import zmq
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.wire.journal import Journal
 from dpcfl_net.wire.lane import Stamp, Stream, remember
 from dpcfl_net.wire.messages import Header, Template, WireError, decode, encode, match_template, plain, word
 from dpcfl_net.wire.payload import Assembly, Payload, as_payload, checked
@@ -21,7 +22,6 @@ from dpcfl_net.wire.transcript import Transcript
 
 BATCH = 256  # messages read before what waits is sent
 FAILURES = 200  # broken messages after which a connection is cut
-QUIET = ("CHUNK", "CREDIT", "HEARTBEAT")  # kinds left out of the message log
 
 
 class ServerEndpoint:
@@ -59,11 +59,11 @@ class ServerEndpoint:
         resend_s: float = 5.0,
     ) -> None:
         self.ready: set[int] = set()
-        self.failures: Counter[str] = Counter()
+        self._journal = Journal(on_failure, on_message, transcript)
+        self.failures = self._journal.failures
         self.bytes_up = self.bytes_down = 0
         self._stamp = Stamp(run, job)
         self._template, self._check = result_template, check
-        self._on_message, self._on_failure, self._transcript = on_message, on_failure, transcript
         self._heartbeat_s, self._resend_s = heartbeat_s, resend_s
         self._curve = security == "curve"
         self._by_key = {key: client for client, key in clients.items()} if self._curve else {}
@@ -128,8 +128,7 @@ class ServerEndpoint:
     def close(self, abort: bool = False) -> None:
         """Close the socket; what is queued still leaves for up to 5 s unless `abort`."""
         self._listener.close(0 if abort else BYE_LINGER_MS)
-        if self._transcript is not None:
-            self._transcript.flush()
+        self._journal.tick(flush=True)
 
     def __enter__(self) -> ServerEndpoint:
         return self
@@ -150,8 +149,8 @@ class ServerEndpoint:
         if sent:
             size = len(data) + (chunk.nbytes if chunk is not None else 0)
             self.bytes_down += size
-            self._record("down", peer.name, data, chunk)
-            self._log("down", peer.name, header, len(data) + header.size)
+            self._journal.crossed("down", peer.name, data, chunk)
+            self._journal.message("down", peer.name, header, len(data) + header.size)
         return sent
 
     def _send_to(self, route: bytes, data: bytes, chunk: memoryview | None) -> bool | None:
@@ -183,9 +182,8 @@ class ServerEndpoint:
             if peer.open is not None and peer.phase == "idle" and now - peer.open.stream.handed_over > self._resend_s:
                 peer.lane.push(peer.open.stream)
         for error in self._listener.news():
-            self._fail("unknown", error)
-        if self._transcript is not None:
-            self._transcript.flush_if_due()
+            self._journal.failed("unknown", error)
+        self._journal.tick()
         return self._pump()
 
     # in
@@ -208,7 +206,7 @@ class ServerEndpoint:
             if arrived.odd:
                 raise WireError("multipart", "a message is a header, or a header and one chunk")
             header = decode(arrived.header)
-            self._record("up", self._name(client), bytes(arrived.header), arrived.chunk)
+            self._journal.crossed("up", self._name(client), arrived.header, arrived.chunk)
             self._stamp.require_same(header)
             if (header.kind == "CHUNK") != (arrived.chunk is not None):
                 raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
@@ -236,7 +234,7 @@ class ServerEndpoint:
             client = header.client
         elif header.client != client:
             claim = f"claims to be client {header.client}; its key is that of client {client}"
-            self._fail(self._name(client), WireError("identity", claim))
+            self._journal.failed(self._name(client), WireError("identity", claim))
         peer = self._peers.get(client) if client is not None else None
         if peer is None:
             raise WireError("unknown-client", f"no client {client} in this job")
@@ -264,7 +262,7 @@ class ServerEndpoint:
         peer.lane.sequence = header.sequence
         remember(peer.boots, header.boot, None)
         self._by_route[route] = peer.client
-        self._log("up", peer.name, header, len(encode(header)))
+        self._journal.message("up", peer.name, header, len(encode(header)))
         peer.lane.say("WELCOME", parent=header.id)
         if peer.open is not None:
             peer.lane.push(peer.open.stream)
@@ -333,7 +331,7 @@ class ServerEndpoint:
         remember(peer.delivered, header.id, None)
         peer.lane.say("ACK", parent=header.id)
         size = len(encode(header)) + header.size
-        self._log("up", peer.name, header, size)
+        self._journal.message("up", peer.name, header, size)
         self._events.append(
             ServerEvent(
                 "result",
@@ -350,9 +348,8 @@ class ServerEndpoint:
 
     def _client_refused(self, peer: Peer, header: Header) -> None:
         """The client turned a message down; if it was the open task, no answer will come."""
-        self.failures[f"client-{header.code}"[:64]] += 1
         error = WireError(header.code, header.reason)
-        self._tell(peer.name, error)
+        self._journal.failed(peer.name, WireError(f"client-{header.code}"[:64], header.reason))
         self._events.append(self._failed(peer, error, peer.open is not None and peer.open.id == header.parent))
 
     # failures
@@ -362,7 +359,7 @@ class ServerEndpoint:
         peer = self._peers.get(client) if client is not None else None
         if peer is not None and peer.route != arrived.route:
             peer = None
-        self._fail(self._name(client), error)
+        self._journal.failed(self._name(client), error)
         about = "" if header is None else header.parent if header.kind == "CHUNK" else header.id
         self._route_failures[arrived.route] += 1
         if self._route_failures[arrived.route] > FAILURES:
@@ -392,31 +389,5 @@ class ServerEndpoint:
     def _close_task(self, peer: Peer) -> None:
         peer.open, peer.answering = None, ""
 
-    def _fail(self, name: str, error: WireError) -> None:
-        self.failures[error.code] += 1
-        self._tell(name, error)
-
-    def _tell(self, name: str, error: WireError) -> None:
-        if self._on_failure is not None:
-            self._on_failure({"time": time.time(), "peer": name, "code": error.code, "reason": error.reason})
-
     def _name(self, client: int | None) -> str:
         return "unknown" if client is None else f"client {client}"
-
-    def _record(self, direction: str, name: str, data: bytes, chunk: memoryview | None) -> None:
-        if self._transcript is not None:
-            self._transcript.record(direction, name, data, chunk)
-
-    def _log(self, direction: str, name: str, header: Header, size: int) -> None:
-        if self._on_message is not None and header.kind not in QUIET:
-            self._on_message(
-                {
-                    "time": time.time(),
-                    "direction": direction,
-                    "peer": name,
-                    "kind": header.kind,
-                    "round": header.round,
-                    "bytes": size,
-                    "id": header.id,
-                }
-            )
