@@ -193,6 +193,8 @@ def _impossible(config: Config) -> list[str]:
         problems.append("ledger.root is missing: scope dataset needs a folder that outlives the run")
     if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
         problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
+    if (config.privacy.adjacency, config.privacy.accountant) == ("replace-one", "rdp"):
+        problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy)
     return problems + config.algorithm_class.problems(config.options, setting)
 

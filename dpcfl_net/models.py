@@ -10,6 +10,7 @@ import numpy as np
 from dpcfl_net.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 NAMES = ("cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear")
@@ -76,6 +77,24 @@ def _convolutional(shape: tuple[int, ...], classes: int, widths: tuple[int, ...]
 
 
 def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    from dpcfl_net.resnet import ResNet18
+    from torch import nn
 
-    return ResNet18(shape[0], classes)
+    from dpcfl_net.vision import torchvision
+
+    resnet = torchvision().models.resnet
+
+    class Block(resnet.BasicBlock):  # type: ignore[name-defined]
+        """torchvision's block without its in-place addition: Opacus' backward hooks refuse outputs that are changed."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+            return self.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+    module = resnet.ResNet(Block, [2, 2, 2, 2], num_classes=classes, norm_layer=lambda wide: nn.GroupNorm(32, wide))
+    if shape[0] != 3:
+        module.conv1 = nn.Conv2d(shape[0], 64, 7, 2, 3, bias=False)
+        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
+    for child in module.modules():
+        if isinstance(child, nn.ReLU):
+            child.inplace = False
+    return module

@@ -15,7 +15,6 @@ from typing import Any
 
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import open_client
-from dpcfl_net.errors import DpcflError
 from dpcfl_net.experiment import Job, client_key, client_slice, read_job
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
@@ -180,6 +179,7 @@ class Worker:
             on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
             orphan_timeout_s=self.spec.orphan_timeout_s,
         )
+        abort = True
         try:
             endpoint.register(self._wake_read, lambda: self._deliver(endpoint))
             endpoint.heartbeat("idle")
@@ -189,14 +189,12 @@ class Worker:
                         self._tasks.put(event)
                     elif event.kind == "bye":
                         endpoint.bye()
+                        abort = False
                         return
                     elif event.kind == "error":
                         say(f"the coordinator says: {event.code} {event.reason}")
-        except DpcflError:
-            endpoint.close(abort=True)
-            raise
         finally:
-            endpoint.close()
+            endpoint.close(abort=abort)
 
     def _deliver(self, endpoint: ClientEndpoint) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -145,7 +145,7 @@ def observer(
 def account(json_file: Annotated[Path, typer.Option("--json", help="events and delta; - for standard input")]) -> None:
     """Epsilon of events, or the noise multiplier for an epsilon."""
     from dpcfl_net.errors import ConfigError
-    from dpcfl_net.privacy.account_document import account as solve
+    from dpcfl_net.privacy.accounting import account as solve
 
     try:
         document = json.loads(sys.stdin.read() if str(json_file) == "-" else json_file.read_text())

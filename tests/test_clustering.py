@@ -115,7 +115,7 @@ def test_clusters_in_fewer_directions_than_components_are_found():
     rng = np.random.default_rng(0)
     truth = np.repeat(np.arange(4), [3, 6, 6, 6])
     plane = rng.standard_normal((2, P)) / math.sqrt(P)
-    corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * 40
+    corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * 28
     for seed in range(5):
         x = corners[truth] @ plane + np.random.default_rng([1, seed]).standard_normal((21, P))
         assert recovered(truth.tolist(), fit(x, clusters=4, seed=seed).labels.tolist())
@@ -141,6 +141,16 @@ def test_equal_weights_do_not_favour_the_larger_component():
     start = np.eye(2)[[0] * 60 + [1] * 6]
     free, equal = (em.run(points, start, dimension=1, floor=1e-6, equal_weights=even) for even in (False, True))
     assert equal.posteriors[:, 1].sum() > free.posteriors[:, 1].sum() + 1
+
+
+def test_pca2_is_the_published_recipe():
+    x, _ = updates([3, 6, 6], 4, 1)
+    found = fit(x, clusters=3, space="pca2", seed=4)
+    scaled = (found.coordinates - found.coordinates.min(axis=0)) / np.ptp(found.coordinates, axis=0)
+    same, free = (em.spherical(scaled, 3, dimension=2, floor=1e-6, seed=4, equal_weights=even) for even in (True, False))
+    assert np.array_equal(found.posteriors, same.posteriors)
+    assert not np.array_equal(found.posteriors, free.posteriors)
+    assert found.mpo == separation.maximum_pairwise_overlap(found.mss_plain)
 
 
 def test_overlap_follows_the_papers_formula():

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dpcfl_net.data.readers import damaged
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.vision import torchvision
 
 # The archive without pickles: records of one label byte and 3 x 32 x 32 pixel bytes (Krizhevsky 2009)
 CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 CIFAR_RECORD = 1 + 3 * 32 * 32
-_kept: list[Any] = []
 
 
 def fetch(name: str, root: Path) -> None:
@@ -36,26 +34,6 @@ def fetch(name: str, root: Path) -> None:
             f"could not download {name} into {root}: {error}. Without a network, copy the files there from a machine "
             f"that has them, or set DPCFL_DATA to their folder."
         ) from error
-
-
-def torchvision() -> Any:
-    """The torchvision module, also where torch has no compiled torchvision operators."""
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-    import torch
-
-    for module in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
-        del sys.modules[module]
-    # torchvision registers shapes for these two operators at import; a CPU-only torch lacks their definitions.
-    # The library object must stay alive, else the definitions go with it.
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _kept.append(library)
-    return importlib.import_module("torchvision")
 
 
 def _fetch_cifar(root: Path) -> None:

@@ -103,7 +103,7 @@ class Trainer:
     def clipped_sum(self, theta: np.ndarray, data: Records, rows: np.ndarray) -> np.ndarray:
         """(p,) float64: the sum of the clipped gradients of the records `rows`, in theta's precision within a piece."""
         _processor()
-        weights = torch.from_numpy(np.ascontiguousarray(theta))
+        weights = _tensor(theta)
         total = np.zeros(self.parameters)
         for piece in pieces(rows, self.slots):
             x, y = data.batch(piece, self.slots)
@@ -133,7 +133,7 @@ class Evaluator:
     @torch.no_grad()
     def _batches(self, theta: np.ndarray, data: Records) -> list[tuple[np.ndarray, np.ndarray]]:
         _processor()
-        weights = torch.from_numpy(np.ascontiguousarray(theta))
+        weights = _tensor(theta)
         results = []
         for piece in pieces(np.arange(len(data)), EVALUATION_SLOTS):
             x, y = data.batch(piece, EVALUATION_SLOTS)
@@ -171,6 +171,11 @@ def physical_slots(batch_size: int) -> int:
 def pieces(rows: np.ndarray, slots: int) -> list[np.ndarray]:
     """`rows` cut into runs of at most `slots`."""
     return [rows[start : start + slots] for start in range(0, len(rows), slots)]
+
+
+def _tensor(theta: np.ndarray) -> torch.Tensor:
+    # A model as it comes off the wire is read-only, which torch has no word for: that one is copied.
+    return torch.from_numpy(np.require(theta, requirements=["C", "W"]))
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,128 @@
+"""The command line: exit codes, sentences instead of tracebacks, and heavy imports only where they are needed."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, dpcfl, write_config
+
+
+def test_help_and_import_load_nothing_heavy():
+    code = (
+        "import sys, launch.cli, dpcfl_net\n"
+        "from typer.testing import CliRunner\n"
+        "assert CliRunner().invoke(launch.cli.app, ['--help']).exit_code == 0\n"
+        "heavy = {'torch', 'opacus', 'torchvision', 'sklearn', 'scipy', 'plotly', 'dp_accounting', 'zmq', 'numpy', 'pydantic', 'ray'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "nowhere.yaml"], 2, "no such configuration file"),
+        (["run", "configs/quickstart.yaml", "privacy.epsilon=0", "rounds=1"], 2, "rounds is 1"),
+        (["run", "configs/quickstart.yaml", "--resume", "x"], 2, "takes no configuration"),
+        (["run", "--resume", "nowhere"], 2, "no such configuration file"),
+        (["run"], 2, "give a configuration file"),
+        (["fly"], 2, "No such command"),
+        (["verify", "nowhere"], 2, "not a run folder"),
+        (["inspect", "nowhere"], 2, "no transcript"),
+        (["account", "--json", "nowhere.json"], 2, "cannot read"),
+        (["data", "fetch", "imagenet"], 2, "unknown data set"),
+        (["bench", "flying"], 2, "must be"),
+    ],
+)
+def test_a_users_mistake_is_a_sentence_and_an_exit_code(arguments, code, words):
+    done = dpcfl(*arguments)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_account_reads_events_and_solves_for_noise(tmp_path):
+    path = tmp_path / "events.json"
+    path.write_text(
+        json.dumps({"events": [{"type": "SampledGaussian", "noise_multiplier": 2.0, "sampling_rate": 1.0, "steps": 1}], "delta": 1e-5})
+    )
+    assert json.loads(dpcfl("account", "--json", path).stdout)["epsilon"] == pytest.approx(1.9964, rel=0.005)  # analytic Gaussian
+    path.write_text('{"events": [], "delta": 2}')
+    assert dpcfl("account", "--json", path).returncode == 2
+
+
+def test_keygen_and_job_write_a_signed_job_with_private_keys(tmp_path):
+    assert dpcfl("keygen", tmp_path / "keys", "--clients", 8).returncode == 0
+    for secret in (tmp_path / "keys").glob("*.secret"):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    again = dpcfl("keygen", tmp_path / "keys", "--clients", 8)
+    assert (again.returncode, "not overwritten" in again.stderr) == (2, True)
+    made = dpcfl("job", write_config(tmp_path / "c"), "--out", tmp_path / "job", "--keys", tmp_path / "keys")
+    assert made.returncode == 0, made.stderr
+    assert "noise multiplier" in made.stdout
+    names = {path.name for path in (tmp_path / "job").iterdir()}
+    assert names == {
+        "protocol.json", "protocol.json.sig", "experiment.json", "experiment.json.sig", "operator.pub", "config.yaml",
+    }  # fmt: skip
+
+
+def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(tmp_path):
+    for name in ("mine", "theirs"):
+        dpcfl("job", write_config(tmp_path / "c"), "--out", tmp_path / name)
+    done = dpcfl(
+        "worker", tmp_path / "theirs", "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "theirs/keys",
+        "--operator-key", tmp_path / "mine/operator.pub", "--ledgers", tmp_path / "ledgers",
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "operator-signature" in done.stderr
+    assert not (tmp_path / "ledgers").exists()
+
+
+def test_an_open_secret_key_is_refused(tmp_path):
+    dpcfl("job", write_config(tmp_path / "c"), "--out", tmp_path)
+    (tmp_path / "keys/client_0000.secret").chmod(0o644)
+    done = dpcfl(
+        "worker", tmp_path, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "keys",
+        "--operator-key", tmp_path / "operator.pub", "--ledgers", tmp_path / "ledgers",
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "key-permissions" in done.stderr
+    assert "chmod 600" in done.stderr
+
+
+def test_an_orphan_leaves_by_itself(tmp_path):
+    dpcfl("job", write_config(tmp_path / "c"), "--out", tmp_path)
+    done = dpcfl(
+        "worker", tmp_path, "--client", 0, "--connect", "tcp://127.0.0.1:9", "--keys", tmp_path / "keys", "--orphan-timeout", 1,
+        "--operator-key", tmp_path / "operator.pub", "--ledgers", tmp_path / "ledgers", timeout=60,
+    )  # fmt: skip
+    assert done.returncode in (3, 4)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dry_run_starts_nothing(tmp_path):
+    done = dpcfl("run", write_config(tmp_path / "c"), "--dry-run", "--out", tmp_path / "runs")
+    assert done.returncode == 0
+    assert "SelectionSlot" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_schema_is_json():
+    assert json.loads(dpcfl("schema").stdout)["title"] == "Config"
+
+
+def test_ledgers_of_scope_dataset_add_over_runs_and_refuse_beyond_their_budget(tmp_path):
+    """Two runs on the same records: the second enrols beside the first, a third that passes the budget never starts."""
+    small = {"dataset": "digits", "clients": [1, 1], "train_per_client": 200, "test_per_client": 20}
+    config = write_config(
+        tmp_path / "c", data=small, rounds=2, algorithm={"name": "global"},
+        ledger={"scope": "dataset", "root": str(tmp_path / "book"), "budget": 11.0},
+    )  # fmt: skip
+    codes = [dpcfl("run", config, "--out", tmp_path / "runs", f"name=run{k}") for k in range(3)]
+    assert [done.returncode for done in codes] == [0, 0, 3], codes[-1].stderr
+    assert "budget" in codes[2].stderr

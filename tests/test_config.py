@@ -1,0 +1,147 @@
+"""Configurations: every mistake named at once, overrides, resolved copies that are configurations again."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+from conftest import ROOT, SMALL
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpcfl_net import config
+from dpcfl_net.errors import ConfigError
+
+
+def problems(**changes) -> list[str]:
+    document = copy.deepcopy(SMALL)
+    for dotted, value in changes.items():
+        *path, last = dotted.split("__")
+        at = document
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = value
+    with pytest.raises(ConfigError) as caught:
+        config.resolve(document)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy__delta": 1.0}, ["privacy.delta is 1.0", "less than 1"]),
+        ({"privacy__delta": 0}, ["privacy.delta is 0", "greater than 0"]),
+        ({"privacy__epsilon": 0}, ["privacy.epsilon is 0", "greater than 0"]),
+        ({"privacy__epsilon": -2.5}, ["privacy.epsilon is -2.5"]),
+        ({"privacy__epsilon": float("nan")}, ["privacy.epsilon is nan"]),
+        ({"rounds": 1}, ["rounds is 1", "greater than or equal to 2"]),
+        ({"rounds": "many"}, ["rounds is 'many'", "valid integer"]),
+        ({"algorithm__clusters": 9}, ["algorithm.clusters is 9", "number of clients, 8"]),
+        ({"local__batch_size": 701}, ["local.batch_size is 701", "700 records"]),
+        ({"local__lr": 0}, ["local.lr is 0"]),
+        ({"data__train_per_client": 5000}, ["data.train_per_client", "718"]),
+        ({"data__clients": []}, ["data.clients"]),
+        ({"data__dataset": "fashion_mnist"}, ["data.dataset is 'fashion_mnist'", "did you mean 'fashion-mnist'"]),
+        ({"model__name": "cn"}, ["model.name is 'cn'", "did you mean 'cnn'"]),
+        ({"algorithm__name": "r-dpcf"}, ["algorithm.name is 'r-dpcf'", "did you mean 'r-dpcfl'"]),
+        ({"algorithm__epsilonn": 5}, ["unknown key 'algorithm.epsilonn', did you mean 'privacy.epsilon'?"]),
+        ({"privacy__epsilonn": 5}, ["unknown key 'privacy.epsilonn', did you mean 'privacy.epsilon'?"]),
+        ({"algorithms__golbal": {}}, ["unknown algorithm 'algorithms.golbal'", "did you mean 'global'"]),
+        ({"runtime__slots": 0}, ["runtime.slots is 0"]),
+        ({"ledger__scope": "dataset"}, ["ledger.root is missing"]),
+        ({"privacy__noise": "none"}, ["privacy.noise is 'none'", "'os' or 'seeded'"]),
+        ({"privacy__adjacency": "add"}, ["'zero-out' or 'replace-one'"]),
+    ],
+)
+def test_every_mistake_is_named(changes, words):
+    found = problems(**changes)
+    assert len(found) == 1, found
+    assert [word for word in words if word not in found[0]] == []
+
+
+def test_all_mistakes_come_at_once():
+    found = problems(rounds=0, privacy__delta=3, privacy__epsilo=1, local__clip=-1, algorithm__windows=2)
+    assert len(found) == 5
+
+
+def test_impossible_settings_come_at_once_too():
+    found = problems(algorithm__clusters=9, local__batch_size=9999, model__name="cnnn")
+    assert len(found) == 3
+
+
+def test_replace_one_by_rdp_is_refused():
+    assert "pld" in problems(privacy__adjacency="replace-one", privacy__accountant="rdp")[0]
+
+
+def test_overrides_and_sections_by_algorithm(tmp_path):
+    document = {**SMALL, "algorithm": {"name": "r-dpcfl"}}
+    document["algorithms"] = {"r-dpcfl": {"clusters": 4}, "local": {"local": {"lr": 0.05}}}
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert config.load(path).options.clusters == 4
+    assert config.load(path, ["algorithm.clusters=auto"]).options.clusters == "auto"
+    local = config.load(path, ["algorithm.name=local", "privacy.epsilon=3"])
+    assert (local.local.lr, local.privacy.epsilon) == (0.05, 3)
+    assert config.load(path).local.lr == 0.5
+    with pytest.raises(ConfigError, match="key=value"):
+        config.load(path, ["privacy.epsilon"])
+    with pytest.raises(ConfigError, match="'rounds' is a value"):
+        config.load(path, ["rounds.more=3"])
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "a: [", "\x00"])
+def test_files_that_are_no_configuration(tmp_path, text):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        config.load(path)
+
+
+def test_missing_file_and_missing_data_say_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="no such configuration file"):
+        config.load(tmp_path / "none.yaml")
+    monkeypatch.setenv("DPCFL_DATA", str(tmp_path))
+    (found,) = problems(data={"dataset": "mnist", "clients": [2, 2]}, model={"name": "cnn"})
+    assert str(tmp_path) in found
+    assert "dpcfl data fetch mnist" in found
+
+
+def test_shipped_configurations_are_valid(monkeypatch):
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        try:
+            config.load(path)
+        except ConfigError as error:
+            assert all("is not in" in problem for problem in error.problems), (path, error.problems)  # only data may be missing
+
+
+sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+documents = st.builds(
+    lambda clients, rounds, lr, clip, epsilon, delta, adjacency, batch, seed: {
+        **SMALL,
+        "seed": seed,
+        "data": {"dataset": "digits", "clients": clients},
+        "rounds": rounds,
+        "local": {"lr": lr, "clip": clip, "batch_size": batch},
+        "privacy": {"epsilon": epsilon, "delta": delta, "adjacency": adjacency},
+        "algorithm": {"name": "r-dpcfl", "clusters": sum(clients)},
+    },
+    sizes, st.integers(2, 10**4), st.floats(1e-6, 10), st.floats(1e-3, 100), st.floats(0.01, 50), st.floats(1e-9, 0.5),
+    st.sampled_from(["zero-out", "replace-one"]), st.integers(1, 64), st.integers(0, 2**31),
+)  # fmt: skip
+
+
+@given(documents)
+@settings(max_examples=60, deadline=None)
+def test_a_resolved_configuration_is_a_configuration(document):
+    first = config.resolve(document)
+    text = yaml.safe_dump(first.model_dump(mode="json", exclude={"algorithms"}))
+    assert config.resolve(yaml.safe_load(text)) == first
+
+
+def test_schema_names_every_algorithms_options():
+    schema = config.schema()
+    titles = {option["title"] for option in schema["properties"]["algorithm"]["anyOf"]}
+    assert titles == {"r-dpcfl", "global", "local", "oracle"}
+    r_dpcfl = next(o for o in schema["properties"]["algorithm"]["anyOf"] if o["title"] == "r-dpcfl")
+    assert {"clusters", "max_clusters", "clustering", "selection", "warm_start", "name"} == set(r_dpcfl["properties"])

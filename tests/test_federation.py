@@ -1,0 +1,148 @@
+"""A coordinator's federation against workers of every kind: honest, hostile, silent; over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import SMALL
+
+from dpcfl_net import config, experiment
+from dpcfl_net.coordinator import check_release
+from dpcfl_net.errors import RunFailed
+from dpcfl_net.experiment import COORDINATOR, algorithm_of, client_key
+from dpcfl_net.federation.base import Results
+from dpcfl_net.federation.network import NetworkFederation
+from dpcfl_net.job import digest
+from dpcfl_net.wire import keys
+from dpcfl_net.wire.endpoint import ClientEndpoint, ServerEndpoint
+from dpcfl_net.wire.messages import resolve
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation")
+    document = {**SMALL, "data": {"dataset": "digits", "clients": [2, 2]}, "algorithm": {"name": "global"}, "rounds": 2}
+    experiment.make_keys(folder, 4)
+    return experiment.make_job(config.resolve(document), folder), folder
+
+
+class Actor(threading.Thread):
+    """A scripted worker: answers every task with what `answer(model)` returns, or not at all for None."""
+
+    def __init__(self, job, folder, client, address, answer):
+        super().__init__(daemon=True)
+        self.job, self.folder, self.client, self.address, self.answer = job, folder, client, address, answer
+        self.stop = threading.Event()
+        self.errors: list[str] = []
+        self.start()
+
+    def run(self):
+        protocol, algorithm = self.job.protocol, algorithm_of(self.job.protocol)
+        name, halves = client_key(self.client), algorithm.halves()
+        endpoint = ClientEndpoint(
+            self.address, run=protocol.run, job=digest(protocol), client=self.client,
+            task_template=lambda task: resolve(halves[task].takes, algorithm.dims), server_key=protocol.coordinator_key,
+            keys=(keys.read_public(self.folder, name), keys.read_secret(self.folder, name)),
+        )  # fmt: skip
+        with contextlib.closing(endpoint):
+            while not self.stop.is_set():
+                for event in endpoint.poll(0.1):
+                    if event.kind == "task" and (update := self.answer(event.tensors["model"])) is not None:
+                        endpoint.send_result(event.id, "release", {"update": update})
+                    elif event.kind == "error":
+                        self.errors.append(event.code)
+
+
+@contextlib.contextmanager
+def federation(job, folder, answers, join_s=20, **options):
+    """A network federation over the given scripted workers."""
+    protocol, algorithm = job.protocol, algorithm_of(job.protocol)
+    halves = algorithm.halves()
+    endpoint = ServerEndpoint(
+        "tcp://127.0.0.1:*", run=protocol.run, job=digest(protocol), clients={e.id: e.public_key for e in protocol.roster},
+        result_template=lambda task: resolve(halves[task].gives, algorithm.dims),
+        keys=(keys.read_public(folder, COORDINATOR), keys.read_secret(folder, COORDINATOR)),
+        check=lambda client, task, tensors: check_release(protocol, client, tensors),
+    )  # fmt: skip
+    actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
+    fed = NetworkFederation(protocol, endpoint, **options)
+    fed.round = 1
+    try:
+        fed.join(join_s)
+        yield fed, algorithm, actors
+    finally:
+        for actor in actors:
+            actor.stop.set()
+            actor.join()
+        endpoint.close(abort=True)
+
+
+def shifted(by):
+    return lambda model: model + np.float32(by)
+
+
+def test_results_come_in_client_order_whatever_the_order_of_arrival(job):
+    def late(seconds, by):
+        def answer(model):
+            time.sleep(seconds)
+            return model + np.float32(by)
+
+        return answer
+
+    answers = {0: late(0.4, 0.0), 1: late(0.2, 0.1), 2: late(0.3, 0.2), 3: late(0.0, 0.3)}
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    with federation(*job, answers) as (fed, algorithm, _):
+        results = fed.call(algorithm.train, common={"model": theta})
+        assert list(results) == [0, 1, 2, 3]
+        assert [float(u[0]) for u in results.column("update").values()] == [float(np.float32(x)) for x in (0.0, 0.1, 0.2, 0.3)]
+        own = {2: {"model": theta + np.float32(0.1)}, 0: {"model": theta + np.float32(0.4)}}
+        results = fed.call(algorithm.train, each=own)
+        assert [(c, round(float(r["update"][0]), 3)) for c, r in results.items()] == [(0, 0.4), (2, 0.3)]
+
+
+@pytest.mark.parametrize(
+    ("what", "bad", "code"),
+    [
+        ("nan", lambda m: np.full_like(m, np.nan), "finite"),
+        ("huge", lambda m: np.full_like(m, 1e6), "norm"),
+        ("shape", lambda m: np.zeros(7, np.float32), "template"),
+        ("dtype", lambda m: np.zeros(m.shape, np.int64), "template"),
+    ],
+)
+def test_a_hostile_update_is_quarantined_and_the_round_goes_on(job, what, bad, code):
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    answers = {0: shifted(0), 1: bad, 2: shifted(0), 3: shifted(0)}
+    with federation(*job, answers, quorum=0.7, timeout_s=20) as (fed, algorithm, actors):
+        started = time.monotonic()
+        results = fed.call(algorithm.train, common={"model": theta})
+        assert (list(results), results.missing) == ([0, 2, 3], [1])
+        assert time.monotonic() - started < 10  # it was refused, not waited for
+        assert any(code in found for found in fed.endpoint.failures), fed.endpoint.failures
+        # Control: the same client with an honest answer takes part in the next round.
+        actors[1].answer = shifted(0)
+        fed.round = 2
+        assert list(fed.call(algorithm.train, common={"model": theta})) == [0, 1, 2, 3]
+
+
+def test_silent_clients_are_missing_and_the_quorum_decides(job):
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    answers = {0: shifted(0), 1: lambda m: None, 2: shifted(0), 3: shifted(0)}
+    with federation(*job, answers, quorum=0.75, timeout_s=1.5) as (fed, algorithm, _):
+        assert fed.call(algorithm.train, common={"model": theta}).missing == [1]
+        fed.quorum = 1.0
+        with pytest.raises(RunFailed, match="3 of 4 clients answered"):
+            fed.call(algorithm.train, common={"model": theta})
+
+
+def test_absent_clients_are_named(job):
+    with pytest.raises(RunFailed, match=r"clients \[1, 3\] did not join"), federation(*job, {0: shifted(0), 2: shifted(0)}, join_s=2):
+        pass
+
+
+def test_results_say_who_is_missing():
+    results = Results([2, 0, 1], {1: {"x": np.zeros(1)}, 0: {"x": np.ones(1)}})
+    assert (list(results), results.missing) == ([0, 1], [2])

@@ -1,0 +1,134 @@
+"""Jobs: one canonical form, signatures, what the protocol tells and what it hides, and who refuses a bad one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import SMALL
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpcfl_net import config, experiment
+from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.job import Experiment, LocalTraining, Protocol, canonical, differences, digest, read_protocol
+from dpcfl_net.worker import make_host
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(job, its folder) for an unseeded configuration."""
+    folder = tmp_path_factory.mktemp("job")
+    document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}
+    experiment.make_keys(folder / "keys", 8)
+    job = experiment.make_job(config.resolve(document), folder / "keys")
+    experiment.write_job(job, folder, folder / "keys")
+    return job, folder
+
+
+def operator(folder):
+    return (folder / "operator.pub").read_text().strip()
+
+
+def test_what_is_written_is_read_again(made):
+    job, folder = made
+    assert experiment.read_job(folder, operator(folder)) == job
+
+
+def test_the_protocol_hides_the_experiment(made):
+    job, _ = made
+    text = canonical(job.protocol).decode()
+    for secret in ("true_clusters", "partition", '"digits"', "rotation", '"seed":', job.experiment.salt):
+        assert secret not in text
+    assert job.protocol.oracle is None
+
+
+def test_two_jobs_of_one_seed_permute_their_clients_differently(made):
+    """Without `seeded` the permutation hangs on fresh randomness: no server can guess it from a small seed."""
+    job, folder = made
+    document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}
+    orders = {tuple(experiment.make_job(config.resolve(document), folder / "keys").experiment.slices) for _ in range(4)}
+    orders.add(tuple(job.experiment.slices))
+    assert len(orders) == 5  # five equal draws of 8! have chance below 1e-18; any two equal, 2.5e-4
+
+
+def test_a_seeded_job_repeats_but_for_nothing(made):
+    _, folder = made
+    jobs = [experiment.make_job(config.resolve(SMALL), folder / "keys") for _ in range(2)]
+    assert canonical(jobs[0].protocol) == canonical(jobs[1].protocol)
+    assert canonical(jobs[0].experiment) == canonical(jobs[1].experiment)
+
+
+def test_only_the_oracle_sees_true_clusters(made):
+    _, folder = made
+    job = experiment.make_job(config.resolve({**SMALL, "algorithm": {"name": "oracle"}}), folder / "keys")
+    assert job.protocol.oracle == job.experiment.true_clusters
+    statement = experiment.privacy_statement(job.protocol, None)
+    assert any("oracle" in line for line in statement["not_covered"])
+
+
+def test_a_changed_byte_breaks_the_signature(made, tmp_path):
+    _, folder = made
+    for name in ("protocol.json", "experiment.json"):
+        for other in ("protocol.json", "experiment.json", "protocol.json.sig", "experiment.json.sig"):
+            (tmp_path / other).write_bytes((folder / other).read_bytes())
+        data = (folder / name).read_bytes()
+        (tmp_path / name).write_bytes(data.replace(b'"cnn"', b'"cnx"').replace(b'"seed":0', b'"seed":9').replace(b"digits-cnn", b"digits-cxn"))
+        with pytest.raises(Refused):
+            experiment.read_job(tmp_path, operator(folder))
+
+
+def test_another_operators_signature_is_refused(made, tmp_path):
+    job, folder = made
+    experiment.make_keys(tmp_path / "keys", 1)
+    experiment.write_job(job, tmp_path, tmp_path / "keys")
+    with pytest.raises(Refused, match="operator-signature"):
+        experiment.read_job(tmp_path, operator(folder))
+
+
+def test_a_reformatted_protocol_is_refused(made, tmp_path):
+    _, folder = made
+    path = tmp_path / "protocol.json"
+    path.write_text(json.dumps(json.loads((folder / "protocol.json").read_text()), indent=1))
+    with pytest.raises(Refused, match="canonical"):
+        read_protocol(path)
+
+
+def test_a_job_that_costs_more_than_it_promises_is_refused_before_data_is_read(made, tmp_path, monkeypatch):
+    job, _ = made
+    roster = [entry.model_copy(update={"noise_multiplier": entry.noise_multiplier * 0.97}) for entry in job.protocol.roster]
+    cheap = experiment.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment)
+    monkeypatch.setattr("dpcfl_net.worker.client_slice", lambda *_: pytest.fail("data was looked at"))
+    with pytest.raises(Refused, match="claim"):
+        make_host(cheap, 0, tmp_path)
+
+
+def test_targets_that_no_noise_reaches_are_configuration_errors(made):
+    _, folder = made
+    options = {"name": "r-dpcfl", "clusters": 4, "selection": {"rounds_fraction": 0.5, "budget_fraction": 0.9}}
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon"):
+        experiment.make_job(config.resolve({**SMALL, "algorithm": options}), folder / "keys")
+
+
+def test_differences_are_told_field_by_field(made):
+    job, _ = made
+    other = job.protocol.model_copy(update={"rounds": 9, "local": LocalTraining(lr=0.25)})
+    found = differences(job.protocol, other)
+    assert found == ["local.lr: 0.5 here, 0.25 there", "rounds: 6 here, 9 there"]
+
+
+@given(lr=st.floats(1e-9, 1e9), epochs=st.integers(1, 10**6), name=st.text(max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_canonical_form_round_trips(made, lr, epochs, name):
+    job, _ = made
+    part = job.protocol.model_copy(update={"local": LocalTraining(lr=lr, epochs=epochs), "name": name})
+    assert Protocol.model_validate_json(canonical(part)) == part
+    assert digest(Protocol.model_validate_json(canonical(part))) == digest(part)
+
+
+def test_experiment_of_another_job_is_refused(made, tmp_path):
+    job, folder = made
+    other = experiment.Job(job.protocol, Experiment.model_validate({**job.experiment.model_dump(), "seed": 5}))
+    experiment.write_job(other, tmp_path, folder / "keys")
+    with pytest.raises(Refused, match="experiment-hash"):
+        experiment.read_job(tmp_path, operator(folder))
