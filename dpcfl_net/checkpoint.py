@@ -53,6 +53,7 @@ class Checkpoints:
 
     def read(self, t: int) -> State:
         """The state after round t."""
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         folder = self.folder / f"round_{t:05d}"
@@ -61,7 +62,7 @@ class Checkpoints:
             models = np.empty(rest["models"], dtype=np.float32)
             for cluster in range(len(models)):
                 models[cluster] = load_file(folder / f"cluster_{cluster}.safetensors")["theta"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise RunFailed(f"checkpoint {folder} cannot be read: {error}") from None
         return State(models, rest["assignment"], _rich(rest["memory"]))
 

@@ -27,13 +27,19 @@ class ModelSettings(Section):
 
 
 class DataSection(DataSettings):
-    root: str | None = Field(default=None, description="folder of the data sets; null: $DPCFL_DATA, else the user's cache folder")
+    root: str | None = Field(
+        default=None, description="folder of the data sets; null: $DPCFL_DATA, else the user's cache folder"
+    )
 
 
 class LedgerSettings(Section):
-    scope: Literal["run", "dataset"] = Field(default="run", description="run: this run's budget; dataset: all runs on the same records add")
+    scope: Literal["run", "dataset"] = Field(
+        default="run", description="run: this run's budget; dataset: all runs on the same records add"
+    )
     root: str | None = Field(default=None, description="scope dataset: folder that keeps the ledgers, by the data slice's hash")
-    budget: float | None = Field(default=None, gt=0, description="scope dataset: epsilons of all runs together may not pass this")
+    budget: float | None = Field(
+        default=None, gt=0, description="scope dataset: epsilons of all runs together may not pass this"
+    )
 
 
 class TransportSettings(Section):
@@ -176,7 +182,9 @@ def _impossible(config: Config) -> list[str]:
 
     problems = []
     if config.model.name not in NAMES:
-        problems.append(f"model.name is {config.model.name!r}: must be one of {', '.join(NAMES)}{_near(config.model.name, NAMES)}")
+        problems.append(
+            f"model.name is {config.model.name!r}: must be one of {', '.join(NAMES)}{_near(config.model.name, NAMES)}"
+        )
     if config.data.dataset not in datasets.NAMES:
         near = _near(config.data.dataset, datasets.NAMES)
         problems.append(f"data.dataset is {config.data.dataset!r}: must be one of {', '.join(datasets.NAMES)}{near}")
@@ -184,7 +192,9 @@ def _impossible(config: Config) -> list[str]:
         try:
             records, _ = records_per_client(config.data, datasets.load(config.data.dataset, config.data.root).sizes)
             if config.local.batch_size > records:
-                problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
+                problems.append(
+                    f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client"
+                )
         except ConfigError as error:
             problems += error.problems
     if isinstance(config.runtime.slots, int) and config.runtime.slots < 1:
@@ -234,7 +244,11 @@ def nearest_key(path: str) -> str:
 
 def _sentence(error: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> str:
     """One pydantic error as a person would say it: field, value, what is allowed."""
-    path = ".".join(str(p) for p in (*prefix, *error["loc"]) if not (isinstance(p, str) and p[:1].isupper()) and p not in ("int", "float", "str"))
+    path = ".".join(
+        str(p)
+        for p in (*prefix, *error["loc"])
+        if not (isinstance(p, str) and p[:1].isupper()) and p not in ("int", "float", "str")
+    )
     kind, value, context = error["type"], error.get("input"), error.get("ctx", {})
     if kind == "extra_forbidden":
         return f"unknown key {path!r}{nearest_key(path)}"

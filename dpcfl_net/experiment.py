@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, registry
 from dpcfl_net.config import Config
 from dpcfl_net.data import datasets
-from dpcfl_net.data.partition import DataSettings, Slice, plan_slices, records_per_client
+from dpcfl_net.data.partition import DataSettings, Slice, open_client, plan_slices, records_per_client
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.claim import plan_events
 from dpcfl_net.job import (
@@ -30,7 +31,7 @@ from dpcfl_net.job import (
     read_experiment,
     read_protocol,
 )
-from dpcfl_net.types import Slot
+from dpcfl_net.types import DPSGDSlot, SelectionSlot, Slot
 from dpcfl_net.wire import keys
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
@@ -108,7 +109,10 @@ def make_job(config: Config, key_folder: Path) -> Job:
         local=config.local,
         privacy=config.privacy,
         model=model_template(config.model.name, images.input_shape, images.classes, derive_seed(root, "initial model")),
-        roster=[ClientEntry(id=i, public_key=keys.read_public(key_folder, client_key(i)), records=records, noise_multiplier=1.0) for i in range(n)],
+        roster=[
+            ClientEntry(id=i, public_key=keys.read_public(key_folder, client_key(i)), records=records, noise_multiplier=1.0)
+            for i in range(n)
+        ],
         coordinator_key=keys.read_public(key_folder, COORDINATOR),
         observer_key=keys.read_public(key_folder, OBSERVER),
         server_seed=hashlib.sha256(b"server\0" + root).hexdigest(),
@@ -205,7 +209,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     least = min(entry.records for entry in protocol.roster)
     not_covered = list(NOT_COVERED)
     if protocol.privacy.delta >= 1 / least:
-        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/N = {1 / least:g}: it allows a few records to be given away whole")
+        warning = "it allows a few records to be given away whole"
+        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/N = {1 / least:g}: {warning}")
     if protocol.privacy.noise == "seeded":
         not_covered.insert(0, "anything against who knows the seed: noise is seeded, so it can be subtracted (INSECURE)")
     if protocol.security == "none":
@@ -238,19 +243,48 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     algorithm = algorithm_of(protocol)
     found = 0.0
     for plan, z in {(tuple(algorithm.plan(e)), e.noise_multiplier) for e in protocol.roster}:
-        found = max(found, accounting.epsilon(plan_events(list(plan), z, "replace-one"), protocol.privacy.delta, adjacency="replace-one"))
+        found = max(
+            found,
+            accounting.epsilon(plan_events(list(plan), z, "replace-one"), protocol.privacy.delta, adjacency="replace-one"),
+        )
     return found if math.isfinite(found) else None
 
 
+# Measured with the small CNN: what the shared libraries, and one worker beside them, add to the memory of a machine.
+_SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20
+
+
 def expectations(protocol: Protocol) -> dict[str, Any]:
-    """What a run will cost, from the protocol alone: bytes up and down, noise, steps, memory of the updates."""
+    """What a run will cost, from the protocol alone: steps, records, bytes on the wire, memory of all processes."""
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
-    steps = sum(getattr(slot, "steps", 0) for entry in protocol.roster for slot in algorithm.plan(entry))
-    records = sum(
-        getattr(slot, "steps", 0) * getattr(slot, "rate", 0.0) * entry.records for entry in protocol.roster for slot in algorithm.plan(entry)
-    )
-    gives = any("p" in spec.shape for half in algorithm.halves().values() for spec in half.gives.values())
-    up = 4 * p * n * protocol.rounds if gives else 0
-    windows = getattr(algorithm, "window", 0) if "select_and_train" in algorithm.halves() else 0
-    down = up + (4 * p * n * windows * (algorithm.max_models - 1) if up else 0)
-    return {"clients": n, "parameters": p, "steps": steps, "records": int(records), "bytes_up": up, "bytes_down": down, "server_bytes": 8 * p * n}
+    gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
+    sends = any("p" in spec.shape for half in algorithm.halves().values() for spec in half.gives.values())
+    up = 4 * p * n * protocol.rounds if sends else 0
+    selections = sum(isinstance(slot, SelectionSlot) for entry in protocol.roster for slot in algorithm.plan(entry))
+    return {
+        "clients": n,
+        "parameters": p,
+        "steps": sum(slot.steps for slot, _ in gradient),
+        "records": int(sum(slot.steps * slot.rate * entry.records for slot, entry in gradient)),
+        "bytes_up": up,
+        "bytes_down": up + 4 * p * selections * (algorithm.max_models - 1),  # in a window every client gets every model
+        "memory": _SHARED_BYTES + n * (_WORKER_BYTES + 8 * p) + 12 * n * p,
+    }
+
+
+def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
+    """Seconds of one DP-SGD step here, measured on a client's records; the result is thrown away."""
+    import torch
+
+    from dpcfl_net.federation.client import Engine
+
+    torch.set_num_threads(1)
+    engine, entry = Engine.of(job.protocol), job.protocol.roster[0]
+    settings, piece = client_slice(job, entry.id, root)
+    data = open_client(settings, piece, root)
+    theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
+    slot = DPSGDSlot("timing", min(1.0, job.protocol.local.batch_size / entry.records), steps)
+    engine.trainer.train(theta, data, slot, entry.noise_multiplier, os.urandom(32))
+    start = time.perf_counter()
+    engine.trainer.train(theta, data, slot, entry.noise_multiplier, os.urandom(32))
+    return (time.perf_counter() - start) / steps

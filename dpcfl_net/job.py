@@ -50,8 +50,12 @@ class PrivacyTarget(Part):
     unit: Literal["sample"] = Field(default="sample", description="what is protected: one training record")
     adjacency: Adjacency = Field(default="zero-out", description="neighbouring relation")
     accountant: Literal["pld", "rdp"] = Field(default="pld", description="how events are composed")
-    noise: Literal["os", "seeded"] = Field(default="os", description="os: keys from the operating system; seeded: reproducible, INSECURE")
-    trust: Literal["untrusted-server"] = Field(default="untrusted-server", description="who is trusted: nobody but the client itself")
+    noise: Literal["os", "seeded"] = Field(
+        default="os", description="os: keys from the operating system; seeded: reproducible, INSECURE"
+    )
+    trust: Literal["untrusted-server"] = Field(
+        default="untrusted-server", description="who is trusted: nobody but the client itself"
+    )
 
 
 class ModelTemplate(Part):

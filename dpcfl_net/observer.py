@@ -154,5 +154,3 @@ class Observer:
             "view": "observer", "round": t, "ari": metrics.adjusted_rand_index(self.truth, found),
             "recovered": metrics.recovered(self.truth, found), "minority_recovered": metrics.minority_recovered(self.truth, found),
         })  # fmt: skip
-
-

@@ -13,7 +13,9 @@ from dpcfl_net.types import State
 from dpcfl_net.worker import make_host
 
 
-def simulate(job: Job, folder: Path, *, data_root: str | None = None, on_round: Callable[[int, State], None] = lambda t, s: None) -> State:
+def simulate(
+    job: Job, folder: Path, *, data_root: str | None = None, on_round: Callable[[int, State], None] = lambda t, s: None
+) -> State:
     """Run a job without processes or sockets, its ledgers and checkpoints in `folder` (without fsync)."""
     import torch
 

@@ -26,7 +26,9 @@ def read_run_job(folder: Path) -> Job:
     return Job(protocol, read_experiment(folder / EXPERIMENT, protocol))
 
 
-def run_document(folder: Path, job: Job, *, state: str, wall_s: float, processes: int, replace_one: float | None) -> dict[str, Any]:
+def run_document(
+    folder: Path, job: Job, *, state: str, wall_s: float, processes: int, replace_one: float | None
+) -> dict[str, Any]:
     """The whole of run.json; figures that are not there yet are null."""
     server = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "server" and "bytes_up" in line]
     observed = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "observer"]
@@ -60,7 +62,11 @@ def run_document(folder: Path, job: Job, *, state: str, wall_s: float, processes
             "mpo": mixture.get("mpo"),
             "clusters": seen[-1]["clusters"] if seen else None,
         },
-        "versions": {"dpcfl-net": __version__, "python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "versions": {
+            "dpcfl-net": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in LIBRARIES},
+        },
         "seed": job.experiment.seed,
     }
 
@@ -111,7 +117,9 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
 
 def write_epsilon_lines(folder: Path, job: Job) -> None:
     """Append to metrics.jsonl what each client has spent after each round that is not there yet."""
-    written = max((line["round"] for line in runlog.read(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0)
+    written = max(
+        (line["round"] for line in runlog.read(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0
+    )
     curves = epsilon_curves(folder, job)
     lines = runlog.Lines(folder / "metrics.jsonl")
     for t in range(written, min(map(len, curves), default=0)):

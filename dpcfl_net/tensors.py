@@ -25,7 +25,11 @@ def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:
 
 def buffers(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
     """The arrays' bytes in name order, without a copy where an array is contiguous."""
-    return [memoryview(np.ascontiguousarray(tensors[name]).reshape(-1)).cast("B") for name in sorted(tensors) if tensors[name].nbytes]
+    return [
+        memoryview(np.ascontiguousarray(tensors[name]).reshape(-1)).cast("B")
+        for name in sorted(tensors)
+        if tensors[name].nbytes
+    ]
 
 
 def pack(tensors: Mapping[str, np.ndarray]) -> bytes:

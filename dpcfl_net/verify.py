@@ -61,8 +61,14 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
         charged[entry.id] = [line for line in lines if line.job == own and line.events]
         spent = Counter(name for line in charged[entry.id] for name in line.slots)
         quota = Counter(slot.name for slot in algorithm.plan(entry))
-        over += [f"client {entry.id}: {name} charged {n} times, planned {quota[name]}" for name, n in spent.items() if n > quota[name]]
-        slots = {slot.name: slot.event(entry.noise_multiplier, job.protocol.privacy.adjacency) for slot in algorithm.plan(entry)}
+        over += [
+            f"client {entry.id}: {name} charged {n} times, planned {quota[name]}"
+            for name, n in spent.items()
+            if n > quota[name]
+        ]
+        slots = {
+            slot.name: slot.event(entry.noise_multiplier, job.protocol.privacy.adjacency) for slot in algorithm.plan(entry)
+        }
         for line in charged[entry.id]:
             over += [
                 f"client {entry.id} line {line.sequence}: {name} is not the plan's event"
@@ -71,7 +77,11 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
             ]
     count = sum(map(len, charged.values()))
     return [
-        Check("ledgers: hash chains and counters whole", not problems, problems[0] if problems else f"{len(charged)} ledgers, {count} charges"),
+        Check(
+            "ledgers: hash chains and counters whole",
+            not problems,
+            problems[0] if problems else f"{len(charged)} ledgers, {count} charges",
+        ),
         Check("ledgers hold nothing beyond the plan", not over, over[0] if over else "every charge is a planned slot"),
     ], charged
 
@@ -88,11 +98,18 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
             known[events] = epsilon(list(events), privacy.delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
     most = max(known.values(), default=0.0)
     planned = {
-        epsilon(plan_events(job.algorithm.plan(e), e.noise_multiplier, privacy.adjacency), privacy.delta, privacy.adjacency, privacy.accountant)
+        epsilon(
+            plan_events(job.algorithm.plan(e), e.noise_multiplier, privacy.adjacency),
+            privacy.delta,
+            privacy.adjacency,
+            privacy.accountant,
+        )
         for e in {entry.noise_multiplier: entry for entry in job.protocol.roster}.values()
     }
     detail = f"charged {most:.4f}, whole plan {max(planned):.4f}, target {privacy.epsilon:g} at delta {privacy.delta:g}"
-    return Check("epsilon recomputed from ledgers and plan is within the target", most <= privacy.epsilon >= max(planned), detail)
+    return Check(
+        "epsilon recomputed from ledgers and plan is within the target", most <= privacy.epsilon >= max(planned), detail
+    )
 
 
 def _merged(events: list[Event]) -> list[Event]:
@@ -133,7 +150,12 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
             if (client, header.round, header.task) not in paid:
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
     silent = sorted(paid - released)
-    detail = unpaid[0] if unpaid else f"{len(released)} releases, each debited" + (f"; {len(silent)} debits without a release received" if silent else "")
+    detail = (
+        unpaid[0]
+        if unpaid
+        else f"{len(released)} releases, each debited"
+        + (f"; {len(silent)} debits without a release received" if silent else "")
+    )
     return [
         Check("transcript: hash chain whole", True, f"{len(records)} records{cut}"),
         Check("messages: every release was debited first", not unpaid, detail),

@@ -15,10 +15,11 @@ from typing import Any
 
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import open_client
+from dpcfl_net.errors import Refused
 from dpcfl_net.experiment import Job, client_key, client_slice, read_job
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
-from dpcfl_net.job import digest
+from dpcfl_net.job import PROTOCOL, digest
 from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.ledger_entries import Claim
 from dpcfl_net.runlog import say
@@ -47,7 +48,9 @@ class WorkerSpec:
     orphan_timeout_s: float = 60
 
 
-def make_host(job: Job, client: int, ledgers: Path, *, data_root: str | None = None, budget: float | None = None, durable: bool = True) -> ClientHost:
+def make_host(
+    job: Job, client: int, ledgers: Path, *, data_root: str | None = None, budget: float | None = None, durable: bool = True
+) -> ClientHost:
     """A client behind its gate: claim recomputed, then the ledger opened; its data is read after the first debit only."""
     algorithm = job.algorithm
     epsilon = verify_claim(algorithm, client, cache.folder() / "claims")
@@ -159,6 +162,10 @@ class Worker:
         """The wire's thread: an error here ends the process through `serve`."""
         try:
             self._converse()
+        except Refused as refusal:
+            if refusal.code == "job":
+                refusal = Refused("job", f"{refusal.reason}; compare: dpcfl diff {self.spec.job / PROTOCOL} THEIRS")
+            self._tasks.put(refusal)
         except BaseException as error:
             self._tasks.put(error)
         else:

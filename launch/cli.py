@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -19,15 +19,17 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Data sets.")
 app.add_typer(data_app, name="data")
 
-Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")
+]
 
 
 @app.command()
 def run(
-    config: Annotated[Optional[Path], typer.Argument(help="YAML file of one experiment")] = None,
+    config: Annotated[Path | None, typer.Argument(help="YAML file of one experiment")] = None,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="parent of the run folder")] = Path("runs"),
-    resume: Annotated[Optional[Path], typer.Option(help="go on with an interrupted run; takes no configuration")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run; takes no configuration")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="make the job, say what it would cost, start nothing")] = False,
 ) -> None:
     """Run an experiment: coordinator, observer and one worker process per client on this machine."""
@@ -62,7 +64,7 @@ def job(
     config: Annotated[Path, typer.Argument(help="YAML file of one experiment")],
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="folder for protocol.json, experiment.json and their signatures")] = Path("job"),
-    keys: Annotated[Optional[Path], typer.Option(help="folder of keys (default: OUT/keys, made if missing)")] = None,
+    keys: Annotated[Path | None, typer.Option(help="folder of keys (default: OUT/keys, made if missing)")] = None,
 ) -> None:
     """Write a signed job: the public protocol and the experiment, with noise calibrated for every client."""
     from launch import runs
@@ -80,12 +82,22 @@ def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, help="how m
 
 
 @app.command()
+def diff(mine: Path, theirs: Path) -> None:
+    """Where two protocol.json differ, field by field: when a coordinator and a worker hold different jobs."""
+    from dpcfl_net.job import differences, read_protocol
+
+    found = differences(read_protocol(mine), read_protocol(theirs))
+    typer.echo("\n".join(found) if found else "the same")
+    raise typer.Exit(3 if found else 0)
+
+
+@app.command()
 def coordinator(
     protocol: Annotated[Path, typer.Argument(help="protocol.json, the public part of a job")],
     bind: Annotated[str, typer.Option(help="for example tcp://0.0.0.0:5700")],
     keys: Annotated[Path, typer.Option(help="folder with the coordinator's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
-    observer: Annotated[Optional[str], typer.Option(help="address of the observer")] = None,
+    observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     out: Annotated[Path, typer.Option(help="run folder; holds the checkpoints to go on from")] = Path("run"),
     transcript: Annotated[str, typer.Option(help="off, headers or full")] = "headers",
     quorum: Annotated[float, typer.Option(help="fraction of clients that must answer")] = 1.0,
@@ -110,10 +122,10 @@ def worker(
     connect: Annotated[str, typer.Option(help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file, pinned here")],
-    observer: Annotated[Optional[str], typer.Option(help="address of the observer")] = None,
+    observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     ledgers: Annotated[Path, typer.Option(help="where this client's ledger is kept")] = Path("ledgers"),
-    ledger_budget: Annotated[Optional[float], typer.Option(help="scope dataset: total epsilon over all runs")] = None,
-    data_root: Annotated[Optional[str], typer.Option(help="folder of the data sets")] = None,
+    ledger_budget: Annotated[float | None, typer.Option(help="scope dataset: total epsilon over all runs")] = None,
+    data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     orphan_timeout: Annotated[float, typer.Option(help="leave after so many seconds without a coordinator")] = 60.0,
 ) -> None:
     """Start one client alone, on any host."""
@@ -121,7 +133,9 @@ def worker(
 
     key = operator_key.read_text().strip()
     run_worker(
-        WorkerSpec(job, client, connect, observer, keys, key, ledgers, ledger_budget, data_root, orphan_timeout_s=orphan_timeout)
+        WorkerSpec(
+            job, client, connect, observer, keys, key, ledgers, ledger_budget, data_root, orphan_timeout_s=orphan_timeout
+        )
     )
 
 
@@ -132,7 +146,7 @@ def observer(
     keys: Annotated[Path, typer.Option(help="folder with the observer's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
-    data_root: Annotated[Optional[str], typer.Option(help="folder of the data sets")] = None,
+    data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
 ) -> None:
     """Start the observer alone: the experimenter's instrument, outside the protocol."""
     from dpcfl_net.observer import ObserverSpec, run_observer
@@ -167,8 +181,8 @@ def schema() -> None:
 @app.command()
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
-    client: Annotated[Optional[int], typer.Option(help="only this client")] = None,
-    round: Annotated[Optional[int], typer.Option("--round", help="only this round")] = None,
+    client: Annotated[int | None, typer.Option(help="only this client")] = None,
+    round: Annotated[int | None, typer.Option("--round", help="only this round")] = None,
     limit: Annotated[int, typer.Option(help="at most so many messages")] = 200,
 ) -> None:
     """What crossed the wire, as the server saw it."""
@@ -180,7 +194,9 @@ def inspect(
 @app.command()
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
-    operator_key: Annotated[Optional[Path], typer.Option(help="the operator's public key file, if you have it from elsewhere")] = None,
+    operator_key: Annotated[
+        Path | None, typer.Option(help="the operator's public key file, if you have it from elsewhere")
+    ] = None,
 ) -> None:
     """Hash chains whole; ledgers, plan and messages agree; epsilon recomputed."""
     from launch import runs
@@ -210,7 +226,7 @@ def bench(what: Annotated[str, typer.Argument(help="dpsgd")] = "dpsgd") -> None:
 @data_app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")],
-    root: Annotated[Optional[Path], typer.Option(help="where to put it")] = None,
+    root: Annotated[Path | None, typer.Option(help="where to put it")] = None,
 ) -> None:
     """Download a data set (torchvision does the download)."""
     from dpcfl_net.data.datasets import fetch as download

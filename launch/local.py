@@ -15,17 +15,22 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.observer import ObserverSpec, run_observer
-
 from dpcfl_net.config import Config
 from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
 from dpcfl_net.errors import DpcflError, RunFailed
 from dpcfl_net.experiment import COORDINATOR, OBSERVER
 from dpcfl_net.job import PROTOCOL
+from dpcfl_net.observer import ObserverSpec, run_observer
 from dpcfl_net.worker import WorkerSpec, run_worker
 
 BIND = "tcp://127.0.0.1:*"
 STOP_S = 4.0
+
+
+def compute_slots(config: Config) -> int:
+    """Workers that compute at once: as the configuration says, else one per core that this process may use."""
+    slots = config.runtime.slots
+    return len(os.sched_getaffinity(0)) if slots == "auto" else slots
 
 
 def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None:
@@ -98,31 +103,51 @@ class LocalRun:
     def start(self) -> None:
         """Observer, coordinator, then every worker."""
         runtime, keys = self.config.runtime, self.folder / "keys"
-        self._spawn(OBSERVER, run_observer, ObserverSpec(self.folder, self.operator_key, BIND, keys, self.folder, self.config.data.root))
+        self._spawn(
+            OBSERVER, run_observer, ObserverSpec(self.folder, self.operator_key, BIND, keys, self.folder, self.config.data.root)
+        )
         observer = self._address(OBSERVER)
         self._spawn(
             COORDINATOR,
             run_coordinator,
             CoordinatorSpec(
-                self.folder / PROTOCOL, self.operator_key, BIND, observer, keys, self.folder, self.config.output.transcript,
-                self.config.output.keep_checkpoints, runtime.quorum, runtime.round_timeout_s, runtime.join_timeout_s,
-            ),  # fmt: skip
+                self.folder / PROTOCOL,
+                self.operator_key,
+                BIND,
+                observer,
+                keys,
+                self.folder,
+                self.config.output.transcript,
+                self.config.output.keep_checkpoints,
+                runtime.quorum,
+                runtime.round_timeout_s,
+                runtime.join_timeout_s,
+            ),
         )
         address = self._address(COORDINATOR)
-        slots = os.cpu_count() or 1 if runtime.slots == "auto" else runtime.slots
+        slots = compute_slots(self.config)
         ledgers = self.folder / "ledgers" if self.config.ledger.root is None else Path(self.config.ledger.root).expanduser()
         for client in range(self.clients):
             self._spawn(
                 f"client {client}",
                 run_worker,
                 WorkerSpec(
-                    self.folder, client, address, observer, keys, self.operator_key, ledgers, self.config.ledger.budget,
-                    self.config.data.root, (self.folder / "addresses" / "slots", int(slots)), runtime.orphan_timeout_s,
-                ),  # fmt: skip
+                    self.folder,
+                    client,
+                    address,
+                    observer,
+                    keys,
+                    self.operator_key,
+                    ledgers,
+                    self.config.ledger.budget,
+                    self.config.data.root,
+                    (self.folder / "addresses" / "slots", slots),
+                    runtime.orphan_timeout_s,
+                ),
             )
 
     def watch(self, tick: Callable[[], None], interval_s: float = 0.3) -> None:
-        """Call `tick` until the coordinator and the observer are done; restart crashed workers; RunFailed when it cannot go on."""
+        """Call `tick` until coordinator and observer are done; restart crashed workers; RunFailed when it cannot go on."""
         while True:
             alive = [c.process.sentinel for c in self.children.values() if c.process.is_alive()]
             wait(alive, timeout=interval_s)

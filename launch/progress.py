@@ -101,10 +101,15 @@ class ProgressTail:
         view = ProgressView(
             name=str(run.get("name") or protocol.get("name") or self.folder.name),
             algorithm=str(run.get("algorithm") or protocol.get("algorithm") or ""),
-            state=str(run.get("state") or "running"), round=max(self._served, default=0), rounds=rounds,
-            epsilon=number(privacy.get("epsilon")), epsilon_stated="epsilon" in privacy,
+            state=str(run.get("state") or "running"),
+            round=max(self._served, default=0),
+            rounds=rounds,
+            epsilon=number(privacy.get("epsilon")),
+            epsilon_stated="epsilon" in privacy,
             epsilon_spent=self._spent_after(max(self._spent, default=0)) or number(privacy.get("epsilon_spent")),
-            insecure=bool(privacy.get("insecure")), started=self._started, warnings=list(self._warnings),
+            insecure=bool(privacy.get("insecure")),
+            started=self._started,
+            warnings=list(self._warnings),
         )
         true = true_clusters(experiment)
         clients = len(true) or len(listed(protocol, "roster"))
@@ -146,9 +151,14 @@ class ProgressTail:
         if not true:
             return [_row("all clients", clients, [number(line.get("accuracy_mean")) for line in lines])] if lines else []
         by_cluster, smallest = [numbers(line, "accuracy_by_cluster") for line in lines], minority(true)
-        return [_row(letter(cluster) + (" minority" if cluster == smallest else ""), count,
-                     [row[index] if index < len(row) else None for row in by_cluster])
-                for index, (cluster, count) in enumerate(sizes(true).items())]
+        return [
+            _row(
+                letter(cluster) + (" minority" if cluster == smallest else ""),
+                count,
+                [row[index] if index < len(row) else None for row in by_cluster],
+            )
+            for index, (cluster, count) in enumerate(sizes(true).items())
+        ]
 
     def _groups(self, at: int) -> str:
         for earlier in sorted((other for other in self._grouping if other <= at), reverse=True):
@@ -167,7 +177,7 @@ class ProgressTail:
 
     def _finish_rounds(self, view: ProgressView) -> None:
         ended = view.state != "running"
-        for at in sorted(self._served)[len(self._lines):]:
+        for at in sorted(self._served)[len(self._lines) :]:
             # The observer lags behind the server: a round's line waits for its accuracy, but not for ever.
             if at not in self._observed and not ended and view.round < at + 2:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dpcfl_net import experiment, runlog, summary
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError
 from dpcfl_net.experiment import Job
+from launch import local
 
 
 def new(path: Path, overrides: Iterable[str], out: Path) -> int:
@@ -59,7 +61,7 @@ def dry_run(path: Path, overrides: Iterable[str]) -> None:
     config = configuration.load(path, overrides)
     with tempfile.TemporaryDirectory() as folder:
         experiment.make_keys(Path(folder) / "keys", sum(config.data.clients))
-        _print_job(experiment.make_job(config, Path(folder) / "keys"))
+        _print_job(experiment.make_job(config, Path(folder) / "keys"), config)
 
 
 def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None) -> None:
@@ -71,7 +73,7 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
     job = experiment.make_job(config, keys)
     experiment.write_job(job, out, keys)
     _write_config(out, config)
-    _print_job(job)
+    _print_job(job, config)
     print(f"job in {out}: protocol.json (for everybody), experiment.json (for workers and observer), signatures, operator.pub")
 
 
@@ -86,7 +88,12 @@ def report(folder: Path) -> None:
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
     replace_one = before.get("privacy", {}).get("epsilon_replace_one") or experiment.replace_one_epsilon(job.protocol)
     document = summary.run_document(
-        folder, job, state=state, wall_s=before.get("wall_s", _wall(folder)), processes=len(job.protocol.roster) + 2, replace_one=replace_one
+        folder,
+        job,
+        state=state,
+        wall_s=before.get("wall_s", _wall(folder)),
+        processes=len(job.protocol.roster) + 2,
+        replace_one=replace_one,
     )
     summary.write_run(folder, document)
     print(write_report(folder))
@@ -118,7 +125,11 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
     for record in reader:
         header = decode(record.header)
         peer = record.peer.removeprefix("client ")
-        if header.kind == "CHUNK" or (client is not None and peer != str(client)) or (round_ is not None and header.round != round_):
+        if (
+            header.kind == "CHUNK"
+            or (client is not None and peer != str(client))
+            or (round_ is not None and header.round != round_)
+        ):
             continue
         if shown >= limit:
             left += 1
@@ -139,22 +150,21 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
 def _run(folder: Path, config: Config, before: float = 0.0) -> tuple[int, dict[str, Any]]:
     """Start everything, watch, stop everything, write what is known; (exit code, run.json)."""
     from dpcfl_net.report.page import write_report
-    from launch.local import LocalRun
     from launch.screen import open_screen
 
     if not (folder / "protocol.json").exists():
         _prepare(folder, config)
     job = experiment.read_job(folder, (folder / "operator.pub").read_text().strip())
-    local = LocalRun(folder, config, len(job.protocol.roster), (folder / "operator.pub").read_text().strip())
+    processes = local.LocalRun(folder, config, len(job.protocol.roster), (folder / "operator.pub").read_text().strip())
     book = Book(folder, job, before)
     state, failure = "failed", None
     signal.signal(signal.SIGTERM, _interrupt)
     screen = open_screen()
     try:
-        local.start()
+        processes.start()
         book.write("running")
-        local.watch(lambda: screen.update(book.look()))
-        local.finish()
+        processes.watch(lambda: screen.update(book.look()))
+        processes.finish()
         screen.update(book.look())
         state = "finished"
     except KeyboardInterrupt:
@@ -163,14 +173,16 @@ def _run(folder: Path, config: Config, before: float = 0.0) -> tuple[int, dict[s
         failure = error
     finally:
         screen.close()
-        local.stop()
+        processes.stop()
         document = book.write(state, last=True)
     write_report(folder)
     if failure is not None:
         print(f"what was done is in {folder}; go on with: dpcfl run --resume {folder}")
         raise failure
     if state == "interrupted":
-        print(f"stopped after round {document['rounds_done']} of {job.protocol.rounds}; go on with: dpcfl run --resume {folder}")
+        print(
+            f"stopped after round {document['rounds_done']} of {job.protocol.rounds}; go on with: dpcfl run --resume {folder}"
+        )
         return 130, document
     screen.finish(document)
     print(f"run folder {folder}, report {folder / 'report.html'}")
@@ -208,7 +220,12 @@ class Book:
             summary.write_epsilon_lines(self.folder, self.job)
         wall = self.before + time.time() - self.started
         document = summary.run_document(
-            self.folder, self.job, state=state, wall_s=wall, processes=len(self.job.protocol.roster) + 2, replace_one=self._replace_one
+            self.folder,
+            self.job,
+            state=state,
+            wall_s=wall,
+            processes=len(self.job.protocol.roster) + 2,
+            replace_one=self._replace_one,
         )
         summary.write_run(self.folder, document)
         return document
@@ -248,19 +265,25 @@ def _folder(config: Config, out: Path) -> Path:
     raise ConfigError(f"no free name for a run folder {out / stem}")
 
 
-def _print_job(job: Job) -> None:
+def _print_job(job: Job, config: Config) -> None:
+    """The plan and what it will cost on a machine like this one."""
     protocol, cost = job.protocol, experiment.expectations(job.protocol)
     z = sorted({round(entry.noise_multiplier, 5) for entry in protocol.roster})
-    algorithm = job.algorithm
-    print(f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters")
-    print(f"epsilon {protocol.privacy.epsilon:g} at delta {protocol.privacy.delta:g}: noise multiplier {', '.join(map(str, z))}")
-    counted: dict[Any, int] = {}
-    for slot in algorithm.plan(protocol.roster[0]):
-        counted[slot] = counted.get(slot, 0) + 1
-    for slot, count in counted.items():
+    print(
+        f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters"
+    )
+    print(
+        f"epsilon {protocol.privacy.epsilon:g} at delta {protocol.privacy.delta:g}: noise multiplier {', '.join(map(str, z))}"
+    )
+    for slot, count in Counter(job.algorithm.plan(protocol.roster[0])).items():
         print(f"  plan of a client: {count} x {slot}")
-    print(f"expected: {cost['steps']:,} steps over {cost['records']:,} records, {cost['bytes_up'] / 1e6:.1f} MB up, "
-          f"{cost['bytes_down'] / 1e6:.1f} MB down, about {cost['server_bytes'] / 1e6:.1f} MB of updates held by the coordinator")  # fmt: skip
+    slots = local.compute_slots(config)
+    minutes = experiment.step_seconds(job, config.data.root) * cost["steps"] / slots / 60
+    print(
+        f"expected: {cost['steps']:,} steps over {cost['records']:,} records, about {minutes:.1f} minutes of computing in {slots} slots here; "
+        f"{cost['bytes_up'] / 1e6:.1f} MB up, {cost['bytes_down'] / 1e6:.1f} MB down; "
+        f"about {cost['memory'] / 2**30:.1f} GiB of memory for all processes"
+    )
 
 
 def _read_document(folder: Path) -> dict[str, Any]:
@@ -276,4 +299,3 @@ def _read_document(folder: Path) -> dict[str, Any]:
 def _wall(folder: Path) -> float:
     times = [line["time"] for line in runlog.read(folder / "metrics.jsonl") if "time" in line]
     return max(times) - min(times) if times else 0.0
-

@@ -46,9 +46,9 @@ class PlainLines:
 
     def update(self, view: ProgressView) -> None:
         """Print what is new since the last call."""
-        for warning in view.warnings[self._warnings:]:
+        for warning in view.warnings[self._warnings :]:
             self._print(f"warning: {warning}")
-        for line in view.lines[self._lines:]:
+        for line in view.lines[self._lines :]:
             self._print(line)
         self._lines, self._warnings = len(view.lines), len(view.warnings)
 
@@ -133,8 +133,12 @@ class Screen:
         glyphs = GLYPHS if self.console.encoding.lower().startswith("utf") else ASCII_GLYPHS
         counts = Counter(phases)
         strip = Text.assemble("workers ", *((glyphs[phase], STYLES[phase]) for phase in phases))
-        legend = [part for phase in glyphs if counts[phase]
-                  for part in ((glyphs[phase], STYLES[phase]), (f" {counts[phase]} {phase}  ", "dim"))]
+        legend = [
+            part
+            for phase in glyphs
+            if counts[phase]
+            for part in ((glyphs[phase], STYLES[phase]), (f" {counts[phase]} {phase}  ", "dim"))
+        ]
         return Group(strip, Text.assemble(*legend))
 
 
@@ -161,9 +165,12 @@ def _result(run: Mapping[str, Any]) -> list[Text]:
     if privacy.get("insecure"):
         epsilon += "!"
     found = yes(final.get("clusters_recovered"))
-    return [Text(_tame(run.get("algorithm") or run.get("name") or "run"), overflow="ellipsis"),
-            *(Text(percent(final.get(key))) for key in ("accuracy_mean", "accuracy_minority", "accuracy_worst")),
-            Text({"yes": "recovered", "no": "missed"}.get(found, found)), Text(epsilon)]
+    return [
+        Text(_tame(run.get("algorithm") or run.get("name") or "run"), overflow="ellipsis"),
+        *(Text(percent(final.get(key))) for key in ("accuracy_mean", "accuracy_minority", "accuracy_worst")),
+        Text({"yes": "recovered", "no": "missed"}.get(found, found)),
+        Text(epsilon),
+    ]
 
 
 def _terms(run: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -48,7 +48,9 @@ def write_config(folder: Path, **changes) -> Path:
 
 def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.CompletedProcess:
     """Run the command line in a process of its own."""
-    return subprocess.run([*DPCFL, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False, **more)
+    return subprocess.run(
+        [*DPCFL, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False, **more
+    )
 
 
 def only_run(out: Path) -> Path:

@@ -49,9 +49,13 @@ def test_a_users_mistake_is_a_sentence_and_an_exit_code(arguments, code, words):
 def test_account_reads_events_and_solves_for_noise(tmp_path):
     path = tmp_path / "events.json"
     path.write_text(
-        json.dumps({"events": [{"type": "SampledGaussian", "noise_multiplier": 2.0, "sampling_rate": 1.0, "steps": 1}], "delta": 1e-5})
+        json.dumps(
+            {"events": [{"type": "SampledGaussian", "noise_multiplier": 2.0, "sampling_rate": 1.0, "steps": 1}], "delta": 1e-5}
+        )
     )
-    assert json.loads(dpcfl("account", "--json", path).stdout)["epsilon"] == pytest.approx(1.9964, rel=0.005)  # analytic Gaussian
+    assert json.loads(dpcfl("account", "--json", path).stdout)["epsilon"] == pytest.approx(
+        1.9964, rel=0.005
+    )  # analytic Gaussian
     path.write_text('{"events": [], "delta": 2}')
     assert dpcfl("account", "--json", path).returncode == 2
 

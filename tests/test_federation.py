@@ -139,7 +139,10 @@ def test_silent_clients_are_missing_and_the_quorum_decides(job):
 
 
 def test_absent_clients_are_named(job):
-    with pytest.raises(RunFailed, match=r"clients \[1, 3\] did not join"), federation(*job, {0: shifted(0), 2: shifted(0)}, join_s=2):
+    with (
+        pytest.raises(RunFailed, match=r"clients \[1, 3\] did not join"),
+        federation(*job, {0: shifted(0), 2: shifted(0)}, join_s=2),
+    ):
         pass
 
 

@@ -73,7 +73,9 @@ def test_a_changed_byte_breaks_the_signature(made, tmp_path):
         for other in ("protocol.json", "experiment.json", "protocol.json.sig", "experiment.json.sig"):
             (tmp_path / other).write_bytes((folder / other).read_bytes())
         data = (folder / name).read_bytes()
-        (tmp_path / name).write_bytes(data.replace(b'"cnn"', b'"cnx"').replace(b'"seed":0', b'"seed":9').replace(b"digits-cnn", b"digits-cxn"))
+        (tmp_path / name).write_bytes(
+            data.replace(b'"cnn"', b'"cnx"').replace(b'"seed":0', b'"seed":9').replace(b"digits-cnn", b"digits-cxn")
+        )
         with pytest.raises(Refused):
             experiment.read_job(tmp_path, operator(folder))
 

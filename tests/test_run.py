@@ -115,7 +115,9 @@ def undisturbed(finished_run):
 
 def test_kill_of_the_whole_tree_in_mid_round_then_resume(undisturbed, tmp_path):
     config = write_config(tmp_path / "c")
-    run = subprocess.Popen([*DPCFL, "run", str(config), "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    run = subprocess.Popen(
+        [*DPCFL, "run", str(config), "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     tree = wait_for_round(tmp_path, 2, run)
     for process in tree:
         if process.is_running():
@@ -206,7 +208,15 @@ def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_
             (public / name).write_bytes((finished_run / name).read_bytes())
         spied = [DPCFL[0], "-c", spy, opened]
         coordinator = start(
-            "coordinator", public / "protocol.json", *free, *from_operator, "--observer", observer, "--out", run, prefix=[*map(str, spied)]
+            "coordinator",
+            public / "protocol.json",
+            *free,
+            *from_operator,
+            "--observer",
+            observer,
+            "--out",
+            run,
+            prefix=[*map(str, spied)],
         )
         where = address("coordinator")
         for client in range(8):
@@ -263,9 +273,18 @@ def test_the_servers_files_hold_nothing_that_only_the_observer_may_know(finished
     """What the coordinator wrote: no accuracy, loss, label or true cluster."""
     protocol = json.loads((finished_run / "protocol.json").read_text())
     assert protocol["oracle"] is None
-    server = [line for name in ("metrics.jsonl", "clusters.jsonl") for line in runlog.read(finished_run / name) if line["view"] == "server"]
+    server = [
+        line
+        for name in ("metrics.jsonl", "clusters.jsonl")
+        for line in runlog.read(finished_run / name)
+        if line["view"] == "server"
+    ]
     words = ("accuracy", "loss", "label", "truth", "recovered", "ari", "count")
-    for text in (json.dumps(server), (finished_run / "messages.jsonl").read_text(), (finished_run / "logs" / "coordinator.log").read_text()):
+    for text in (
+        json.dumps(server),
+        (finished_run / "messages.jsonl").read_text(),
+        (finished_run / "logs" / "coordinator.log").read_text(),
+    ):
         assert not [word for word in words if f'"{word}' in text or f"{word}=" in text]
 
 

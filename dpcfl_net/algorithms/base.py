@@ -29,7 +29,9 @@ class Options(BaseModel):
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def on_client(*, bundle: list[str], takes: Mapping[str, TensorSpec], gives: Mapping[str, TensorSpec]) -> Callable[[Method], Method]:
+def on_client(
+    *, bundle: list[str], takes: Mapping[str, TensorSpec], gives: Mapping[str, TensorSpec]
+) -> Callable[[Method], Method]:
     """Mark a method as a client half: it runs in the client's process, after the gate has debited the bundle."""
 
     def mark(method: Method) -> Method:

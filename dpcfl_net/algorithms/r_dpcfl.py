@@ -16,6 +16,10 @@ from dpcfl_net.federation.combine import add_by_cluster
 from dpcfl_net.job import ClientEntry
 from dpcfl_net.types import DPSGDSlot, Release, SelectionSlot, Slot, State
 
+PICTURE = (
+    "coordinates", "posteriors", "labels", "centres", "deviations", "candidates", "scores", "mss", "mss_plain", "mpo", "clusters",
+)  # fmt: skip
+
 
 class Clustering(BaseOptions):
     """How the first round's updates are clustered."""
@@ -84,7 +88,9 @@ class RDPCFL(Algorithm):
         elif t <= soft_until:
             phase = "soft"
             draw = fed.rng("soft assignment")  # R(i) ~ Categorical(pi_i)
-            assignment = {i: int(draw.choice(len(pi), p=pi)) for i, pi in zip(fed.clients, state.memory["posteriors"], strict=True)}
+            assignment = {
+                i: int(draw.choice(len(pi), p=pi)) for i, pi in zip(fed.clients, state.memory["posteriors"], strict=True)
+            }
         elif t <= soft_until + self.window:
             phase = "window"
         if phase == "window":
@@ -102,7 +108,11 @@ class RDPCFL(Algorithm):
         clusters = None if self.options.clusters == "auto" else self.options.clusters
         stacked = np.stack(list(updates.values()))
         fit = mixture.fit(
-            stacked, clusters=clusters, max_clusters=self.options.max_clusters, space=self.options.clustering.space, seed=fed.seed("mixture")
+            stacked,
+            clusters=clusters,
+            max_clusters=self.options.max_clusters,
+            space=self.options.clustering.space,
+            seed=fed.seed("mixture"),
         )
         found = fit.clusters
         rows = {i: fit.posteriors[k] for k, i in enumerate(updates)}
@@ -111,25 +121,16 @@ class RDPCFL(Algorithm):
         if self.options.warm_start:
             weights = fit.posteriors / np.maximum(fit.posteriors.sum(axis=0), 1e-12)
             models = models + (weights.T @ stacked).astype(np.float32)
-        rounds = self.protocol.rounds
-        return State(
-            models,
-            [int(row.argmax()) for row in posteriors],
-            {
-                "phase": "first",
-                "posteriors": posteriors,
-                "soft_until": max(1, int((1 - fit.mpo) * rounds / 2)),
-                "mss": float(fit.mss),
-                "mss_plain": float(fit.mss_plain),
-                "mpo": float(fit.mpo),
-                "picture": {
-                    "coordinates": fit.coordinates, "posteriors": fit.posteriors, "labels": np.asarray(fit.labels, dtype=np.int64),
-                    "centres": fit.centres, "deviations": fit.deviations, "candidates": np.asarray(fit.candidates, dtype=np.int64),
-                    "scores": np.asarray(fit.scores, dtype=np.float64), "mss": np.float64(fit.mss), "mss_plain": np.float64(fit.mss_plain),
-                    "mpo": np.float64(fit.mpo), "clusters": np.int64(found),
-                },
-            },
-        )  # fmt: skip
+        memory = {
+            "phase": "first",
+            "posteriors": posteriors,
+            "soft_until": max(1, int((1 - fit.mpo) * self.protocol.rounds / 2)),  # E_c
+            "mss": float(fit.mss),
+            "mss_plain": float(fit.mss_plain),
+            "mpo": float(fit.mpo),
+            "picture": {name: np.asarray(getattr(fit, name)) for name in PICTURE},
+        }
+        return State(models, [int(row.argmax()) for row in posteriors], memory)
 
     def describe(self, state: State) -> dict[str, Any]:
         return {key: state.memory.get(key) for key in ("phase", "mss", "mss_plain", "mpo")}
@@ -153,5 +154,3 @@ class RDPCFL(Algorithm):
         """Choose by the exponential mechanism on counts of correctly classified own records, then train from there."""
         choice = me.select("select", models)
         return Release(choice=np.int64(choice), update=me.dpsgd("train", models[choice]) - models[choice])
-
-

@@ -91,4 +91,3 @@ class Federation:
 
         m = self.protocol.model
         return initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
-

@@ -48,7 +48,9 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     }
     epsilon = _account(document, cache)
     if epsilon is None or epsilon > privacy.epsilon:
-        raise Refused("claim", f"the signed plan of client {client} costs epsilon {epsilon}, the job promises {privacy.epsilon:g}")
+        raise Refused(
+            "claim", f"the signed plan of client {client} costs epsilon {epsilon}, the job promises {privacy.epsilon:g}"
+        )
     return epsilon
 
 

@@ -108,7 +108,9 @@ class ClientHost:
             client=client,
             rounds=self.protocol.rounds,
             plan=plan,
-            bundles={kind: half.bundle for kind, half in self._halves.items() if set(half.bundle) <= {slot.name for slot in plan}},
+            bundles={
+                kind: half.bundle for kind, half in self._halves.items() if set(half.bundle) <= {slot.name for slot in plan}
+            },
             noise_multiplier=entry.noise_multiplier,
             adjacency=self.protocol.privacy.adjacency,
             ledger=ledger,
@@ -126,7 +128,9 @@ class ClientHost:
             self._data = self._open_data()
             expected = self.protocol.client(self.client).records
             if len(self._data) != expected:
-                raise Refused("records", f"client {self.client} holds {len(self._data)} records, the signed job says {expected}")
+                raise Refused(
+                    "records", f"client {self.client} holds {len(self._data)} records, the signed job says {expected}"
+                )
         return self._data
 
     @property
@@ -161,6 +165,7 @@ class ClientHost:
         if isinstance(release, Release):
             match_rows(describe(release.tensors), resolve(self._halves[task.kind].gives, self.algorithm.dims))
         return release, me.state, me.ran
+
 
 def open_ledger(folder: Path, protocol: Protocol, client: int, *, durable: bool = True) -> Ledger:
     """The ledger of one client for one job under `folder`."""

@@ -20,7 +20,13 @@ class NetworkFederation(Federation):
     """Drives the coordinator's endpoint while a call is under way; between calls nothing is read."""
 
     def __init__(
-        self, protocol: Protocol, endpoint: ServerEndpoint, *, quorum: float = 1.0, timeout_s: float = 600, warn: Report = lambda text: None
+        self,
+        protocol: Protocol,
+        endpoint: ServerEndpoint,
+        *,
+        quorum: float = 1.0,
+        timeout_s: float = 600,
+        warn: Report = lambda text: None,
     ) -> None:
         super().__init__(protocol, quorum=quorum)
         self.endpoint, self.timeout_s, self._warn = endpoint, timeout_s, warn

@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 
 BLOCK = 512
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class Part(Protocol):
@@ -30,38 +31,50 @@ class Part(Protocol):
     def squared_norms(self) -> torch.Tensor:
         """(slots,) float64: an upper bound on each squared norm; inf or NaN where it overflows or is not a number."""
 
-    def add_clipped(self, factors: torch.Tensor, removed: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the sum over slots of factor * gradient into `out` (p,), `removed` slots left out by selection."""
+    def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the sum over slots of factor * gradient into `out` (p,), slots left out by selection where `keep` is 0.
+
+        keep: (slots,) of whole numbers as wide as the gradients' floats, with all bits set or none.
+        """
 
 
 @dataclass
 class Rows:
-    """Gradients that exist: `values` (slots, m), for the parameters that start at `at`. Overwritten where removed.
+    """Gradients that exist: `values` (slots, ..., m), for the parameters that start at `at`. Overwritten where removed.
 
-    With `columns` a row holds the parameters' matrix of that many rows transposed: (m / columns, columns).
+    Where a row is not in the parameters' order, `sides` is its shape and `order` the permutation that brings it there.
     """
 
     values: torch.Tensor
     at: int
-    columns: int = 0
+    sides: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
 
     def squared_norms(self) -> torch.Tensor:
         """See Part."""
-        slots, terms = self.values.shape
+        last = self.values.shape[-1]
+        terms = self.values[0].numel()
         limits = torch.finfo(self.values.dtype)
-        whole = terms - terms % BLOCK
-        blocks = torch.linalg.vector_norm(self.values[:, :whole].reshape(slots, -1, BLOCK), dim=2).double()
-        rest = torch.linalg.vector_norm(self.values[:, whole:], dim=1).double()
+        whole = last - last % BLOCK
         # Blocks are added up in float64, so that the inflation does not grow with the layer.
         inflation = 1 + (BLOCK + 4) * limits.eps + terms * torch.finfo(torch.float64).eps
-        return blocks.square_().sum(1).add_(rest.square_()).mul_(inflation).add_(terms * limits.tiny)
+        squares = torch.full((self.values.shape[0],), terms * limits.tiny, dtype=torch.float64)
+        if whole:
+            squares += _squares(self.values[..., :whole].unflatten(-1, (-1, BLOCK)))
+        if whole < last:
+            squares += _squares(self.values[..., whole:])
+        return squares.mul_(inflation)
 
-    def add_clipped(self, factors: torch.Tensor, removed: torch.Tensor, out: torch.Tensor) -> None:
+    def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
         """See Part."""
-        self.values.masked_fill_(removed[:, None], 0)
-        place = out[self.at : self.at + self.values.shape[1]]
-        if self.columns:
-            place.view(self.columns, -1).copy_((factors @ self.values).view(-1, self.columns).t())
+        bits = self.values.view(keep.dtype)
+        bits &= keep.view(-1, *[1] * (bits.dim() - 1))
+        place = out[self.at : self.at + self.values[0].numel()]
+        if self.sides:
+            # One product for each entry of the middle dimension, if there is one.
+            total = factors @ (self.values if self.values.dim() == 2 else self.values.transpose(0, 1))
+            total = total.view(self.sides).permute(self.order)
+            place.view(total.shape).copy_(total)
         else:
             torch.mv(self.values.t(), factors, out=place)
 
@@ -85,10 +98,10 @@ class Outer:
         limits = torch.finfo(torch.float64)
         return signals.mul_(inputs).mul_(1 + (terms + 4) * limits.eps).add_(terms * limits.tiny)
 
-    def add_clipped(self, factors: torch.Tensor, removed: torch.Tensor, out: torch.Tensor) -> None:
+    def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
         """See Part."""
-        signals = self.signals.masked_fill(removed[:, None], 0).mul_(factors[:, None])
-        inputs = self.inputs.masked_fill(removed[:, None], 0)
+        signals = _selected(self.signals, keep).mul_(factors[:, None])
+        inputs = _selected(self.inputs, keep)
         wide, deep = signals.shape[1], inputs.shape[1]
         end = self.at + wide * deep
         torch.mm(signals.t(), inputs, out=out[self.at : end].view(wide, deep))
@@ -107,10 +120,20 @@ def clipped_sum(parts: list[Part], usable: torch.Tensor, clip: float, parameters
     removed = ~(usable & torch.isfinite(squares))
     target = reserved_clip(clip, usable.shape[0], dtype)
     factors = (target / squares.sqrt_()).clamp_(max=1.0).masked_fill_(removed, 0.0).to(dtype)
+    # A mask of bits selects six times as fast as masked_fill.
+    keep = removed.to(_BITS[dtype]).sub_(1)
     out = torch.empty(parameters, dtype=dtype)
     for part in parts:
-        part.add_clipped(factors, removed, out)
+        part.add_clipped(factors, keep, out)
     return out
+
+
+def _squares(blocks: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(blocks, dim=-1).double().square_().reshape(blocks.shape[0], -1).sum(1)
+
+
+def _selected(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    return (values.view(keep.dtype) & keep[:, None]).view(values.dtype)
 
 
 def reserved_clip(clip: float, slots: int, dtype: torch.dtype) -> float:

@@ -1,7 +1,7 @@
 """Per-record gradients of plain convolutional networks by hand: forward and backward in a few oneDNN calls.
 
-One grouped `convolution_backward`, or one batched product with patches where that is faster, gives every record's convolution
-weight gradient at once; linear layers never form theirs. Tensors are channels_last, where this backend's pooling is fast.
+Batched products of signals with shifted copies of the input give every record's convolution weight gradient at once; linear
+layers never form theirs. Tensors are channels_last, where this backend's pooling is fast.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Flat:
 
 
 Layer = Conv | Pool | Dense | Relu | Flat
+Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def plan(module: nn.Module) -> list[Layer] | None:
@@ -121,33 +122,36 @@ class FastPath:
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(n, classes) for a batch."""
-        return self._forward(theta, x)[0]
+        return self._forward(self._weights(theta), x)[0]
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
         """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
-        logits, kept = self._forward(theta, x)
+        weights = self._weights(theta)
+        logits, kept = self._forward(weights, x)
         signal = torch.softmax(logits, 1)
         signal.scatter_add_(1, y[:, None], signal.new_full((1, 1), -1.0).expand(y.shape[0], 1))
         parts: list[Part] = []
         for i in range(len(self._layers) - 1, self._first - 1, -1):
-            signal = self._backward(i, theta, signal, kept[i], parts)
+            signal = self._backward(i, weights[i], signal, kept[i], parts)
         return logits, parts
 
-    def _forward(self, theta: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    def _weights(self, theta: torch.Tensor) -> list[Weights]:
+        return [_weights(layer, theta) if isinstance(layer, (Conv, Dense)) else (theta, None) for layer in self._layers]
+
+    def _forward(self, weights: list[Weights], h: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
         kept: list[Any] = []
-        h = h.to(theta.dtype)
-        h = _channels_last(h)
-        for layer in self._layers:
+        h = _channels_last(h.to(weights[0][0].dtype))
+        for layer, own in zip(self._layers, weights, strict=True):
             if isinstance(layer, Conv):
                 kept.append(h)
-                h = F.conv2d(h, *_weights(layer, theta), stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
+                h = F.conv2d(h, *own, stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
             elif isinstance(layer, Pool):
                 pooled, where = F.max_pool2d(h, layer.kernel, layer.stride, layer.padding, return_indices=True)
                 kept.append((h, where))
                 h = pooled
             elif isinstance(layer, Dense):
                 kept.append(h)
-                h = F.linear(h, *_weights(layer, theta))
+                h = F.linear(h, *own)
             elif isinstance(layer, Relu):
                 h = torch.relu(h)
                 kept.append(h)
@@ -156,14 +160,14 @@ class FastPath:
                 h = h.reshape(h.shape[0], -1)
         return h, kept
 
-    def _backward(self, i: int, theta: torch.Tensor, signal: torch.Tensor, kept: Any, parts: list[Part]) -> torch.Tensor:
+    def _backward(self, i: int, weights: Weights, signal: torch.Tensor, kept: Any, parts: list[Part]) -> torch.Tensor:
         layer = self._layers[i]
         if isinstance(layer, Conv):
             parts += _conv_rows(layer, signal, kept)
-            return signal if i == self._first else _conv_signal(layer, theta, signal, kept)
+            return signal if i == self._first else _conv_signal(layer, weights[0], signal, kept)
         if isinstance(layer, Dense):
             parts.append(Outer(signal, kept, layer.at, layer.bias))
-            return signal if i == self._first else signal @ _weights(layer, theta)[0]
+            return signal if i == self._first else signal @ weights[0]
         if isinstance(layer, Relu):
             return _relu_backward(signal, kept, 0)
         if isinstance(layer, Pool):
@@ -177,49 +181,52 @@ def _channels_last(h: torch.Tensor) -> torch.Tensor:
     return h.to(memory_format=torch.channels_last) if h.dim() == 4 else h
 
 
-def _weights(layer: Conv | Dense, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _weights(layer: Conv | Dense, theta: torch.Tensor) -> Weights:
     end = layer.at + math.prod(layer.shape)
     return theta[layer.at : end].view(layer.shape), theta[end : end + layer.shape[0]] if layer.bias else None
 
 
-def _conv_signal(layer: Conv, theta: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    weight = _weights(layer, theta)[0]
+def _conv_signal(layer: Conv, weight: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     how = (layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, [True, False, False])
     return _convolution_backward(signal, inputs, weight, None, *how)[0]
 
 
 def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[Part]:
-    deep, high, wide = layer.shape[1:]
-    # Patches are copies of the input, one for each weight of a kernel: worth it where kernels are small or channels few.
-    if high * wide <= 9 or deep <= 4:
-        values, bias = _by_patches(layer, signal, inputs)
-    else:
-        values, bias = _by_groups(layer, signal, inputs)
-    rows: list[Part] = [values]
+    out, deep, _, wide = layer.shape
+    # (n, places, out): channels_last makes it a view.
+    signal = signal.permute(0, 2, 3, 1)
+    columns = signal.reshape(signal.shape[0], -1, out)
+    by_lines = layer.stride[0] == 1 and deep * wide >= 16
+    rows: list[Part] = [(_by_lines if by_lines else _by_patches)(layer, signal.shape[1:3], columns, inputs)]
     if layer.bias:
-        rows.append(Rows(bias, layer.at + math.prod(layer.shape)))
+        rows.append(Rows(columns.sum(1), layer.at + math.prod(layer.shape)))
     return rows
 
 
-def _by_patches(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> tuple[Rows, torch.Tensor]:
-    n, (out, deep, high, wide) = signal.shape[0], layer.shape
+def _by_patches(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:
+    # Patches are copies of the input, one for each weight of a kernel: for strides, and for images of one channel.
+    n, (out, deep, high, wide) = columns.shape[0], layer.shape
     (down, right), (row, column) = layer.stride, layer.dilation
     bottom, side = layer.padding
     padded = F.pad(inputs.contiguous(), (side, side, bottom, bottom))
     image, plane, line, _ = padded.stride()
-    shape = (n, deep, high, wide, *signal.shape[2:])
+    shape = (n, deep, high, wide, *places)
     patches = padded.as_strided(shape, (image, plane, row * line, column, down * line, right))
-    signal = signal.permute(0, 2, 3, 1).reshape(n, -1, out)
-    values = torch.bmm(patches.reshape(n, deep * high * wide, -1), signal)
-    return Rows(values.view(n, -1), layer.at, columns=out), signal.sum(1)
+    values = torch.bmm(patches.reshape(n, deep * high * wide, -1), columns)
+    return Rows(values.view(n, -1), layer.at, sides=(deep * high * wide, out), order=(1, 0))
 
 
-def _by_groups(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> tuple[Rows, torch.Tensor]:
-    # A batch of n images is read as one image with n groups of channels: one call gives every record's weight gradient.
-    n, (out, deep, *kernel) = signal.shape[0], layer.shape
-    signal, inputs = signal.contiguous(), inputs.contiguous()
-    weight = signal.new_empty(1).expand(n * out, deep, *kernel)
-    side_by_side = signal.view(1, n * out, *signal.shape[2:]), inputs.view(1, n * deep, *inputs.shape[2:])
-    how = (layer.stride, layer.padding, layer.dilation, False, [0, 0], n, [False, True, False])
-    grouped = _convolution_backward(*side_by_side, weight, None, *how)[1]
-    return Rows(grouped.reshape(n, -1), layer.at), signal.flatten(2).sum(2)
+def _by_lines(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:
+    # Copies along a line alone: what the kernel's next line sees is the same copies one line further down.
+    n, (out, deep, high, wide) = columns.shape[0], layer.shape
+    bottom, side = layer.padding
+    padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, side, side, bottom, bottom)).contiguous()
+    image, line, pixel, _ = padded.stride()
+    shape = (n, padded.shape[1], places[1], wide, deep)
+    copies = padded.as_strided(shape, (image, line, layer.stride[1] * pixel, layer.dilation[1] * pixel, 1))
+    copies = copies.reshape(n, -1, wide * deep)
+    values = columns.new_empty(high, n, wide * deep, out)
+    for i in range(high):
+        first = i * layer.dilation[0] * places[1]
+        torch.bmm(copies[:, first : first + columns.shape[1]].transpose(1, 2), columns, out=values[i])
+    return Rows(values.view(high, n, -1).transpose(0, 1), layer.at, sides=(high, wide, deep, out), order=(3, 2, 0, 1))

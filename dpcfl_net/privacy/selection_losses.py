@@ -5,41 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpcfl_net.privacy.losses import Losses, compose, from_excess, repeat
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-_LARGEST = 256
+# The work grows with the square of a block, and large blocks lose next to nothing by being several.
+LARGEST = 256
 _NARROWEST, _WIDEST = 1e-4, 4.0
 
 
-def selection_blocks(epsilon: float, counts: Collection[int], step: float) -> dict[int, Losses]:
-    """For every count, the distribution of a block of so many selections of range `epsilon` > 0, on the grid `step`.
+def selection_blocks(epsilon: float, sizes: Collection[int], interval: float) -> dict[int, PrivacyLossDistribution]:
+    """For every size, the distribution of a block of so many selections of range `epsilon` > 0, on the grid of `interval`.
 
     The divergence of a block, whatever each selection is and however it depends on the earlier ones, is at most F_k:
     F_0(y) = (1 - e^y)^+, F_{j+1}(y) = max over 0 < t < E of p_t F_j(y - t) + (1 - p_t) F_j(y - t + E),
     p_t = e^t (1 - e^{t-E}) / (e^t - e^{t-E}) = (1 - e^{t-E}) / (1 - e^{-E}).
     Source: Dong, Durfee, Rogers 2020, "Optimal differential privacy composition for exponential mechanisms".
     Values between grid points are taken on the chord in e^y, above the convex F_j, and the maximum over t is exact for the
-    chords: the result is never below the truth. More than 256 selections are several blocks, composed: the work grows with
-    the square of a block, and large blocks lose next to nothing by it. A range above 4 or below
-    1e-4 is charged as count * epsilon, which pure differential privacy allows: the recursion is costly there, or rough.
+    chords: the result is never below the truth. Blocks larger than 256 are the caller's to split. A range above 4 or below
+    1e-4 is charged as size * epsilon, which pure differential privacy allows: the recursion is costly there, or rough.
     """
     if not _NARROWEST <= epsilon <= _WIDEST:
-        return {count: _pure(count * epsilon, step) for count in counts}
-    sizes = {count % _LARGEST for count in counts if count % _LARGEST} | {min(_LARGEST, max(counts))}
+        return {size: _pure(size * epsilon, interval) for size in sizes}
     points = max(64 if max(sizes) <= 64 else 32, math.ceil(epsilon / 0.04))
     profiles = _profiles(epsilon, tuple(sorted(sizes)), points)
-    blocks = {size: _losses(profile, epsilon / points, step) for size, profile in profiles.items()}
-    found = {}
-    for count in counts:
-        whole, rest = divmod(count, _LARGEST)
-        found[count] = compose(([repeat(blocks[_LARGEST], whole)] if whole else []) + ([blocks[rest]] if rest else []))
-    return found
+    return {size: _distribution(profile, epsilon / points, interval) for size, profile in profiles.items()}
 
 
-@lru_cache(maxsize=4)  # A calibration asks for the same profiles on a dozen grids.
+@lru_cache(maxsize=4)  # A calibration asks for the same profiles on several grids.
 def _profiles(epsilon: float, counts: tuple[int, ...], points: int) -> dict[int, np.ndarray]:
     """F_k at epsilon * i / points for i = 0, 1, ... up to where it is negligible or zero, for every k in counts."""
     last = max(counts)
@@ -81,18 +77,32 @@ def _one_more(profile: np.ndarray, epsilon: float, points: int) -> np.ndarray:
     return best
 
 
-def _losses(profile: np.ndarray, width: float, step: float) -> Losses:
-    """The profile, known at multiples of `width`, carried to multiples of `step` along its chords."""
-    top = math.ceil(width * (len(profile) - 1) / step)
-    losses = step * np.arange(top + 1)
+def _distribution(profile: np.ndarray, width: float, interval: float) -> PrivacyLossDistribution:
+    """The profile, known at multiples of `width` >= 0, carried to multiples of `interval` along its chords; symmetric."""
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+
+    top = math.ceil(width * (len(profile) - 1) / interval)
+    losses = interval * np.arange(top + 1)
     index = np.minimum((losses / width).astype(np.int64), len(profile) - 2)
     share = np.clip(np.expm1(losses - width * index) / math.expm1(width), 0.0, 1.0)
     above = profile[index] + share * (profile[index + 1] - profile[index])
-    return from_excess(step, -top, np.concatenate(((np.exp(-losses) * above)[:0:-1], above)))
+    below = np.exp(-losses) * above - np.expm1(-losses)
+    deltas = np.clip(np.concatenate((below[:0:-1], above)), 0.0, 1.0)
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -top, top, deltas)
+    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
 
-def _pure(loss: float, step: float) -> Losses:
-    """The distribution whose loss is always at most `loss`, and as bad as that allows."""
-    losses = step * np.arange(-1, math.ceil(loss / step) + 1)
-    within = np.minimum(np.maximum(losses, 0.0) - loss, 0.0)
-    return from_excess(step, -1, -np.exp(np.minimum(losses, 0.0)) * np.expm1(within))
+def _pure(loss: float, interval: float) -> PrivacyLossDistribution:
+    """The distribution of a mechanism whose loss never passes `loss`, as bad as that allows: randomised response.
+
+    Its divergence (e^loss - e^y)^+ / (e^loss + 1) is one chord in e^y between -loss and loss, so that four points tell all.
+    """
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+
+    inner, outer = math.floor(loss / interval), math.ceil(loss / interval)
+    at = np.unique([-outer, -inner, inner, outer])
+    losses = interval * at
+    flat = -np.expm1(np.minimum(losses, 0.0))
+    within = np.maximum(-np.expm1(losses - loss), 0.0) / (1 + math.exp(-loss))
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots(interval, at, np.maximum(flat, within))
+    return privacy_loss_distribution.PrivacyLossDistribution(pmf)

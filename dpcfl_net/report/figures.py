@@ -58,16 +58,29 @@ def group_colours(view: RunView) -> dict[int, int]:
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis in the page's style."""
-    return {"title": {"text": title}, "gridcolor": "@grid", "linecolor": "@grid", "zeroline": False, "automargin": True,
-            "fixedrange": True, **more}
+    return {
+        "title": {"text": title},
+        "gridcolor": "@grid",
+        "linecolor": "@grid",
+        "zeroline": False,
+        "automargin": True,
+        "fixedrange": True,
+        **more,
+    }
 
 
 def spec(data: list[dict[str, Any]], height: int = 340, **layout: Any) -> dict[str, Any]:
     """Traces and layout in the page's style. `height` in pixels; the width follows the window."""
-    common = {"font": {"color": "@ink", "size": 12}, "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
-              "margin": {"l": 8, "r": 12, "t": 8, "b": 8}, "hovermode": "closest", "dragmode": False,
-              "hoverlabel": {"bgcolor": "@surface", "bordercolor": "@grid", "font": {"color": "@ink"}},
-              "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}}
+    common = {
+        "font": {"color": "@ink", "size": 12},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+        "hovermode": "closest",
+        "dragmode": False,
+        "hoverlabel": {"bgcolor": "@surface", "bordercolor": "@grid", "font": {"color": "@ink"}},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+    }
     return {"data": data, "layout": {**common, **layout, "autosize": True}, "height": height}
 
 
@@ -115,8 +128,10 @@ def epsilon_spent(view: RunView) -> Figure:
     if not curves:
         return Figure("epsilon", title, why="no client's epsilon is finite: the run is unprotected")
     single = len(curves) == 1
-    data = [_line(_who(who, single), rounds, list(curve), {"color": colour(index), "width": 2})
-            for index, (curve, who) in enumerate(curves.items())]
+    data = [
+        _line(_who(who, single), rounds, list(curve), {"color": colour(index), "width": 2})
+        for index, (curve, who) in enumerate(curves.items())
+    ]
     privacy = view.run.get("privacy")
     promised = number(privacy.get("epsilon")) if isinstance(privacy, dict) else None
     if promised is not None:
@@ -141,22 +156,39 @@ def first_round(view: RunView) -> Figure:
     for kind in sorted(set(kinds)):
         members = [client for client, other in enumerate(kinds) if other == kind]
         points = [first.coordinates[client] for client in members]
-        data.append({
-            "type": "scatter", "mode": "markers", "name": f"true {true_name(view, kind)}" if known else f"group {kind}",
-            "x": [point[0] for point in points], "y": [point[1] for point in points],
-            "text": [_point(first, client) for client in members], "hoverinfo": "text",
-            "marker": {"size": 10, "color": colour(shades[kind]), "symbol": SYMBOLS[shades[kind] % len(SYMBOLS)],
-                       "line": {"color": "@surface", "width": 1}},
-        })
-    circles = [(centre, deviation, colour(groups.get(group, group)))
-               for group, (centre, deviation) in enumerate(zip(first.centres, first.deviations, strict=False))]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"true {true_name(view, kind)}" if known else f"group {kind}",
+                "x": [point[0] for point in points],
+                "y": [point[1] for point in points],
+                "text": [_point(first, client) for client in members],
+                "hoverinfo": "text",
+                "marker": {
+                    "size": 10,
+                    "color": colour(shades[kind]),
+                    "symbol": SYMBOLS[shades[kind] % len(SYMBOLS)],
+                    "line": {"color": "@surface", "width": 1},
+                },
+            }
+        )
+    circles = [
+        (centre, deviation, colour(groups.get(group, group)))
+        for group, (centre, deviation) in enumerate(zip(first.centres, first.deviations, strict=False))
+    ]
     x_range, y_range = _ranges(first, circles)
-    layout = {"xaxis": axis("first component", range=x_range, tickformat=".3~g", nticks=6), "shapes": _circles(circles),
-              "yaxis": axis("second component", range=y_range, scaleanchor="x", tickformat=".3~g")}
+    layout = {
+        "xaxis": axis("first component", range=x_range, tickformat=".3~g", nticks=6),
+        "shapes": _circles(circles),
+        "yaxis": axis("second component", range=y_range, scaleanchor="x", tickformat=".3~g"),
+    }
     coloured = ", coloured by the truth" if known else ""
-    caption = (f"One point a client{coloured}; circles: the server's {first.clusters} components at one and two standard "
-               f"deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
-               f"MPO {plain(first.mpo, 2)}.")
+    caption = (
+        f"One point a client{coloured}; circles: the server's {first.clusters} components at one and two standard "
+        f"deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
+        f"MPO {plain(first.mpo, 2)}."
+    )
     return Figure("first-round", title, caption, spec(data, 440, **layout))
 
 
@@ -168,11 +200,25 @@ def candidates(view: RunView) -> Figure:
         return Figure("candidates", title, why=why)
     tried = [(count, number(score)) for count, score in zip(first.candidates, first.scores, strict=False)]
     chosen = ["@c0" if count == first.clusters else "@muted" for count, _ in tried]
-    data = [{"type": "bar", "x": [count for count, _ in tried], "y": [score or 0 for _, score in tried],
-             "text": ["no fit" if score is None else plain(score, 3) for _, score in tried], "textposition": "outside",
-             "cliponaxis": False, "hoverinfo": "x+y", "marker": {"color": chosen}, "width": 0.6}]
-    layout = {"xaxis": axis("clusters M", dtick=1), "yaxis": axis("effective MSS", rangemode="tozero"), "showlegend": False,
-              "margin": {"l": 8, "r": 12, "t": 28, "b": 8}}
+    data = [
+        {
+            "type": "bar",
+            "x": [count for count, _ in tried],
+            "y": [score or 0 for _, score in tried],
+            "text": ["no fit" if score is None else plain(score, 3) for _, score in tried],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "hoverinfo": "x+y",
+            "marker": {"color": chosen},
+            "width": 0.6,
+        }
+    ]
+    layout = {
+        "xaxis": axis("clusters M", dtick=1),
+        "yaxis": axis("effective MSS", rangemode="tozero"),
+        "showlegend": False,
+        "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
+    }
     caption = f"Separation of the mixture for each M that was tried; M = {first.clusters} was used (blue)."
     return Figure("candidates", title, caption, spec(data, 280, **layout))
 
@@ -187,19 +233,32 @@ def assignments(view: RunView) -> Figure:
     order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
     cells = [[_at(listed(view.grouping[at], "assignment"), client) for at in rounds] for client in order]
     names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
-    words = [[f"client {client}, round {at}: {'none' if cell is None else f'group {cell}'}"
-              for at, cell in zip(rounds, row, strict=True)] for client, row in zip(order, cells, strict=True)]
+    words = [
+        [
+            f"client {client}, round {at}: {'none' if cell is None else f'group {cell}'}"
+            for at, cell in zip(rounds, row, strict=True)
+        ]
+        for client, row in zip(order, cells, strict=True)
+    ]
     data = [_heat(rounds, [[None if cell is None else groups[cell] % COLOURS for cell in row] for row in cells], words)]
     layout: dict[str, Any] = {"xaxis": axis("round", showgrid=False)}
     if true:
         kinds = [truth[true[client]] % COLOURS if client < len(true) else None for client in order]
         said = [[f"client {name}: true cluster"] for name in names]
         data.append({**_heat([0], [[kind] for kind in kinds], said), "xaxis": "x2"})
-        layout = {"xaxis": axis("round", showgrid=False, domain=[0.07, 1]),
-                  "xaxis2": axis("", domain=[0, 0.05], tickvals=[0], ticktext=["true"], showgrid=False, anchor="y")}
+        layout = {
+            "xaxis": axis("round", showgrid=False, domain=[0.07, 1]),
+            "xaxis2": axis("", domain=[0, 0.05], tickvals=[0], ticktext=["true"], showgrid=False, anchor="y"),
+        }
     every = max(1, len(order) // 40)
-    layout["yaxis"] = axis("client", autorange="reversed", anchor="x2" if true else "x", showgrid=False,
-                           tickvals=list(range(0, len(order), every)), ticktext=names[::every])
+    layout["yaxis"] = axis(
+        "client",
+        autorange="reversed",
+        anchor="x2" if true else "x",
+        showgrid=False,
+        tickvals=list(range(0, len(order), every)),
+        ticktext=names[::every],
+    )
     caption = f"{_phases(view, rounds)}A group has the colour of the true cluster it shares most clients with."
     return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
 
@@ -212,8 +271,10 @@ def traffic(view: RunView) -> Figure:
     if not most:
         return Figure("bytes", title, why="the server has counted no bytes yet")
     unit, scale = next((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= scale)
-    data = [_bars(name, list(rows), [_share(row[side], scale) for row in rows.values()], shade, unit)
-            for side, name, shade in ((0, "from clients (up)", "@c1"), (1, "to clients (down)", "@c0"))]
+    data = [
+        _bars(name, list(rows), [_share(row[side], scale) for row in rows.values()], shade, unit)
+        for side, name, shade in ((0, "from clients (up)", "@c1"), (1, "to clients (down)", "@c0"))
+    ]
     layout = {"xaxis": axis("round"), "yaxis": axis(unit, rangemode="tozero"), "barmode": "group", "bargap": 0.25}
     return Figure("bytes", title, "Headers and tensors together, as the server counted them.", spec(data, 280, **layout))
 
@@ -221,19 +282,44 @@ def traffic(view: RunView) -> Figure:
 def _line(name: str, x: Sequence[float], y: Sequence[float | None], style: Line, symbol: str = "circle") -> dict[str, Any]:
     # Markers only where a line alone would be too short to see.
     mode = "lines+markers" if len(x) < 4 else "lines"
-    return {"type": "scatter", "mode": mode, "name": name, "x": list(x), "y": list(y), "line": style,
-            "marker": {"symbol": symbol, "size": 7}, "hovertemplate": f"{name}, round %{{x}}: %{{y:.3g}}<extra></extra>"}
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "line": style,
+        "marker": {"symbol": symbol, "size": 7},
+        "hovertemplate": f"{name}, round %{{x}}: %{{y:.3g}}<extra></extra>",
+    }
 
 
 def _bars(name: str, x: Sequence[int], y: Sequence[float | None], shade: str, unit: str) -> dict[str, Any]:
-    return {"type": "bar", "name": name, "x": list(x), "y": list(y), "marker": {"color": shade},
-            "hovertemplate": f"round %{{x}}: %{{y:.3g}} {unit}<extra>{name}</extra>"}
+    return {
+        "type": "bar",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "marker": {"color": shade},
+        "hovertemplate": f"round %{{x}}: %{{y:.3g}} {unit}<extra>{name}</extra>",
+    }
 
 
 def _heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) -> dict[str, Any]:
     scale = [[edge / COLOURS, f"@c{index}"] for index in range(COLOURS) for edge in (index, index + 1)]
-    return {"type": "heatmap", "x": list(x), "z": z, "text": text, "hoverinfo": "text", "colorscale": scale, "zmin": 0,
-            "zmax": COLOURS - 1, "showscale": False, "ygap": 1, "xgap": 0 if len(x) > 60 else 1}
+    return {
+        "type": "heatmap",
+        "x": list(x),
+        "z": z,
+        "text": text,
+        "hoverinfo": "text",
+        "colorscale": scale,
+        "zmin": 0,
+        "zmax": COLOURS - 1,
+        "showscale": False,
+        "ygap": 1,
+        "xgap": 0 if len(x) > 60 else 1,
+    }
 
 
 def _at(assignment: Sequence[Any], client: int) -> int | None:
@@ -276,10 +362,20 @@ def _ranges(first: FirstRound, circles: list[tuple[list[float], float, str]]) ->
 
 
 def _circles(circles: list[tuple[list[float], float, str]]) -> list[dict[str, Any]]:
-    return [{"type": "circle", "layer": "below", "x0": centre[0] - k * deviation, "x1": centre[0] + k * deviation,
-             "y0": centre[1] - k * deviation, "y1": centre[1] + k * deviation, "opacity": 0.55 if k == 1 else 0.3,
-             "line": {"color": shade, "width": 1.5}}
-            for centre, deviation, shade in circles for k in (1, 2)]
+    return [
+        {
+            "type": "circle",
+            "layer": "below",
+            "x0": centre[0] - k * deviation,
+            "x1": centre[0] + k * deviation,
+            "y0": centre[1] - k * deviation,
+            "y1": centre[1] + k * deviation,
+            "opacity": 0.55 if k == 1 else 0.3,
+            "line": {"color": shade, "width": 1.5},
+        }
+        for centre, deviation, shade in circles
+        for k in (1, 2)
+    ]
 
 
 def _phases(view: RunView, rounds: list[int]) -> str:

@@ -33,15 +33,32 @@ def render(view: RunView) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    environment = Environment(loader=PackageLoader("dpcfl_net.report", "."), autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)
-    shown = [figures.accuracy(view), figures.epsilon_spent(view), figures.traffic(view), figures.first_round(view),
-             figures.candidates(view), figures.assignments(view), timeline(view)]
+    environment = Environment(
+        loader=PackageLoader("dpcfl_net.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = [
+        figures.accuracy(view),
+        figures.epsilon_spent(view),
+        figures.traffic(view),
+        figures.first_round(view),
+        figures.candidates(view),
+        figures.assignments(view),
+        timeline(view),
+    ]
     specs = {figure.key: _finite(figure.spec) for figure in shown if figure.spec is not None}
     privacy = view.run.get("privacy")
     return environment.get_template("page.html.j2").render(
-        view=view, state=_state(view), statement=statement(privacy if isinstance(privacy, Mapping) else None),
-        key_figures=key_figures(view), figures=shown, specs=specs, views=two_views(view),
+        view=view,
+        state=_state(view),
+        statement=statement(privacy if isinstance(privacy, Mapping) else None),
+        key_figures=key_figures(view),
+        figures=shown,
+        specs=specs,
+        views=two_views(view),
         plotly=Markup(get_plotlyjs()) if specs else "",  # the installed library's own script, nothing from the run
     )
 
@@ -76,9 +93,14 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     judged = f"; agreement with the groups (ARI) {plain(agreement.get('ari'), 3)}" if agreement else ""
     seconds = [found for line in served if (found := number(line.get("seconds"))) is not None]
     taken = f", {duration(sum(seconds) / len(seconds))} each" if seconds else ""
-    accuracies = ", ".join(f"{word} {percent(last.get(key))}" for word, key in
-                           (("mean", "accuracy_mean"), ("minority", "accuracy_minority"), ("worst client", "accuracy_worst"))
-                           if number(last.get(key)) is not None) or "not measured yet"
+    accuracies = (
+        ", ".join(
+            f"{word} {percent(last.get(key))}"
+            for word, key in (("mean", "accuracy_mean"), ("minority", "accuracy_minority"), ("worst client", "accuracy_worst"))
+            if number(last.get(key)) is not None
+        )
+        or "not measured yet"
+    )
     return [
         ("What crossed the wire", _kinds(view), "Nothing flows back from the observer to the server or the clients."),
         ("Who belongs together", _grouping(view), f"True clusters: {truth}{judged}."),

@@ -168,8 +168,9 @@ def read_mapping(path: Path, notes: list[str]) -> Line:
     return {}
 
 
-def sort_metrics(lines: Iterable[Line], served: dict[int, Line], observed: dict[int, Line],
-                 spent: dict[int, list[float | None]]) -> None:
+def sort_metrics(
+    lines: Iterable[Line], served: dict[int, Line], observed: dict[int, Line], spent: dict[int, list[float | None]]
+) -> None:
     """Put lines of metrics.jsonl into their tables by round."""
     for line in lines:
         at = whole(line.get("round"))
@@ -257,11 +258,17 @@ def _first_round(path: Path, notes: list[str]) -> FirstRound | None:
         coordinates = found["coordinates"].astype(float).reshape(-1, 2)
         count, clients = int(found["clusters"]), len(coordinates)
         return FirstRound(
-            coordinates.tolist(), found["posteriors"].astype(float).reshape(clients, -1).tolist(),
-            found["labels"].astype(int).reshape(clients).tolist(), found["centres"].astype(float).reshape(-1, 2).tolist(),
-            found["deviations"].astype(float).reshape(-1).tolist(), found["candidates"].astype(int).reshape(-1).tolist(),
-            found["scores"].astype(float).reshape(-1).tolist(), number(float(found["mss"])),
-            number(float(found["mss_plain"])), number(float(found["mpo"])), count,
+            coordinates.tolist(),
+            found["posteriors"].astype(float).reshape(clients, -1).tolist(),
+            found["labels"].astype(int).reshape(clients).tolist(),
+            found["centres"].astype(float).reshape(-1, 2).tolist(),
+            found["deviations"].astype(float).reshape(-1).tolist(),
+            found["candidates"].astype(int).reshape(-1).tolist(),
+            found["scores"].astype(float).reshape(-1).tolist(),
+            number(float(found["mss"])),
+            number(float(found["mss_plain"])),
+            number(float(found["mpo"])),
+            count,
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         notes.append(f"{path.name} is damaged and was left out")

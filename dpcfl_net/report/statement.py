@@ -46,8 +46,13 @@ def statement(privacy: Mapping[str, Any] | None) -> Statement:
     bound = epsilon_bound(privacy)
     unit = str(privacy.get("unit", "unit not stated"))
     headline = f"epsilon {bound}" if epsilon is None else f"epsilon {bound}, delta {plain(privacy.get('delta'))}, per {unit}"
-    return Statement(headline, tuple(_alerts(privacy, epsilon)), tuple(_facts(privacy, bound)),
-                     sentences(privacy.get("covered")), not_covered)
+    return Statement(
+        headline,
+        tuple(_alerts(privacy, epsilon)),
+        tuple(_facts(privacy, bound)),
+        sentences(privacy.get("covered")),
+        not_covered,
+    )
 
 
 def epsilon_bound(privacy: Mapping[str, Any]) -> str:

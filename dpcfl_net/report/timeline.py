@@ -25,14 +25,27 @@ def timeline(view: RunView) -> Figure:
     if not shown:
         return Figure("timeline", title, why="no process that is shown has a timing in the last rounds")
     origin = min(span["start"] for span in shown)
-    data = [_bars(kind, [span for span in shown if span["what"] == kind], origin)
-            for kind in [*KINDS, *sorted({span["what"] for span in shown} - set(KINDS))]]
+    data = [
+        _bars(kind, [span for span in shown if span["what"] == kind], origin)
+        for kind in [*KINDS, *sorted({span["what"] for span in shown} - set(KINDS))]
+    ]
     everyone = len({span["who"] for span in spans})
     part = f", {len(rows)} of {everyone} processes" if len(rows) < everyone else ""
     caption = f"Rounds {min(rounds)} to {max(rounds)}{part}. Seconds since the first of them began."
-    layout = {"xaxis": axis("seconds"), "barmode": "overlay", "bargap": 0.3,
-              "yaxis": axis("", categoryorder="array", categoryarray=rows[::-1], showgrid=False, tickfont={"size": 11},
-                            range=[-0.5, len(rows) - 0.5], dtick=1)}
+    layout = {
+        "xaxis": axis("seconds"),
+        "barmode": "overlay",
+        "bargap": 0.3,
+        "yaxis": axis(
+            "",
+            categoryorder="array",
+            categoryarray=rows[::-1],
+            showgrid=False,
+            tickfont={"size": 11},
+            range=[-0.5, len(rows) - 0.5],
+            dtick=1,
+        ),
+    }
     return Figure("timeline", title, caption, spec([bars for bars in data if bars["x"]], 130 + 20 * len(rows), **layout))
 
 
@@ -63,7 +76,13 @@ def _rows(spans: list[Line]) -> list[str]:
 
 
 def _bars(kind: str, spans: list[Line], origin: float) -> dict[str, Any]:
-    return {"type": "bar", "orientation": "h", "name": kind, "base": [round(span["start"] - origin, 4) for span in spans],
-            "x": [round(span["end"] - span["start"], 4) for span in spans], "y": [span["who"] for span in spans],
-            "marker": {"color": KINDS.get(kind, "@c5"), "line": {"width": 0}},
-            "hovertemplate": f"%{{y}}, {kind}: %{{x:.3g}} s<extra></extra>"}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": kind,
+        "base": [round(span["start"] - origin, 4) for span in spans],
+        "x": [round(span["end"] - span["start"], 4) for span in spans],
+        "y": [span["who"] for span in spans],
+        "marker": {"color": KINDS.get(kind, "@c5"), "line": {"width": 0}},
+        "hovertemplate": f"%{{y}}, {kind}: %{{x:.3g}} s<extra></extra>",
+    }
