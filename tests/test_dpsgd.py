@@ -43,8 +43,8 @@ def odd() -> nn.Module:
     """Strides, uneven padding, no biases, wide pooling: what the fast path takes beyond the named models."""
     return nn.Sequential(
         nn.Conv2d(2, 6, (3, 2), stride=(2, 1), padding=(1, 0), bias=False), nn.MaxPool2d(3, 2, 1), nn.ReLU(),
-        nn.Conv2d(6, 5, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(5, 4, 3, padding=2, dilation=2, bias=False),
-        nn.Flatten(), nn.Linear(4 * 2 * 2, 7), nn.ReLU(), nn.Linear(7, 10, bias=False),
+        nn.Conv2d(6, 6, 5, stride=(1, 2), padding=2), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=2, dilation=2, bias=False),
+        nn.Flatten(), nn.Linear(4 * 4 * 2, 7), nn.ReLU(), nn.Linear(7, 10, bias=False),
     )  # fmt: skip
 
 

@@ -70,7 +70,12 @@ def test_a_state_is_read_as_it_was_written_and_old_ones_go(tmp_path):
     found = Checkpoints(tmp_path).newest()
     assert found is not None
     t, read = found
-    assert (t, read.assignment, read.memory["nested"], read.memory["soft_until"]) == (4, [0, None, 1], {"list": [1, None, "x"]}, 7)
+    assert (t, read.assignment, read.memory["nested"], read.memory["soft_until"]) == (
+        4,
+        [0, None, 1],
+        {"list": [1, None, "x"]},
+        7,
+    )
     assert read.models.tobytes() == state(4).models.tobytes()
     assert read.memory["posteriors"].dtype == np.float64
     assert (read.memory["posteriors"] == 4).all()

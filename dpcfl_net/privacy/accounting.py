@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from dpcfl_net.errors import ConfigError
@@ -78,18 +79,23 @@ def calibrate(
 
 
 def epsilon_by_prefix(
-    groups: Sequence[Iterable[Event]], delta: float, adjacency: Adjacency = "zero-out", accountant: Accountant = "pld"
+    groups: Sequence[Sequence[Event]], delta: float, adjacency: Adjacency = "zero-out", accountant: Accountant = "pld"
 ) -> list[float]:
     """Epsilon after groups[0], after groups[0] and groups[1], and so on: what is spent by the end of each round.
 
-    A curve: on its coarser grid it is up to 0.05 % above `epsilon`, which decides. ValueError as there.
+    The last finite value is exactly what `epsilon` says; those before it come from a coarser grid and are up to 0.05 % higher
+    than its. ValueError as there.
     """
     _check(delta, adjacency, accountant)
     tallies = [Tally().add(group) for group in groups]
     protected = next((i for i, tally in enumerate(tallies) if tally.unprotected), len(tallies))
-    tallies, rest = tallies[:protected], [math.inf] * (len(tallies) - protected)
-    by_prefix = rdp_by_prefix(tallies, delta) if accountant == "rdp" else pld_by_prefix(tallies, delta, adjacency, CURVE)
-    return by_prefix + rest
+    rest = [math.inf] * (len(tallies) - protected)
+    if accountant == "rdp" or not protected:
+        return rdp_by_prefix(tallies[:protected], delta) + rest
+    last = _spent(Tally().add(chain(*groups[:protected])), delta, adjacency, accountant, FINE)
+    # A prefix spends no more than the whole: this takes off only what the coarser grid added.
+    before = pld_by_prefix(tallies[: protected - 1], delta, adjacency, CURVE)
+    return [min(value, last) for value in before] + [last] + rest
 
 
 def _check(delta: float, adjacency: str, accountant: str) -> None:

@@ -16,6 +16,7 @@ Pieces are added up in float64; what that and the noise's own float64 lose is fa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,13 +91,13 @@ class Outer:
 
     def squared_norms(self) -> torch.Tensor:
         """See Part."""
-        signals = self.signals.double().square().sum(1)
-        inputs = self.inputs.double().square().sum(1)
+        signals = torch.linalg.vector_norm(self.signals, dim=1, dtype=torch.float64).square_()
+        inputs = torch.linalg.vector_norm(self.inputs, dim=1, dtype=torch.float64).square_()
         if self.bias:
             inputs += 1
         terms = self.signals.shape[1] + self.inputs.shape[1]
         limits = torch.finfo(torch.float64)
-        return signals.mul_(inputs).mul_(1 + (terms + 4) * limits.eps).add_(terms * limits.tiny)
+        return signals.mul_(inputs).mul_(1 + (terms + 8) * limits.eps).add_(terms * limits.tiny)
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
         """See Part."""
@@ -117,7 +118,8 @@ def clipped_sum(parts: list[Part], usable: torch.Tensor, clip: float, parameters
     squares = torch.zeros(usable.shape[0], dtype=torch.float64)
     for part in parts:
         squares += part.squared_norms()
-    removed = ~(usable & torch.isfinite(squares))
+    # NaN is not below infinity either.
+    removed = ~(usable & (squares < math.inf))
     target = reserved_clip(clip, usable.shape[0], dtype)
     factors = (target / squares.sqrt_()).clamp_(max=1.0).masked_fill_(removed, 0.0).to(dtype)
     # A mask of bits selects six times as fast as masked_fill.

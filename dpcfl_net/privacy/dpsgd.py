@@ -104,11 +104,11 @@ class Trainer:
         """(p,) float64: the sum of the clipped gradients of the records `rows`, in theta's precision within a piece."""
         _processor()
         weights = _tensor(theta)
-        total = np.zeros(self.parameters)
+        total, slots = np.zeros(self.parameters), torch.arange(self.slots)
         for piece in pieces(rows, self.slots):
             x, y = data.batch(piece, self.slots)
             logits, parts = self._engine.gradients(weights, x, y)
-            usable = _finite(logits) & (torch.arange(self.slots) < len(piece))
+            usable = _finite(logits) & (slots < len(piece))
             total += clipping.clipped_sum(parts, usable, self.clip, self.parameters, weights.dtype).numpy()
         return total
 
@@ -161,11 +161,12 @@ def poisson_rows(records: int, rate: float, rng: np.random.Generator) -> np.ndar
 def physical_slots(batch_size: int) -> int:
     """Slots of a physical batch for an expected batch.
 
-    Equal pieces of at most 22 that together leave 1.5 deviations of room, which 13 of 14 Poisson batches need no more than:
-    past 22 slots a piece of the CNN falls out of the processor's cache, and short pieces leave few slots empty.
+    Equal pieces of at most 42 that together leave 1.5 deviations of room: 13 of 14 Poisson batches need no more. A piece
+    costs about as much as six records before its first, so that shorter ones, though fewer of their slots stay empty, are
+    slower. (Measured on the CNN: 1.1 ms a piece and 0.18 ms a slot.)
     """
     room = batch_size + 1.5 * math.sqrt(batch_size)
-    return math.ceil(room / math.ceil(room / 22))
+    return math.ceil(room / math.ceil(room / 42))
 
 
 def pieces(rows: np.ndarray, slots: int) -> list[np.ndarray]:
@@ -179,8 +180,8 @@ def _tensor(theta: np.ndarray) -> torch.Tensor:
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:
-    # An infinite spread is an infinite loss, though each logit may be finite; NaN spreads through both.
-    return torch.isfinite(logits.amax(1) - logits.amin(1))
+    # An infinite spread is an infinite loss, though each logit may be finite; NaN spreads through, and is not below infinity.
+    return logits.amax(1) - logits.amin(1) < math.inf
 
 
 def _processor() -> None:

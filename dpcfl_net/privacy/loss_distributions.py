@@ -27,7 +27,7 @@ class Grid:
 
 
 COARSE, FINE, CURVE = Grid(1e-3, 3), Grid(1e-4, 8), Grid(8e-4, 20)
-_LEAST_INTERVAL, _MOST_POINTS = 1e-7, 2**19
+_LEAST_INTERVAL, _MOST_POINTS = 1e-7, 2**18
 # What composing n releases may lose to the rounding of n-th powers of Fourier coefficients, as probability per release; and
 # the share of delta that one composition may cut off and count as infinite loss.
 _ROUNDING, _CUT = 1e-15, 1e-7
@@ -82,7 +82,8 @@ def _interval(tally: Tally, adjacency: Adjacency, grid: Grid) -> float:
         inverse = min(shift / noise, 26.0) ** 2
         variance += steps * min(rate**2 * math.expm1(inverse), rate * (inverse + inverse**2))
         releases += steps
-        extent = max(extent, 2 * _highest_loss(noise / shift, rate))
+        highest = _highest_loss(noise / shift, rate)
+        extent = max(extent, highest + (highest if rate == 1 or adjacency == "replace-one" else -math.log1p(-rate)))
     for width, count in tally.selections.items():
         variance += count * width**2 / 4
         releases += 1
