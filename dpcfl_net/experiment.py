@@ -198,9 +198,14 @@ def _check_signature(path: Path, operator_key: str) -> None:
 
 def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings, Slice]:
     """Where a client's records are; reads sizes of the data set only."""
-    settings = DataSettings.model_validate(job.experiment.data)
+    return experiment_slice(job.experiment, client, root)
+
+
+def experiment_slice(experiment: Experiment, client: int, root: str | None) -> tuple[DataSettings, Slice]:
+    """As `client_slice`, from the experiment part alone."""
+    settings = DataSettings.model_validate(experiment.data)
     sizes = datasets.load(settings.dataset, root).sizes
-    return settings, plan_slices(settings, sizes, job.experiment.partition_seed)[job.experiment.slices[client]]
+    return settings, plan_slices(settings, sizes, experiment.partition_seed)[experiment.slices[client]]
 
 
 def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str, Any]:

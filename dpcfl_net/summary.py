@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import platform
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dpcfl_net import __version__, runlog
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.experiment import Job, client_key, privacy_statement
-from dpcfl_net.job import EXPERIMENT, PROTOCOL, digest, read_experiment, read_protocol
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.experiment import Job, client_key, experiment_slice, privacy_statement
+from dpcfl_net.job import EXPERIMENT, PROTOCOL, Experiment, canonical, digest, read_experiment, read_protocol
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.types import Event
 
@@ -40,6 +44,10 @@ def run_document(
     agreement = max(judged, key=lambda line: line["round"], default={})
     privacy = privacy_statement(job.protocol, replace_one)
     privacy["epsilon_spent"] = max(spent_by_client(folder, job), default=0.0)
+    if job.protocol.ledger_scope == "dataset" and state != "running":
+        privacy["covered"].append(
+            f"all runs on the same records: their claims add up to epsilon {total_claims(folder, job):.4g}"
+        )
     return {
         "name": job.protocol.name,
         "algorithm": job.protocol.algorithm,
@@ -77,15 +85,32 @@ def write_run(folder: Path, document: dict[str, Any]) -> None:
 
 
 def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, list[Event]]]:
-    """(round, events) of every charge in a client's own ledger of this run, in order."""
-    entries = read_ledger(ledger_folder(folder, client))
+    """(round, events) of every charge of this run in a client's own ledger, in order."""
     own = digest(job.protocol)
+    entries = read_ledger(ledger_folder(folder, job, client))
     return [(entry.round, list(entry.events)) for entry in entries if entry.job == own and entry.events]
 
 
-def ledger_folder(folder: Path, client: int) -> Path:
-    """Where a run keeps a client's ledger (scope `run`)."""
-    return folder / "ledgers" / client_key(client)
+def ledger_folder(folder: Path, job: Job, client: int) -> Path:
+    """Where a client's ledger of this run is: in the run folder, or with scope `dataset` under the ledger root."""
+    if job.protocol.ledger_scope == "run":
+        return folder / "ledgers" / client_key(client)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    return Path(settings["ledger"]["root"]).expanduser() / _slice_digest(
+        canonical(job.experiment), client, settings["data"]["root"]
+    )
+
+
+@lru_cache(maxsize=4096)
+def _slice_digest(experiment: bytes, client: int, root: str | None) -> str:
+    settings, piece = experiment_slice(Experiment.model_validate_json(experiment), client, root)
+    return open_client(settings, piece, root).data_digest()
+
+
+def total_claims(folder: Path, job: Job) -> float:
+    """Scope `dataset`: the largest sum of epsilons that all runs on one client's records have claimed together."""
+    ledgers = [read_ledger(ledger_folder(folder, job, entry.id)) for entry in job.protocol.roster]
+    return max(sum(line.claim.epsilon for line in lines if line.claim is not None) for lines in ledgers)
 
 
 def spent_by_client(folder: Path, job: Job) -> list[float]:
@@ -101,7 +126,7 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     known: dict[tuple[Any, ...], list[float]] = {}
     curves = []
     for entry in job.protocol.roster:
-        if not (ledger_folder(folder, entry.id) / "ledger.jsonl").exists():
+        if not (ledger_folder(folder, job, entry.id) / "ledger.jsonl").exists():
             curves.append([])
             continue
         groups: dict[int, list[Event]] = {}

@@ -49,7 +49,7 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
     over: list[str] = []
     charged: dict[int, list[Any]] = {}
     for entry in job.protocol.roster:
-        where = ledger_folder(folder, entry.id)
+        where = ledger_folder(folder, job, entry.id)
         if not where.exists():
             problems.append(f"client {entry.id}: no ledger in {where}")
             continue

@@ -20,6 +20,7 @@ from dpcfl_net.experiment import Job, client_key, client_slice, read_job
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
 from dpcfl_net.job import PROTOCOL, digest
+from dpcfl_net.privacy import memory
 from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.ledger_entries import Claim
 from dpcfl_net.runlog import say
@@ -139,7 +140,7 @@ class Worker:
             if self._outbox is not None:
                 self._outbox.span("train", event.round, started, ended)
                 self._report_personal(event.round)
-        _trim()
+        memory.give_back_freed()  # a thousand idle workers must be small
 
     def _report_personal(self, t: int) -> None:
         """Accuracy of a personal model on own test records: for the observer only, who cannot compute it elsewhere."""
@@ -214,11 +215,3 @@ class Worker:
                 task_id, answer = rest
                 endpoint.send_result(task_id, answer.status, answer.release, answer.reason)
                 endpoint.heartbeat("idle")
-
-
-def _trim() -> None:
-    """Give freed memory back: a thousand idle workers must be small."""
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)

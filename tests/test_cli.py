@@ -130,3 +130,11 @@ def test_ledgers_of_scope_dataset_add_over_runs_and_refuse_beyond_their_budget(t
     codes = [dpcfl("run", config, "--out", tmp_path / "runs", f"name=run{k}") for k in range(3)]
     assert [done.returncode for done in codes] == [0, 0, 3], codes[-1].stderr
     assert "budget" in codes[2].stderr
+    second = next(path for path in (tmp_path / "runs").iterdir() if path.name.startswith("run1"))
+    privacy = json.loads((second / "run.json").read_text())["privacy"]
+    assert privacy["ledger_scope"] == "dataset"
+    assert 4.9 < privacy["epsilon_spent"] <= 5
+    assert any("add up to epsilon 10" in line or "add up to epsilon 9.99" in line for line in privacy["covered"]), privacy[
+        "covered"
+    ]
+    assert dpcfl("verify", second).returncode == 0
