@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from dpcfl_net import __version__, runlog
-from dpcfl_net.errors import ConfigError
 from dpcfl_net.data.partition import open_client
+from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Job, client_key, experiment_slice, privacy_statement
 from dpcfl_net.job import EXPERIMENT, PROTOCOL, Experiment, canonical, digest, read_experiment, read_protocol
 from dpcfl_net.privacy.ledger import read_ledger

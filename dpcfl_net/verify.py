@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dpcfl_net.errors import DpcflError
 from dpcfl_net.experiment import Job, read_job
 from dpcfl_net.federation.claim import plan_events
@@ -20,15 +22,16 @@ from dpcfl_net.wire.messages import decode
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the result: what was held against what, whether it holds, and the figure or the first difference."""
+    """One line of the result: what was held against what, whether it holds (None: nothing to check), and the figure or
+    the first difference."""
 
     what: str
-    holds: bool
+    holds: bool | None
     detail: str
 
 
 def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
-    """Every check that a run folder allows; a check that cannot be made is listed as not holding, with why."""
+    """Every check that a run folder allows."""
     operator = operator_key or (folder / "operator.pub").read_text().strip()
     try:
         job = read_job(folder, operator)
@@ -131,7 +134,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     """The transcript's chain; and for every release that the server received, the debit that paid for it."""
     path = folder / "transcript.msgpack"
     if not path.exists():
-        return [Check("transcript: hash chain whole", False, "no transcript.msgpack (output.transcript: off?)")]
+        return [Check("transcript: hash chain whole", None if _kept_none(folder) else False, "there is no transcript.msgpack")]
     try:
         reader = transcript.read(path)
         records = list(reader)
@@ -160,3 +163,9 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
         Check("transcript: hash chain whole", True, f"{len(records)} records{cut}"),
         Check("messages: every release was debited first", not unpaid, detail),
     ]
+
+
+def _kept_none(folder: Path) -> bool:
+    """Whether the run's configuration says that no transcript is kept."""
+    path = folder / "config.yaml"
+    return path.exists() and yaml.safe_load(path.read_text())["output"]["transcript"] == "off"

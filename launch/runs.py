@@ -107,8 +107,9 @@ def verify(folder: Path, operator_key: Path | None) -> int:
         raise ConfigError(f"{folder} is not a run folder")
     checks = verify_run(folder, operator_key.read_text().strip() if operator_key else None)
     for check in checks:
-        print(f"{'holds' if check.holds else 'FAILS'}  {check.what}: {check.detail}")
-    return 0 if all(check.holds for check in checks) else 3
+        word = {True: "holds", False: "FAILS", None: "none "}[check.holds]
+        print(f"{word}  {check.what}: {check.detail}")
+    return 3 if any(check.holds is False for check in checks) else 0
 
 
 def inspect(folder: Path, client: int | None, round_: int | None, limit: int) -> None:
