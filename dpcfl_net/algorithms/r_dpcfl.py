@@ -10,6 +10,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import INDEX, MODEL, MODELS, Algorithm, Setting, full_epochs, on_client
 from dpcfl_net.algorithms.base import Options as BaseOptions
 from dpcfl_net.clustering import mixture
+from dpcfl_net.errors import RunFailed
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.combine import add_by_cluster
@@ -95,10 +96,15 @@ class RDPCFL(Algorithm):
             phase = "window"
         if phase == "window":
             results = fed.call(self.select_and_train, common={"models": state.models})
-            assignment |= {i: int(choice) for i, choice in results.column("choice").items()}
+            choices = {i: int(m) for i, m in results.column("choice").items()}
+            chosen = {i: m for i, m in choices.items() if 0 <= m < len(state.models)}  # a hostile client may name any
+            assignment |= chosen
+            updates = {i: results[i]["update"] for i in chosen}
         else:
-            results = fed.call(self.train, each={i: {"model": state.models[assignment[i]]} for i in fed.clients})
-        models = add_by_cluster(state.models, assignment, results.column("update"))
+            updates = fed.call(self.train, each={i: {"model": state.models[assignment[i]]} for i in fed.clients}).column(
+                "update"
+            )
+        models = add_by_cluster(state.models, assignment, updates)
         return State(models, [assignment[i] for i in fed.clients], {**state.memory, "phase": phase})
 
     def cluster(self, state: State, fed: Federation) -> State:
@@ -106,6 +112,8 @@ class RDPCFL(Algorithm):
         theta = state.models[0]
         updates = fed.call(self.first_round_update, common={"model": theta}).column("update")
         clusters = None if self.options.clusters == "auto" else self.options.clusters
+        if clusters is not None and clusters > len(updates):
+            raise RunFailed(f"{len(updates)} clients answered the first round, too few for {clusters} clusters")
         stacked = np.stack(list(updates.values()))
         fit = mixture.fit(
             stacked,

@@ -1,0 +1,152 @@
+"""R-DPCFL's server half against scripted clients: phases, assignments, aggregation, missing and hostile answers."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from conftest import SMALL
+
+from dpcfl_net import config, experiment
+from dpcfl_net.errors import RunFailed
+from dpcfl_net.experiment import algorithm_of
+from dpcfl_net.federation.base import Federation
+
+
+@pytest.fixture(scope="module")
+def protocol(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    experiment.make_keys(folder, 8)
+    document = {**copy.deepcopy(SMALL), "rounds": 20}
+    return experiment.make_job(config.resolve(document), folder).protocol
+
+
+class Scripted(Federation):
+    """Answers calls from a function (client, kind, round, tensors) -> release or None, and remembers them."""
+
+    def __init__(self, protocol, answer, quorum=0.1):
+        super().__init__(protocol, quorum=quorum)
+        self._answer = answer
+        self.calls = []
+
+    def _exchange(self, kind, tasks):
+        self.calls.append((self.round, kind, {client: {k: np.array(v) for k, v in t.items()} for client, t in tasks.items()}))
+        answers = {client: self._answer(client, kind, self.round, tensors) for client, tensors in tasks.items()}
+        return {client: answer for client, answer in answers.items() if answer is not None}
+
+
+def clustered(client, kind, t, tensors):
+    """Clients 2k and 2k+1 belong together; what they send points their cluster's way, with a little of their own."""
+    p = tensors["models"].shape[1] if "models" in tensors else len(tensors["model"])
+    rng = np.random.default_rng([client // 2])
+    own = np.random.default_rng([99, client])
+    update = (rng.standard_normal(p) + 0.02 * own.standard_normal(p)).astype(np.float32)
+    return {"update": update} | ({"choice": np.int64(client // 2)} if kind == "select_and_train" else {})
+
+
+def run(protocol, answer, rounds, **changes):
+    algorithm = algorithm_of(protocol.model_copy(update=changes))
+    fed = Scripted(algorithm.protocol, answer)
+    state = algorithm.start(fed)
+    states = []
+    for t in range(1, rounds + 1):
+        fed.round = t
+        state = algorithm.round(state, t, fed)
+        states.append(state)
+    return fed, states
+
+
+def test_phases_follow_the_plan(protocol):
+    fed, states = run(protocol, clustered, 20)
+    assert [s.memory["phase"] for s in states] == ["first"] + ["soft"] * 9 + ["window"] * 2 + [
+        "frozen"
+    ] * 8  # E_c = E / 2 at MPO 0
+    kinds = [kind for _, kind, _ in fed.calls]
+    assert kinds == ["first_round_update"] + ["train"] * 9 + ["select_and_train"] * 2 + ["train"] * 8
+    quota = {slot.name: 0 for slot in algorithm_of(protocol).plan(protocol.roster[0])}
+    for slot in algorithm_of(protocol).plan(protocol.roster[0]):
+        quota[slot.name] += 1
+    assert quota == {"first": 1, "train": 19, "select": 2}
+
+
+def test_first_round_clusters_and_starts_every_model_at_theta_init(protocol):
+    fed, (state,) = run(protocol, clustered, 1)
+    groups = {frozenset(i for i in range(8) if state.assignment[i] == m) for m in range(4)}
+    assert groups == {frozenset({2 * k, 2 * k + 1}) for k in range(4)}
+    assert (state.models == fed.initial_model()).all()
+    assert state.memory["mss"] > 3
+    np.testing.assert_allclose(state.memory["posteriors"].sum(axis=1), 1)
+
+
+def test_warm_start_adds_the_posterior_weighted_mean_update(protocol):
+    options = {**protocol.options, "warm_start": True}
+    fed, (state,) = run(protocol, clustered, 1, options=options)
+    theta = fed.initial_model()
+    for client in range(8):
+        pair = [
+            clustered(c, "first_round_update", 1, {"model": theta})["update"] for c in (client // 2 * 2, client // 2 * 2 + 1)
+        ]
+        np.testing.assert_allclose(state.models[state.assignment[client]], theta + np.mean(pair, axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_cluster_moves_by_the_mean_of_its_members_deltas(protocol):
+    _, states = run(protocol, clustered, 2)
+    before, after = states
+    for m in range(4):
+        members = [i for i in range(8) if after.assignment[i] == m]
+        if not members:
+            assert (after.models[m] == before.models[m]).all()
+            continue
+        deltas = [clustered(i, "train", 2, {"model": before.models[m]})["update"] for i in members]
+        np.testing.assert_allclose(after.models[m] - before.models[m], np.mean(deltas, axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_each_client_gets_the_model_of_its_own_draw(protocol):
+    fed, states = run(protocol, clustered, 3)
+    _, _, tasks = fed.calls[2]
+    for client, tensors in tasks.items():
+        assert (tensors["model"] == states[1].models[states[2].assignment[client]]).all()
+
+
+@pytest.mark.parametrize("choice", [-1, 4, 2**62, -(2**63)])
+def test_a_choice_of_no_cluster_leaves_its_client_out_of_the_round(protocol, choice):
+    def hostile(client, kind, t, tensors):
+        answer = clustered(client, kind, t, tensors)
+        if client == 5 and "choice" in answer:
+            answer |= {"choice": np.int64(choice), "update": np.full_like(answer["update"], 1e3)}
+        return answer
+
+    _, states = run(protocol, hostile, 14)
+    assert states[10].assignment[5] == states[9].assignment[5]
+    assert np.abs(states[-1].models).max() < 100
+
+
+def test_missing_clients_do_not_stop_a_round(protocol):
+    _, states = run(protocol, lambda c, k, t, x: None if c == (t % 8) and t > 1 else clustered(c, k, t, x), 20)
+    assert states[-1].memory["phase"] == "frozen"
+
+
+def test_a_client_missing_from_the_first_round_draws_uniformly(protocol):
+    _, states = run(protocol, lambda c, k, t, x: None if c == 6 and t == 1 else clustered(c, k, t, x), 1)
+    np.testing.assert_allclose(states[0].memory["posteriors"][6], 0.25)
+
+
+def test_fewer_answers_than_clusters_fail_the_run(protocol):
+    with pytest.raises(RunFailed, match="too few for 4 clusters"):
+        run(protocol, lambda c, k, t, x: clustered(c, k, t, x) if c < 3 else None, 1)
+
+
+def test_unknown_m_is_found_and_one_cluster_has_no_window(protocol):
+    options = {**protocol.options, "clusters": "auto"}
+    _, states = run(protocol, clustered, 1, options=options)
+    assert len(states[0].models) == 4
+
+    def same(client, kind, t, tensors):
+        p = len(tensors["model"])
+        return {"update": np.random.default_rng([7, client, t]).standard_normal(p).astype(np.float32)}
+
+    fed, states = run(protocol, same, 20, options=options)
+    assert len(states[-1].models) == 1
+    assert {kind for _, kind, _ in fed.calls} == {"first_round_update", "train"}
+    assert states[-1].memory["phase"] == "single"
