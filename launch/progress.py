@@ -32,7 +32,8 @@ Row = tuple[str, int, float | None, float | None]
 class ProgressView:
     """One look at a run. Accuracies and changes are shares in [0, 1]; started is in seconds since the epoch.
 
-    epsilon None while epsilon_stated: the run is unprotected. epsilon_spent None: not written yet.
+    epsilon None while epsilon_stated: the run is unprotected. epsilon_spent None: not written yet;
+    epsilon_round: the round up to which it was counted, which may lag behind.
     clusters: (label, clients, accuracy, change since the round before) of each true cluster; grouping: the sizes of
     the server's own groups; workers: a phase per client; warnings and lines (one a finished round) only ever grow.
     """
@@ -43,6 +44,7 @@ class ProgressView:
     round: int = 0
     rounds: int | None = None
     epsilon_spent: float | None = None
+    epsilon_round: int | None = None
     epsilon: float | None = None
     epsilon_stated: bool = False
     insecure: bool = False
@@ -62,7 +64,8 @@ class ProgressView:
         if self.epsilon is None:
             return "inf"
         spent = "at most" if self.epsilon_spent is None else f"{plain(self.epsilon_spent, 3)} of"
-        return f"{spent} {plain(self.epsilon)}"
+        behind = self.epsilon_round is not None and self.epsilon_round < self.round
+        return f"{spent} {plain(self.epsilon)}" + (f" after round {self.epsilon_round}" if behind else "")
 
 
 def tail_progress(folder: Path | str) -> ProgressView:
@@ -107,6 +110,7 @@ class ProgressTail:
             epsilon=number(privacy.get("epsilon")),
             epsilon_stated="epsilon" in privacy,
             epsilon_spent=self._spent_after(max(self._spent, default=0)) or number(privacy.get("epsilon_spent")),
+            epsilon_round=max(self._spent, default=None),
             insecure=bool(privacy.get("insecure")),
             started=self._started,
             warnings=list(self._warnings),
@@ -192,7 +196,7 @@ class ProgressTail:
             parts.append(f"accuracy {percent(seen['accuracy_mean'])}{beside}")
         if groups:
             parts.append(f"clusters {groups}")
-        if text := replace(view, epsilon_spent=self._spent_after(at)).epsilon_text:
+        if text := replace(view, epsilon_spent=self._spent_after(at), epsilon_round=None).epsilon_text:
             parts.append(f"epsilon {text}")
         if seconds is not None:
             parts.append(f"{seconds:.1f} s")

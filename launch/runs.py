@@ -202,11 +202,11 @@ class Book:
         self._statement.start()
 
     def look(self) -> Any:
-        """The screen's view; now and then the epsilon lines are brought up to date, at a twentieth of the time at most."""
+        """The screen's view; now and then the epsilon lines are brought up to date, at a tenth of the time at most."""
         from launch.progress import tail_progress
 
         view = tail_progress(self.folder)
-        if view.round > self._round and time.monotonic() - self._counted > 20 * self._cost:
+        if view.round > self._round and time.monotonic() - self._counted > 10 * self._cost:
             start = time.monotonic()
             summary.write_epsilon_lines(self.folder, self.job)
             self._round, self._counted = view.round, time.monotonic()

@@ -209,6 +209,13 @@ def test_view_of_a_finished_run(tmp_path: Path) -> None:
     assert len(view.workers) == len(true_clusters())
 
 
+def test_an_epsilon_that_lags_behind_says_so() -> None:
+    view = ProgressView(round=8, epsilon=5, epsilon_stated=True, epsilon_spent=3.0, epsilon_round=1)
+    assert view.epsilon_text == "3 of 5 after round 1"
+    view.epsilon_round = 8
+    assert view.epsilon_text == "3 of 5"
+
+
 def test_an_empty_folder_and_half_written_files_are_a_view_too(tmp_path: Path) -> None:
     assert ProgressTail(tmp_path / "absent").view().round == 0
     folder = write_start(tmp_path / "run")

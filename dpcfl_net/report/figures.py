@@ -195,7 +195,7 @@ def first_round(view: RunView) -> Figure:
 def candidates(view: RunView) -> Figure:
     """The effective MSS of every number of clusters that was tried."""
     title, first = "How many clusters", view.first_round
-    if first is None or not any(math.isfinite(score) for score in first.scores):
+    if first is None or len(first.scores) < 2 or not any(math.isfinite(score) for score in first.scores):
         why = "the number of clusters was given, not chosen" if first else "no mixture was fitted"
         return Figure("candidates", title, why=why)
     tried = [(count, number(score)) for count, score in zip(first.candidates, first.scores, strict=False)]
