@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import threading
 import time
@@ -153,6 +155,7 @@ def _run(folder: Path, config: Config, before: float = 0.0) -> tuple[int, dict[s
     from dpcfl_net.report.page import write_report
     from launch.screen import open_screen
 
+    held = _hold(folder)  # until this process ends
     if not (folder / "protocol.json").exists():
         _prepare(folder, config)
     job = experiment.read_job(folder, (folder / "operator.pub").read_text().strip())
@@ -185,9 +188,21 @@ def _run(folder: Path, config: Config, before: float = 0.0) -> tuple[int, dict[s
             f"stopped after round {document['rounds_done']} of {job.protocol.rounds}; go on with: dpcfl run --resume {folder}"
         )
         return 130, document
+    os.close(held)
     screen.finish(document)
     print(f"run folder {folder}, report {folder / 'report.html'}")
     return 0, document
+
+
+def _hold(folder: Path) -> int:
+    """Lock a run folder, or ConfigError while another process runs it."""
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ConfigError(f"{folder} is being run by another process") from None
+    return handle
 
 
 class Book:

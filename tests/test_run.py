@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -150,6 +152,17 @@ def test_ctrl_c_stops_everything_within_five_seconds_and_the_run_resumes(undistu
     assert last_models(folder).tobytes() == undisturbed.tobytes()
 
 
+def test_a_run_that_is_going_cannot_be_resumed(finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run, folder)
+    document = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(document | {"state": "interrupted"}))
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = dpcfl("run", "--resume", folder)
+    assert (done.returncode, "run by another process" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_killed_worker_is_started_again_and_spends_nothing_twice(undisturbed, tmp_path):
     config = write_config(tmp_path / "c")
     run = subprocess.Popen([*DPCFL, "run", str(config), "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -289,8 +302,6 @@ def test_the_servers_files_hold_nothing_that_only_the_observer_may_know(finished
 
 
 def test_verify_holds_and_notices_every_kind_of_tampering(finished_run, tmp_path):
-    import shutil
-
     good = dpcfl("verify", finished_run)
     assert good.returncode == 0, good.stdout
     assert "FAILS" not in good.stdout
