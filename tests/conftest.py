@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before numpy loads: one thread, as every process of a run has
+
 import subprocess
 import sys
 import time
@@ -35,6 +39,14 @@ def own_cache(tmp_path_factory):
     os.environ.pop("XDG_CACHE_HOME")
     if before is not None:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(autouse=True)
+def usual_arithmetic():
+    """The engine flushes denormals in the thread that trains; other tests (and hypothesis) want them back."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 def write_config(folder: Path, **changes) -> Path:

@@ -314,7 +314,7 @@ def test_old_boot_and_old_sequence_are_refused(server: ServerEndpoint) -> None:
         ends.until(lambda: ends.of("phase"))
         liar.socket.send_multipart([encode(beat)])
         ends.until(lambda: server.failures["sequence"])
-        assert liar.hears(kind="ERROR", code="sequence")
+        ends.until(lambda: liar.hears(kind="ERROR", code="sequence"))
         other = Header(**{**beat.model_dump(), "boot": new_id(), "sequence": 99})
         liar.socket.send_multipart([encode(other)])
         ends.until(lambda: server.failures["boot"])
