@@ -223,6 +223,25 @@ def bench(what: Annotated[str, typer.Argument(help="dpsgd")] = "dpsgd") -> None:
     benches.dpsgd()
 
 
+@app.command()
+def reproduce(
+    figure: Annotated[str | None, typer.Argument(help="for example r-dpcfl/fig3; --list names them all")] = None,
+    scale: Annotated[str, typer.Option(help="laptop, or paper: the paper's own settings")] = "laptop",
+    out: Annotated[Path, typer.Option(help="parent of the figure's folder")] = Path("reproductions"),
+    every: Annotated[bool, typer.Option("--list", help="name the figures")] = False,
+) -> None:
+    """Compute a paper's figure again, and hold what the paper says of it against what is measured."""
+    from dpcfl_net.errors import ConfigError
+    from launch import reproduce as reproductions
+
+    if every:
+        reproductions.list_all()
+        return
+    if figure is None:
+        raise ConfigError("give a figure, or --list")
+    reproductions.reproduce(figure, scale, out)
+
+
 @data_app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")],

@@ -1,0 +1,60 @@
+"""Lines and points as the report's plotly dictionaries, and the slope of a line on doubly logarithmic paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
+
+Series = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def lines(
+    key: str, title: str, series: Series, x: str, y: str, *, caption: str = "", log_x: bool = False, log_y: bool = False
+) -> Figure:
+    """One line a series, (x, y) pairs in order; a series' name is its place in the legend."""
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": [point[0] for point in points],
+            "y": [point[1] for point in points],
+            "line": {"color": colour(index), "width": 2, "dash": DASHES[index // 8 % len(DASHES)]},
+            "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 7},
+            "hovertemplate": f"{name}: %{{x:.4g}}, %{{y:.4g}}<extra></extra>",
+        }
+        for index, (name, points) in enumerate(series.items())
+    ]
+    return Figure(key, title, caption, spec(data, 360, xaxis=_axis(x, log_x), yaxis=_axis(y, log_y)))
+
+
+def points(key: str, title: str, series: Series, x: str, y: str, *, caption: str = "", equal: bool = False) -> Figure:
+    """One colour and symbol a series; `equal`: the same scale along both axes."""
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": [point[0] for point in members],
+            "y": [point[1] for point in members],
+            "marker": {"color": colour(index), "symbol": SYMBOLS[index % len(SYMBOLS)], "size": 9},
+            "hovertemplate": f"{name}: %{{x:.4g}}, %{{y:.4g}}<extra></extra>",
+        }
+        for index, (name, members) in enumerate(series.items())
+    ]
+    more: dict[str, Any] = {"scaleanchor": "x"} if equal else {}
+    return Figure(key, title, caption, spec(data, 360, xaxis=axis(x), yaxis=axis(y, **more)))
+
+
+def slope(pairs: Sequence[tuple[float, float]]) -> float:
+    """The exponent a of the power law y = const * x^a that fits positive (x, y) pairs best (least squares of logarithms)."""
+    x, y = ([math.log(pair[side]) for pair in pairs] for side in (0, 1))
+    middle = sum(x) / len(x)
+    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
+
+
+def _axis(title: str, log: bool) -> dict[str, Any]:
+    return axis(title, type="log", exponentformat="power") if log else axis(title)

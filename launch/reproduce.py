@@ -1,0 +1,75 @@
+"""`dpcfl reproduce`: computes a paper's figure, running whole federations where it needs them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpcfl_net.errors import ConfigError, RunFailed
+from dpcfl_net.reproduce.base import SCALES, Scale, find, folder_name, registry, write
+
+if TYPE_CHECKING:
+    from dpcfl_net.compare import Result
+
+STORE = "store"
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The context of a reproduction on this machine; runs are kept in `store` and shared by all figures."""
+
+    scale: Scale
+    folder: Path
+    store: Path
+
+    def say(self, line: str, /) -> None:
+        print(line, flush=True)
+
+    def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
+        """A finished run for every combination of the axes; RunFailed names those that have none."""
+        from dpcfl_net.compare import read_result
+
+        from dpcfl_net.config import load
+        from launch.sweeps import run_cells
+
+        cells = [
+            load(config, [f"{key}={_as_yaml(value)}" for key, value in zip(axes, values, strict=True)])
+            for values in itertools.product(*axes.values())
+        ]
+        outcomes = run_cells(cells, self.store, self.say)
+        failed = [f"{outcome.folder}: {outcome.state}" for outcome in outcomes if outcome.state != "finished"]
+        if failed:
+            raise RunFailed("runs that the figure needs did not finish: " + "; ".join(failed))
+        return [read_result(outcome.folder) for outcome in outcomes]
+
+
+def reproduce(name: str, scale: str, out: Path) -> None:
+    """Compute one figure, write its folder below `out`, and print a line for each claim of the paper."""
+    if scale not in SCALES:
+        raise ConfigError(f"--scale is {scale!r}: must be {' or '.join(SCALES)}")
+    chosen = find(name)
+    folder = out / folder_name(chosen, scale)
+    folder.mkdir(parents=True, exist_ok=True)
+    context = RunContext(scale, folder, out / STORE)
+    outcome = chosen().compute(context)
+    page = write(chosen, outcome, context)
+    print(f"\n{chosen.name}: {chosen.title}\nReport: {page}\n")
+    for claim in outcome.claims:
+        print(claim.line())
+
+
+def list_all() -> None:
+    """Print every figure that can be computed."""
+    width = max(map(len, registry()))
+    for name, found in registry().items():
+        print(f"{name:{width}}  {found.title}")
+
+
+def _as_yaml(value: Any) -> str:
+    """A value as a configuration's override reads it (JSON would not do: YAML takes 1e-05 for text)."""
+    import yaml
+
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
