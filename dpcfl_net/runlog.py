@@ -36,7 +36,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small file whole; a reader never sees half of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
+    draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dpcfl_net.report import figures
+from dpcfl_net.report.pages import html
 from dpcfl_net.report.read import Line, RunView, listed, read_run, sizes, whole
 from dpcfl_net.report.statement import duration, number, percent, plain, size, statement, yes
 from dpcfl_net.report.timeline import timeline
+from dpcfl_net.runlog import write_atomically
 
 Pair = tuple[str, str]
 
@@ -20,26 +19,12 @@ Pair = tuple[str, str]
 def write_report(folder: Path | str) -> Path:
     """Write `report.html` into a run folder, finished or not, and return its path. Raises ConfigError as read_run does."""
     page = Path(folder) / "report.html"
-    text = render(read_run(folder))
-    part = page.with_name(f".{page.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(page)
+    write_atomically(page, render(read_run(folder)))
     return page
 
 
 def render(view: RunView) -> str:
     """The whole page as text, plotly's script within it."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    environment = Environment(
-        loader=PackageLoader("dpcfl_net.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     shown = [
         figures.accuracy(view),
         figures.epsilon_spent(view),
@@ -49,17 +34,15 @@ def render(view: RunView) -> str:
         figures.assignments(view),
         timeline(view),
     ]
-    specs = {figure.key: _finite(figure.spec) for figure in shown if figure.spec is not None}
     privacy = view.run.get("privacy")
-    return environment.get_template("page.html.j2").render(
+    return html(
+        "page.html.j2",
+        shown,
         view=view,
         state=_state(view),
         statement=statement(privacy if isinstance(privacy, Mapping) else None),
         key_figures=key_figures(view),
-        figures=shown,
-        specs=specs,
         views=two_views(view),
-        plotly=Markup(get_plotlyjs()) if specs else "",  # the installed library's own script, nothing from the run
     )
 
 
@@ -181,12 +164,3 @@ def _busy(view: RunView) -> str:
         return "No timings of the workers were kept."
     longest = sorted(spent.items(), key=lambda pair: -pair[1])
     return "Workers' time: " + ", ".join(f"{what} {100 * share / total:.0f} %" for what, share in longest) + "."
-
-
-def _finite(value: Any) -> Any:
-    """NaN and infinity have no JSON: plotly draws null as a gap."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,79 @@
+"""What every page shares: one HTML file that opens without a network, light and dark, on a phone and on a wide screen."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.report.figures import Figure
+from dpcfl_net.runlog import write_atomically
+
+# What a column of figures may hold: 78.1 %, +- 0.4, 3/5, 1e-4, yes, inf, or a dash for a missing one.
+FIGURE = re.compile(r"[-+−±–\d\s.,:/%e]*|yes|no|inf|not stated")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page: every row has as many cells as there are columns."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    lead: list[str],
+    figures: Sequence[Figure],
+    tables: Sequence[Table] = (),
+    alerts: Sequence[str] = (),
+) -> Path:
+    """Write one page and return its path: paragraphs, alerts, figures two abreast where there is room, then tables.
+
+    The figures' keys must differ; one without a `spec` is named at the end with `why` it was left out.
+    """
+    numeric = [(table, _numeric(table)) for table in tables]
+    write_atomically(path, html("study.html.j2", figures, title=title, lead=lead, alerts=alerts, tables=numeric))
+    return path
+
+
+def html(template: str, figures: Sequence[Figure], **more: Any) -> str:
+    """A template of this package as text, with plotly's script within it if a figure has something to draw."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=PackageLoader("dpcfl_net.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    specs = {figure.key: _finite(figure.spec) for figure in figures if figure.spec is not None}
+    script = Markup(get_plotlyjs()) if specs else ""  # the installed library's own script, nothing from a run
+    return environment.get_template(template).render(figures=figures, specs=specs, plotly=script, **more)
+
+
+def _numeric(table: Table) -> list[bool]:
+    """Which columns hold nothing but figures: they are set to the right."""
+    return [
+        bool(table.rows) and all(FIGURE.fullmatch(row[index]) is not None for row in table.rows)
+        for index in range(len(table.columns))
+    ]
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity have no JSON: plotly draws null as a gap."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
