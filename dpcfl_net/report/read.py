@@ -158,7 +158,7 @@ def read_mapping(path: Path, notes: list[str]) -> Line:
     try:
         text = path.read_text(encoding="utf-8")
         found = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, RecursionError, yaml.YAMLError):
         found = None
