@@ -103,7 +103,8 @@ def selection(epsilon: float, orders: np.ndarray = ORDERS) -> np.ndarray:
 
 def _two_point_divergence(t: np.ndarray, epsilon: float, orders: np.ndarray) -> np.ndarray:
     """Divergences of the pair whose losses are t (n, len(orders)) and t - epsilon."""
-    w = -np.expm1(t - epsilon) / (np.exp(t) - np.exp(t - epsilon))
+    # At t = 0 w is 1, which rounding can exceed: the logarithm of a negative number would then be taken for a divergence
+    w = np.minimum(-np.expm1(t - epsilon) / (np.exp(t) - np.exp(t - epsilon)), 1.0)
     with np.errstate(divide="ignore"):
         rising, falling = np.log(w) + orders * t, np.log1p(-w) + orders * (t - epsilon)
     return np.logaddexp(rising, falling) / (orders - 1)
