@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.algorithms.base import Algorithm, full_epochs
+from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.errors import Refused
 from dpcfl_net.experiment import COORDINATOR, algorithm_of, read_signed_protocol
@@ -80,7 +80,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         result_template=lambda task: resolve(halves[task].gives, algorithm.dims),
         security=protocol.security,
         keys=own,
-        check=lambda client, task, tensors: check_release(protocol, client, tensors),
+        check=lambda client, task, tensors: check_release(algorithm, client, tensors),
         on_message=records.message,
         on_failure=lambda failure: say(f"refused: {failure}"),
         transcript=transcript,
@@ -115,20 +115,12 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         transcript.close()
 
 
-def check_release(protocol: Protocol, client: int, tensors: dict[str, np.ndarray]) -> None:
-    """Refuse an update longer than an honest one can be: one client must not move a model at will.
-
-    A round of S = K ceil(N/b) steps at learning rate lr adds clipped sums of about b records, each at most c long, and
-    noise z c in p dimensions: lr S ((b + 12 sqrt(b) + 12) c + z c (sqrt(p) + 12)) / b bounds an honest client's norm but
-    for chances below 1e-12. A full-batch step (b = N) is shorter than that.
-    """
+def check_release(algorithm: Algorithm, client: int, tensors: dict[str, np.ndarray]) -> None:
+    """Refuse an update longer than an honest one can be: one client must not move a model at will."""
     update = tensors.get("update")
     if update is None:
         return
-    entry, local = protocol.client(client), protocol.local
-    rate, steps = full_epochs(local, entry)
-    b, c, z = rate * entry.records, local.clip, entry.noise_multiplier
-    bound = local.lr * steps * c * ((b + 12 * b**0.5 + 12) + z * (protocol.model.parameters**0.5 + 12)) / b
+    bound = algorithm.longest_update(algorithm.protocol.client(client))
     norm = float(np.linalg.norm(update.astype(np.float64)))
     if norm > bound:
         raise Refused("norm", f"update norm {norm:.3g} is over the bound {bound:.3g}")
@@ -163,14 +155,16 @@ class Records:
         up, down = endpoint.bytes_up - self._bytes[0], endpoint.bytes_down - self._bytes[1]
         self._bytes = (endpoint.bytes_up, endpoint.bytes_down)
         view = self.algorithm.describe(state)
-        sizes = [sum(1 for a in state.assignment if a == m) for m in range(len(state.models))]
+        clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
+        clusters = clusters if self.algorithm.model_per_client else len(state.models)
+        sizes = [sum(1 for a in state.assignment if a == m) for m in range(clusters)]
         self._metrics.write(
             {"view": "server", "round": t, "time": now, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
              "answered": len(self.protocol.roster) - len(missing), "missing": missing}
         )  # fmt: skip
         self._clusters.write(
             {"view": "server", "round": t, "phase": view["phase"], "assignment": state.assignment, "sizes": sizes,
-             "mss": view.get("mss"), "mss_plain": view.get("mss_plain"), "mpo": view.get("mpo"), "clusters": len(state.models)}
+             "mss": view.get("mss"), "mss_plain": view.get("mss_plain"), "mpo": view.get("mpo"), "clusters": clusters}
         )  # fmt: skip
         self._spans.write({"who": "coordinator", "what": "wait", "round": t, "start": self._round_start, "end": now})
         picture = self.algorithm.first_round(state)

@@ -17,7 +17,7 @@ from dpcfl_net.config import Config
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, Slice, open_client, plan_slices, records_per_client
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.federation.claim import plan_events
+from dpcfl_net.federation.claim import plan_events, protected, unprotected
 from dpcfl_net.job import (
     EXPERIMENT,
     PROTOCOL,
@@ -31,7 +31,7 @@ from dpcfl_net.job import (
     read_experiment,
     read_protocol,
 )
-from dpcfl_net.types import DPSGDSlot, SelectionSlot, Slot
+from dpcfl_net.types import DPSGDSlot, Slot
 from dpcfl_net.wire import keys
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
@@ -139,14 +139,20 @@ def model_template(name: str, input_shape: tuple[int, ...], classes: int, seed: 
 
 
 def calibrated(protocol: Protocol) -> Protocol:
-    """The same protocol with z_i solved from each client's plan; equal plans are solved once."""
+    """The same protocol with z_i solved from what each client's plan protects; equal plans are solved once.
+
+    ConfigError if no noise reaches the target, or if a budget over several runs is asked for without a finite epsilon.
+    """
     from dpcfl_net.privacy import accounting
 
     privacy, algorithm = protocol.privacy, algorithm_of(protocol)
     solved: dict[tuple[Slot, ...], float] = {}
     roster = []
+    reasons = sorted({reason for entry in protocol.roster for reason in unprotected(algorithm.plan(entry))})
+    if reasons and protocol.ledger_scope == "dataset":
+        raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to add up ({reasons[0]})")
     for entry in protocol.roster:
-        plan = algorithm.plan(entry)
+        plan = protected(algorithm.plan(entry))
         if tuple(plan) not in solved:
             try:
                 solved[tuple(plan)] = accounting.calibrate(
@@ -159,7 +165,7 @@ def calibrated(protocol: Protocol) -> Protocol:
             except ValueError as error:
                 raise ConfigError(f"privacy.epsilon is {privacy.epsilon}: {error}") from None
         roster.append(entry.model_copy(update={"noise_multiplier": solved[tuple(plan)]}))
-    return protocol.model_copy(update={"roster": roster})
+    return protocol.model_copy(update={"roster": roster, "unprotected": reasons})
 
 
 def write_job(job: Job, folder: Path, key_folder: Path) -> None:
@@ -212,12 +218,16 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     """The statement that every run prints: unit, adjacency, trust, numbers, what is covered and what is not."""
     z = [entry.noise_multiplier for entry in protocol.roster]
     least = min(entry.records for entry in protocol.roster)
-    not_covered = list(NOT_COVERED)
+    covered, not_covered = list(COVERED), list(NOT_COVERED)
     if protocol.privacy.delta >= 1 / least:
         warning = "it allows a few records to be given away whole"
         not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/N = {1 / least:g}: {warning}")
     if protocol.privacy.noise == "seeded":
         not_covered.insert(0, "anything against who knows the seed: noise is seeded, so it can be subtracted (INSECURE)")
+    if protocol.unprotected:
+        covered = []
+        noise = f"noise is that of epsilon {protocol.privacy.epsilon:g} for the updates, given the indices"
+        not_covered = [*protocol.unprotected, f"model updates together with the indices: {noise}", *not_covered]
     if protocol.security == "none":
         not_covered.append("the network: messages travel in clear on loopback")
     if protocol.oracle is not None:
@@ -227,7 +237,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "unit": privacy.unit,
         "adjacency": privacy.adjacency,
         "trust": privacy.trust,
-        "epsilon": privacy.epsilon,
+        "epsilon": None if protocol.unprotected else privacy.epsilon,
         "delta": privacy.delta,
         "accountant": privacy.accountant,
         "noise_multiplier": {"min": min(z), "max": max(z)},
@@ -235,7 +245,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "epsilon_replace_one": replace_one,
         "claim_of_paper": registry()[protocol.algorithm].claim_of_paper,
         "ledger_scope": protocol.ledger_scope,
-        "covered": list(COVERED),
+        "covered": covered,
         "not_covered": not_covered,
         "insecure": privacy.noise == "seeded",
     }
@@ -265,7 +275,7 @@ def expectations(protocol: Protocol) -> dict[str, Any]:
     gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
     sends = any("p" in spec.shape for half in algorithm.halves().values() for spec in half.gives.values())
     up = 4 * p * n * protocol.rounds if sends else 0
-    selections = sum(isinstance(slot, SelectionSlot) for entry in protocol.roster for slot in algorithm.plan(entry))
+    selections = sum(not isinstance(slot, DPSGDSlot) for entry in protocol.roster for slot in algorithm.plan(entry))
     return {
         "clients": n,
         "parameters": p,

@@ -88,6 +88,7 @@ class Protocol(Part):
     ledger_scope: Literal["run", "dataset"]
     security: Literal["curve", "none"]
     oracle: list[int] | None = None
+    unprotected: list[str] = []  # why there is no finite epsilon, if there is none: signed, so that nobody serves it unawares
     experiment_hash: str
 
     def client(self, number: int) -> ClientEntry:

@@ -51,7 +51,7 @@ def run_observer(spec: ObserverSpec) -> None:
         coordinator_key=protocol.coordinator_key,
         client_keys={entry.id: entry.public_key for entry in protocol.roster},
         parameters=protocol.model.parameters,
-        max_models=max(job.algorithm.max_models, max(protocol.oracle or [0]) + 1),
+        max_models=job.algorithm.published_models,
         on_failure=lambda failure: say(f"refused: {failure}"),
     )
     try:
@@ -84,7 +84,8 @@ class Observer:
         self._rounds: dict[int, Round] = {}
         self._evaluator: Any = None
         self._tests: list[ClientData] = []
-        self._personal = job.algorithm.personal
+        self._algorithm = job.algorithm
+        self._personal = self._algorithm.personal
 
     def listen(self, inbox: ObserverInbox) -> None:
         """Until the coordinator's end and the last round's figures (workers may be a little late)."""
@@ -123,7 +124,8 @@ class Observer:
             self._open()
         entry = Round(note.assignment, phase=note.phase)
         for client, cluster in enumerate(note.assignment):
-            model = note.models[0 if cluster is None else cluster]
+            row = client if self._algorithm.model_per_client else cluster or 0
+            model = note.models[row]
             entry.accuracy[client], entry.loss[client] = self._evaluator.accuracy_and_loss(model, self._tests[client])
         return entry
 

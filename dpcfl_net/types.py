@@ -88,7 +88,19 @@ class SelectionSlot:
         return BoundedRangeSelection(self.eta if adjacency == "zero-out" else 2 * self.eta, 1)
 
 
-Slot = DPSGDSlot | SelectionSlot
+@dataclass(frozen=True)
+class UnprotectedSlot:
+    """One release without any guarantee, as a paper has it: whoever's plan holds one has epsilon = inf, and `reason` says why."""
+
+    name: str
+    reason: str
+
+    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+        """The same whatever the noise."""
+        return Unprotected(self.reason)
+
+
+Slot = DPSGDSlot | SelectionSlot | UnprotectedSlot
 
 
 @dataclass(frozen=True)

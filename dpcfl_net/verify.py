@@ -11,11 +11,11 @@ import yaml
 
 from dpcfl_net.errors import DpcflError
 from dpcfl_net.experiment import Job, read_job
-from dpcfl_net.federation.claim import plan_events
+from dpcfl_net.federation.claim import plan_events, protected
 from dpcfl_net.job import digest
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.summary import ledger_folder
-from dpcfl_net.types import BoundedRangeSelection, Event, SampledGaussian
+from dpcfl_net.types import BoundedRangeSelection, Event, SampledGaussian, Unprotected
 from dpcfl_net.wire import transcript
 from dpcfl_net.wire.messages import decode
 
@@ -90,19 +90,20 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
 
 
 def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
-    """The epsilon of what was charged, recomputed from the ledgers alone."""
+    """The epsilon of what was charged, recomputed from the ledgers alone; of a run without one, that of its noisy part."""
     from dpcfl_net.privacy.accounting import epsilon
 
     privacy = job.protocol.privacy
+    reasons = {event.reason for lines in charged.values() for line in lines for event in line.events if _open(event)}
     known: dict[tuple[Event, ...], float] = {}
     for lines in charged.values():
-        events = tuple(_merged([event for line in lines for event in line.events]))
+        events = tuple(_merged([event for line in lines for event in line.events if not _open(event)]))
         if events not in known:
             known[events] = epsilon(list(events), privacy.delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
     most = max(known.values(), default=0.0)
     planned = {
         epsilon(
-            plan_events(job.algorithm.plan(e), e.noise_multiplier, privacy.adjacency),
+            plan_events(protected(job.algorithm.plan(e)), e.noise_multiplier, privacy.adjacency),
             privacy.delta,
             privacy.adjacency,
             privacy.accountant,
@@ -110,9 +111,15 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
         for e in {entry.noise_multiplier: entry for entry in job.protocol.roster}.values()
     }
     detail = f"charged {most:.4f}, whole plan {max(planned):.4f}, target {privacy.epsilon:g} at delta {privacy.delta:g}"
-    return Check(
-        "epsilon recomputed from ledgers and plan is within the target", most <= privacy.epsilon >= max(planned), detail
-    )
+    holds = most <= privacy.epsilon >= max(planned) and reasons <= set(job.protocol.unprotected)
+    if job.protocol.unprotected:
+        what = "no finite epsilon, as the signed job says; that of the noisy updates alone is within the target"
+        return Check(what, holds, f"{detail}; {'; '.join(job.protocol.unprotected)}")
+    return Check("epsilon recomputed from ledgers and plan is within the target", holds, detail)
+
+
+def _open(event: Event) -> bool:
+    return isinstance(event, Unprotected)
 
 
 def _merged(events: list[Event]) -> list[Event]:

@@ -66,7 +66,7 @@ def federation(job, folder, answers, join_s=20, **options):
         "tcp://127.0.0.1:*", run=protocol.run, job=digest(protocol), clients={e.id: e.public_key for e in protocol.roster},
         result_template=lambda task: resolve(halves[task].gives, algorithm.dims),
         keys=(keys.read_public(folder, COORDINATOR), keys.read_secret(folder, COORDINATOR)),
-        check=lambda client, task, tensors: check_release(protocol, client, tensors),
+        check=lambda client, task, tensors: check_release(algorithm, client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
     fed = NetworkFederation(protocol, endpoint, **options)

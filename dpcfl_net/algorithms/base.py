@@ -59,6 +59,7 @@ class Algorithm:
     claim_of_paper: ClassVar[str | None] = None
     uses_oracle: ClassVar[bool] = False
     personal: ClassVar[bool] = False  # clients use models of their own, which only they can evaluate
+    model_per_client: ClassVar[bool] = False  # row i of State.models is client i's, whatever its cluster
     Options: ClassVar[type[Options]] = Options
 
     def __init__(self, protocol: Protocol) -> None:
@@ -75,6 +76,23 @@ class Algorithm:
     def max_models(self) -> int:
         """The most models that may travel in one task: a bound that the wire enforces."""
         return 1
+
+    @property
+    def published_models(self) -> int:
+        """The most rows that `State.models` may have."""
+        return self.max_models
+
+    def longest_update(self, client: ClientEntry) -> float:
+        """The greatest norm that an honest client's update of one round can have.
+
+        A round of S = K ceil(N/b) steps at learning rate lr adds clipped sums of about b records, each at most c long, and
+        noise z c in p dimensions: lr S ((b + 12 sqrt(b) + 12) c + z c (sqrt(p) + 12)) / b bounds an honest client's norm but
+        for chances below 1e-12. A full-batch step (b = N) is shorter than that.
+        """
+        local = self.protocol.local
+        rate, steps = full_epochs(local, client)
+        b, c, z, p = rate * client.records, local.clip, client.noise_multiplier, self.protocol.model.parameters
+        return local.lr * steps * c * ((b + 12 * b**0.5 + 12) + z * (p**0.5 + 12)) / b
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         """Every slot that this client may fill over the whole run, from public things alone."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from dpcfl_net.algorithms.base import MODEL, Algorithm, full_epochs, on_client
+from dpcfl_net.algorithms.halves import FromModel
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.combine import mean
 from dpcfl_net.job import ClientEntry
-from dpcfl_net.types import DPSGDSlot, Release, Slot, State
+from dpcfl_net.types import Slot, State
 
 
-class Global(Algorithm):
+class Global(FromModel):
     """DPFedAvg: every round all clients train from the one model and the server adds the mean of their deltas."""
 
     name = "global"
     paper = "McMahan et al. 2017 with the local step of Abadi et al. 2016; 'Global' in Malekmohammadi et al., TMLR 2025"
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        rate, steps = full_epochs(self.protocol.local, client)
-        return [DPSGDSlot("train", rate, steps)] * self.protocol.rounds
+        return [*self.training(client, self.protocol.rounds)]
 
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
@@ -28,7 +24,3 @@ class Global(Algorithm):
     def round(self, state: State, t: int, fed: Federation) -> State:
         updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
         return State(state.models + mean(updates), state.assignment)
-
-    @on_client(bundle=["train"], takes={"model": MODEL}, gives={"update": MODEL})
-    def train(self, me: Client, model: np.ndarray) -> Release:
-        return Release(update=me.dpsgd("train", model) - model)

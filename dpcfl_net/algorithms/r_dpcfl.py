@@ -7,41 +7,34 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import INDEX, MODEL, MODELS, Algorithm, Setting, full_epochs, on_client
-from dpcfl_net.algorithms.base import Options as BaseOptions
+from dpcfl_net.algorithms.base import MODEL, Options, Setting, on_client
+from dpcfl_net.algorithms.halves import Choosing, Selection
 from dpcfl_net.clustering import mixture
 from dpcfl_net.errors import RunFailed
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.combine import add_by_cluster
 from dpcfl_net.job import ClientEntry
-from dpcfl_net.types import DPSGDSlot, Release, SelectionSlot, Slot, State
+from dpcfl_net.types import DPSGDSlot, Release, Slot, State
 
 PICTURE = (
     "coordinates", "posteriors", "labels", "centres", "deviations", "candidates", "scores", "mss", "mss_plain", "mpo", "clusters",
 )  # fmt: skip
 
 
-class Clustering(BaseOptions):
+class Clustering(Options):
     """How the first round's updates are clustered."""
 
     space: Literal["spectral", "pca2", "full", "sklearn"] = Field(default="spectral", description="where the mixture is fitted")
 
 
-class Selection(BaseOptions):
-    """How clients choose their cluster in the window after soft clustering."""
-
-    rounds_fraction: float = Field(default=0.1, gt=0, le=0.5, description="window: max(1, floor(this * rounds)) rounds")
-    budget_fraction: float = Field(default=0.03, gt=0, lt=1, description="epsilon of one selection, as a fraction of the total")
-
-
-class RDPCFL(Algorithm):
+class RDPCFL(Choosing):
     """Full-batch first round, a mixture on its updates, soft rounds, a window of private choices, then frozen clusters."""
 
     name = "r-dpcfl"
     paper = "Malekmohammadi, Taik, Farnadi, TMLR 2025, Algorithm 1"
 
-    class Options(BaseOptions):
+    class Options(Options):
         clusters: int | Literal["auto"] = Field(default="auto", description="M, or auto: chosen by effective separation")
         max_clusters: int = Field(default=8, ge=2, le=64, description="largest M that auto considers")
         clustering: Clustering = Field(default=Clustering(), description="the mixture")
@@ -66,15 +59,25 @@ class RDPCFL(Algorithm):
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         """K full-batch steps, (E-1) rounds of K ceil(N/b) steps, and the window's selections: all solved for one z."""
-        rate, steps = full_epochs(self.protocol.local, client)
-        privacy = self.protocol.privacy
-        per_selection = self.options.selection.budget_fraction * privacy.epsilon
-        eta = per_selection if privacy.adjacency == "zero-out" else per_selection / 2
-        train = [DPSGDSlot("train", rate, steps)] * (self.protocol.rounds - 1)
-        selections = [] if self.options.clusters == 1 else [SelectionSlot("select", eta)] * self.window
+        count = 0 if self.options.clusters == 1 else self.window
+        selections = self.selections(count, self.options.selection.budget_fraction)
+        train = self.training(client, self.protocol.rounds - 1)
         return [DPSGDSlot("first", 1.0, self.protocol.local.epochs), *train, *selections]
 
     # ---- server half
+
+    @property
+    def weights(self) -> dict[int, float] | None:
+        """How clients weigh within a cluster: all alike."""
+        return None
+
+    def last_choice(self, soft_until: int) -> int:
+        """The last round in which clients choose, when soft clustering ends with round E_c."""
+        return soft_until + self.window
+
+    def choices(self, fed: Federation, models: np.ndarray, assignment: dict[int, Any]) -> Any:
+        """A round of private choices."""
+        return self.choose(fed, models, assignment)
 
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[None] * len(fed.clients), memory={"phase": "first"})
@@ -92,19 +95,13 @@ class RDPCFL(Algorithm):
             assignment = {
                 i: int(draw.choice(len(pi), p=pi)) for i, pi in zip(fed.clients, state.memory["posteriors"], strict=True)
             }
-        elif t <= soft_until + self.window:
+        elif t <= self.last_choice(soft_until):
             phase = "window"
         if phase == "window":
-            results = fed.call(self.select_and_train, common={"models": state.models})
-            choices = {i: int(m) for i, m in results.column("choice").items()}
-            chosen = {i: m for i, m in choices.items() if 0 <= m < len(state.models)}  # a hostile client may name any
-            assignment |= chosen
-            updates = {i: results[i]["update"] for i in chosen}
+            assignment, updates = self.choices(fed, state.models, assignment)
         else:
-            updates = fed.call(self.train, each={i: {"model": state.models[assignment[i]]} for i in fed.clients}).column(
-                "update"
-            )
-        models = add_by_cluster(state.models, assignment, updates)
+            updates = self.train_each(fed, state.models, assignment)
+        models = add_by_cluster(state.models, assignment, updates, self.weights)
         return State(models, [assignment[i] for i in fed.clients], {**state.memory, "phase": phase})
 
     def cluster(self, state: State, fed: Federation) -> State:
@@ -152,13 +149,3 @@ class RDPCFL(Algorithm):
     def first_round_update(self, me: Client, model: np.ndarray) -> Release:
         """K full-batch noisy steps: the least noise per coordinate that z allows (R, section 4)."""
         return Release(update=me.dpsgd("first", model) - model)
-
-    @on_client(bundle=["train"], takes={"model": MODEL}, gives={"update": MODEL})
-    def train(self, me: Client, model: np.ndarray) -> Release:
-        return Release(update=me.dpsgd("train", model) - model)
-
-    @on_client(bundle=["select", "train"], takes={"models": MODELS}, gives={"choice": INDEX, "update": MODEL})
-    def select_and_train(self, me: Client, models: np.ndarray) -> Release:
-        """Choose by the exponential mechanism on counts of correctly classified own records, then train from there."""
-        choice = me.select("select", models)
-        return Release(choice=np.int64(choice), update=me.dpsgd("train", models[choice]) - models[choice])

@@ -85,9 +85,10 @@ class Federation:
         """A public 31-bit seed for one purpose of this round."""
         return derive_seed(f"{self.protocol.server_seed}/{self.round}".encode(), purpose, 31)
 
-    def initial_model(self) -> np.ndarray:
-        """theta_init, (p,) float32, the same for everybody who reads the protocol."""
+    def initial_model(self, number: int = 0) -> np.ndarray:
+        """theta_init, (p,) float32, the same for everybody who reads the protocol; other numbers are other draws."""
         from dpcfl_net.models import initial
 
         m = self.protocol.model
-        return initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
+        seed = m.initial_seed if number == 0 else derive_seed(str(m.initial_seed).encode(), f"initial model {number}")
+        return initial(m.name, tuple(m.input_shape), m.classes, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.types import Adjacency, BoundedRangeSelection, Event, SampledGaussian, Slot
+from dpcfl_net.types import Adjacency, BoundedRangeSelection, Event, SampledGaussian, Slot, UnprotectedSlot
 
 
 def plan_events(plan: list[Slot], noise_multiplier: float, adjacency: Adjacency) -> list[Event]:
@@ -32,14 +33,33 @@ def plan_events(plan: list[Slot], noise_multiplier: float, adjacency: Adjacency)
     return merged
 
 
+def unprotected(plan: list[Slot]) -> list[str]:
+    """Why a plan has no finite epsilon: the reasons of its releases without a guarantee, each once; nothing if it has one."""
+    return sorted({slot.reason for slot in plan if isinstance(slot, UnprotectedSlot)})
+
+
+def protected(plan: list[Slot]) -> list[Slot]:
+    """The part of a plan that noise is solved for."""
+    return [slot for slot in plan if not isinstance(slot, UnprotectedSlot)]
+
+
 def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     """The epsilon of one client's whole plan at its signed noise; Refused "claim" if it exceeds the job's target.
+
+    A plan with releases that have no guarantee is served (and its epsilon is inf) only if the signed job says so itself,
+    reason by reason; what is protected in it is held to the target all the same.
 
     The accountant runs in a process of its own, once on a host for equal plans: its libraries are large and every
     client has the same question. `cache` is this host's folder; an answer in it is keyed by all that it depends on.
     """
     privacy, entry = algorithm.protocol.privacy, algorithm.protocol.client(client)
-    events = plan_events(algorithm.plan(entry), entry.noise_multiplier, privacy.adjacency)
+    plan = algorithm.plan(entry)
+    if unprotected(plan) != algorithm.protocol.unprotected:
+        raise Refused(
+            "claim",
+            f"the plan's unprotected releases are {unprotected(plan)}, the job owns up to {algorithm.protocol.unprotected}",
+        )
+    events = plan_events(protected(plan), entry.noise_multiplier, privacy.adjacency)
     document = {
         "events": [{"type": type(event).__name__, **asdict(event)} for event in events],
         "delta": privacy.delta,
@@ -51,7 +71,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
         raise Refused(
             "claim", f"the signed plan of client {client} costs epsilon {epsilon}, the job promises {privacy.epsilon:g}"
         )
-    return epsilon
+    return math.inf if unprotected(plan) else epsilon
 
 
 def _account(document: dict[str, Any], cache: Path) -> float | None:

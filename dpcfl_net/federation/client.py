@@ -18,7 +18,7 @@ from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.tensors import describe
-from dpcfl_net.types import Answer, DPSGDSlot, Event, Release, SelectionSlot, Task
+from dpcfl_net.types import Answer, DPSGDSlot, Event, Release, SelectionSlot, Task, UnprotectedSlot
 from dpcfl_net.wire.messages import match_rows, resolve
 
 
@@ -43,8 +43,8 @@ class Engine:
 class Client:
     """`me` in a client half: mechanisms over data that it cannot see, and the state that commits with the release.
 
-    There is no way to the records here but `dpsgd` and `select`, and both record what they really ran: the gate
-    compares it with the debit.
+    There is no way to the records here but `dpsgd`, `select` and `lowest_loss`, and all record what they really ran: the
+    gate compares it with the debit.
     """
 
     protocol: Protocol
@@ -54,12 +54,12 @@ class Client:
     _charge: Charge
     ran: list[Event] = field(default_factory=list)
 
-    def dpsgd(self, slot: str, model: np.ndarray) -> np.ndarray:
-        """The slot's DP-SGD steps from `model`, (p,) float32 to (p,) float32 (algorithms: section 'local step')."""
+    def dpsgd(self, slot: str, model: np.ndarray, pull: tuple[float, np.ndarray] | None = None) -> np.ndarray:
+        """The slot's DP-SGD steps from `model`, (p,) float32 to (p,) float32; `pull` as `Trainer.train` has it."""
         spec = self._charge.slots[slot]
         assert isinstance(spec, DPSGDSlot)
         key = derive(self._charge.key, "slot", slot)
-        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.noise_multiplier, key)
+        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.noise_multiplier, key, pull)
         self.ran.append(event)
         return theta
 
@@ -71,6 +71,14 @@ class Client:
         choice = exponential_mechanism(counts, spec.eta, stream(derive(self._charge.key, "slot", slot), "selection"))
         self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
         return choice
+
+    def lowest_loss(self, slot: str, models: np.ndarray) -> int:
+        """The one of the (M, p) models with the least mean loss on the own records: raw, so epsilon is inf from here on."""
+        spec = self._charge.slots[slot]
+        assert isinstance(spec, UnprotectedSlot)
+        losses = [self._engine.evaluator.accuracy_and_loss(model, self._data)[1] for model in models]
+        self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
+        return int(np.argmin(losses))
 
     def initial_model(self) -> np.ndarray:
         """theta_init of the protocol, (p,) float32."""

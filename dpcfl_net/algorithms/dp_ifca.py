@@ -1,0 +1,54 @@
+"""DP-IFCA (Liu, Hu, Wu, Smith 2022; 'IFCA' in Malekmohammadi et al., TMLR 2025; after Ghosh et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from dpcfl_net.algorithms.base import Options, Setting
+from dpcfl_net.algorithms.halves import Choosing, Selection, too_many_clusters
+from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.combine import add_by_cluster
+from dpcfl_net.job import ClientEntry
+from dpcfl_net.types import Slot, State
+
+
+class DPIFCA(Choosing):
+    """M models from different starts; in the first tenth of the rounds clients choose privately, then clusters are frozen."""
+
+    name = "dp-ifca"
+    paper = "Liu, Hu, Wu, Smith 2022; Ghosh et al. 2020"
+
+    class Options(Options):
+        clusters: int = Field(ge=1, le=64, description="M")
+        selection: Selection = Field(default=Selection(), description="the window of private choices, from round 1 on")
+
+    @classmethod
+    def problems(cls, options: Any, setting: Setting) -> list[str]:
+        return too_many_clusters(options.clusters, setting.clients)
+
+    @property
+    def window(self) -> int:
+        return max(1, int(self.options.selection.rounds_fraction * self.protocol.rounds))
+
+    def plan(self, client: ClientEntry) -> list[Slot]:
+        selections = self.selections(self.window, self.options.selection.budget_fraction)
+        return [*self.training(client, self.protocol.rounds), *selections]
+
+    def start(self, fed: Federation) -> State:
+        models = np.stack([fed.initial_model(m) for m in range(self.options.clusters)])
+        return State(models, [None] * len(fed.clients), {"phase": "window"})
+
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        assignment = dict(zip(fed.clients, state.assignment, strict=True))
+        if t <= self.window:
+            phase = "window"
+            assignment, updates = self.choose(fed, state.models, assignment)
+        else:
+            phase = "frozen"
+            assignment = {i: 0 if m is None else m for i, m in assignment.items()}  # never chose: missing in every round
+            updates = self.train_each(fed, state.models, assignment)
+        models = add_by_cluster(state.models, assignment, updates)
+        return State(models, [assignment[i] for i in fed.clients], {"phase": phase})

@@ -1,0 +1,57 @@
+"""f-CDPFL: clustered by loss in every round (RC-DPFL's baseline, after Ghosh et al. 2020 and Mansour et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from dpcfl_net.algorithms.base import Options, Setting
+from dpcfl_net.algorithms.halves import Choosing, too_many_clusters
+from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.combine import add_by_cluster
+from dpcfl_net.job import ClientEntry
+from dpcfl_net.types import Slot, State
+
+
+class FCDPFL(Choosing):
+    """M models from different starts; every round each client names the model of least training loss and trains it.
+
+    The paper sends the index as it is, which has no finite epsilon; `select: exponential` is the private twin.
+    """
+
+    name = "f-cdpfl"
+    paper = "Malekmohammadi et al., RC-DPFL (earlier version), section 5"
+    claim_of_paper = "record-level (epsilon, delta) for updates and indices; a raw argmin has no finite epsilon"
+
+    class Options(Options):
+        clusters: int = Field(ge=1, le=64, description="M")
+        select: Literal["argmin", "exponential"] = Field(default="argmin", description="argmin: raw, epsilon inf")
+        budget_fraction: float = Field(
+            default=0.01, gt=0, lt=1, description="exponential: epsilon of one round's selection / total"
+        )
+
+    @classmethod
+    def problems(cls, options: Any, setting: Setting) -> list[str]:
+        return too_many_clusters(options.clusters, setting.clients)
+
+    @property
+    def raw(self) -> bool:
+        """Whether indices leave without protection; with one model there is nothing to tell."""
+        return bool(self.options.select == "argmin")
+
+    def plan(self, client: ClientEntry) -> list[Slot]:
+        rounds = self.protocol.rounds
+        choices = self.argmins(rounds) if self.raw else self.selections(rounds, self.options.budget_fraction)
+        return [*self.training(client, rounds), *choices]
+
+    def start(self, fed: Federation) -> State:
+        models = np.stack([fed.initial_model(m) for m in range(self.options.clusters)])
+        return State(models, [None] * len(fed.clients), {"phase": "window"})
+
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        before = dict(zip(fed.clients, state.assignment, strict=True))
+        assignment, updates = self.choose(fed, state.models, before, raw=self.raw)
+        models = add_by_cluster(state.models, assignment, updates)
+        return State(models, [assignment[i] for i in fed.clients], state.memory)

@@ -1,0 +1,257 @@
+"""Every algorithm through the same doors: processes and one process agree, crashes change nothing, ledgers hold the plan."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import SMALL, dpcfl, only_run, write_config
+
+from dpcfl_net import config, experiment, summary
+from dpcfl_net.algorithms.base import registry
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.experiment import read_job
+from dpcfl_net.simulate import simulate
+from dpcfl_net.worker import make_host
+
+ROUNDS = 4
+MATRIX = {
+    "dp-ifca": {"clusters": 2},
+    "f-cdpfl": {"clusters": 2},
+    "f-cdpfl-private": {"name": "f-cdpfl", "clusters": 2, "select": "exponential"},
+    "global": {},
+    "km-cdpfl": {"clusters": 2},
+    "local": {},
+    "mr-mtl": {"lam": 0.2},
+    "oracle": {},
+    "r-dpcfl": {"clusters": 2},
+    "rc-dpfl": {"clusters": 2},
+}
+TINY = {
+    "data": {"dataset": "digits", "clients": [2, 2], "train_per_client": 200, "test_per_client": 40},
+    "rounds": ROUNDS,
+    "local": {"batch_size": 20, "lr": 0.5},
+}
+
+
+def test_the_matrix_holds_every_algorithm():
+    assert {options.get("name", name) for name, options in MATRIX.items()} == set(registry())
+
+
+def job_for(folder, algorithm, **changes):
+    document = {**SMALL, **TINY, "algorithm": algorithm, **changes}
+    experiment.make_keys(folder, 4)
+    return experiment.make_job(config.resolve(document), folder)
+
+
+def run(job, folder):
+    """Server models and the clients' own models after a whole run in one process."""
+    state = simulate(job, folder)
+    personal = []
+    for entry in job.protocol.roster:
+        host = make_host(job, entry.id, folder / "ledgers", durable=False)
+        model = host.personal_model()
+        personal.append(b"" if model is None else model.tobytes())
+        host.close()
+    return state, personal
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_processes_one_process_and_crashes_give_the_same_bits_and_ledgers_hold_the_plan(case, tmp_path, monkeypatch):
+    path = write_config(tmp_path / "c", **TINY, algorithm={"name": case, **MATRIX[case]})
+    done = dpcfl("run", path, "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr + done.stdout
+    folder = only_run(tmp_path / "runs")
+    job = read_job(folder, (folder / "operator.pub").read_text().strip())
+    state, personal = run(job, tmp_path / "one")
+    found = Checkpoints(folder / "checkpoints").newest()
+    assert found is not None
+    assert found[1].models.tobytes() == state.models.tobytes()
+    assert found[1].assignment == state.assignment
+    for client, model in enumerate(personal):
+        host = make_host(job, client, folder / "ledgers")
+        own = host.personal_model()
+        host.close()
+        assert model == (b"" if own is None else own.tobytes())
+
+    document = json.loads((folder / "run.json").read_text())
+    assert document["final"]["accuracy_mean"] > 0.1
+    check_ledgers(folder, job)
+    verified = dpcfl("verify", folder)
+    assert verified.returncode == 0, verified.stdout
+
+    crashed, crashed_personal = run_with_crashes(job, tmp_path / "crashed", monkeypatch)
+    assert (crashed.models.tobytes(), crashed_personal) == (state.models.tobytes(), personal)
+
+
+def check_ledgers(folder, job):
+    """What was charged is the plan: all its training, and no more choices than it holds."""
+    for entry in job.protocol.roster:
+        charged = Counter(e for _, events in summary.charged_by_round(folder, job, entry.id) for e in events)
+        planned = Counter(slot.event(entry.noise_multiplier) for slot in job.algorithm.plan(entry))
+        assert charged <= planned
+        assert {e: n for e, n in charged.items() if "Gaussian" in type(e).__name__} == {
+            e: n for e, n in planned.items() if "Gaussian" in type(e).__name__
+        }
+
+
+def run_with_crashes(job, folder, monkeypatch):
+    from dpcfl_net.federation import client as client_module
+
+    whole, due = client_module.ClientHost._compute, [(1, 2), (2, 0), (3, 3)]
+
+    def crashing(self, task, charge, state):
+        if due and (task.round, self.client) == due[0]:
+            due.pop(0)
+            raise KeyboardInterrupt
+        return whole(self, task, charge, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client_module.ClientHost, "_compute", crashing)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                simulate(job, folder)
+        return run(job, folder)
+
+
+# ---- MR-MTL
+
+
+def personal_of(tmp_path, name, algorithm):
+    (tmp_path / name).mkdir()
+    state, personal = run(job_for(tmp_path / name, algorithm), tmp_path / name)
+    return state, [np.frombuffer(model, np.float32) for model in personal]
+
+
+def spread(models):
+    return float(np.linalg.norm(models - np.mean(models, axis=0)))
+
+
+def test_mr_mtl_without_pull_is_local_bit_for_bit_and_a_strong_pull_draws_models_together(tmp_path):
+    _, local = personal_of(tmp_path, "local", {"name": "local"})
+    _, free = personal_of(tmp_path, "free", {"name": "mr-mtl", "lam": 0.0})
+    assert [m.tobytes() for m in free] == [m.tobytes() for m in local]
+    spreads = [spread(local)]
+    for lam in (0.05, 0.3, 1.5):
+        state, pulled = personal_of(tmp_path, f"lam{lam}", {"name": "mr-mtl", "lam": lam})
+        spreads.append(spread(pulled))
+        np.testing.assert_allclose(state.models[0], np.mean(pulled, axis=0), atol=1e-5)  # the server's mean is their mean
+    assert spreads == sorted(spreads, reverse=True)
+    assert spreads[-1] < 0.5 * spreads[0]
+
+
+def test_a_pull_that_overshoots_is_refused():
+    with pytest.raises(ConfigError, match=r"algorithm\.lam is 4\.0.*below 2"):
+        config.resolve({**SMALL, **TINY, "algorithm": {"name": "mr-mtl", "lam": 4.0}})
+
+
+def test_a_pull_in_the_loss_does_nothing_under_opacus():
+    """What published code amounts to: the optimiser replaces the gradient by clipped per-record sums, the pull is not in them."""
+    import torch
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    def trained(lam):
+        torch.manual_seed(0)
+        module = GradSampleModule(torch.nn.Linear(4, 3))
+        optimizer = DPOptimizer(
+            torch.optim.SGD(module.parameters(), lr=0.5), noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=8
+        )
+        x, y = torch.randn(8, 4), torch.arange(8) % 3
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(module(x), y)
+            pull = sum(((p - 10) ** 2).sum() for p in module.parameters()) * lam / 2
+            (loss + pull).backward()
+            optimizer.step()
+        return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+    assert torch.equal(trained(0.0), trained(5.0))
+
+
+# ---- initial models, choices without protection
+
+
+def test_clusters_of_dp_ifca_start_from_different_models(tmp_path):
+    job = job_for(tmp_path, {"name": "dp-ifca", "clusters": 3})
+    from dpcfl_net.federation.in_process import InProcessFederation
+
+    models = job.algorithm.start(InProcessFederation(job.protocol, {})).models
+    assert len({m.tobytes() for m in models}) == 3
+
+
+@pytest.mark.parametrize("name", ["f-cdpfl", "rc-dpfl"])
+def test_a_raw_index_has_no_finite_epsilon_anywhere(name, tmp_path):
+    path = write_config(tmp_path / "c", **TINY, algorithm={"name": name, "clusters": 2})
+    done = dpcfl("run", path, "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr + done.stdout
+    document = json.loads((only_run(tmp_path / "runs") / "run.json").read_text())
+    privacy = document["privacy"]
+    assert (privacy["epsilon"], privacy["epsilon_spent"], privacy["epsilon_replace_one"]) == (None, None, None)
+    assert privacy["covered"] == []
+    assert any("argmin" in reason for reason in privacy["not_covered"])
+    assert "inf" in done.stdout
+
+
+def test_the_private_twin_keeps_its_promise(tmp_path):
+    job = job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2, "select": "exponential"})
+    assert job.protocol.unprotected == []
+    run(job, tmp_path)
+
+
+def test_a_worker_refuses_unprotected_releases_that_the_job_does_not_own_up_to(tmp_path):
+    job = job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2})
+    assert job.protocol.unprotected
+    silent = experiment.Job(job.protocol.model_copy(update={"unprotected": []}), job.experiment)
+    with pytest.raises(Refused, match="unprotected releases"):
+        make_host(silent, 0, tmp_path / "ledgers")
+
+
+def test_a_budget_over_runs_takes_no_unprotected_run(tmp_path):
+    with pytest.raises(ConfigError, match="no finite epsilon to add up"):
+        job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2}, ledger={"scope": "dataset", "root": str(tmp_path / "l")})
+
+
+@pytest.mark.parametrize("name", ["dp-ifca", "f-cdpfl", "km-cdpfl"])
+def test_more_clusters_than_clients_are_refused(name):
+    with pytest.raises(ConfigError, match=r"algorithm\.clusters is 5: must be at most the number of clients, 4"):
+        config.resolve({**SMALL, **TINY, "algorithm": {"name": name, "clusters": 5}})
+    with pytest.raises(ConfigError, match=r"algorithm\.clusters is missing"):
+        config.resolve({**SMALL, **TINY, "algorithm": {"name": name}})
+
+
+# ---- KM-CDPFL
+
+
+def test_km_cdpfl_moves_each_clients_model_by_the_mean_of_its_group(tmp_path):
+    job = job_for(tmp_path, {"name": "km-cdpfl", "clusters": 2})
+    p = job.protocol.model.parameters
+    steps = {0: 1.0, 1: 1.2, 2: -3.0, 3: -3.4}
+
+    class Scripted:
+        clients, round = [0, 1, 2, 3], 1
+
+        def call(self, method, each):
+            from dpcfl_net.federation.base import Results
+
+            return Results(self.clients, {i: {"update": np.full(p, steps[i], np.float32)} for i in each if i != self.gone})
+
+        def seed(self, purpose):
+            return 7
+
+        gone = None
+
+        def initial_model(self, number=0):
+            return np.zeros(p, np.float32)
+
+    fed = Scripted()
+    first = job.algorithm.round(job.algorithm.start(fed), 1, fed)
+    np.testing.assert_allclose(first.models[:, 0], [1.1, 1.1, -3.2, -3.2], rtol=1e-6)
+    assert first.assignment[0] == first.assignment[1] != first.assignment[2] == first.assignment[3]
+    fed.gone = 3
+    second = job.algorithm.round(first, 2, fed)
+    np.testing.assert_allclose(second.models[:, 0], [2.2, 2.2, -6.2, -3.2], rtol=1e-6)
+    assert second.assignment[3] == first.assignment[3]
