@@ -10,10 +10,13 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dpcfl_net import models
 from dpcfl_net.algorithms.base import Algorithm, Setting, registry
-from dpcfl_net.data.partition import DataSettings
+from dpcfl_net.data import datasets
+from dpcfl_net.data.partition import DataSettings, open_set, records_per_client, shift_problems
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.job import LocalTraining, PrivacyTarget
+from dpcfl_net.plugins import is_plugin
 
 
 class Section(BaseModel):
@@ -23,7 +26,9 @@ class Section(BaseModel):
 
 
 class ModelSettings(Section):
-    name: str = Field(default="cnn", description="a model of dpcfl_net.models")
+    name: str = Field(
+        default="cnn", description="cnn, digits-cnn, cifar-cnn, resnet18, linear, or your own: package.module:function"
+    )
 
 
 class DataSection(DataSettings):
@@ -123,7 +128,10 @@ def _override(document: dict[str, Any], item: str) -> None:
 
 
 def resolve(document: Mapping[str, Any]) -> Config:
-    """Validate a document, apply what it says of the chosen algorithm, and check what only a person would notice."""
+    """Validate a document, apply what it says of the chosen algorithm, and check what only a person would notice.
+
+    The content of a data set of the user's own is pinned: `data.sha256` is filled in.
+    """
     problems: list[str] = []
     document = _with_algorithm(document, problems)
     config: Config | None = None
@@ -135,7 +143,8 @@ def resolve(document: Mapping[str, Any]) -> Config:
         problems += _impossible(config)
     if problems or config is None:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return config
+    sha256 = open_set(config.data, config.data.root).sha256
+    return config.model_copy(update={"data": config.data.model_copy(update={"sha256": sha256})})
 
 
 def _with_algorithm(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -176,25 +185,13 @@ def _deep(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _impossible(config: Config) -> list[str]:
     """Settings that each pass alone and cannot work together."""
-    from dpcfl_net.data import datasets
-    from dpcfl_net.data.partition import records_per_client
-    from dpcfl_net.models import NAMES
-
-    problems = []
-    if config.model.name not in NAMES:
-        problems.append(
-            f"model.name is {config.model.name!r}: must be one of {', '.join(NAMES)}{_near(config.model.name, NAMES)}"
-        )
-    if config.data.dataset not in datasets.NAMES:
-        near = _near(config.data.dataset, datasets.NAMES)
-        problems.append(f"data.dataset is {config.data.dataset!r}: must be one of {', '.join(datasets.NAMES)}{near}")
+    problems = _unknown("model.name", config.model.name, models.NAMES)
+    unknown_set = _unknown("data.dataset", config.data.dataset, datasets.NAMES)
+    if unknown_set:
+        problems += unknown_set
     else:
         try:
-            records, _ = records_per_client(config.data, datasets.load(config.data.dataset, config.data.root).sizes)
-            if config.local.batch_size > records:
-                problems.append(
-                    f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client"
-                )
+            problems += _of_data(config, known_model=not problems)
         except ConfigError as error:
             problems += error.problems
     if isinstance(config.runtime.slots, int) and config.runtime.slots < 1:
@@ -207,6 +204,32 @@ def _impossible(config: Config) -> list[str]:
         problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy)
     return problems + config.algorithm_class.problems(config.options, setting)
+
+
+def _unknown(field: str, name: str, known: Iterable[str]) -> list[str]:
+    if name in known or is_plugin(name):
+        return []
+    return [f"{field} is {name!r}: must be one of {', '.join(known)} or package.module:function{_near(name, known)}"]
+
+
+def _of_data(config: Config, known_model: bool) -> list[str]:
+    """What does not go together with the records that are there; what is the user's own is tried before anything starts."""
+    images = open_set(config.data, config.data.root)
+    problems = shift_problems(config.data, images)
+    if known_model and (is_plugin(config.model.name) or is_plugin(config.data.dataset)):
+        from dpcfl_net.experiment import model_template
+
+        try:
+            model_template(config.model.name, images.input_shape, images.classes, config.seed)
+        except ConfigError as error:
+            problems += error.problems
+    try:
+        records, _ = records_per_client(config.data, images.sizes)
+    except ConfigError as error:
+        return problems + error.problems
+    if config.local.batch_size > records:
+        problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
+    return problems
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:

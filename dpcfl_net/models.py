@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpcfl_net import plugins
 from dpcfl_net.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     "cnn" is the network of R's Table 2 (28,938 parameters at 1x28x28), "digits-cnn" has 6,090 at 1x8x8, "resnet18" is
     torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). Parameter values are torch's
-    default draw: `initial` gives the seeded ones.
+    default draw: `initial` gives the seeded ones. `package.module:function` is the user's own, function(input_shape, classes).
     """
+    shape = tuple(int(side) for side in input_shape)
+    if plugins.is_plugin(name):
+        return _own(name, shape, classes)
     if name not in NAMES:
         raise ConfigError(f"unknown model {name!r}, known: {', '.join(NAMES)}")
-    shape = tuple(int(side) for side in input_shape)
     if classes < 2 or not shape or min(shape) < 1:
         raise ConfigError(
             f"model {name!r} needs positive input sides and at least 2 classes, got shape {shape}, {classes} classes"
@@ -57,6 +60,15 @@ def initial(name: str, input_shape: tuple[int, ...], classes: int, seed: int) ->
         torch.manual_seed(seed)
         module = build(name, input_shape, classes)
     return np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]).astype(np.float32)
+
+
+def _own(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    from torch import nn
+
+    module = plugins.call("model.name", name, shape, classes)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name is {name!r}: it must return a torch.nn.Module, got {type(module).__name__}")
+    return module
 
 
 def _linear(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -23,23 +23,25 @@ def folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "dpcfl_net"
 
 
-def arrays(name: str, identity: str, decode: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The four arrays of set `name`, read-only; `decode` is called only if no valid copy for `identity` is there.
+def arrays(
+    name: str, identity: str, decode: Callable[[], dict[str, np.ndarray]], keys: tuple[str, ...] = KEYS
+) -> dict[str, np.ndarray]:
+    """The arrays `keys` of set `name`, read-only; `decode` is called only if no valid copy for `identity` is there.
 
     One process decodes, others that start meanwhile wait for it. ConfigError if the folder cannot be written.
     """
     key = hashlib.sha256(f"{FORMAT}\n{identity}".encode()).hexdigest()[:16]
     home = folder() / "images" / f"{name}-{key}"
-    found = _open(home)
+    found = _open(home, keys)
     if found is not None:
         return found
     try:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / "lock"):
-            found = _open(home)
+            found = _open(home, keys)
             if found is None:
-                _write(home, decode())
-                found = _open(home)
+                _write(home, keys, decode())
+                found = _open(home, keys)
     except OSError as error:
         raise ConfigError(f"cannot keep decoded images in {home}: {error}; set XDG_CACHE_HOME to a folder with room") from error
     if found is None:
@@ -47,9 +49,9 @@ def arrays(name: str, identity: str, decode: Callable[[], dict[str, np.ndarray]]
     return found
 
 
-def _open(home: Path) -> dict[str, np.ndarray] | None:
+def _open(home: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray] | None:
     found = {}
-    for key in KEYS:
+    for key in keys:
         path = home / f"{key}.npy"
         try:
             # mmap of a file cut short raises here, so a damaged copy counts as none
@@ -59,8 +61,8 @@ def _open(home: Path) -> dict[str, np.ndarray] | None:
     return found
 
 
-def _write(home: Path, decoded: dict[str, np.ndarray]) -> None:
-    for key in KEYS:
+def _write(home: Path, keys: tuple[str, ...], decoded: dict[str, np.ndarray]) -> None:
+    for key in keys:
         temporary = home / f"{key}.{os.getpid()}.partial"
         with open(temporary, "wb") as file:
             np.save(file, np.ascontiguousarray(decoded[key]), allow_pickle=False)

@@ -1,4 +1,4 @@
-"""The image sets, from where they lie on this machine to shared, memory-mapped uint8 arrays."""
+"""The data sets, from where they lie on this machine to shared, memory-mapped arrays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpcfl_net.data import cache, readers
+from dpcfl_net.data import cache, own, readers
 from dpcfl_net.data.download import fetch as _download
 from dpcfl_net.errors import ConfigError, DataMissing
+from dpcfl_net.plugins import is_plugin
 
 DIGITS_TEST = 360
 _DIGITS_SEED = 1797
@@ -19,7 +20,11 @@ _DIGITS_SEED = 1797
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """One image set. x: uint8 (N, C, H, W); y: uint8 (N,); a pixel v is fed to a model as (v / 255 - mean) / std."""
+    """One data set. x: uint8 (N, C, H, W), or float32 (N, d) in a set of the user's own; y: uint8 (N,).
+
+    A pixel v is fed to a model as (v / 255 - mean) / std, a float feature v as (v - mean) / std. sha256: the content of a
+    set of the user's own.
+    """
 
     train_x: np.ndarray
     train_y: np.ndarray
@@ -28,16 +33,16 @@ class Images:
     classes: int
     mean: float
     std: float
+    sha256: str | None = None
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        channels, height, width = self.train_x.shape[1:]
-        return channels, height, width
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) or (d,)."""
+        return self.train_x.shape[1:]
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """(training images, test images)."""
+        """(training records, test records)."""
         return len(self.train_x), len(self.test_x)
 
 
@@ -87,12 +92,15 @@ _SETS = {
 NAMES = ("digits", *_SETS)
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None) -> Images:
+def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | None = None) -> Images:
     """The set called `name`; its arrays are read-only views of files that all processes of this user share.
 
     Looked for in `root`, else in $DPCFL_DATA, else in the user's cache folder. ConfigError: unknown name, or a damaged
     file (named); DataMissing: not there, with how to get it. `digits` comes with scikit-learn and is always there.
+    `package.module:function` is a set of the user's own (docs/plugins.md), sha256 the content of one as a job pins it.
     """
+    if is_plugin(name):
+        return Images(**own.load(name, _root(root), sha256))
     if name == "digits":
         arrays = cache.arrays("digits", f"scikit-learn digits, split {_DIGITS_SEED}", _read_digits)
         return Images(**arrays, classes=10, mean=0.0, std=1.0)
@@ -117,7 +125,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None) -> Path:
 
 def _known(name: str) -> _Set:
     if name not in _SETS:
-        raise ConfigError(f"unknown data set {name!r}, allowed: {', '.join(NAMES)}")
+        raise ConfigError(f"unknown data set {name!r}, allowed: {', '.join(NAMES)} or package.module:function")
     return _SETS[name]
 
 

@@ -1,4 +1,4 @@
-"""Which client holds which images, turned or relabelled how: known true clusters, disjoint slices within each."""
+"""Which client holds which records, turned or relabelled how: known true clusters, disjoint slices within each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.plugins import is_plugin
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +25,11 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    dataset: str = Field("digits", description="digits, mnist, fashion-mnist or cifar10")
+    dataset: str = Field("digits", description="digits, mnist, fashion-mnist, cifar10, or your own: package.module:function")
     clients: list[int] = Field([2, 2, 2, 2], min_length=1, description="clients in each true cluster, e.g. [3, 6, 6, 6]")
     shift: Literal["rotation", "label-flip", "none"] = Field(
         "rotation",
-        description="how cluster k differs: images turned by k * 90 degrees, labels moved to (y + k) mod 10, or not at all",
+        description="how cluster k differs: images turned by k * 90 degrees, labels moved to (y + k) mod classes, or not at all",
     )
     train_per_client: int | None = Field(
         None,
@@ -39,6 +40,12 @@ class DataSettings(BaseModel):
         None, ge=1, description="test records a client; null: equal disjoint slices of the test set, at most the papers' share"
     )
 
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="content of a data set of your own; null: as it is now, which the job then pins",
+    )
+
     @model_validator(mode="after")
     def _possible(self) -> DataSettings:
         if any(size < 1 for size in self.clients):
@@ -46,6 +53,8 @@ class DataSettings(BaseModel):
         most = MOST_CLUSTERS.get(self.shift)
         if most is not None and len(self.clients) > most:
             raise ValueError(f"shift {self.shift!r} makes at most {most} different clusters, clients has {len(self.clients)}")
+        if self.sha256 is not None and not is_plugin(self.dataset):
+            raise ValueError(f"sha256 belongs to a data set of your own, package.module:function; dataset is {self.dataset!r}")
         return self
 
     @property
@@ -69,7 +78,7 @@ def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[
     """(training, test) records of every client, from the sizes (training, test) of the image set alone.
 
     null sizes are capped at the share of R's experiments: of 60,000 training images 8,000 a client (80 % of a sixth),
-    of 10,000 test images 1,666 (a sixth); digits, being small, are not capped. ConfigError names what is impossible.
+    of 10,000 test images 1,666 (a sixth); digits and sets of the user's own are not capped. ConfigError names what is impossible.
     """
     largest, (n_train, n_test) = max(settings.clients), sizes
     possible = n_train // largest
@@ -86,12 +95,27 @@ def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[
         problems.append(f"data.test_per_client: {test} is more than the {n_test} test images of {settings.dataset}")
     if problems:
         raise ConfigError(problems)
-    small = settings.dataset == "digits"
+    whole = settings.dataset == "digits" or is_plugin(settings.dataset)
     if train is None:
-        train = possible if small else min(possible, 2 * n_train // 15)
+        train = possible if whole else min(possible, 2 * n_train // 15)
     if test is None:
-        test = max(1, min(n_test // largest, n_test if small else n_test // 6))
+        test = max(1, min(n_test // largest, n_test if whole else n_test // 6))
     return train, test
+
+
+def open_set(settings: DataSettings, root: str | os.PathLike[str] | None = None) -> Images:
+    """The whole set of the settings, with the content that they pin; errors as `datasets.load`."""
+    return load(settings.dataset, root, settings.sha256)
+
+
+def shift_problems(settings: DataSettings, images: Images) -> list[str]:
+    """Why these records cannot be made to differ between clusters as the settings say."""
+    clusters, shape = len(settings.clients), images.input_shape
+    if settings.shift == "rotation" and clusters > 1 and (len(shape) != 3 or shape[1] != shape[2]):
+        return [f"data.shift is 'rotation': must be label-flip or none where records, here {shape}, are not square images"]
+    if settings.shift == "label-flip" and clusters > images.classes:
+        return [f"data.shift is 'label-flip': {clusters} clusters of {images.classes} classes cannot all differ"]
+    return []
 
 
 def plan_slices(settings: DataSettings, sizes: tuple[int, int], seed: int) -> list[Slice]:
@@ -117,7 +141,8 @@ def plan_slices(settings: DataSettings, sizes: tuple[int, int], seed: int) -> li
 class ClientData:
     """A client's own records: views of the shared images, its rows of them, and how it sees them.
 
-    x: uint8 (all, C, H, W), y: uint8 (all,), rows: int64 (N,) into them. Positions 0..N-1 below are positions in rows.
+    x: uint8 (all, C, H, W) or float32 (all, d), y: uint8 (all,), rows: int64 (N,) into them. Positions 0..N-1 below are
+    positions in rows.
     """
 
     def __init__(
@@ -129,14 +154,15 @@ class ClientData:
             span = f"{self._rows.min()}..{self._rows.max()}"
             raise ConfigError(f"rows {span} of {len(self._x)} {part} images: a smaller copy of the set than was planned for?")
         self._turns, self._shift, self.classes = quarter_turns % 4, label_shift, images.classes
-        self._scale, self._offset = 1 / (255 * images.std), images.mean / images.std
+        largest = 255 if self._x.dtype == np.uint8 else 1
+        self._scale, self._offset = 1 / (largest * images.std), images.mean / images.std
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(C, H, W)."""
+        """(C, H, W) or (d,)."""
         return tuple(self._x.shape[1:])
 
     def labels(self) -> np.ndarray:
@@ -144,17 +170,19 @@ class ClientData:
         return self._labels(self._rows)
 
     def batch(self, rows: np.ndarray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Records at positions `rows` (at most `size`) as float32 (size, C, H, W) and int64 (size,); the rest is zeros."""
+        """Records at positions `rows` (at most `size`) as float32 (size, C, H, W) or (size, d) and int64 (size,); the rest is zeros."""
         import torch
 
         count = len(rows)
         if count > size:
             raise ValueError(f"{count} records do not fit a batch of {size}")
         own = self._rows[rows]
-        pixels = np.ascontiguousarray(np.rot90(self._x[own], self._turns, axes=(2, 3)))
-        x = torch.zeros((size, *pixels.shape[1:]), dtype=torch.float32)
+        values = self._x[own]
+        if self._turns:
+            values = np.ascontiguousarray(np.rot90(values, self._turns, axes=(2, 3)))
+        x = torch.zeros((size, *values.shape[1:]), dtype=torch.float32)
         y = torch.zeros(size, dtype=torch.int64)
-        x[:count].copy_(torch.from_numpy(pixels)).mul_(self._scale).sub_(self._offset)
+        x[:count].copy_(torch.from_numpy(values)).mul_(self._scale).sub_(self._offset)
         y[:count] = torch.from_numpy(self._labels(own))
         return x, y
 
@@ -170,6 +198,6 @@ class ClientData:
 def open_client(
     settings: DataSettings, piece: Slice, root: str | os.PathLike[str] | None = None, part: Literal["train", "test"] = "train"
 ) -> ClientData:
-    """The training or test records of one client, from the set that `load` finds (and its errors)."""
+    """The training or test records of one client, from the set that `open_set` finds (and its errors)."""
     rows = piece.train_rows if part == "train" else piece.test_rows
-    return ClientData(load(settings.dataset, root), part, rows, piece.quarter_turns, piece.label_shift)
+    return ClientData(open_set(settings, root), part, rows, piece.quarter_turns, piece.label_shift)
