@@ -8,14 +8,13 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm, registry
 from dpcfl_net.config import Config
-from dpcfl_net.data import datasets
-from dpcfl_net.data.partition import DataSettings, Slice, open_client, plan_slices, records_per_client
+from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_set, plan_slices, records_per_client
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.claim import plan_events, protected, unprotected
 from dpcfl_net.job import (
@@ -31,8 +30,12 @@ from dpcfl_net.job import (
     read_experiment,
     read_protocol,
 )
+from dpcfl_net.plugins import is_plugin
 from dpcfl_net.types import DPSGDSlot, Slot
 from dpcfl_net.wire import keys
+
+if TYPE_CHECKING:
+    from torch import nn
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
 COVERED = ["model updates", "cluster selections"]
@@ -81,7 +84,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
 
     Raises ConfigError when no noise reaches the target, DataMissing when the data set is not here.
     """
-    images = datasets.load(config.data.dataset, config.data.root)
+    images = open_set(config.data, config.data.root)
     records, _ = records_per_client(config.data, images.sizes)
     truth = config.data.true_clusters
     n, insecure = len(truth), config.privacy.noise == "seeded"
@@ -130,12 +133,30 @@ def model_template(name: str, input_shape: tuple[int, ...], classes: int, seed: 
     from dpcfl_net.privacy.dpsgd import Trainer
 
     module = models.build(name, input_shape, classes)
+    if is_plugin(name):
+        _check_own_model(name, module, input_shape, classes, seed)
     Trainer(module, clip=1.0, learning_rate=0.1, batch_size=2)
     layout = [(key, list(shape)) for key, shape in models.layout(module)]
     parameters = sum(math.prod(shape) for _, shape in layout)
     return ModelTemplate(
         name=name, input_shape=list(input_shape), classes=classes, layout=layout, parameters=parameters, initial_seed=seed
     )
+
+
+def _check_own_model(name: str, module: nn.Module, input_shape: tuple[int, ...], classes: int, seed: int) -> None:
+    from dpcfl_net import models
+    from dpcfl_net.privacy import model_check
+
+    try:
+        model_check.check(module, input_shape, classes)
+    except ConfigError as error:
+        raise ConfigError([f"model.name is {name!r}: {problem}" for problem in error.problems]) from error
+    # Every process draws the first values for itself.
+    first, second = (models.initial(name, input_shape, classes, seed) for _ in range(2))
+    if not np.array_equal(first, second):
+        raise ConfigError(
+            f"model.name is {name!r}: called twice under one torch seed it gives different parameters: draw with torch alone"
+        )
 
 
 def calibrated(protocol: Protocol) -> Protocol:
@@ -210,7 +231,7 @@ def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings,
 def experiment_slice(experiment: Experiment, client: int, root: str | None) -> tuple[DataSettings, Slice]:
     """As `client_slice`, from the experiment part alone."""
     settings = DataSettings.model_validate(experiment.data)
-    sizes = datasets.load(settings.dataset, root).sizes
+    sizes = open_set(settings, root).sizes
     return settings, plan_slices(settings, sizes, experiment.partition_seed)[experiment.slices[client]]
 
 
@@ -228,6 +249,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         covered = []
         noise = f"noise is that of epsilon {protocol.privacy.epsilon:g} for the updates, given the indices"
         not_covered = [*protocol.unprotected, f"model updates together with the indices: {noise}", *not_covered]
+    if is_plugin(protocol.model.name):
+        not_covered.append(f"what the code of {protocol.model.name} does with the records besides, in the client's process")
     if protocol.security == "none":
         not_covered.append("the network: messages travel in clear on loopback")
     if protocol.oracle is not None:

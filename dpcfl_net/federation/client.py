@@ -31,10 +31,13 @@ class Engine:
 
     @classmethod
     def of(cls, protocol: Protocol) -> Engine:
-        from dpcfl_net.models import build
+        """ConfigError for a model that cannot be built here, Refused if its parameters are not those of the signed job."""
+        from dpcfl_net.models import build, layout
 
         m, local = protocol.model, protocol.local
         module = build(m.name, tuple(m.input_shape), m.classes)
+        if layout(module) != [[name, sides] for name, sides in m.layout]:
+            raise Refused("model", f"the parameters of {m.name} here are not those that the signed job lays down")
         trainer = Trainer(module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
         return cls(trainer, Evaluator(module))
 
