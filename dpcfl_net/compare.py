@@ -163,7 +163,7 @@ def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
     """
     keys = differing(shown)
     columns: list[tuple[str, Callable[[Row], str]]] = [("algorithm", lambda row: row.algorithm), ("epsilon", _epsilon)]
-    columns += [(_title(key, keys), lambda row, key=key: _word(row.settings.get(key))) for key in keys]
+    columns += [(_title(key, keys), lambda row, key=key: word(row.settings.get(key))) for key in keys]
     columns += [("runs", lambda row: str(len(row.results)))]
     columns += [(title, lambda row, key=key: _spread(row.values(key), 100, 1)) for key, title in SHARES]
     columns += [(title, lambda row, key=key: _count(*row.count(key))) for key, title in COUNTS]
@@ -174,6 +174,11 @@ def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
     return Table(
         "Comparison", [title for title, _ in columns], [[words(row) for _, words in columns] for row in shown], caption
     )
+
+
+def word(value: Any) -> str:
+    """A setting as a person reads it; one that is not there is a dash."""
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def write_csv(file: TextIO, results: Sequence[Result]) -> None:
@@ -238,7 +243,7 @@ def _terms(result: Result) -> dict[str, str]:
     """What must be equal for accuracies to compare: the privacy that is claimed, and the data."""
     privacy = {"epsilon": plain(result.epsilon, 6) if math.isfinite(result.epsilon) else "inf"}
     privacy |= {key: str(result.privacy.get(key, "not stated")) for key in TERMS}
-    data = {key: _word(value) for key, value in _dotted(result.settings).items() if key.startswith("data.")}
+    data = {key: word(value) for key, value in _dotted(result.settings).items() if key.startswith("data.")}
     return privacy | data
 
 
@@ -246,10 +251,6 @@ def _title(key: str, keys: Sequence[str]) -> str:
     """The last word of a dotted key where that is enough."""
     last = key.rsplit(".", 1)[-1]
     return last if [other.rsplit(".", 1)[-1] for other in keys].count(last) == 1 else key
-
-
-def _word(value: Any) -> str:
-    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def _cell(value: Any) -> Any:

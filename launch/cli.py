@@ -49,6 +49,41 @@ def run(
 
 
 @app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(help="YAML file of one experiment")],
+    axes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE,VALUE]...", help="e.g. privacy.epsilon=3,5,15 seed=0:4 algorithm.name=r-dpcfl,local"
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="parent of the sweep's folder, and of the store that all sweeps share")] = Path(
+        "runs"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells and which are done, start nothing")] = False,
+) -> None:
+    """Run every combination of some settings, skipping what is done; a table and a report at the end."""
+    from launch import sweeps
+
+    if dry_run:
+        sweeps.dry_run(config, axes or [], out)
+        return
+    raise typer.Exit(sweeps.sweep(config, axes or [], out))
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
+    force: Annotated[bool, typer.Option("--force", help="show runs of unequal privacy or data too, marked")] = False,
+    csv: Annotated[Path | None, typer.Option(help="write a line of figures for every run")] = None,
+) -> None:
+    """Finished runs side by side, over seeds; refused when their privacy or their data differ."""
+    from launch import sweeps
+
+    sweeps.compare_runs(folders, force, csv)
+
+
+@app.command()
 def quickstart(
     out: Annotated[Path, typer.Option(help="parent of the run folders")] = Path("runs"),
     config: Annotated[Path, typer.Option(help="YAML file")] = Path("configs/quickstart.yaml"),
@@ -205,11 +240,16 @@ def verify(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
-    """Write run.json and report.html of a run folder anew."""
+def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None:
+    """Write run.json and report.html of a run folder anew, or a sweep's report.html."""
+    from dpcfl_net.compare import SWEEP
+    from dpcfl_net.report.sweep import write_sweep
     from launch import runs
 
-    runs.report(folder)
+    if (folder / SWEEP).exists():
+        typer.echo(write_sweep(folder))
+    else:
+        runs.report(folder)
 
 
 @app.command()

@@ -8,9 +8,10 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -20,6 +21,14 @@ from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError
 from dpcfl_net.experiment import Job
 from launch import local
+
+
+class Shown(Protocol):
+    """Where a run's progress is shown."""
+
+    def update(self, view: Any) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def new(path: Path, overrides: Iterable[str], out: Path) -> int:
@@ -48,7 +57,7 @@ def resume(folder: Path) -> int:
     """Go on with a run that was stopped or killed: the same signed job, ledgers and checkpoints."""
     config = configuration.load(folder / "config.yaml")
     summary.read_run_job(folder)
-    document = _read_document(folder)
+    document = read_document(folder)
     if document.get("state") == "finished":
         print(f"{folder} is finished: {document['rounds_done']} rounds")
         return 0
@@ -84,7 +93,7 @@ def report(folder: Path) -> None:
     from dpcfl_net.report.page import write_report
 
     job = summary.read_run_job(folder)
-    before = _read_document(folder)
+    before = read_document(folder)
     summary.write_epsilon_lines(folder, job)
     done = max((line["round"] for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
@@ -150,59 +159,69 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
         print("the last record was cut by a crash")
 
 
+def run_in(folder: Path, config: Config, screen: Shown, before: float = 0.0) -> tuple[dict[str, Any], DpcflError | None]:
+    """Start or go on with the run of a folder, watch, stop everything; (run.json, what it failed of, if it did).
+
+    Prints nothing itself; Ctrl-C and SIGTERM end in state `interrupted`. ConfigError while another process runs the folder.
+    """
+    with _held(folder):
+        if not (folder / "protocol.json").exists():
+            prepare(folder, config)
+        operator_key = (folder / "operator.pub").read_text().strip()
+        job = experiment.read_job(folder, operator_key)
+        processes = local.LocalRun(folder, config, len(job.protocol.roster), operator_key)
+        book = Book(folder, job, before)
+        state, failure = "failed", None
+        signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            processes.start()
+            book.write("running")
+            processes.watch(lambda: screen.update(book.look()))
+            processes.finish()
+            screen.update(book.look())
+            state = "finished"
+        except KeyboardInterrupt:
+            state = "interrupted"
+        except DpcflError as error:
+            failure = error
+        finally:
+            screen.close()
+            processes.stop()
+            document = book.write(state, last=True)
+    return document, failure
+
+
 def _run(folder: Path, config: Config, before: float = 0.0) -> tuple[int, dict[str, Any]]:
-    """Start everything, watch, stop everything, write what is known; (exit code, run.json)."""
+    """A run as a person sees it, with its report; (exit code, run.json)."""
     from dpcfl_net.report.page import write_report
     from launch.screen import open_screen
 
-    held = _hold(folder)  # until this process ends
-    if not (folder / "protocol.json").exists():
-        _prepare(folder, config)
-    job = experiment.read_job(folder, (folder / "operator.pub").read_text().strip())
-    processes = local.LocalRun(folder, config, len(job.protocol.roster), (folder / "operator.pub").read_text().strip())
-    book = Book(folder, job, before)
-    state, failure = "failed", None
-    signal.signal(signal.SIGTERM, _interrupt)
     screen = open_screen()
-    try:
-        processes.start()
-        book.write("running")
-        processes.watch(lambda: screen.update(book.look()))
-        processes.finish()
-        screen.update(book.look())
-        state = "finished"
-    except KeyboardInterrupt:
-        state = "interrupted"
-    except DpcflError as error:
-        failure = error
-    finally:
-        screen.close()
-        processes.stop()
-        document = book.write(state, last=True)
+    document, failure = run_in(folder, config, screen, before)
     write_report(folder)
     if failure is not None:
         print(f"what was done is in {folder}; go on with: dpcfl run --resume {folder}")
         raise failure
-    if state == "interrupted":
-        print(
-            f"stopped after round {document['rounds_done']} of {job.protocol.rounds}; go on with: dpcfl run --resume {folder}"
-        )
+    if document["state"] == "interrupted":
+        print(f"stopped after round {document['rounds_done']} of {config.rounds}; go on with: dpcfl run --resume {folder}")
         return 130, document
-    os.close(held)
     screen.finish(document)
     print(f"run folder {folder}, report {folder / 'report.html'}")
     return 0, document
 
 
-def _hold(folder: Path) -> int:
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
     """Lock a run folder, or ConfigError while another process runs it."""
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder} is being run by another process") from None
+        yield
+    finally:
         os.close(handle)
-        raise ConfigError(f"{folder} is being run by another process") from None
-    return handle
 
 
 class Book:
@@ -254,7 +273,8 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _prepare(folder: Path, config: Config) -> None:
+def prepare(folder: Path, config: Config) -> None:
+    """Keys, the signed job and the resolved configuration: all that a run starts from."""
     experiment.make_keys(folder / "keys", sum(config.data.clients))
     job = experiment.make_job(config, folder / "keys")
     _write_config(folder, config)
@@ -302,7 +322,8 @@ def _print_job(job: Job, config: Config) -> None:
     )
 
 
-def _read_document(folder: Path) -> dict[str, Any]:
+def read_document(folder: Path) -> dict[str, Any]:
+    """run.json, empty where there is none yet."""
     import json
 
     path = folder / "run.json"

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dpcfl_net.report.pages import Table as Comparison
 from dpcfl_net.report.read import mapping
 from dpcfl_net.report.statement import duration, number, percent, plain, statement, yes
 from launch.progress import GONE, SENDING, TRAINING, WAITING, ProgressTail, ProgressView, tail_progress
@@ -25,7 +26,7 @@ __all__ = ["PlainLines", "ProgressTail", "ProgressView", "Screen", "open_screen"
 GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕"}
 ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x"}
 STYLES = {WAITING: "dim", TRAINING: "green", SENDING: "cyan", GONE: "bold red"}
-WARNINGS, ROWS = 3, 12
+WARNINGS, ROWS, WIDE = 3, 12, 1000
 # Other processes' words end up here: a control character in one must not steer the terminal.
 CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "?")
 
@@ -142,6 +143,28 @@ class Screen:
         return Group(strip, Text.assemble(*legend))
 
 
+class OneLine:
+    """The round that a sweep's present run is in, on one line that goes away; nothing where there is no terminal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def update(self, view: ProgressView) -> None:
+        """Say how far this run is."""
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
+            return
+        if not self._live.is_started:
+            self._live.start()
+        left = f", about {duration(view.seconds_left)} left" if view.seconds_left is not None else ""
+        self._live.update(Text(f"{_tame(view.algorithm)}: round {view.round}/{view.rounds or '?'}{left}"), refresh=True)
+
+    def close(self) -> None:
+        """Take the line away; may be called twice."""
+        if self._live.is_started:
+            self._live.stop()
+
+
 def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = (), console: Console | None = None) -> None:
     """Print a run.json's result and its privacy statement; beside other runs the statement is its headline and alerts."""
     console = console or Console(highlight=False)
@@ -157,6 +180,19 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
     if run.get("state") not in (None, "finished"):
         console.print(Text(f"! the run is {_tame(run['state'])} after {run.get('rounds_done', 0)} rounds", style="yellow"))
     _print_statement(run, console, whole=not others)
+
+
+def print_table(shown: Comparison) -> None:
+    """Print a comparison. Its lines are as long as they are: a figure that is cut off is of no use to anybody."""
+    console = Console(highlight=False, width=WIDE)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for index, title in enumerate(shown.columns):
+        table.add_column(_tame(title), justify="right" if index else "left")
+    for row in shown.rows:
+        table.add_row(*(Text(_tame(cell)) for cell in row))
+    console.print()
+    console.print(table)
+    console.print(Text(shown.caption, style="dim"))
 
 
 def _result(run: Mapping[str, Any]) -> list[Text]:

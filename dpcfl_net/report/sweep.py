@@ -1,0 +1,184 @@
+"""The page of a comparison: accuracy against epsilon by algorithm with bands over seeds, recovery counts, the table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net import compare
+from dpcfl_net.compare import Result, Row
+from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
+from dpcfl_net.report.pages import write_page
+
+MEASURES = (
+    ("accuracy_mean", "Mean accuracy"),
+    ("accuracy_minority", "Accuracy of the minority cluster"),
+    ("accuracy_worst", "Accuracy of the worst client"),
+)
+RECOVERED = (("clusters_recovered", "Every cluster recovered"), ("minority_recovered", "Minority cluster recovered"))
+BAND = "Line: mean over seeds; band: one standard deviation; points: single runs."
+POINTS = "Bar: mean over seeds; points: single runs."
+Series = tuple[str, list[Row]]
+
+
+def write_sweep(folder: Path) -> Path:
+    """Write `report.html` into a sweep's folder and return its path; ConfigError if it is no sweep or none is finished."""
+    document, results = compare.read_document(folder), compare.read_sweep(folder)
+    axes = [f"{key} {', '.join(map(str, values))}" for key, values in document["axes"].items()]
+    lead = [f"Swept: {'; '.join(axes)}."] if axes else []
+    if len(results) < len(document["cells"]):
+        lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not in this page.")
+    return write_comparison(folder / "report.html", folder.name, lead, results, compare.swept_terms(document))
+
+
+def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[Result], apart: Collection[str] = ()) -> Path:
+    """Write the page of these runs. Runs that may not stand beside the others (see compare.unequal) are marked, loudly."""
+    rows, marked = compare.rows(results), compare.unequal(results, apart)
+    alerts = [f"Not comparable: {folder.name}: {text}." for folder, text in marked.items()]
+    return write_page(path, title=title, lead=lead, figures=figures(rows), tables=[compare.table(rows, marked)], alerts=alerts)
+
+
+def figures(rows: Sequence[Row]) -> list[Figure]:
+    """Accuracies, and in how many runs clusters were recovered: against epsilon if the target differs, else by row."""
+    if len({row.settings["privacy.epsilon"] for row in rows}) > 1:
+        series = _series(rows)
+        return [
+            *(_against_epsilon(key, title, series) for key, title in MEASURES),
+            *(_recovery(key, title, [(name, own, _target) for name, own in series]) for key, title in RECOVERED),
+        ]
+    names = {id(row): name for row, name in zip(rows, _names(rows), strict=True)}
+    return [
+        *(_by_row(key, title, rows, list(names.values())) for key, title in MEASURES),
+        *(_recovery(key, title, [("runs", rows, lambda row: names[id(row)])]) for key, title in RECOVERED),
+    ]
+
+
+def _target(row: Row) -> str:
+    return f"epsilon {row.settings['privacy.epsilon']:g}"
+
+
+def _series(rows: Sequence[Row]) -> list[Series]:
+    """Rows that differ in the target epsilon only, by name."""
+    found: dict[str, list[Row]] = {}
+    for row, name in zip(rows, _names(rows), strict=True):
+        found.setdefault(name, []).append(row)
+    return [(name, sorted(own, key=lambda row: float(row.settings["privacy.epsilon"]))) for name, own in found.items()]
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """What tells a row from the others, apart from epsilon."""
+    keys = compare.differing(rows)
+    return [
+        ", ".join(
+            [
+                row.algorithm,
+                *(f"{key.rsplit('.', 1)[-1]} {compare.word(row.settings[key])}" for key in keys if key in row.settings),
+            ]
+        )
+        for row in rows
+    ]
+
+
+def _against_epsilon(key: str, title: str, series: Sequence[Series]) -> Figure:
+    data = [trace for index, (name, rows) in enumerate(series) for trace in _line(key, name, rows, index)]
+    if not data:
+        return Figure(key, title, why="no run has measured it")
+    layout = {"xaxis": axis("epsilon", type="log", **_ticks(series)), "yaxis": axis("accuracy, %")}
+    return Figure(key, title, BAND, spec(data, 380, **layout))
+
+
+def _line(key: str, name: str, rows: Sequence[Row], index: int) -> list[dict[str, Any]]:
+    """Band, single runs, mean. An unprotected run has no place on the axis of epsilons: it is a level line, named so."""
+    points = [(float(row.settings["privacy.epsilon"]), [100 * value for value in row.values(key)], row) for row in rows]
+    points = [(x, values, row) for x, values, row in points if values]
+    if not points:
+        return []
+    free = any(math.isinf(row.epsilon) for _, _, row in points)
+    shade, at = colour(index), [x for x, _, _ in points]
+    means = [statistics.fmean(values) for _, values, _ in points]
+    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values, _ in points]
+    edges = [m + s for m, s in zip(means, spreads, strict=True)] + [m - s for m, s in zip(means, spreads, strict=True)][::-1]
+    label = f"{name} (unprotected)" if free else name
+    common = {"type": "scatter", "legendgroup": name, "hoverinfo": "skip", "showlegend": False}
+    dash = "dot" if free else DASHES[index % len(DASHES)]
+    return [
+        {**common, "x": at + at[::-1], "y": edges, "fill": "toself", "fillcolor": shade, "opacity": 0.18, "line": {"width": 0}, "mode": "lines"},
+        {
+            **common,
+            "mode": "markers",
+            "x": [x for x, values, _ in points for _ in values],
+            "y": [value for _, values, _ in points for value in values],
+            "marker": {"color": shade, "size": 5, "opacity": 0.6, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+        },
+        {
+            "type": "scatter",
+            "legendgroup": name,
+            "name": label,
+            "mode": "lines+markers",
+            "x": at,
+            "y": means,
+            "line": {"color": shade, "width": 2, "dash": dash},
+            "marker": {"color": shade, "size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+            "hovertemplate": f"{label}, epsilon %{{x}}: %{{y:.1f}} %<extra></extra>",
+        },
+    ]  # fmt: skip
+
+
+def _ticks(series: Sequence[Series]) -> dict[str, Any]:
+    targets = sorted({float(row.settings["privacy.epsilon"]) for _, rows in series for row in rows})
+    return {"tickvals": targets, "ticktext": [f"{target:g}" for target in targets]}
+
+
+def _by_row(key: str, title: str, rows: Sequence[Row], names: Sequence[str]) -> Figure:
+    """One line of points a row: every run, and a bar across at their mean. Names on the left fit a phone."""
+    data: list[dict[str, Any]] = []
+    for index, (name, row) in enumerate(zip(names, rows, strict=True)):
+        values = [100 * value for value in row.values(key)]
+        if not values:
+            continue
+        marker = {"color": colour(index), "size": 9, "opacity": 0.65}
+        common = {"type": "scatter", "mode": "markers", "name": name, "hovertemplate": f"{name}: %{{x:.1f}} %<extra></extra>"}
+        data.append({**common, "x": values, "y": [name] * len(values), "marker": marker})
+        mean = {"color": colour(index), "symbol": "line-ns", "size": 24, "line": {"color": colour(index), "width": 3}}
+        data.append({**common, "x": [statistics.fmean(values)], "y": [name], "marker": mean})
+    if not data:
+        return Figure(key, title, why="no run has measured it")
+    layout = {"xaxis": axis("accuracy, %"), "yaxis": axis("", autorange="reversed", type="category"), "showlegend": False}
+    return Figure(key, title, POINTS, spec(data, 110 + 42 * len(rows), **layout))
+
+
+def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], Callable[[Row], str]]]) -> Figure:
+    """In how many runs, of those that group clients at all."""
+    data = []
+    for index, (name, rows, label) in enumerate(series):
+        judged = [(label(row), *row.count(key)) for row in rows if row.count(key)[1]]
+        if judged:
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": name,
+                    "y": [where for where, _, _ in judged],
+                    "x": [found / of for _, found, of in judged],
+                    "text": [f"{found} of {of}" for _, found, of in judged],
+                    "textposition": "auto",
+                    "insidetextanchor": "start",
+                    "hovertemplate": f"{name}, %{{y}}: %{{text}}<extra></extra>",
+                    "marker": {"color": colour(index)},
+                }
+            )
+    if not data:
+        return Figure(key, title, why="no algorithm here groups clients")
+    bars = sum(len(trace["y"]) for trace in data)
+    layout = {
+        "xaxis": axis("share of runs", range=[0, 1], tickformat=".0%"),
+        "yaxis": axis("", autorange="reversed", type="category"),
+        "showlegend": len(series) > 1,
+        "barmode": "group",
+    }
+    return Figure(
+        key, title, "After the last round; runs that differ in their seed only.", spec(data, 120 + 30 * bars, **layout)
+    )

@@ -1,0 +1,318 @@
+"""A grid of runs: every cell is a run folder in a store that all sweeps share, so what has run once is not run again."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpcfl_net import __version__, compare, runlog
+from dpcfl_net import config as configuration
+from dpcfl_net.config import Config
+from dpcfl_net.errors import ConfigError, DpcflError
+from dpcfl_net.report.statement import duration, percent
+from launch import runs
+
+STORE = "store"
+OPEN, CLOSE, QUOTES = "[{(", "]})", "'\""
+WAITING, FINISHED, FAILED, INTERRUPTED = "waiting", "finished", "failed", "interrupted"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a grid. values: what the axes say here, by dotted key."""
+
+    values: dict[str, Any]
+    label: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """What became of a cell. state: finished, failed or interrupted; cached: it was finished before; seconds: spent now."""
+
+    folder: Path
+    state: str
+    cached: bool
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid over one configuration; its runs are kept in `store`, what it asked for and its report in `folder`."""
+
+    document: dict[str, Any]
+    axes: dict[str, list[str]]
+    cells: list[Cell]
+    folder: Path
+    store: Path
+
+    @classmethod
+    def of(cls, path: Path, items: Iterable[str], out: Path) -> Sweep:
+        """ConfigError with every problem of every cell."""
+        axes = parse_axes(items)
+        cells = grid(path, axes)
+        document = yaml.safe_load(path.read_text())
+        what = json.dumps([document, axes], sort_keys=True, default=str)
+        folder = out / f"{cells[0].config.name}-sweep-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        return cls(document, axes, cells, folder, out / STORE)
+
+    def done(self) -> list[bool]:
+        """Which cells have a finished run in the store."""
+        return [runs.read_document(cell_folder(cell.config, self.store)).get("state") == FINISHED for cell in self.cells]
+
+    def write(self, states: Sequence[str]) -> None:
+        """sweep.json: what was asked for, and how far it is."""
+        cells = [
+            {
+                "values": cell.values,
+                "folder": os.path.relpath(cell_folder(cell.config, self.store), self.folder),
+                "state": state,
+            }
+            for cell, state in zip(self.cells, states, strict=True)
+        ]
+        axes = {key: [yaml.safe_load(text) for text in texts] for key, texts in self.axes.items()}
+        document = {"config": self.document, "axes": axes, "cells": cells}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        runlog.write_atomically(self.folder / compare.SWEEP, json.dumps(document, indent=2, default=str) + "\n")
+
+
+def sweep(path: Path, items: Iterable[str], out: Path) -> int:
+    """Run what is not done yet, cell by cell; then the table and the report. The exit code."""
+    grid_ = Sweep.of(path, items, out)
+    states = [FINISHED if done else WAITING for done in grid_.done()]
+    grid_.write(states)
+    failures = []
+    for index, cell in enumerate(grid_.cells):
+        outcome = run_cell(cell.config, grid_.store)
+        states[index] = outcome.state
+        grid_.write(states)
+        print(_line(index + 1, len(states), cell.label, outcome), flush=True)
+        if outcome.state == INTERRUPTED:
+            print("stopped; the same command goes on from here")
+            return 130
+        if outcome.state == FAILED:
+            failures.append(f"failed: {cell.label}: {outcome.error} (run folder {outcome.folder})")
+    if len(failures) < len(states):
+        show(grid_.folder)
+    print("\n".join([*failures, "the same command tries failed cells again"] if failures else []), end="")
+    return 4 if failures else 0
+
+
+def dry_run(path: Path, items: Iterable[str], out: Path) -> None:
+    """Print the cells, and how many of them are done already."""
+    grid_ = Sweep.of(path, items, out)
+    done = grid_.done()
+    for cell, cached in zip(grid_.cells, done, strict=True):
+        print(cell.label + ("  cached" if cached else ""))
+    print(f"{len(done)} cells, {sum(done)} cached, {len(done) - sum(done)} to run")
+
+
+def show(folder: Path) -> None:
+    """A sweep's table and report; where its runs do not compare, why, and how to see them all the same."""
+    from dpcfl_net.report.sweep import write_sweep
+    from launch.screen import print_table
+
+    results = compare.read_sweep(folder)
+    refused = compare.unequal(results, compare.swept_terms(compare.read_document(folder)))
+    if refused:
+        print("\n".join([*compare.refusal(refused).problems, f"dpcfl compare {folder} --force"]))
+    else:
+        print_table(compare.table(compare.rows(results)))
+    print(f"report {write_sweep(folder)}")
+
+
+def compare_runs(folders: Sequence[Path], force: bool, csv: Path | None) -> None:
+    """The table of runs and sweeps, and their figures as CSV; ConfigError if their privacy or data differ, unless forced."""
+    from launch.screen import print_table
+
+    results: list[compare.Result] = []
+    apart: list[str] = []
+    problems: list[str] = []
+    for folder in folders:
+        try:
+            if (folder / compare.SWEEP).exists():
+                results += compare.read_sweep(folder)
+                apart += compare.swept_terms(compare.read_document(folder))
+            else:
+                results.append(compare.read_result(folder))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    marked = compare.unequal(results, apart)
+    if marked and not force:
+        raise compare.refusal(marked)
+    print_table(compare.table(compare.rows(results), marked))
+    for folder, text in marked.items():
+        print(f"! {folder.name}: {text}")
+    if csv is not None:
+        with csv.open("w", newline="", encoding="utf-8") as file:
+            compare.write_csv(file, results)
+        print(f"figures of {len(results)} runs in {csv}")
+
+
+def run_cells(cells: Sequence[Config], store: Path, say: Callable[[str], None]) -> list[CellOutcome]:
+    """Run configurations one after another, each in its folder of the store; one that fails does not end the rest.
+
+    A finished one is not run again, a stopped, crashed or failed one is gone on with. KeyboardInterrupt when stopped.
+    """
+    outcomes = []
+    for number, config in enumerate(cells, 1):
+        outcome = run_cell(config, store)
+        say(_line(number, len(cells), f"{config.name} {config.algorithm['name']} seed={config.seed}", outcome))
+        if outcome.state == INTERRUPTED:
+            raise KeyboardInterrupt
+        outcomes.append(outcome)
+    return outcomes
+
+
+def run_cell(config: Config, store: Path) -> CellOutcome:
+    """One configuration in its folder of the store: started, gone on with, or found finished."""
+    from launch.screen import OneLine
+
+    folder, start = cell_folder(config, store), time.monotonic()
+    try:
+        if not (folder / "protocol.json").exists():
+            _prepare(folder, config)
+        before = runs.read_document(folder)
+        if before.get("state") == FINISHED:
+            return CellOutcome(folder, FINISHED, True, 0.0)
+        document, failure = runs.run_in(folder, config, OneLine(), float(before.get("wall_s", 0.0)))
+    except DpcflError as error:
+        return CellOutcome(folder, FAILED, False, time.monotonic() - start, _one_line(error))
+    return CellOutcome(folder, document["state"], False, time.monotonic() - start, _one_line(failure or ""))
+
+
+def cell_folder(config: Config, store: Path) -> Path:
+    """Where a configuration's run is kept."""
+    return store / f"{config.algorithm['name']}-{job_key(config)[:16]}"
+
+
+def job_key(config: Config) -> str:
+    """sha256 (hex) of all that can change a run's result: the resolved configuration without names, places and pace."""
+    settings = config.model_dump(mode="json", exclude={"name": True, "output": True, "algorithms": True, "data": {"root"}})
+    # Who may be missing, and how bytes travel, stand in a result and in its privacy statement; slots and patience do not.
+    settings["runtime"] = {key: settings["runtime"][key] for key in ("quorum", "transport")}
+    canonical = json.dumps([__version__, settings], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
+    """Axes as the command line gives them: `key=a,b,c`, or `key=0:4` for 0, 1, 2, 3; values stay YAML text.
+
+    Commas within brackets, braces and quotes do not split. ConfigError names every item that is none of this.
+    """
+    axes: dict[str, list[str]] = {}
+    problems = []
+    for item in items:
+        key, equals, text = item.partition("=")
+        values = _values(text)
+        if not equals or not key or not values or "" in values:
+            problems.append(f"axis {item!r} is not key=value,value or key=start:stop, for example seed=0:4")
+        elif key in axes:
+            problems.append(f"axis {key!r} is given twice: put its values into one list")
+        elif len(set(values)) < len(values):
+            problems.append(f"axis {item!r} names a value twice")
+        axes[key] = values
+    if problems:
+        raise ConfigError(problems)
+    return axes
+
+
+def grid(path: Path, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """Every combination of the axes, the last one fastest, each validated; ConfigError names every problem and its cells."""
+    cells: list[Cell] = []
+    problems: dict[str, list[str]] = {}
+    for texts in itertools.product(*axes.values()):
+        items = [f"{key}={text}" for key, text in zip(axes, texts, strict=True)]
+        label = " ".join(item for item in items if len(axes[item.partition("=")[0]]) > 1) or " ".join(items)
+        try:
+            values = {key: yaml.safe_load(text) for key, text in zip(axes, texts, strict=True)}
+            cells.append(Cell(values, label, configuration.load(path, items)))
+        except yaml.YAMLError as error:
+            problems.setdefault(f"not YAML: {error}", []).append(label)
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, []).append(label)
+    if problems:
+        raise ConfigError([f"{problem} (cell {_and_more(labels)})" for problem, labels in problems.items()])
+    return _distinct(cells)
+
+
+def _values(text: str) -> list[str]:
+    """Split at the commas that stand outside brackets, braces and quotes; `start:stop` as a range."""
+    if span := re.fullmatch(r"(\d+):(\d+)", text):
+        return [str(number) for number in range(int(span[1]), int(span[2]))]
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in QUOTES:
+            quote = letter
+        else:
+            depth += (letter in OPEN) - (letter in CLOSE)
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _distinct(cells: list[Cell]) -> list[Cell]:
+    """The cells, or ConfigError if two are one job: an axis that does nothing would pass for one that makes no difference."""
+    seen: dict[str, Cell] = {}
+    problems = []
+    for cell in cells:
+        other = seen.setdefault(job_key(cell.config), cell)
+        if other is not cell:
+            problems.append(f"cells {other.label!r} and {cell.label!r} are the same job: what differs has no effect there")
+    if problems:
+        raise ConfigError([*problems, "(what `algorithms` says of an algorithm comes after axes over `local`)"])
+    return cells
+
+
+def _prepare(folder: Path, config: Config) -> None:
+    """A new run folder, whole or not at all: what is half prepared could not be gone on with."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        runs.prepare(draft, config)
+        draft.rename(folder)
+    except OSError:
+        if not (folder / "protocol.json").exists():  # else another process was faster, with the same job
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _line(number: int, total: int, label: str, outcome: CellOutcome) -> str:
+    """One cell in one line."""
+    return f"{number:>{len(str(total))}}/{total}  {label}  {_words(outcome)}"
+
+
+def _words(outcome: CellOutcome) -> str:
+    if outcome.state != FINISHED:
+        return f"{outcome.state}: {outcome.error}" if outcome.error else outcome.state
+    final = runs.read_document(outcome.folder)["final"]
+    spent = "cached" if outcome.cached else duration(outcome.seconds)
+    return f"accuracy {percent(final['accuracy_mean'])}, worst {percent(final['accuracy_worst'])}  {spent}"
+
+
+def _and_more(labels: Sequence[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+
+
+def _one_line(error: object) -> str:
+    return "; ".join(str(error).splitlines())
