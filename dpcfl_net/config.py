@@ -220,7 +220,7 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
         from dpcfl_net.experiment import model_template
 
         try:
-            model_template(config.model.name, images.input_shape, images.classes, config.seed)
+            model_template(config.model.name, images.input_shape, images.classes, seed=0)
         except ConfigError as error:
             problems += error.problems
     try:

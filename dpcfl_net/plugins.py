@@ -50,7 +50,7 @@ def load(field: str, name: str) -> Callable[..., Any]:
     function = getattr(module, function_name)
     if not callable(function):
         raise ConfigError(f"{field} is {name!r}: {function_name!r} is of type {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def call(field: str, name: str, *arguments: Any) -> Any:

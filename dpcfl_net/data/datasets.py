@@ -33,7 +33,7 @@ class Images:
     classes: int
     mean: float
     std: float
-    sha256: str | None = None
+    sha256: str | None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -103,14 +103,14 @@ def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | No
         return Images(**own.load(name, _root(root), sha256))
     if name == "digits":
         arrays = cache.arrays("digits", f"scikit-learn digits, split {_DIGITS_SEED}", _read_digits)
-        return Images(**arrays, classes=10, mean=0.0, std=1.0)
+        return Images(**arrays, classes=10, mean=0.0, std=1.0, sha256=None)
     spec = _known(name)
     folder = _root(root)
     paths = _find(spec, folder)
     if paths is None:
         raise _missing(name, spec, folder)
     arrays = cache.arrays(name, _identity(paths), lambda: _checked(spec, paths))
-    return Images(**arrays, classes=spec.classes, mean=spec.mean, std=spec.std)
+    return Images(**arrays, classes=spec.classes, mean=spec.mean, std=spec.std, sha256=None)
 
 
 def fetch(name: str, root: str | os.PathLike[str] | None = None) -> Path:

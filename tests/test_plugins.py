@@ -1,0 +1,405 @@
+"""Data sets and models of the user's own: found, checked, shared, pinned by the job, and run as processes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import ROOT, SMALL, assert_nothing_left, only_run
+from torch import nn
+
+from dpcfl_net import config, models, plugins
+from dpcfl_net.data import cache, datasets, own
+from dpcfl_net.data.partition import ClientData
+from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.experiment import make_job, make_keys, model_template
+from dpcfl_net.federation.client import Engine
+from dpcfl_net.privacy import model_check
+from dpcfl_net.privacy.dpsgd import Trainer
+
+EXAMPLES = ROOT / "docs" / "examples"
+# Without the current folder on the path: what is found there was put there by the command itself.
+COMMAND = [sys.executable, "-P", "-c", "from launch.cli import main; main()"]
+
+DATA = """
+import numpy as np
+
+def load(root):
+    rng = np.random.default_rng(0)
+    given = dict(
+        train_x=rng.integers(0, 256, (120, 1, 6, 6), np.uint8), train_y=rng.integers(0, 3, 120),
+        test_x=rng.integers(0, 256, (30, 1, 6, 6), np.uint8), test_y=rng.integers(0, 3, 30), classes=3, mean=0.5, std=0.25)
+    CHANGE
+    return given
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes modules into a folder of their own, which is the current one; forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = set(sys.modules)
+    own._content.cache_clear()
+
+    def write(name: str, text: str) -> None:
+        path = tmp_path / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    yield write
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    own._content.cache_clear()
+
+
+def data(change: str = "pass") -> str:
+    return DATA.replace("CHANGE", change)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("mine:", "", ["package.module:function"]),
+        ("os.path:../x", "", ["package.module:function"]),
+        ("absent:load", "", ["no module 'absent'", "current"]),
+        ("mine.deeper:load", "", ["no module 'mine.deeper'"]),
+        ("mine:lod", "def load(root): pass", ["mine has no 'lod'"]),
+        ("mine:load", "load = 3", ["of type int, not a function"]),
+        ("mine:load", "import absent_library", ["importing mine", "'absent_library'", "mine.py, line 1"]),
+        ("mine:load", "\n\n1 / 0", ["ZeroDivisionError: division by zero", "mine.py, line 3"]),
+        ("mine:load", "def load(root:", ["SyntaxError", "mine.py, line 1"]),
+        ("mine:load", "raise SystemExit(0)", ["SystemExit"]),
+        (
+            "mine:load",
+            "def load(root):\n    raise OSError('no disk')",
+            ["the function raised OSError: no disk", "mine.py, line 2"],
+        ),
+        ("mine:load", "def load(): pass", ["the function raised TypeError", "0 positional arguments but 1"]),
+    ],
+)
+def test_what_cannot_be_found_or_called_is_a_sentence(module, tmp_path, name, text, words):
+    module("mine", text)
+    with pytest.raises(ConfigError) as caught:
+        plugins.call("data.dataset", name, tmp_path)
+    (problem,) = caught.value.problems
+    words = [str(tmp_path) if word == "current" else word for word in [f"data.dataset is {name!r}", *words]]
+    assert [word for word in words if word not in problem] == []
+
+
+def test_a_function_of_a_package_in_the_current_folder_is_found(module):
+    module("packed.inner", "def load(root): return root")
+    assert plugins.is_plugin("packed.inner:load")
+    assert not plugins.is_plugin("fashion-mnist")
+    assert plugins.call("data.dataset", "packed.inner:load", 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("given = [1, 2]", ["must return a dict", "got list"]),
+        ("del given['std']", ["must return a dict", "'mean', 'test_x'"]),
+        ("given['extra'] = 1", ["'extra'"]),
+        ("given['train_x'] = given['train_x'].tolist()", ["train_x must be a numpy array, got list"]),
+        ("given['train_x'] = given['train_x'] / 255", ["train_x must be images", "float64 (120, 1, 6, 6)"]),
+        ("given['train_x'] = given['train_x'][:, 0]", ["uint8 (120, 6, 6)"]),
+        ("given['test_x'] = np.zeros((30, 6, 6, 1), np.uint8)", ["test_x looks like (N, H, W, C)", "transpose(0, 3, 1, 2)"]),
+        ("given['test_x'] = given['test_x'][..., :5]", ["test_x is uint8 (1, 6, 5)"]),
+        ("given['test_x'] = np.zeros((30, 36), np.float32)", ["test_x is float32 (36,)"]),
+        ("given['test_x'], given['test_y'] = given['test_x'][:0], given['test_y'][:0]", ["test_x is empty"]),
+        ("given['train_x'] = np.full((120, 4), np.nan, np.float32)", ["train_x holds a value that is not finite"]),
+        ("given['train_y'] = given['train_y'][:-1]", ["train_x has 120 records and train_y 119"]),
+        ("given['train_y'] = given['train_y'][:, None]", ["train_y must be whole numbers (N,)", "(120, 1)"]),
+        ("given['train_y'] = given['train_y'] * 1.0", ["train_y must be whole numbers", "float64"]),
+        ("given['train_y'] = given['train_y'] + 1", ["train_y holds labels 1..3", "allow 0..2"]),
+        ("given['test_y'] = given['test_y'] - 1", ["test_y holds labels -1..1"]),
+        ("given['classes'] = 257", ["classes must be a whole number from 2 to 256, got 257"]),
+        ("given['classes'] = 3.0", ["classes must be", "got 3.0"]),
+        ("given['mean'] = float('inf')", ["mean must be one finite number, got inf"]),
+        ("given['mean'] = np.zeros(3)", ["mean must be one finite number"]),
+        ("given['std'] = 0.0", ["std must be one finite number above 0, got 0.0"]),
+    ],
+)
+def test_what_is_no_data_set_is_refused(module, change, words):
+    module("mine", data(change))
+    with pytest.raises(ConfigError) as caught:
+        datasets.load("mine:load")
+    (problem,) = caught.value.problems
+    assert [word for word in ["data.dataset is 'mine:load'", *words] if word not in problem] == []
+
+
+def test_every_mistake_of_a_data_set_comes_at_once(module):
+    module(
+        "mine", data("given.update(std=-1, mean='a', classes=1, train_y=given['train_y'][:5], test_x=given['test_x'] + 0.5)")
+    )
+    with pytest.raises(ConfigError) as caught:
+        datasets.load("mine:load")
+    assert len(caught.value.problems) == 6
+
+
+def test_own_images_are_what_the_function_gave_and_are_pinned(module, tmp_path):
+    module("mine", data())
+    images = datasets.load("mine:load")
+    given = plugins.load("data.dataset", "mine:load")(tmp_path)
+    for key in cache.KEYS:
+        assert np.array_equal(getattr(images, key), given[key])
+        assert not getattr(images, key).flags.writeable
+    assert (images.input_shape, images.classes, images.mean, images.std) == ((1, 6, 6), 3, 0.5, 0.25)
+    assert (images.train_y.dtype, len(images.sha256)) == (np.uint8, 64)
+
+
+def test_float_features_reach_the_model_normalised(module):
+    module("mine", data("given.update({k: given[k].reshape(-1, 36) / np.float32(7) for k in ('train_x', 'test_x')})"))
+    images = datasets.load("mine:load")
+    assert images.input_shape == (36,)
+    x, y = ClientData(images, "train", np.array([5, 9]), label_shift=1).batch(np.array([1]), 3)
+    assert np.allclose(x[0].numpy(), (images.train_x[9] - 0.5) / 0.25, atol=1e-5)
+    assert not x[1:].any()
+    assert y.tolist() == [(int(images.train_y[9]) + 1) % 3, 0, 0]
+
+
+def test_the_function_is_called_once_and_its_root_is_the_data_folder(module, tmp_path):
+    module("mine", data("open('calls', 'a').write(f'{root}\\n')"))
+    first = datasets.load("mine:load", tmp_path / "there")
+    second = datasets.load("mine:load", tmp_path / "there")
+    third = datasets.load("mine:load", tmp_path / "there", first.sha256)
+    assert first.sha256 == second.sha256 == third.sha256
+    assert (tmp_path / "calls").read_text() == f"{tmp_path / 'there'}\n"
+
+
+def test_changed_data_are_noticed_and_pinned_data_stay(module, tmp_path, monkeypatch):
+    np.save("pixel.npy", np.uint8(1))
+    module("mine", data("given['train_x'][0, 0, 0, 0] = np.load('pixel.npy')"))
+    first = datasets.load("mine:load")
+    np.save("pixel.npy", np.uint8(2))
+    own._content.cache_clear()  # as in a new process
+    second = datasets.load("mine:load")
+    assert (first.train_x[0, 0, 0, 0], second.train_x[0, 0, 0, 0]) == (1, 2)
+    assert datasets.load("mine:load", sha256=first.sha256).train_x[0, 0, 0, 0] == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other host"))
+    with pytest.raises(ConfigError, match="differ from where the job was made"):
+        datasets.load("mine:load", sha256=first.sha256)
+    assert datasets.load("mine:load", sha256=second.sha256).train_x[0, 0, 0, 0] == 2
+
+
+def document(**changes) -> dict:
+    settings = {
+        "data": {"dataset": "mine:load", "clients": [1, 1], "shift": "rotation"},
+        "model": {"name": "linear"},
+        "algorithm": {"name": "global"},
+    }
+    return {**copy.deepcopy(SMALL), **settings, **changes}
+
+
+def problems(**changes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config.resolve(document(**changes))
+    return caught.value.problems
+
+
+def test_a_resolved_configuration_pins_the_content_and_the_job_too(module, tmp_path):
+    module("mine", data())
+    resolved = config.resolve(document())
+    assert resolved.data.sha256 == datasets.load("mine:load").sha256
+    assert config.resolve(yaml.safe_load(yaml.safe_dump(resolved.model_dump(mode="json", exclude={"algorithms"})))) == resolved
+    make_keys(tmp_path / "keys", 2)
+    job = make_job(resolved, tmp_path / "keys")
+    assert job.experiment.data["sha256"] == resolved.data.sha256
+    assert resolved.data.sha256 not in job.protocol.model_dump_json()
+    assert config.resolve(SMALL).data.sha256 is None
+
+
+def test_settings_that_do_not_go_with_the_records_are_named(module):
+    module("mine", data("given.update({k: given[k][..., :4] for k in ('train_x', 'test_x')})"))
+    assert "data.shift is 'rotation'" in problems()[0]
+    flips = {"dataset": "mine:load", "clients": [1] * 4, "shift": "label-flip"}
+    assert "4 clusters of 3 classes" in problems(data=flips)[0]
+    found = problems(data={"dataset": "mine:load", "clients": [1], "shift": "none"}, model={"name": "net"})
+    assert found == [
+        "model.name is 'net': must be one of cnn, digits-cnn, cifar-cnn, resnet18, linear or package.module:function"
+    ]
+    unpinned = {"dataset": "digits", "clients": [1], "sha256": "0" * 64}
+    assert "sha256 belongs to a data set of your own" in problems(data=unpinned)[0]
+    module("flat", data("given.update({k: np.zeros((len(given[k]), 4), np.float32) for k in ('train_x', 'test_x')})"))
+    found = problems(data={"dataset": "flat:load", "clients": [1, 1]}, model={"name": "cnn"}, local={"batch_size": 500})
+    for word, problem in zip(("data.shift", "takes images", "local.batch_size"), found, strict=True):
+        assert word in problem
+
+
+def test_the_schema_says_that_own_functions_are_taken():
+    schema = config.schema()
+    described = [
+        schema["$defs"]["DataSection"]["properties"]["dataset"],
+        schema["$defs"]["ModelSettings"]["properties"]["name"],
+    ]
+    assert ["package.module:function" in part["description"] for part in described] == [True, True]
+
+
+class Forward(nn.Module):
+    """A network whose forward is the given function of its layers and the batch."""
+
+    def __init__(self, forward, *layers):
+        super().__init__()
+        self.layers, self.own = nn.ModuleList(layers), forward
+
+    def forward(self, x):
+        return self.own(self.layers, x)
+
+
+def with_frozen_bias():
+    module = nn.Linear(4, 3)
+    module.bias.requires_grad_(False)
+    return module
+
+
+def folding(layers, x):
+    return layers[1](torch.tanh(layers[0](x.reshape(-1, 2))).reshape(len(x), -1))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.Flatten(), "no parameters to train"),
+        (with_frozen_bias, "parameter 'bias' is frozen"),
+        (lambda: nn.Linear(4, 3).double(), "parameter 'weight' is torch.float64"),
+        (lambda: nn.Linear(4, 3, device="meta"), "on meta: must be torch.float32 on the CPU"),
+        (lambda: nn.LazyLinear(3), "parameter 'weight' has no shape yet"),
+        (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), "'1' (BatchNorm1d) mixes the records"),
+        (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), "'0' (Dropout) draws from torch's generator"),
+        (lambda: nn.Linear(4, 5), "must be float32 (3, 3), got torch.float32 (3, 5)"),
+        (lambda: Forward(lambda own, x: (own[0](x),), nn.Linear(4, 3)), "got tuple"),
+        (lambda: nn.Linear(5, 3), "batch of shape (3, 4) raised RuntimeError"),
+        (lambda: Forward(lambda own, x: own[0](x) / 0, nn.Linear(4, 3)), "not finite"),
+        (lambda: Forward(lambda own, x: own[0](nn.functional.dropout(x)), nn.Linear(4, 3)), "a second time"),
+        (lambda: Forward(lambda own, x: own[0](x) * (2 if own.training else 1), nn.Linear(4, 3)), "those in evaluation"),
+        (lambda: Forward(lambda own, x: own[0](x - x.mean(0)), nn.Linear(4, 3)), "the other records of its batch"),
+        (lambda: Forward(lambda own, x: own[0](x), nn.Linear(4, 3), nn.Linear(2, 2)), "layers.1.weight, layers.1.bias: remove"),
+        (lambda: Forward(folding, nn.Linear(2, 2), nn.Linear(4, 3)), "are not autograd's"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_record_by_record_is_refused(make, words):
+    with pytest.raises(ConfigError) as caught:
+        model_check.check(make(), (4,), 3)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), "fast"),
+        (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Dropout(0.0), nn.Linear(5, 3)), "opacus"),
+        (lambda: Forward(lambda own, x: own[1](torch.tanh(own[0](torch.tanh(own[0](x))))), nn.Linear(4, 4), nn.Linear(4, 3)), "opacus"),
+    ],
+)  # fmt: skip
+def test_a_model_that_can_be_trained_passes_and_takes_its_path(make, path):
+    state = torch.random.get_rng_state()
+    module = make()
+    torch.random.set_rng_state(state)
+    model_check.check(module, (4,), 3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert Trainer(module, clip=1, learning_rate=1, batch_size=4).path == path
+
+
+MODEL = "from torch import nn\nimport numpy, torch\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def build(input_shape, classes): return 3", "must return a torch.nn.Module, got int"),
+        ("def build(input_shape, classes): return nn.Sequential(nn.Linear(36, 5), nn.BatchNorm1d(5))", "BatchNorm1d"),
+        ("def build(input_shape, classes): return nn.Linear(36, classes)", "model.name is 'net:build'"),
+        (
+            "def build(input_shape, classes):\n    net = nn.Sequential(nn.Flatten(), nn.Linear(36, classes))\n"
+            "    net[1].weight.data[0, 0] = float(numpy.random.rand())\n    return net",
+            "different parameters",
+        ),
+        (
+            "def build(input_shape, classes, wide=[4]):\n    wide[0] += 1\n"
+            "    return nn.Sequential(nn.Flatten(), nn.Linear(36, wide[0]), nn.ReLU(), nn.Linear(wide[0], classes))",
+            "different parameters",
+        ),
+    ],
+)
+def test_a_model_is_tried_before_anything_starts(module, text, words):
+    module("mine", data())
+    module("net", MODEL + text)
+    (problem,) = problems(model={"name": "net:build"})
+    assert words in problem
+    assert "model.name is 'net:build'" in problem
+
+
+GOOD = (
+    MODEL
+    + "def build(input_shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(36, WIDE), nn.ReLU(), nn.Linear(WIDE, classes))"
+)
+
+
+def test_first_values_come_from_the_seed_alone(module):
+    module("net", GOOD.replace("WIDE", "5"))
+    first = models.initial("net:build", (1, 6, 6), 3, 4)
+    torch.manual_seed(1)
+    assert np.array_equal(first, models.initial("net:build", (1, 6, 6), 3, 4))
+    assert not np.array_equal(first, models.initial("net:build", (1, 6, 6), 3, 5))
+    assert model_template("net:build", (1, 6, 6), 3, 0).parameters == len(first) == 36 * 5 + 5 + 5 * 3 + 3
+
+
+def test_a_worker_refuses_another_model_than_the_jobs(module, tmp_path):
+    module("mine", data())
+    module("net", GOOD.replace("WIDE", "5"))
+    make_keys(tmp_path / "keys", 2)
+    job = make_job(config.resolve(document(model={"name": "net:build"})), tmp_path / "keys")
+    assert Engine.of(job.protocol).trainer.path == "fast"
+    module("net", GOOD.replace("WIDE", "15"))  # another length, so that no compiled copy passes for it
+    del sys.modules["net"]
+    with pytest.raises(Refused, match="net:build"):
+        Engine.of(job.protocol)
+
+
+def command(*arguments, cwd) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_example_runs_from_its_folder(tmp_path):
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    with open(tmp_path / "examples" / "own_data.py", "a") as file:
+        file.write(f"\nopen({str(tmp_path / 'imports')!r}, 'a').write('x')\n")
+    done = command("run", "own.yaml", "rounds=6", "data.clients=[1, 1]", "privacy.noise=seeded", cwd=tmp_path / "examples")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert (tmp_path / "imports").read_text() == "x", "a process besides the launcher imported the data's module"
+    folder = only_run(tmp_path / "examples" / "runs")
+    assert_nothing_left(folder)
+    document = json.loads((folder / "run.json").read_text())
+    assert document["state"] == "finished"
+    assert document["final"]["accuracy_mean"] > 0.8
+    assert any("own_model:build" in text for text in document["privacy"]["not_covered"])
+    resolved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert len(resolved["data"]["sha256"]) == 64
+    assert "own_data" not in (folder / "protocol.json").read_text()
+    elsewhere = command("run", "--resume", folder, cwd=tmp_path)
+    assert elsewhere.returncode == 2
+    assert "no module 'own_model'" in elsewhere.stderr
+    assert "own_data" not in elsewhere.stderr, "pinned data must need no call"
+
+
+def test_a_mistake_is_a_sentence_and_exit_code_2(tmp_path):
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(document(model={"name": "nowhere:build"})))
+    (tmp_path / "mine.py").write_text(data("given['std'] = 0"))
+    done = command("run", "c.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: data.dataset is 'mine:load': std must be")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
