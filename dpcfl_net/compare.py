@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.report.pages import Table
 from dpcfl_net.report.read import JsonlTail, Line, mapping, read_mapping, whole
-from dpcfl_net.report.statement import number, plain
+from dpcfl_net.report.statement import number, plain, statement
 
 SWEEP = "sweep.json"
 # Settings that cannot make two runs different experiments; the seed makes them repetitions of one.
@@ -31,8 +31,8 @@ SHARES = (
     ("accuracy_worst", "worst %"),
     ("accuracy_p10", "p10 %"),
 )
-COUNTS = (("clusters_recovered", "clusters"), ("minority_recovered", "minority found"))
-PLAIN = (("f_acc", "F_acc"), ("f_loss", "F_loss"))
+COUNTS = (("clusters_recovered", "clusters found"), ("minority_recovered", "minority found"))
+PLAIN = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,12 @@ def unequal(results: Sequence[Result], apart: Collection[str] = ()) -> dict[Path
     return {path: text for group in groups.values() for path, text in _unequal(group).items()}
 
 
+def statements(results: Iterable[Result]) -> tuple[list[str], list[str]]:
+    """What these runs promise, each promise once, and what must not be overlooked about them."""
+    said = [statement(result.privacy) for result in results]
+    return list(dict.fromkeys(one.headline for one in said)), list(dict.fromkeys(alert for one in said for alert in one.alerts))
+
+
 def refusal(found: Mapping[Path, str]) -> ConfigError:
     """What the command says instead of a comparison that would not be fair."""
     return ConfigError([f"{path.name}: {text}" for path, text in found.items()] + ["--force shows them all the same, marked"])
@@ -167,7 +173,11 @@ def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
     columns += [("runs", lambda row: str(len(row.results)))]
     columns += [(title, lambda row, key=key: _spread(row.values(key), 100, 1)) for key, title in SHARES]
     columns += [(title, lambda row, key=key: _count(*row.count(key))) for key, title in COUNTS]
-    columns += [(title, lambda row, key=key: _spread(row.values(key), 1, 4)) for key, title in PLAIN if _any(shown, key)]
+    columns += [
+        (title, lambda row, key=key, scale=scale, digits=digits: _spread(row.values(key), scale, digits))
+        for key, title, scale, digits in PLAIN
+        if _any(shown, key)
+    ]
     if marked:
         columns += [("", lambda row: "NOT COMPARABLE" if any(one.folder in marked for one in row.results) else "")]
     caption = "mean +- standard deviation over the runs of a row, which differ in their seed only; clusters recovered in k of n"

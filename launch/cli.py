@@ -78,9 +78,9 @@ def compare(
     csv: Annotated[Path | None, typer.Option(help="write a line of figures for every run")] = None,
 ) -> None:
     """Finished runs side by side, over seeds; refused when their privacy or their data differ."""
-    from launch import sweeps
+    from launch import comparison
 
-    sweeps.compare_runs(folders, force, csv)
+    comparison.compare_runs(folders, force, csv)
 
 
 @app.command()

@@ -19,9 +19,9 @@ import yaml
 from dpcfl_net import __version__, compare, runlog
 from dpcfl_net import config as configuration
 from dpcfl_net.config import Config
-from dpcfl_net.errors import ConfigError, DpcflError
+from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.report.statement import duration, percent
-from launch import runs
+from launch import comparison, runs
 
 STORE = "store"
 OPEN, CLOSE, QUOTES = "[{(", "]})", "'\""
@@ -89,78 +89,36 @@ class Sweep:
 
 
 def sweep(path: Path, items: Iterable[str], out: Path) -> int:
-    """Run what is not done yet, cell by cell; then the table and the report. The exit code."""
-    grid_ = Sweep.of(path, items, out)
-    states = [FINISHED if done else WAITING for done in grid_.done()]
-    grid_.write(states)
+    """Run what is not done yet, cell by cell; then the table and the report. The exit code; RunFailed if cells failed."""
+    made = Sweep.of(path, items, out)
+    states = [FINISHED if done else WAITING for done in made.done()]
+    made.write(states)
     failures = []
-    for index, cell in enumerate(grid_.cells):
-        outcome = run_cell(cell.config, grid_.store)
+    for index, cell in enumerate(made.cells):
+        outcome = run_cell(cell.config, made.store)
         states[index] = outcome.state
-        grid_.write(states)
+        made.write(states)
         print(_line(index + 1, len(states), cell.label, outcome), flush=True)
         if outcome.state == INTERRUPTED:
             print("stopped; the same command goes on from here")
             return 130
         if outcome.state == FAILED:
-            failures.append(f"failed: {cell.label}: {outcome.error} (run folder {outcome.folder})")
+            failures.append(f"{cell.label}: {outcome.error} (run folder {outcome.folder})")
     if len(failures) < len(states):
-        show(grid_.folder)
-    print("\n".join([*failures, "the same command tries failed cells again"] if failures else []), end="")
-    return 4 if failures else 0
+        comparison.show(made.folder)
+    if failures:
+        again = "the same command tries them again"
+        raise RunFailed("\n".join([f"{len(failures)} of {len(states)} cells failed; {again}", *failures]))
+    return 0
 
 
 def dry_run(path: Path, items: Iterable[str], out: Path) -> None:
     """Print the cells, and how many of them are done already."""
-    grid_ = Sweep.of(path, items, out)
-    done = grid_.done()
-    for cell, cached in zip(grid_.cells, done, strict=True):
+    made = Sweep.of(path, items, out)
+    done = made.done()
+    for cell, cached in zip(made.cells, done, strict=True):
         print(cell.label + ("  cached" if cached else ""))
     print(f"{len(done)} cells, {sum(done)} cached, {len(done) - sum(done)} to run")
-
-
-def show(folder: Path) -> None:
-    """A sweep's table and report; where its runs do not compare, why, and how to see them all the same."""
-    from dpcfl_net.report.sweep import write_sweep
-    from launch.screen import print_table
-
-    results = compare.read_sweep(folder)
-    refused = compare.unequal(results, compare.swept_terms(compare.read_document(folder)))
-    if refused:
-        print("\n".join([*compare.refusal(refused).problems, f"dpcfl compare {folder} --force"]))
-    else:
-        print_table(compare.table(compare.rows(results)))
-    print(f"report {write_sweep(folder)}")
-
-
-def compare_runs(folders: Sequence[Path], force: bool, csv: Path | None) -> None:
-    """The table of runs and sweeps, and their figures as CSV; ConfigError if their privacy or data differ, unless forced."""
-    from launch.screen import print_table
-
-    results: list[compare.Result] = []
-    apart: list[str] = []
-    problems: list[str] = []
-    for folder in folders:
-        try:
-            if (folder / compare.SWEEP).exists():
-                results += compare.read_sweep(folder)
-                apart += compare.swept_terms(compare.read_document(folder))
-            else:
-                results.append(compare.read_result(folder))
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    marked = compare.unequal(results, apart)
-    if marked and not force:
-        raise compare.refusal(marked)
-    print_table(compare.table(compare.rows(results), marked))
-    for folder, text in marked.items():
-        print(f"! {folder.name}: {text}")
-    if csv is not None:
-        with csv.open("w", newline="", encoding="utf-8") as file:
-            compare.write_csv(file, results)
-        print(f"figures of {len(results)} runs in {csv}")
 
 
 def run_cells(cells: Sequence[Config], store: Path, say: Callable[[str], None]) -> list[CellOutcome]:

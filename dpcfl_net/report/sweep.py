@@ -37,8 +37,16 @@ def write_sweep(folder: Path) -> Path:
 def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[Result], apart: Collection[str] = ()) -> Path:
     """Write the page of these runs. Runs that may not stand beside the others (see compare.unequal) are marked, loudly."""
     rows, marked = compare.rows(results), compare.unequal(results, apart)
-    alerts = [f"Not comparable: {folder.name}: {text}." for folder, text in marked.items()]
-    return write_page(path, title=title, lead=lead, figures=figures(rows), tables=[compare.table(rows, marked)], alerts=alerts)
+    promises, alerts = compare.statements(results)
+    alerts += [f"Not comparable: {folder.name}: {text}." for folder, text in marked.items()]
+    return write_page(
+        path,
+        title=title,
+        lead=[*lead, f"Privacy: {'; '.join(promises)}."],
+        figures=figures(rows),
+        tables=[compare.table(rows, marked)],
+        alerts=alerts,
+    )
 
 
 def figures(rows: Sequence[Row]) -> list[Figure]:
@@ -154,30 +162,32 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
     """In how many runs, of those that group clients at all."""
     data = []
     for index, (name, rows, label) in enumerate(series):
-        judged = [(label(row), *row.count(key)) for row in rows if row.count(key)[1]]
-        if judged:
-            data.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": name,
-                    "y": [where for where, _, _ in judged],
-                    "x": [found / of for _, found, of in judged],
-                    "text": [f"{found} of {of}" for _, found, of in judged],
-                    "textposition": "auto",
-                    "insidetextanchor": "start",
-                    "hovertemplate": f"{name}, %{{y}}: %{{text}}<extra></extra>",
-                    "marker": {"color": colour(index)},
-                }
-            )
+        judged = [(label(row), *row.count(key), place) for place, row in enumerate(rows) if row.count(key)[1]]
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": [where for where, _, _, _ in judged],
+                "x": [found / of for _, found, of, _ in judged],
+                "text": [f"{found} of {of}" for _, found, of, _ in judged],
+                # A bar of no length has no inside.
+                "textposition": ["inside" if found else "outside" for _, found, _, _ in judged],
+                "insidetextanchor": "start",
+                "hovertemplate": f"{name}, %{{y}}: %{{text}}<extra></extra>",
+                "marker": {"color": [colour(index if len(series) > 1 else place) for *_, place in judged]},
+            }
+        )
+    data = [trace for trace in data if trace["y"]]
     if not data:
         return Figure(key, title, why="no algorithm here groups clients")
     bars = sum(len(trace["y"]) for trace in data)
     layout = {
-        "xaxis": axis("share of runs", range=[0, 1], tickformat=".0%"),
-        "yaxis": axis("", autorange="reversed", type="category"),
+        "xaxis": axis("share of runs", range=[0, 1.02], tickvals=[0, 0.5, 1], tickformat=".0%"),
+        "yaxis": axis("", autorange="reversed", type="category", showgrid=False),
         "showlegend": len(series) > 1,
         "barmode": "group",
+        "bargap": 0.35,
     }
     return Figure(
         key, title, "After the last round; runs that differ in their seed only.", spec(data, 120 + 30 * bars, **layout)

@@ -1,0 +1,55 @@
+"""Runs and sweeps side by side in the terminal; refused where their privacy or their data differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dpcfl_net import compare
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.report.sweep import write_sweep
+from launch.screen import print_table
+
+
+def show(folder: Path) -> None:
+    """A sweep's table and report; where its runs do not compare, why, and how to see them all the same."""
+    results = compare.read_sweep(folder)
+    marked = compare.unequal(results, compare.swept_terms(compare.read_document(folder)))
+    if marked:
+        print("\n".join([*compare.refusal(marked).problems, f"dpcfl compare {folder} --force"]))
+    else:
+        _print(results, marked)
+    print(f"report {write_sweep(folder)}")
+
+
+def compare_runs(folders: Sequence[Path], force: bool, csv: Path | None) -> None:
+    """The table of runs and sweeps, and their figures as CSV; ConfigError if their privacy or data differ, unless forced."""
+    results: list[compare.Result] = []
+    apart: list[str] = []
+    problems: list[str] = []
+    for folder in folders:
+        try:
+            if (folder / compare.SWEEP).exists():
+                results += compare.read_sweep(folder)
+                apart += compare.swept_terms(compare.read_document(folder))
+            else:
+                results.append(compare.read_result(folder))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    marked = compare.unequal(results, apart)
+    if marked and not force:
+        raise compare.refusal(marked)
+    _print(results, marked)
+    if csv is not None:
+        with csv.open("w", newline="", encoding="utf-8") as file:
+            compare.write_csv(file, results)
+        print(f"figures of {len(results)} runs in {csv}")
+
+
+def _print(results: Sequence[compare.Result], marked: Mapping[Path, str]) -> None:
+    print_table(compare.table(compare.rows(results), marked))
+    promises, alerts = compare.statements(results)
+    print(f"Privacy: {'; '.join(promises)}")
+    print("".join(f"! {line}\n" for line in [*alerts, *(f"{folder.name}: {text}" for folder, text in marked.items())]), end="")

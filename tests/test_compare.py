@@ -1,0 +1,284 @@
+"""Finished runs side by side: grouping over seeds, what may be compared, the table, the CSV file and the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import SMALL, dpcfl
+from run_folder import privacy, run_json, write_lines
+
+from dpcfl_net import compare, config
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.report import figures, pages
+from dpcfl_net.report.sweep import write_sweep
+
+
+def write_result(folder: Path, algorithm: str = "global", seed: int = 0, accuracy: float = 0.7, **changes) -> Path:
+    """A finished run's folder with what a comparison reads: config.yaml, run.json and the observer's lines.
+
+    changes: sections of the configuration (rounds=.., data={..}), privacy= and final= of run.json.
+    """
+    folder.mkdir(parents=True)
+    terms, final = changes.pop("terms", {}), changes.pop("final", {})
+    document = {**SMALL, "algorithm": {"name": algorithm}, "seed": seed}
+    document |= {
+        key: {**document.get(key, {}), **value} if isinstance(value, dict) else value for key, value in changes.items()
+    }
+    settings = config.resolve(document).model_dump(mode="json", exclude={"algorithms"})
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    own = {"accuracy_mean": accuracy, "accuracy_minority": accuracy - 0.02, "accuracy_worst": accuracy - 0.05, **final}
+    run = run_json(algorithm=algorithm, seed=seed, privacy=privacy(**{"epsilon": settings["privacy"]["epsilon"], **terms}))
+    (folder / "run.json").write_text(json.dumps({**run, "final": {**run["final"], **own}}))
+    lines = [
+        {"view": "observer", "round": 1, "accuracy_p10": 0.1},
+        {"view": "server", "round": 2, "bytes_up": 1},
+        {"view": "observer", "round": 2, "accuracy_p10": accuracy - 0.04, "accuracy_mean": 0.0},
+        {"view": "observer", "round": 2, "f_acc": 0.03, "f_loss": 0.2},
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    return folder
+
+
+def write_sweep_folder(out: Path, axes: dict[str, list], runs: list[Path], waiting: int = 0) -> Path:
+    """A sweep over finished runs, and some cells that have not run."""
+    folder = out / "grid-sweep-0"
+    folder.mkdir()
+    cells = [{"values": {}, "folder": os.path.relpath(run, folder), "state": "finished"} for run in runs]
+    cells += [{"values": {}, "folder": f"../nothing-{number}", "state": "waiting"} for number in range(waiting)]
+    (folder / "sweep.json").write_text(json.dumps({"config": SMALL, "axes": axes, "cells": cells}))
+    return folder
+
+
+def cells(table: pages.Table) -> list[dict[str, str]]:
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def drawn(page: Path) -> dict:
+    return json.loads(re.search(r"const figures = (.*);\n", page.read_text(encoding="utf-8"))[1])
+
+
+def test_a_result_holds_what_run_json_and_the_last_lines_say(tmp_path):
+    result = compare.read_result(write_result(tmp_path / "run", seed=3, accuracy=0.7))
+    assert (result.algorithm, result.seed, result.state, result.epsilon) == ("global", 3, "finished", 5)
+    assert result.settings["local"]["lr"] == 0.5
+    assert result.final["accuracy_mean"] == 0.7  # run.json has it: the lines only add
+    assert result.final["accuracy_p10"] == pytest.approx(0.66)
+    assert (result.final["f_acc"], result.final["f_loss"]) == (0.03, 0.2)
+    assert "accuracy_disparity" not in result.final
+
+
+def test_a_real_run_is_a_result(finished_run):
+    result = compare.read_result(finished_run)
+    assert result.algorithm == "r-dpcfl"
+    assert result.privacy["insecure"] is True
+    assert 0 < result.final["accuracy_p10"] <= result.final["accuracy_mean"]
+
+
+def test_a_run_without_a_finite_epsilon_claims_infinity(tmp_path):
+    assert compare.read_result(write_result(tmp_path / "run", terms={"epsilon": None})).epsilon == math.inf
+
+
+@pytest.mark.parametrize("state", ["running", "failed", "interrupted"])
+def test_only_finished_runs_are_results(tmp_path, state):
+    folder = write_result(tmp_path / "run")
+    (folder / "run.json").write_text(json.dumps(run_json(state=state)))
+    with pytest.raises(ConfigError, match=f"is {state} after 40 rounds"):
+        compare.read_result(folder)
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]"])
+def test_a_folder_that_is_no_run_is_a_sentence(tmp_path, broken):
+    if broken:
+        (write_result(tmp_path / "run") / "run.json").write_text(broken)
+    with pytest.raises(ConfigError, match=r"not a run folder|damaged"):
+        compare.read_result(tmp_path / "run")
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path):
+    folders = [write_result(tmp_path / f"a{seed}", seed=seed, accuracy=0.7 + 0.02 * seed) for seed in range(3)]
+    folders += [write_result(tmp_path / "b", algorithm="oracle", accuracy=0.8, final={"clusters_recovered": False})]
+    folders += [write_result(tmp_path / "c", name="renamed", runtime={"slots": 1}, output={"transcript": "off"}, seed=9)]
+    table = compare.table(compare.rows(map(compare.read_result, [*folders, folders[0]])))
+    first, second = cells(table)
+    assert (first["algorithm"], first["runs"], first["mean %"], first["clusters found"]) == (
+        "global",
+        "4",
+        "71.5 +- 1.9",
+        "4/4",
+    )
+    assert (second["algorithm"], second["runs"], second["mean %"], second["clusters found"]) == ("oracle", "1", "80.0", "0/1")
+    assert first["F_acc %"] == "3.0 +- 0.0"
+
+
+def test_columns_are_the_settings_that_differ(tmp_path):
+    folders = [
+        write_result(tmp_path / "a"),
+        write_result(tmp_path / "b", local={"lr": 0.1}),
+        write_result(tmp_path / "c", algorithm="r-dpcfl"),  # its options are no difference to global, which has none
+        write_result(tmp_path / "d", rounds=8),
+    ]
+    table = compare.table(compare.rows(map(compare.read_result, folders)))
+    assert table.columns[:5] == ["algorithm", "epsilon", "rounds", "lr", "runs"]
+    assert [row[2:4] for row in table.rows] == [["6", "0.5"], ["6", "0.1"], ["6", "0.5"], ["8", "0.5"]]
+    options = [write_result(tmp_path / f"r{m}", "r-dpcfl", algorithms={"r-dpcfl": {"clusters": m}}) for m in (3, 4)]
+    assert compare.table(compare.rows(map(compare.read_result, options))).columns[2] == "clusters"
+
+
+def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
+    missing = {"accuracy_minority": None, "clusters_recovered": None, "minority_recovered": None}
+    (row,) = cells(compare.table(compare.rows([compare.read_result(write_result(tmp_path / "a", final=missing))])))
+    assert (row["minority %"], row["clusters found"], row["minority found"]) == ("–", "–", "–")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"terms": {"epsilon": None}}, "epsilon is inf, elsewhere 5"),
+        ({"privacy": {"epsilon": 3}}, "epsilon is 3, elsewhere 5"),
+        ({"terms": {"delta": 1e-5}}, "delta is 1e-05, elsewhere 0.0001"),
+        ({"terms": {"unit": "client"}}, "unit is client, elsewhere sample"),
+        ({"terms": {"adjacency": "replace-one"}}, "adjacency is replace-one, elsewhere zero-out"),
+        ({"terms": {"trust": "trusted-server"}}, "trust is trusted-server, elsewhere untrusted-server"),
+        ({"terms": {"insecure": True}}, "insecure is True, elsewhere False"),
+        ({"data": {"shift": "none"}}, "data.shift is none, elsewhere rotation"),
+        ({"data": {"train_per_client": 500}}, "data.train_per_client is 500, elsewhere 700"),
+    ],
+)
+def test_unequal_privacy_or_data_is_refused_and_shown_only_by_force(tmp_path, change, words):
+    folders = [write_result(tmp_path / "a"), write_result(tmp_path / "b", seed=1), write_result(tmp_path / "odd", **change)]
+    found = compare.unequal([compare.read_result(folder) for folder in folders])
+    assert found == {tmp_path / "odd": words}
+
+
+def test_the_command_refuses_unequal_runs_with_every_reason(tmp_path):
+    odd = write_result(tmp_path / "odd", terms={"epsilon": None, "trust": "trusted-server"})
+    folders = [write_result(tmp_path / "a"), write_result(tmp_path / "b", seed=1), odd]
+    refused = dpcfl("compare", *folders)
+    assert refused.returncode == 2, refused.stdout
+    assert "odd: epsilon is inf, elsewhere 5; trust is trusted-server" in refused.stderr
+    assert "--force" in refused.stderr
+    assert "mean" not in refused.stdout
+    forced = dpcfl("compare", *folders, "--force")
+    assert forced.returncode == 0, forced.stderr
+    assert forced.stdout.count("NOT COMPARABLE") == 1
+    assert "! odd: epsilon is inf" in forced.stdout
+
+
+def test_rounds_and_the_place_of_the_data_may_differ(tmp_path):
+    results = [write_result(tmp_path / "a"), write_result(tmp_path / "b", rounds=9, data={"root": str(tmp_path)})]
+    assert compare.unequal(list(map(compare.read_result, results))) == {}
+
+
+def test_csv_has_a_line_a_run_with_whole_figures(tmp_path):
+    third = 1 / 3
+    folders = [
+        write_result(tmp_path / "a", accuracy=third),
+        write_result(tmp_path / "b", local={"lr": 0.1}, terms={"epsilon": None}),
+    ]
+    file = io.StringIO()
+    compare.write_csv(file, list(map(compare.read_result, folders)))
+    first, second = csv.DictReader(io.StringIO(file.getvalue()))
+    assert (first["folder"], first["algorithm"], first["seed"], first["local.lr"]) == (
+        str(tmp_path / "a"),
+        "global",
+        "0",
+        "0.5",
+    )
+    assert float(first["accuracy_mean"]) == third
+    assert (first["epsilon"], second["epsilon"], first["delta"]) == ("5.0", "inf", "0.0001")
+    assert first["clusters_recovered"] == "True"
+
+
+def test_command_prints_the_table_and_writes_the_csv(tmp_path):
+    folders = [write_result(tmp_path / f"a{seed}", seed=seed) for seed in range(2)]
+    done = dpcfl("compare", *folders, "--csv", tmp_path / "all.csv")
+    assert done.returncode == 0, done.stderr
+    assert "70.0 +- 0.0" in done.stdout
+    assert len((tmp_path / "all.csv").read_text().splitlines()) == 3
+
+
+def test_every_folder_that_cannot_be_compared_is_named(tmp_path):
+    done = dpcfl("compare", tmp_path / "no", tmp_path / "none", write_result(tmp_path / "a"))
+    assert done.returncode == 2
+    assert done.stderr.count("is not a run folder") == 2
+
+
+@pytest.fixture
+def swept(tmp_path) -> Path:
+    """Two algorithms, two epsilons, two seeds; one cell more that has not run."""
+    runs = [
+        write_result(
+            tmp_path / f"{name}{epsilon}{seed}", name, seed, 0.6 + epsilon / 100 + seed / 50, privacy={"epsilon": epsilon}
+        )
+        for name in ("global", "oracle")
+        for epsilon in (3.0, 8.0)
+        for seed in range(2)
+    ]
+    axes = {"algorithm.name": ["global", "oracle"], "privacy.epsilon": [3, 8], "seed": [0, 1]}
+    return write_sweep_folder(tmp_path, axes, runs, waiting=1)
+
+
+def test_a_sweep_over_epsilon_compares_equal_epsilons(swept):
+    assert len(compare.read_sweep(swept)) == 8
+    done = dpcfl("compare", swept)
+    assert done.returncode == 0, done.stderr
+    assert "64.0 +- 1.4" in done.stdout
+
+
+def test_a_sweeps_page_draws_accuracy_against_epsilon_and_recovery(swept):
+    page = write_sweep(swept)
+    shown = drawn(page)
+    assert set(shown) == {"accuracy_mean", "accuracy_minority", "accuracy_worst", "clusters_recovered", "minority_recovered"}
+    lines = {trace["name"]: trace for trace in shown["accuracy_mean"]["data"] if trace.get("mode") == "lines+markers"}
+    assert lines["oracle"]["x"] == [3, 8]
+    assert lines["oracle"]["y"] == pytest.approx([64, 69])
+    text = page.read_text(encoding="utf-8")
+    assert "8 of 9 runs have finished" in text
+    assert "<td>oracle</td>" in text
+    assert 'class="alert" role' not in text
+    assert dpcfl("report", swept).stdout.strip() == str(page)
+
+
+def test_a_sweeps_page_without_epsilons_draws_every_run(tmp_path):
+    runs = [write_result(tmp_path / f"{name}{seed}", name, seed) for name in ("global", "oracle") for seed in range(3)]
+    shown = drawn(write_sweep(write_sweep_folder(tmp_path, {"algorithm.name": ["global", "oracle"]}, runs)))
+    points = [trace for trace in shown["accuracy_worst"]["data"] if len(trace["x"]) == 3]
+    assert [trace["name"] for trace in points] == ["global", "oracle"]
+
+
+def test_a_page_is_loud_about_runs_that_do_not_compare(tmp_path):
+    runs = [write_result(tmp_path / f"{seed}", seed=seed) for seed in range(2)]
+    runs.append(write_result(tmp_path / "open", "oracle", terms={"epsilon": None}))
+    text = write_sweep(write_sweep_folder(tmp_path, {"algorithm.name": ["global", "oracle"]}, runs)).read_text(encoding="utf-8")
+    assert "Not comparable: open: epsilon is inf, elsewhere 5." in text
+    assert "NOT COMPARABLE" in text
+
+
+def test_a_sweep_of_which_nothing_is_finished_is_a_sentence(tmp_path):
+    done = dpcfl("report", write_sweep_folder(tmp_path, {}, [], waiting=2))
+    assert (done.returncode, "none of the sweep's 2 runs has finished" in done.stderr) == (2, True)
+
+
+def test_a_page_escapes_what_it_is_told_and_names_what_is_left_out(tmp_path):
+    drawn_one = figures.Figure("one", "One", "<i>", figures.spec([{"type": "scatter", "x": [1], "y": [float("nan")]}]))
+    table = pages.Table("Claims", ["what", "runs", "found"], [["<script>", "3", "71.0 +- 0.2"], ["b", "–", "yes"]], "as <b>")
+    page = pages.write_page(
+        tmp_path / "page.html", title="A & B", lead=["one", "two"], tables=[table],
+        figures=[drawn_one, figures.Figure("two", "Two", why="nobody measured it")],
+    )  # fmt: skip
+    text = page.read_text(encoding="utf-8")
+    assert "<title>A &amp; B</title>" in text
+    assert "<td>&lt;script&gt;</td>" in text
+    assert '<td class="number">71.0 +- 0.2</td>' in text
+    assert "Two: nobody measured it." in text
+    assert drawn(page)["one"]["data"][0]["y"] == [None]
+    bare = pages.write_page(tmp_path / "bare.html", title="t", lead=[], figures=[], tables=[table])
+    assert bare.stat().st_size < 20_000  # no figure, no plotting script
