@@ -17,6 +17,7 @@ from dpcfl_net.data.partition import DataSettings, open_set, records_per_client,
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.job import LocalTraining, PrivacyTarget
 from dpcfl_net.plugins import is_plugin
+from dpcfl_net.plugins import load as load_function
 
 
 class Section(BaseModel):
@@ -185,7 +186,7 @@ def _deep(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _impossible(config: Config) -> list[str]:
     """Settings that each pass alone and cannot work together."""
-    problems = _unknown("model.name", config.model.name, models.NAMES)
+    problems = _unknown_model(config.model.name)
     unknown_set = _unknown("data.dataset", config.data.dataset, datasets.NAMES)
     if unknown_set:
         problems += unknown_set
@@ -210,6 +211,16 @@ def _unknown(field: str, name: str, known: Iterable[str]) -> list[str]:
     if name in known or is_plugin(name):
         return []
     return [f"{field} is {name!r}: must be one of {', '.join(known)} or package.module:function{_near(name, known)}"]
+
+
+def _unknown_model(name: str) -> list[str]:
+    if not is_plugin(name):
+        return _unknown("model.name", name, models.NAMES)
+    try:
+        load_function("model.name", name)
+    except ConfigError as error:
+        return error.problems
+    return []
 
 
 def _of_data(config: Config, known_model: bool) -> list[str]:
