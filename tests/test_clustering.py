@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dpcfl_net.clustering import em, separation
+from dpcfl_net.clustering import edge, em, separation
 from dpcfl_net.clustering.gram import centred_gram, coordinates
 from dpcfl_net.clustering.metrics import adjusted_rand_index, recovered
 from dpcfl_net.clustering.mixture import CUT, SPACES, choose, fit
@@ -166,10 +166,50 @@ def test_choice_of_the_number_of_clusters():
     assert choose({2: 2.4, 3: 2.4}, [2]) == 1
     assert choose({2: 3.0, 3: 9.0, 4: 0.0}, [2, 3]) == 3  # no valid fit of 4
     assert choose({2: 3.0, 3: -8.0}, [2]) == 2
+    assert choose({2: 8.9, 3: 4.4, 4: 2.3, 5: 1.4}, [2, 3, 4]) == 2
+    assert choose({2: 8.9, 3: 4.4, 4: 2.3, 5: 1.4}, [2, 3, 4], explained=4) == 4
+    assert choose({2: 8.9, 3: 4.4, 4: 1.9, 5: 1.4}, [2, 3, 4], explained=4) == 3  # explained, but not told apart
+    assert choose({2: 30, 3: 20}, [2, 3], explained=1) == 1
     assert choose({}, []) == 1
     x, _ = updates([3, 3], 30, 1)
     assert fit(x[:3], clusters=None).clusters == 1  # too few clients for two clusters of two
+    assert fit(x[:1], clusters=None, noise_deviation=1.0).clusters == 1
     assert fit(x, clusters=None, max_clusters=1).clusters == 1
+
+
+def test_noise_reaches_its_edge_once_in_a_thousand():
+    rng = np.random.default_rng(0)
+    for rows, p in ((20, 28_938), (7, 6_090)):
+        # the triangular factor of a Wishart matrix (Bartlett) has the singular values of the whole matrix of normals
+        factors = np.tril(rng.standard_normal((3000, rows, rows)), -1)
+        factors[:, np.arange(rows), np.arange(rows)] = np.sqrt(rng.chisquare(p - np.arange(rows), (3000, rows)))
+        largest = np.linalg.svd(factors, compute_uv=False)[:, 0] ** 2
+        assert (largest > edge.noise_edge(rows, p)).sum() <= 9
+        assert np.quantile(largest, 0.99) < edge.noise_edge(rows, p) < np.quantile(largest, 0.99) * 1.015
+
+
+def test_known_noise_finds_the_number_where_clusters_hardly_stand_out():
+    fall = known = 0
+    for seed in range(8):
+        x, _ = updates([7, 7, 7], 7.5, seed, scale=0.01)
+        fall += fit(x, clusters=None, seed=seed).clusters == 3
+        known += fit(x, clusters=None, seed=seed, noise_deviation=0.01).clusters == 3
+    assert known >= 7 > 5 >= fall
+
+
+def test_known_noise_makes_no_clusters_where_there_are_none():
+    for seed in range(5):
+        x, _ = updates([21], 0, seed)
+        assert fit(x, clusters=None, seed=seed, noise_deviation=1.0).clusters == 1
+        rng = np.random.default_rng(seed)
+        own = rng.standard_normal((21, 6)) @ rng.standard_normal((6, P))  # clients' own data, far beyond the noise
+        assert fit(own * 3 + x, clusters=None, seed=seed, noise_deviation=1.0).clusters == 1
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_deviation_that_is_none_is_refused(bad):
+    with pytest.raises(ValueError, match="noise_deviation"):
+        fit(updates([3, 3], 20, 0)[0], clusters=None, noise_deviation=bad)
 
 
 @pytest.mark.parametrize("space", SPACES)

@@ -53,7 +53,8 @@ def assignment_accuracy(true: Sequence[int], found: Sequence[int | None]) -> flo
 def accuracy_summary(by_client: Sequence[float], true: Sequence[int]) -> dict[str, float | list[float]]:
     """The `accuracy_*` figures of a round from each client's test accuracy (0..1) and its true cluster.
 
-    mean, worst and 10th percentile over clients, mean of the minority cluster, mean by true cluster (in order of number).
+    mean, worst and 10th percentile over clients, disparity (best client less worst), mean of the minority cluster, mean by
+    true cluster (in order of number).
     """
     values, clusters = np.asarray(by_client, np.float64), np.asarray(true)
     return {
@@ -61,6 +62,7 @@ def accuracy_summary(by_client: Sequence[float], true: Sequence[int]) -> dict[st
         "accuracy_minority": float(values[clusters == minority(true)].mean()),
         "accuracy_worst": float(values.min()),
         "accuracy_p10": float(np.percentile(values, 10)),
+        "accuracy_disparity": float(np.ptp(values)),
         "accuracy_by_cluster": [float(values[clusters == name].mean()) for name in np.unique(clusters)],
         "accuracy_by_client": [float(value) for value in values],
     }

@@ -7,18 +7,20 @@ effective separation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from dpcfl_net.clustering import em, separation
+from dpcfl_net.clustering import edge, em, separation
 from dpcfl_net.clustering.gram import centred_gram, coordinates
 
 Space = Literal["spectral", "pca2", "full", "sklearn"]
 SPACES: tuple[Space, ...] = ("spectral", "pca2", "full", "sklearn")
 CUT = 2.5
+ENOUGH = 2.0
 _FLOOR = 1e-6
 
 
@@ -56,13 +58,16 @@ def fit(
     max_clusters: int = 8,
     space: Space = "spectral",
     seed: int = 0,
+    noise_deviation: float | None = None,
 ) -> MixtureFit:
     """Fit the mixture to updates (n rows of p float32) with `clusters` components, or with a number chosen (None).
 
     spectral: in the first M - 1 principal components; of 20 runs the one whose clusters are tightest in the full space.
     full: in all p dimensions. pca2: as the paper's published code, two min-max scaled components, equal weights.
-    sklearn: scikit-learn's GaussianMixture on the updates, the reference of `full`. The same updates, options and seed
-    give the same fit. ValueError: a value that is not finite, unknown space, `clusters` not in 1..n, max_clusters < 1.
+    sklearn: scikit-learn's GaussianMixture on the updates, the reference of `full`. noise_deviation: of the noise in each
+    coordinate of an update, if it is known and the same for all; it helps to choose the number. The same updates, options
+    and seed give the same fit. ValueError: a value that is not finite, unknown space, `clusters` not in 1..n,
+    max_clusters < 1, noise_deviation not positive and finite.
     """
     n = len(updates)
     if space not in SPACES:
@@ -71,26 +76,37 @@ def fit(
         raise ValueError(f"clusters must lie in 1..{n} (the number of updates), got {clusters}")
     if max_clusters < 1:
         raise ValueError(f"max_clusters must be at least 1, got {max_clusters}")
+    if noise_deviation is not None and not 0 < noise_deviation < math.inf:
+        raise ValueError(f"noise_deviation must be positive and finite, got {noise_deviation}")
     fitter = _Fitter(updates, space, seed)
     if clusters is not None:
         return fitter.fit(clusters)
     candidates = list(range(2, min(max_clusters, n // 2) + 1))
     fits = {m: fitter.fit(m) for m in (*candidates, *(m + 1 for m in candidates[-1:]))}
     scores = {m: fitter.score(found) for m, found in fits.items()}
-    chosen = choose(scores, candidates, published=space == "pca2")
-    found = fits[chosen] if chosen > 1 else fitter.fit(1)
+    fits[1] = fitter.fit(1)
+    enough = None
+    if noise_deviation is not None:
+        enough = next((m for m in (1, *candidates) if fitter.explained(fits[m], noise_deviation)), None)
+    found = fits[choose(scores, candidates, published=space == "pca2", explained=enough)]
     return replace(found, candidates=np.array(candidates, np.int64), scores=np.array([scores[m] for m in candidates]))
 
 
-def choose(scores: dict[int, float], candidates: Sequence[int], *, published: bool = False) -> int:
-    """The number of clusters: of the candidates that score 2.5 or more, the one with the largest fall to the next.
+def choose(
+    scores: dict[int, float], candidates: Sequence[int], *, published: bool = False, explained: int | None = None
+) -> int:
+    """The number of clusters: that which explains the updates, or else that with the largest fall of the score behind it.
 
-    fall: score(M) / max(1, score(M + 1)), a score that is not there counting as 1; 1 if no candidate scores enough.
-    The largest M above the cut would split real clusters where noise is low, the largest score would merge them.
-    published: R's rule, the largest score.
+    explained: the smallest M at which clusters and the known noise are all there is (`edge.explained`), None if there is
+    none or the noise is not known. It is taken if it is 1 or scores 2 or more: where noise is high it knows best. Where
+    noise is low, what clients' own data add reaches beyond it as well, and the fall decides: score(M) / max(1, score(M + 1)),
+    a score that is not there counting as 1, of the M that score 2.5 or more; 1 if none does. (The largest M above the
+    cut would split real clusters there, the largest score would merge them.) published: R's rule, the largest score.
     """
     if published:
         return max(candidates, key=lambda m: scores[m], default=1)
+    if explained is not None and (explained == 1 or scores[explained] >= ENOUGH):
+        return explained
     enough = [m for m in candidates if scores[m] >= CUT]
     return max(enough, key=lambda m: scores[m] / max(1.0, scores.get(m + 1, 1.0)), default=1)
 
@@ -116,6 +132,9 @@ class _Fitter:
             clusters, labels, mixture.posteriors, mss, plain, separation.maximum_pairwise_overlap(used), mixture.iterations,
             self.flat, centres, deviations, np.array([clusters], np.int64), np.array([used]), self.space,
         )  # fmt: skip
+
+    def explained(self, found: MixtureFit, deviation: float) -> bool:
+        return edge.explained(self.points, found.labels, self.p, deviation)
 
     def score(self, found: MixtureFit) -> float:
         return found.mss_plain if self.space == "pca2" else found.mss
