@@ -265,21 +265,21 @@ def bench(what: Annotated[str, typer.Argument(help="dpsgd")] = "dpsgd") -> None:
 
 @app.command()
 def reproduce(
-    figure: Annotated[str | None, typer.Argument(help="for example r-dpcfl/fig3; --list names them all")] = None,
+    figures: Annotated[list[str] | None, typer.Argument(help="for example r-dpcfl/fig3; --list names them all")] = None,
     scale: Annotated[str, typer.Option(help="laptop, or paper: the paper's own settings")] = "laptop",
     out: Annotated[Path, typer.Option(help="parent of the figure's folder")] = Path("reproductions"),
     every: Annotated[bool, typer.Option("--list", help="name the figures")] = False,
 ) -> None:
-    """Compute a paper's figure again, and hold what the paper says of it against what is measured."""
+    """Compute figures of the papers again, and hold what the paper says of each against what is measured."""
     from dpcfl_net.errors import ConfigError
     from launch import reproduce as reproductions
 
     if every:
         reproductions.list_all()
         return
-    if figure is None:
-        raise ConfigError("give a figure, or --list")
-    reproductions.reproduce(figure, scale, out)
+    if not figures:
+        raise ConfigError("give one or more figures, or --list")
+    reproductions.reproduce(figures, scale, out)
 
 
 @data_app.command()

@@ -1,4 +1,4 @@
-"""`dpcfl reproduce`: computes a paper's figure, running whole federations where it needs them."""
+"""`dpcfl reproduce`: computes figures of the papers, running whole federations where they need them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class RunContext:
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
         """A finished run for every combination of the axes; RunFailed names those that have none."""
         from dpcfl_net.compare import read_result
-
         from dpcfl_net.config import load
         from launch.sweeps import run_cells
 
@@ -46,19 +45,19 @@ class RunContext:
         return [read_result(outcome.folder) for outcome in outcomes]
 
 
-def reproduce(name: str, scale: str, out: Path) -> None:
-    """Compute one figure, write its folder below `out`, and print a line for each claim of the paper."""
+def reproduce(names: Sequence[str], scale: str, out: Path) -> None:
+    """Compute figures one after the other: for each its folder below `out`, and a line for each claim of the paper."""
     if scale not in SCALES:
         raise ConfigError(f"--scale is {scale!r}: must be {' or '.join(SCALES)}")
-    chosen = find(name)
-    folder = out / folder_name(chosen, scale)
-    folder.mkdir(parents=True, exist_ok=True)
-    context = RunContext(scale, folder, out / STORE)
-    outcome = chosen().compute(context)
-    page = write(chosen, outcome, context)
-    print(f"\n{chosen.name}: {chosen.title}\nReport: {page}\n")
-    for claim in outcome.claims:
-        print(claim.line())
+    for chosen in [find(name) for name in names]:
+        folder = out / folder_name(chosen, scale)
+        folder.mkdir(parents=True, exist_ok=True)
+        context = RunContext(scale, folder, out / STORE)
+        outcome = chosen().compute(context)
+        page = write(chosen, outcome, context)
+        print(f"\n{chosen.name}: {chosen.title}\nReport: {page}\n")
+        for claim in outcome.claims:
+            print(claim.line())
 
 
 def list_all() -> None:

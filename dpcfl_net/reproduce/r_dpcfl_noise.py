@@ -16,6 +16,8 @@ from dpcfl_net.reproduce.plots import lines, slope
 PAPER = "Malekmohammadi, Taik, Farnadi, Differentially Private Clustered Federated Learning, TMLR 2025"
 FIRST = (32, 64, 128, 256, 512, 1024, 2048, 4096, 6600)
 LATER = (16, 32, 64, 128, 256, 512)
+LABEL = {"b1": "b1", "b_later": "b>1"}
+SOLVED = 5e-4  # the accuracy of `calibrate`
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,14 @@ class NoiseMultiplier(Reproduction):
         """Monotone, sublinear, and which batch size matters more."""
         first = _steps(rows, "b1", "b_later", "z_rdp")
         later = _steps(rows, "b_later", "b1", "z_rdp")
-        rising = min(first) > 0 and min(later) > 0
+        fall, where = max(_falls(rows, "b1", "b_later", "z_rdp") + _falls(rows, "b_later", "b1", "z_rdp"))
         return [
-            Claim("z grows with b1 and with b>1", f"at every step of the grid: {_word(rising)}", rising),
+            Claim(
+                "z grows with b1 and with b>1",
+                f"its largest fall from one point of the grid to the next is {max(fall, 0):.2%} (solved to {SOLVED:.2%}), {where}",
+                fall <= SOLVED,
+                "a round has a whole number of steps, ceil(N/b1): one step fewer can outweigh the larger batch",
+            ),
             Claim(
                 "z grows sublinearly in both",
                 f"steepest slope between neighbours on log-log: b1 {max(first):.2f}, b>1 {max(later):.2f}",
@@ -175,6 +182,15 @@ def _steps(rows: Sequence[Mapping[str, Any]], x: str, by: str, y: str) -> list[f
     return [slope(pair) for curve in _curves(rows, x, by, y).values() for pair in itertools.pairwise(curve)]
 
 
+def _falls(rows: Sequence[Mapping[str, Any]], x: str, by: str, y: str) -> list[tuple[float, str]]:
+    """How far y falls between neighbours, as a share, and where."""
+    return [
+        (1 - two[1] / one[1], f"{LABEL[x]} from {one[0]} to {two[0]} at {LABEL[by]} = {value}")
+        for value, curve in _curves(rows, x, by, y).items()
+        for one, two in itertools.pairwise(curve)
+    ]
+
+
 def _monotone(rows: Sequence[Mapping[str, Any]], x: str, by: str, y: str, sign: int) -> bool:
     return all(sign * step > 0 for step in _steps(rows, x, by, y))
 
@@ -189,6 +205,5 @@ def _word(held: bool) -> str:
 
 
 def _by_series(rows: Sequence[Mapping[str, Any]], x: str, by: str, y: str, words: str, key: str) -> Any:
-    label = {"b1": "b1", "b_later": "b>1"}
-    series = {f"{label[by]} = {value}": curve for value, curve in _curves(rows, x, by, y).items()}
-    return lines(key, f"{words.capitalize()} against {label[x]}", series, label[x], words, log_x=True, log_y=True)
+    series = {f"{LABEL[by]} = {value}": curve for value, curve in _curves(rows, x, by, y).items()}
+    return lines(key, f"{words.capitalize()} against {LABEL[x]}", series, LABEL[x], words, log_x=True, log_y=True)

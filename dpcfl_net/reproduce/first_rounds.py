@@ -1,0 +1,152 @@
+"""First rounds of R-DPCFL without the rest of the run: the clipped sums once, then noise as often as wanted, to the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.config import Config, resolve
+from dpcfl_net.data import datasets
+from dpcfl_net.data.partition import DataSettings, open_client, plan_slices, records_per_client
+from dpcfl_net.experiment import calibrated
+from dpcfl_net.job import ClientEntry, ModelTemplate, Protocol, derive_seed
+from dpcfl_net.privacy.accounting import Accountant
+from dpcfl_net.privacy.mechanisms import gaussian_on_grid
+from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.types import DPSGDSlot
+
+MODELS = {"mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cifar-cnn", "digits": "digits-cnn"}
+
+
+def configuration(dataset: str, records: int, seed: int, *, epsilon: float = 5.0, **changes: Any) -> Config:
+    """R-DPCFL on four rotations, {3, 6, 6, 6} clients with `records` training records each.
+
+    Laptop figures: E = 25 rounds, K = 1, b>1 = 32, c = 1, delta 1e-4, the papers' Renyi accountant; the learning rate scales
+    an update and its noise alike. `changes` replaces keys of the sections data, model, local, algorithm and privacy, or `rounds`.
+    """
+    document: dict[str, Any] = {
+        "name": "first-round",
+        "seed": seed,
+        "rounds": changes.pop("rounds", 25),
+        "data": {"dataset": dataset, "clients": [3, 6, 6, 6], "train_per_client": records},
+        "model": {"name": MODELS[dataset]},
+        "local": {"lr": 0.1},
+        "privacy": {"epsilon": epsilon, "delta": 1e-4, "accountant": "rdp", "noise": "seeded"},
+        "algorithm": {"name": "r-dpcfl", "clusters": 4},
+    }
+    return resolve({**document, **{section: {**document[section], **keys} for section, keys in changes.items()}})
+
+
+@dataclass(frozen=True, eq=False)
+class FirstRound:
+    """A full-batch first round but for its noise.
+
+    theta: (p,) float32, where every client starts. sums: (n, p) float64, each client's clipped gradients summed. truth: the
+    true cluster of each client. records: N, of every client. clip: c. rate: the learning rate.
+    """
+
+    theta: np.ndarray
+    sums: np.ndarray
+    truth: list[int]
+    records: int
+    clip: float
+    rate: float
+
+    def updates(self, noise_multiplier: float, keys: Sequence[bytes]) -> np.ndarray:
+        """(n, p) float32: what the clients release, the noise of each under its task's key as in `Trainer.train`."""
+        return np.stack([self._update(total, noise_multiplier, key) for total, key in zip(self.sums, keys, strict=True)])
+
+    def deviation(self, noise_multiplier: float) -> float:
+        """Standard deviation of the noise in each coordinate of an update: rate * clip * z / N."""
+        return self.rate * self.clip * noise_multiplier / self.records
+
+    def _update(self, total: np.ndarray, noise_multiplier: float, key: bytes) -> np.ndarray:
+        noisy = gaussian_on_grid(total, noise_multiplier * self.clip, stream(key, "noise")).astype(np.float32)
+        noisy /= np.float32(self.records)
+        return (self.theta - np.float32(self.rate) * noisy) - self.theta  # rounded as a model that moved and came back is
+
+
+class Bank:
+    """First rounds of one data set, seed, model and local step, for any clusters: a client's sum is computed once."""
+
+    def __init__(self, config: Config) -> None:
+        import torch
+
+        from dpcfl_net import models
+        from dpcfl_net.privacy.dpsgd import Trainer
+
+        torch.set_num_threads(1)
+        images = datasets.load(config.data.dataset, config.data.root)
+        name, shape, classes = config.model.name, images.input_shape, images.classes
+        root, local = str(config.seed).encode(), config.local
+        self.config, self._sizes = config, images.sizes
+        self._partition_seed = derive_seed(root, "partition")
+        self.theta = models.initial(name, shape, classes, derive_seed(root, "initial model"))
+        module = models.build(name, shape, classes)
+        self._trainer = Trainer(module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
+        self._sums: dict[tuple[int, int, bytes], np.ndarray] = {}
+
+    def full_batch(self, clients: Sequence[int] | None = None, shift: str | None = None) -> FirstRound:
+        """The round for clusters of these sizes (default: the configuration's), K = 1; clients in natural order."""
+        settings = self._settings(clients, shift)
+        local, records = self.config.local, records_per_client(settings, self._sizes)[0]
+        sums = np.stack([self._sum(settings, piece) for piece in plan_slices(settings, self._sizes, self._partition_seed)])
+        return FirstRound(self.theta, sums, settings.true_clusters, records, local.clip, local.lr)
+
+    def stochastic(self, batch: int, noise_multiplier: float, keys: Sequence[bytes]) -> np.ndarray:
+        """(n, p) float32 updates of a first round of ceil(N/b1) Poisson steps at b1 = `batch`, in which the model moves."""
+        settings = self._settings(None, None)
+        updates = []
+        for piece, key in zip(plan_slices(settings, self._sizes, self._partition_seed), keys, strict=True):
+            data = open_client(settings, piece, self.config.data.root)
+            slot = DPSGDSlot("first", batch / len(data), math.ceil(len(data) / batch))
+            updates.append(self._trainer.train(self.theta, data, slot, noise_multiplier, key)[0] - self.theta)
+        return np.stack(updates)
+
+    def _settings(self, clients: Sequence[int] | None, shift: str | None) -> DataSettings:
+        document = self.config.data.model_dump(exclude={"root"})
+        given = {"clients": None if clients is None else list(clients), "shift": shift}
+        return DataSettings.model_validate(document | {key: value for key, value in given.items() if value is not None})
+
+    def _sum(self, settings: DataSettings, piece: Any) -> np.ndarray:
+        key = (piece.quarter_turns, piece.label_shift, piece.train_rows.tobytes())
+        if key not in self._sums:
+            data = open_client(settings, piece, self.config.data.root)
+            with np.errstate(all="ignore"):
+                self._sums[key] = self._trainer.clipped_sum(self.theta, data, np.arange(len(data)))
+        return self._sums[key]
+
+
+def keys(clients: int, *labels: str | int) -> list[bytes]:
+    """One key for each client, others for every other sequence of labels; nothing here is to be kept from anybody."""
+    return [derive(hashlib.sha256(b"first round").digest(), *labels, client) for client in range(clients)]
+
+
+def noise_multiplier(config: Config, accountant: Accountant | None = None) -> float:
+    """z of a run of this configuration, solved from its algorithm's own plan; the same question is solved once."""
+    privacy = config.privacy if accountant is None else config.privacy.model_copy(update={"accountant": accountant})
+    records = records_per_client(config.data, datasets.load(config.data.dataset, config.data.root).sizes)[0]
+    parts = (config.options.model_dump(mode="json"), config.local.model_dump(), privacy.model_dump())
+    return _solved(config.algorithm["name"], config.rounds, records, json.dumps(parts))
+
+
+@cache
+def _solved(algorithm: str, rounds: int, records: int, parts: str) -> float:
+    options, local, privacy = json.loads(parts)
+    nowhere = {"run": "0" * 32, "coordinator_key": "", "observer_key": "", "server_seed": "", "experiment_hash": ""}
+    protocol = Protocol.model_validate(
+        {
+            **nowhere, "name": "noise", "algorithm": algorithm, "options": options, "rounds": rounds, "local": local,
+            "privacy": privacy, "ledger_scope": "run", "security": "none",
+            "model": ModelTemplate(name="", input_shape=[], classes=2, layout=[], parameters=1, initial_seed=0),
+            "roster": [ClientEntry(id=0, public_key="", records=records, noise_multiplier=1.0)],
+        }
+    )  # fmt: skip
+    return calibrated(protocol).roster[0].noise_multiplier
