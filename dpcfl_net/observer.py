@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,11 +141,12 @@ class Observer:
 
     def _write(self, t: int, entry: Round) -> None:
         accuracy = [entry.accuracy[client] for client in sorted(entry.accuracy)]
-        losses = [value for value in entry.loss.values() if value is not None]
+        losses = [entry.loss[client] for client in sorted(entry.loss)]
+        finite = [value for value in losses if value is not None and math.isfinite(value)]
         summary = metrics.accuracy_summary(accuracy, self.truth)
         self._metrics.write({
             "view": "observer", "round": t, "time": time.time(), **summary, "accuracy_by_client": accuracy,
-            "loss_mean": float(np.mean(losses)) if losses else None,
+            "loss_mean": float(np.mean(finite)) if finite else None, "loss_by_client": losses,
         })  # fmt: skip
         self._written.add(t)
         self._rounds.pop(t, None)
@@ -153,5 +155,6 @@ class Observer:
             return
         self._clusters.write({
             "view": "observer", "round": t, "ari": metrics.adjusted_rand_index(self.truth, found),
+            "assignment_accuracy": metrics.assignment_accuracy(self.truth, found),
             "recovered": metrics.recovered(self.truth, found), "minority_recovered": metrics.minority_recovered(self.truth, found),
         })  # fmt: skip

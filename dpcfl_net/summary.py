@@ -44,7 +44,8 @@ def run_document(
     mixture: dict[str, Any] = next((line for line in seen if line.get("mss") is not None), {})
     agreement = max(judged, key=lambda line: line["round"], default={})
     privacy = privacy_statement(job.protocol, replace_one)
-    privacy["epsilon_spent"] = _finite(max(spent_by_client(folder, job), default=0.0))
+    spent = max(spent_by_client(folder, job), default=0.0)
+    privacy["epsilon_spent"] = spent if math.isfinite(spent) else None
     if job.protocol.ledger_scope == "dataset" and state != "running":
         privacy["covered"].append(
             f"all runs on the same records: their claims add up to epsilon {total_claims(folder, job):.4g}"
@@ -149,9 +150,5 @@ def write_epsilon_lines(folder: Path, job: Job) -> None:
     curves = epsilon_curves(folder, job)
     lines = runlog.Lines(folder / "metrics.jsonl")
     for t in range(written, min(map(len, curves), default=0)):
-        lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": [_finite(curve[t]) for curve in curves]})
+        lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": [curve[t] for curve in curves]})
     lines.close()
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None

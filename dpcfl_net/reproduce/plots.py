@@ -49,6 +49,22 @@ def points(key: str, title: str, series: Series, x: str, y: str, *, caption: str
     return Figure(key, title, caption, spec(data, 360, xaxis=axis(x), yaxis=axis(y, **more)))
 
 
+def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str, *, caption: str = "") -> Figure:
+    """Groups of bars: series to label to height; labels in the order of the first series."""
+    data = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": list(heights),
+            "y": list(heights.values()),
+            "marker": {"color": colour(index)},
+            "hovertemplate": f"{name}, %{{x}}: %{{y:.1f}}<extra></extra>",
+        }
+        for index, (name, heights) in enumerate(series.items())
+    ]
+    return Figure(key, title, caption, spec(data, 340, xaxis=axis("", type="category"), yaxis=axis(y), barmode="group"))
+
+
 def slope(pairs: Sequence[tuple[float, float]]) -> float:
     """The exponent a of the power law y = const * x^a that fits positive (x, y) pairs best (least squares of logarithms)."""
     x, y = ([math.log(pair[side]) for pair in pairs] for side in (0, 1))

@@ -22,7 +22,7 @@ CONFIGS = {
 # Epsilon to seeds. The paper: four seeds at each of 3, 4, 5, 10, 15.
 SEEDS: Mapping[str, Mapping[float, Sequence[int]]] = {
     "laptop": {5: (0, 1, 2), 3: (0,), 15: (0,)},
-    "paper": {epsilon: (0, 1, 2, 3) for epsilon in (3, 4, 5, 10, 15)},
+    "paper": dict.fromkeys((3, 4, 5, 10, 15), (0, 1, 2, 3)),
 }
 SLACK = 0.02  # by how much the oracle may be below for "not below": seeds alone do that
 
@@ -80,7 +80,9 @@ class MeanAccuracy(Reproduction):
                 "more often than DP-IFCA",
                 f"R-DPCFL {_of(recovery, 'r-dpcfl')}, DP-IFCA {_of(recovery, 'dp-ifca')}",
                 recovery["r-dpcfl"][0] > recovery["dp-ifca"][0],
-                "both recover in the same number of runs at this size" if recovery["r-dpcfl"] == recovery["dp-ifca"] else missed,
+                "both recover in the same number of runs at this size"
+                if recovery["r-dpcfl"] == recovery["dp-ifca"]
+                else missed,
             ),
         ]
 
@@ -102,9 +104,7 @@ def by_system(results: Iterable[Result], measure: str) -> dict[float, dict[str, 
     for result in results:
         own = found.setdefault(float(result.settings["privacy"]["epsilon"]), {})
         own.setdefault(result.algorithm, []).append(float(result.final[measure]))
-    return {
-        epsilon: {name: statistics.fmean(values) for name, values in own.items()} for epsilon, own in sorted(found.items())
-    }
+    return {epsilon: {name: statistics.fmean(values) for name, values in own.items()} for epsilon, own in sorted(found.items())}
 
 
 def ordering(

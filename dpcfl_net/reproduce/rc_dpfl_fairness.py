@@ -1,0 +1,95 @@
+"""RC-DPFL's figure 4: accuracy by cluster and F_acc of RC-DPFL and its baselines at epsilon 5."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpcfl_net import compare
+from dpcfl_net.compare import Result
+from dpcfl_net.fairness import add_fairness
+from dpcfl_net.report.pages import Table
+from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.plots import bars
+from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, recoveries, row_of
+
+SYSTEMS = ("oracle", "rc-dpfl", "f-cdpfl", "km-cdpfl", "global")
+SEEDS = {"laptop": (0, 1, 2), "paper": (0, 1, 2, 3)}
+
+
+class Fairness(Reproduction):
+    """Figure 4 on Fashion-MNIST and MNIST with rotation. RC-DPFL and f-CDPFL send raw indices: their epsilon is inf."""
+
+    name = "rc-dpfl/fig4"
+    paper = "Malekmohammadi et al., RC-DPFL (earlier version of R-DPCFL), Figure 4"
+    title = "Accuracy by cluster and F_acc at epsilon 5"
+
+    def compute(self, context: Context) -> Outcome:
+        outcome = Outcome([], [])
+        for stem in CONFIGS[context.scale][:2]:
+            path = Path("configs/r_dpcfl/fig6") / f"{stem}.yaml"
+            found = context.results(path, {"privacy.epsilon": [5], "seed": SEEDS[context.scale], "algorithm.name": SYSTEMS})
+            context.say(f"{stem}: models without privacy, against which F_acc is taken")
+            for result in found:
+                add_fairness(result.folder, result.settings["data"]["root"])
+            self.add(outcome, stem, [compare.read_result(result.folder) for result in found])
+        outcome.notes.append(
+            "Epsilon 5 is that of the noisy updates alone for rc-dpfl and f-cdpfl, whose raw cluster indices have no finite epsilon; "
+            "for the others it covers all that leaves a client."
+        )
+        return outcome
+
+    def add(self, outcome: Outcome, setting: str, results: Sequence[Result]) -> None:
+        """One data setting: rows, figures, table, claims."""
+        outcome.rows += [row_of(setting, result) for result in results]
+        rows = compare.rows(results)
+        table = compare.table(rows)
+        outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
+        unfair = {name: 100 * _mean(results, name, "f_acc") for name in SYSTEMS}
+        clusters = {name: _by_cluster(results, name) for name in SYSTEMS}
+        count = len(clusters["oracle"])
+        series = {f"cluster {k + 1}": {name: clusters[name][k] for name in SYSTEMS} for k in range(count)}
+        outcome.figures += [
+            bars(f"clusters-{setting}", f"Accuracy by cluster, {setting}", series, "accuracy, %"),
+            bars(f"f-acc-{setting}", f"F_acc, {setting}", {"F_acc": unfair}, "F_acc, points"),
+        ]
+        outcome.claims += self.claims(setting, results, unfair)
+
+    def claims(self, setting: str, results: Sequence[Result], unfair: dict[str, float]) -> list[Claim]:
+        """KM-CDPFL is the least fair; RC-DPFL is on a par with the oracle and finds the clusters more often than f-CDPFL."""
+        worst = max(unfair, key=lambda name: unfair[name])
+        mean = {name: 100 * _mean(results, name, "accuracy_mean") for name in SYSTEMS}
+        found = recoveries(results, "clusters_recovered")
+        listed = ", ".join(f"{name} {value:.1f}" for name, value in unfair.items())
+        return [
+            Claim(
+                f"{setting}: KM-CDPFL has the highest F_acc",
+                f"{listed} points",
+                worst == "km-cdpfl",
+                f"{worst}'s one model for several clusters is worse for the minority than myopic clusters are"
+                if worst == "global"
+                else f"{worst} recovered {found.get(worst, (0, 0))[0]} of {found.get(worst, (0, 0))[1]} runs",
+            ),
+            Claim(
+                f"{setting}: RC-DPFL is on a par with the oracle (within 2 points)",
+                f"{mean['rc-dpfl']:.1f} against {mean['oracle']:.1f} %",
+                mean["rc-dpfl"] > mean["oracle"] - 2,
+                f"clusters recovered in {found['rc-dpfl'][0]} of {found['rc-dpfl'][1]} runs",
+            ),
+            Claim(
+                f"{setting}: RC-DPFL recovers the clusters more often than f-CDPFL",
+                "RC-DPFL {} of {}, f-CDPFL {} of {}".format(*found["rc-dpfl"], *found["f-cdpfl"]),
+                found["rc-dpfl"][0] > found["f-cdpfl"][0],
+            ),
+        ]
+
+
+def _mean(results: Sequence[Result], name: str, key: str) -> float:
+    return statistics.fmean(float(result.final[key]) for result in results if result.algorithm == name)
+
+
+def _by_cluster(results: Sequence[Result], name: str) -> list[float]:
+    """Percent by true cluster, mean over seeds."""
+    found = [result.final["accuracy_by_cluster"] for result in results if result.algorithm == name]
+    return [100 * statistics.fmean(values) for values in zip(*found, strict=True)]

@@ -1,0 +1,54 @@
+"""F_acc and F_loss: each client's drop against a model without privacy, from what the observer wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dpcfl_net import runlog
+from dpcfl_net.compare import read_result
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.fairness import add_fairness, reference
+from dpcfl_net.summary import read_run_job
+
+
+def test_drops_are_taken_against_a_model_without_privacy_for_each_true_cluster(finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run, folder)
+    best = reference(read_run_job(folder))
+    assert best.shape == (8, 2)
+    assert best[:, 0].min() > 0.85  # far above what privacy leaves: 0.6 to 0.8
+    found = add_fairness(folder)
+    last = [line for line in runlog.read(folder / "metrics.jsonl") if "accuracy_by_client" in line][-1]
+    drop = best[:, 0] - last["accuracy_by_client"]
+    rise = np.array(last["loss_by_client"]) - best[:, 1]
+    assert (drop > 0).all()
+    assert found == {"f_acc": pytest.approx(drop.max() - drop.min()), "f_loss": pytest.approx(rise.max() - rise.min())}
+    lines = len(runlog.read(folder / "metrics.jsonl"))
+    assert add_fairness(folder) == found
+    assert len(runlog.read(folder / "metrics.jsonl")) == lines  # written once
+    assert read_result(folder).final["f_acc"] == found["f_acc"]
+
+
+def test_a_reference_model_is_trained_once_and_belongs_to_its_partition(finished_run, monkeypatch):
+    job = read_run_job(finished_run)
+    first = reference(job)
+    from dpcfl_net import fairness
+
+    monkeypatch.setattr(fairness, "_train", None)  # anything but the cache would fail
+    assert (reference(job) == first).all()
+    moved = job.experiment.model_copy(update={"partition_seed": job.experiment.partition_seed + 1})
+    with pytest.raises(TypeError):
+        reference(type(job)(job.protocol, moved))
+
+
+def test_a_run_without_figures_by_client_is_refused(finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run, folder)
+    lines = [line for line in runlog.read(folder / "metrics.jsonl") if line["view"] != "observer"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigError, match="no accuracy and loss by client"):
+        add_fairness(folder)
