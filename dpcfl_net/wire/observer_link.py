@@ -26,7 +26,7 @@ from dpcfl_net.wire.sockets import Arrived, Listener, join_curve, new_socket, re
 COORDINATOR = "coordinator"
 BATCH = 256
 END_LINGER_MS = 30_000
-Phase = Literal["first", "soft", "window", "frozen", "fixed", "single", "personal"]
+Phase = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,19}$")]  # a word that the algorithm chooses for what people see
 Work = Literal["train", "wait", "send", "aggregate", "cluster", "evaluate"]
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
