@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,7 +32,7 @@ SHARES = (
     ("accuracy_p10", "p10 %"),
 )
 COUNTS = (("clusters_recovered", "clusters found"), ("minority_recovered", "minority found"))
-PLAIN = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
+FAIRNESS = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
 
 
 @dataclass(frozen=True)
@@ -168,22 +168,20 @@ def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
     Rows with a run in `marked` (see `unequal`) say so in a column of their own.
     """
     keys = differing(shown)
-    columns: list[tuple[str, Callable[[Row], str]]] = [("algorithm", lambda row: row.algorithm), ("epsilon", _epsilon)]
-    columns += [(_title(key, keys), lambda row, key=key: word(row.settings.get(key))) for key in keys]
-    columns += [("runs", lambda row: str(len(row.results)))]
-    columns += [(title, lambda row, key=key: _spread(row.values(key), 100, 1)) for key, title in SHARES]
-    columns += [(title, lambda row, key=key: _count(*row.count(key))) for key, title in COUNTS]
-    columns += [
-        (title, lambda row, key=key, scale=scale, digits=digits: _spread(row.values(key), scale, digits))
-        for key, title, scale, digits in PLAIN
-        if _any(shown, key)
-    ]
+    columns = [("algorithm", [row.algorithm for row in shown]), ("epsilon", [_epsilon(row) for row in shown])]
+    columns += [(_title(key, keys), [word(row.settings.get(key)) for row in shown]) for key in keys]
+    columns += [("runs", [str(len(row.results)) for row in shown])]
+    columns += [(title, [_spread(row.values(key), 100, 1) for row in shown]) for key, title in SHARES]
+    columns += [(title, [_count(*row.count(key)) for row in shown]) for key, title in COUNTS]
+    for key, title, scale, digits in FAIRNESS:
+        if any(row.values(key) for row in shown):
+            columns += [(title, [_spread(row.values(key), scale, digits) for row in shown])]
     if marked:
-        columns += [("", lambda row: "NOT COMPARABLE" if any(one.folder in marked for one in row.results) else "")]
+        odd = [any(result.folder in marked for result in row.results) for row in shown]
+        columns += [("", ["NOT COMPARABLE" if one else "" for one in odd])]
     caption = "mean +- standard deviation over the runs of a row, which differ in their seed only; clusters recovered in k of n"
-    return Table(
-        "Comparison", [title for title, _ in columns], [[words(row) for _, words in columns] for row in shown], caption
-    )
+    lines = [list(row) for row in zip(*(words for _, words in columns), strict=True)]
+    return Table("Comparison", [title for title, _ in columns], lines, caption)
 
 
 def word(value: Any) -> str:
@@ -280,7 +278,3 @@ def _spread(values: Sequence[float], scale: float, digits: int) -> str:
 
 def _count(found: int, judged: int) -> str:
     return f"{found}/{judged}" if judged else "–"
-
-
-def _any(shown: Sequence[Row], key: str) -> bool:
-    return any(row.values(key) for row in shown)

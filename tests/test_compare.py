@@ -35,7 +35,8 @@ def write_result(folder: Path, algorithm: str = "global", seed: int = 0, accurac
     settings = config.resolve(document).model_dump(mode="json", exclude={"algorithms"})
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     own = {"accuracy_mean": accuracy, "accuracy_minority": accuracy - 0.02, "accuracy_worst": accuracy - 0.05, **final}
-    run = run_json(algorithm=algorithm, seed=seed, privacy=privacy(**{"epsilon": settings["privacy"]["epsilon"], **terms}))
+    promised = {"epsilon": settings["privacy"]["epsilon"], "epsilon_spent": settings["privacy"]["epsilon"] - 0.01}
+    run = run_json(algorithm=algorithm, seed=seed, privacy=privacy(**{**promised, **terms}))
     (folder / "run.json").write_text(json.dumps({**run, "final": {**run["final"], **own}}))
     lines = [
         {"view": "observer", "round": 1, "accuracy_p10": 0.1},
@@ -260,6 +261,17 @@ def test_a_page_is_loud_about_runs_that_do_not_compare(tmp_path):
     text = write_sweep(write_sweep_folder(tmp_path, {"algorithm.name": ["global", "oracle"]}, runs)).read_text(encoding="utf-8")
     assert "Not comparable: open: epsilon is inf, elsewhere 5." in text
     assert "NOT COMPARABLE" in text
+
+
+def test_an_unprotected_run_is_not_drawn_as_if_it_kept_its_epsilon(tmp_path):
+    runs = [
+        write_result(tmp_path / f"{name}{epsilon}", name, privacy={"epsilon": epsilon}, terms=terms)
+        for name, terms in (("global", {}), ("oracle", {"epsilon": None}))
+        for epsilon in (3.0, 8.0)
+    ]
+    shown = drawn(write_sweep(write_sweep_folder(tmp_path, {"privacy.epsilon": [3, 8]}, runs)))
+    names = [trace["name"] for trace in shown["accuracy_mean"]["data"] if "name" in trace]
+    assert names == ["global", "oracle (unprotected)"]
 
 
 def test_a_sweep_of_which_nothing_is_finished_is_a_sentence(tmp_path):

@@ -1,0 +1,268 @@
+"""Sweeps as a person starts them: axes, what is skipped, what goes on after a kill, what a failed cell does to the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, write_config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpcfl_net import __version__, config
+from dpcfl_net.errors import ConfigError
+from launch import sweeps
+
+TINY = {"dataset": "digits", "clients": [1, 1], "train_per_client": 200, "test_per_client": 20}
+AXES = ["algorithm.name=global,local", "seed=0:2"]
+
+
+def tiny(folder: Path, **changes) -> Path:
+    return write_config(folder, **{"data": TINY, "rounds": 2, "algorithm": {"name": "global"}, **changes})
+
+
+def sweep_folder(out: Path) -> Path:
+    (folder,) = out.glob("*-sweep-*")
+    return folder
+
+
+def states(out: Path) -> list[str]:
+    return [cell["state"] for cell in json.loads((sweep_folder(out) / "sweep.json").read_text())["cells"]]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A finished sweep of four cells: (its parent folder, its configuration, what it printed)."""
+    out = tmp_path_factory.mktemp("sweep")
+    path = tiny(out / "c")
+    done = dpcfl("sweep", path, *AXES, "--out", out, timeout=240)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert_nothing_left(out)
+    return out, path, done.stdout
+
+
+def test_axes_are_lists_ranges_and_yaml_values():
+    axes = sweeps.parse_axes(
+        ["privacy.epsilon=3,5,15", "seed=0:4", "data.clients=[3,6,6],[2, 2]", "name='a,b',\"c\"", "x={a: [1,2], b: 3}", "y=5"]
+    )
+    assert axes == {
+        "privacy.epsilon": ["3", "5", "15"],
+        "seed": ["0", "1", "2", "3"],
+        "data.clients": ["[3,6,6]", "[2, 2]"],
+        "name": ["'a,b'", '"c"'],
+        "x": ["{a: [1,2], b: 3}"],
+        "y": ["5"],
+    }
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1).map(str), min_size=1, unique=True))
+def test_a_list_of_yaml_lists_is_split_where_it_was_joined(values):
+    assert sweeps.parse_axes([f"data.clients={','.join(values)}"]) == {"data.clients": values}
+
+
+@pytest.mark.parametrize("item", ["seed", "=3", "seed=", "seed=1,,2", "seed=4:4", "seed=1,1", "seed=,"])
+def test_an_item_that_is_no_axis_is_a_sentence(item):
+    with pytest.raises(ConfigError, match=r"axis .*"):
+        sweeps.parse_axes([item])
+
+
+def test_all_items_that_are_no_axes_are_named_at_once():
+    with pytest.raises(ConfigError) as error:
+        sweeps.parse_axes(["seed=0:2", "seed=3", "flying", "rounds="])
+    assert len(error.value.problems) == 3
+    assert "axis 'seed' is given twice" in error.value.problems[0]
+
+
+def test_the_grid_is_every_combination_with_the_last_axis_fastest(tmp_path):
+    cells = sweeps.grid(tiny(tmp_path), sweeps.parse_axes(["privacy.epsilon=3,5", "seed=0:2", "rounds=4"]))
+    assert [cell.label for cell in cells] == [f"privacy.epsilon={e} seed={s}" for e in (3, 5) for s in (0, 1)]
+    assert cells[1].values == {"privacy.epsilon": 3, "seed": 1, "rounds": 4}
+    assert (cells[1].config.privacy.epsilon, cells[1].config.seed, cells[1].config.rounds) == (3.0, 1, 4)
+
+
+def test_every_cell_is_checked_before_the_first_one_runs(tmp_path):
+    done = dpcfl("sweep", tiny(tmp_path / "c"), "privacy.epsilon=3,-1", "seed=0:3", "rounds=2,1", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2, lines
+    assert "rounds is 1" in lines[0]
+    assert "(cell privacy.epsilon=3 seed=0 rounds=1 and 5 more)" in lines[0]
+    assert "privacy.epsilon is -1" in lines[1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_axis_without_effect_is_refused(tmp_path):
+    path = tiny(tmp_path, algorithms={"global": {"local": {"lr": 0.3}}})
+    with pytest.raises(ConfigError, match="are the same job: what differs has no effect"):
+        sweeps.grid(path, {"local.lr": ["0.1", "0.2"]})
+
+
+def test_a_job_key_covers_what_changes_a_result_and_nothing_else(tmp_path):
+    def key(**changes):
+        return sweeps.job_key(config.load(tiny(tmp_path, **changes)))
+
+    plain = key()
+    same = [
+        {"name": "other"}, {"output": {"transcript": "off"}}, {"runtime": {"slots": 1, "round_timeout_s": 9}},
+        {"data": {**TINY, "root": "/elsewhere"}}, {"algorithms": {"local": {"local": {"lr": 0.9}}}},
+    ]  # fmt: skip
+    other = [
+        {"seed": 1}, {"rounds": 3}, {"local": {"lr": 0.1}}, {"algorithm": {"name": "local"}}, {"data": {**TINY, "shift": "none"}},
+        {"runtime": {"quorum": 0.5}}, {"runtime": {"transport": {"security": "none"}}}, {"algorithms": {"global": {"local": {"lr": 0.9}}}},
+        {"privacy": {"epsilon": 3, "delta": 1e-4}},
+    ]  # fmt: skip
+    assert [key(**change) for change in same] == [plain] * len(same)
+    assert len({plain, *(key(**change) for change in other)}) == 1 + len(other)
+    assert len(plain) == 64
+
+
+def test_another_version_is_another_job(tmp_path, monkeypatch):
+    plain = sweeps.job_key(config.load(tiny(tmp_path)))
+    monkeypatch.setattr(sweeps, "__version__", __version__ + ".1")
+    assert sweeps.job_key(config.load(tiny(tmp_path))) != plain
+
+
+def test_a_sweep_leaves_runs_a_list_a_table_and_a_page(swept):
+    out, _, printed = swept
+    lines = printed.splitlines()
+    assert lines[0].startswith("1/4  algorithm.name=global seed=0  accuracy ")
+    assert lines[3].startswith("4/4  algorithm.name=local seed=1  accuracy ")
+    assert "cached" not in printed
+    assert " +- " in printed
+    assert f"report {sweep_folder(out) / 'report.html'}" in printed
+    assert '"accuracy_worst"' in (sweep_folder(out) / "report.html").read_text(encoding="utf-8")
+    document = json.loads((sweep_folder(out) / "sweep.json").read_text())
+    assert document["axes"] == {"algorithm.name": ["global", "local"], "seed": [0, 1]}
+    assert document["cells"][2]["values"] == {"algorithm.name": "local", "seed": 0}
+    assert document["config"]["rounds"] == 2
+    folders = [(sweep_folder(out) / cell["folder"]).resolve() for cell in document["cells"]]
+    assert sorted(folders) == sorted(folder.resolve() for folder in (out / "store").iterdir())
+    for folder, cell in zip(folders, document["cells"], strict=True):
+        run = json.loads((folder / "run.json").read_text())
+        assert (run["state"], run["seed"], run["algorithm"]) == (
+            "finished",
+            cell["values"]["seed"],
+            cell["values"]["algorithm.name"],
+        )
+        assert folder.name.startswith(f"{run['algorithm']}-")
+    assert dpcfl("verify", folders[0]).returncode == 0
+
+
+def test_what_is_done_is_skipped_by_every_sweep_of_the_same_folder(swept):
+    out, path, _ = swept
+    before = {path: path.stat().st_mtime_ns for path in (out / "store").rglob("*") if path.is_file()}
+    again = dpcfl("sweep", path, *AXES, "--out", out)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("cached") == 4
+    listed = dpcfl("sweep", path, "seed=0:3", "name=figure", "--out", out, "--dry-run")
+    assert "3 cells, 2 cached, 1 to run" in listed.stdout
+    assert "seed=2\n" in listed.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in (out / "store").rglob("*") if path.is_file()}
+
+
+def test_a_killed_sweep_goes_on_in_the_middle_of_a_run(swept, tmp_path):
+    """SIGKILL, which nobody can prepare for: the run it was in is gone on with, not begun anew."""
+    path = tiny(tmp_path / "c", rounds=12, seed=5)
+    command = ["sweep", str(path), "algorithm.name=global", "--out", str(tmp_path / "out")]
+    first = subprocess.Popen([*DPCFL, *command], cwd=ROOT, stdout=subprocess.DEVNULL)
+    wait_for_checkpoint(tmp_path / "out" / "store", first)
+    first.kill()
+    first.wait()
+    (folder,) = (path for path in (tmp_path / "out" / "store").iterdir() if (path / "protocol.json").exists())
+    assert_nothing_left(folder)
+    job, ledger = (folder / "protocol.json").read_bytes(), (folder / "ledgers/client_0000/ledger.jsonl").read_bytes()
+    assert states(tmp_path / "out") == ["waiting"]
+    second = dpcfl(*command)
+    assert second.returncode == 0, second.stderr
+    assert states(tmp_path / "out") == ["finished"]
+    assert (folder / "protocol.json").read_bytes() == job
+    assert (folder / "ledgers/client_0000/ledger.jsonl").read_bytes().startswith(ledger.rpartition(b"\n")[0])
+    assert json.loads((folder / "run.json").read_text())["rounds_done"] == 12
+
+
+def test_a_stopped_sweep_says_so_and_leaves_nothing_running(tmp_path):
+    path = tiny(tmp_path / "c", rounds=30)
+    run = subprocess.Popen([*DPCFL, "sweep", str(path), "seed=0:2", "--out", str(tmp_path / "out")], cwd=ROOT,
+                           stdout=subprocess.PIPE, text=True)  # fmt: skip
+    wait_for_checkpoint(tmp_path / "out" / "store", run)
+    run.send_signal(signal.SIGINT)
+    printed, _ = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "stopped; the same command goes on from here" in printed
+    assert states(tmp_path / "out") == ["interrupted", "waiting"]
+    assert_nothing_left(tmp_path / "out")
+
+
+def wait_for_checkpoint(store: Path, run: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and run.poll() is None:
+        if list(store.glob("*/checkpoints/round_*")):
+            return
+        time.sleep(0.01)
+    raise AssertionError("no round was reached")
+
+
+def test_a_failed_cell_ends_neither_the_sweep_nor_its_own_chance(swept, tmp_path):
+    """One cell's signature is damaged: the others are there, the exit code says 4, and the cell is tried again."""
+    out, path, _ = swept
+    copy = tmp_path / "out"
+    shutil.copytree(out, copy)
+    shutil.rmtree(sweep_folder(copy))
+    victim = sweeps.cell_folder(config.load(path, ["seed=0"]), copy / "store")
+    run = json.loads((victim / "run.json").read_text())
+    (victim / "run.json").write_text(json.dumps({**run, "state": "failed"}))
+    signature = (victim / "experiment.json.sig").read_text()
+    (victim / "experiment.json.sig").write_text("00" * (len(signature) // 2))
+    failed = dpcfl("sweep", path, *AXES, "--out", copy)
+    assert failed.returncode == 4, failed.stdout
+    assert "1 of 4 cells failed" in failed.stderr
+    assert "algorithm.name=global seed=0: operator-signature" in failed.stderr
+    assert states(copy) == ["failed", "finished", "finished", "finished"]
+    assert "3 of 4 runs have finished" in (sweep_folder(copy) / "report.html").read_text(encoding="utf-8")
+    (victim / "experiment.json.sig").write_text(signature)
+    mended = dpcfl("sweep", path, *AXES, "--out", copy)
+    assert mended.returncode == 0, mended.stderr
+    assert mended.stdout.count("cached") == 3
+    assert states(copy) == ["finished"] * 4
+
+
+def test_run_cells_gives_the_folders_in_order_and_runs_nothing_twice(swept, capsys):
+    out, path, _ = swept
+    cells = [config.load(path, [f"seed={seed}", f"algorithm.name={name}"]) for seed, name in ((1, "local"), (0, "global"))]
+    said: list[str] = []
+    outcomes = sweeps.run_cells(cells, out / "store", said.append)
+    assert [outcome.folder for outcome in outcomes] == [sweeps.cell_folder(cell, out / "store") for cell in cells]
+    assert [(outcome.state, outcome.cached) for outcome in outcomes] == [("finished", True)] * 2
+    assert len(said) == 2
+    assert "small local seed=1" in said[0]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_another_process_holds_is_a_failed_cell_and_not_a_crash(swept, tmp_path):
+    import fcntl
+
+    out, path, _ = swept
+    copy = tmp_path / "out"
+    shutil.copytree(out, copy)
+    cell = config.load(path)
+    folder = sweeps.cell_folder(cell, copy / "store")
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "state": "running"}))
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcome = sweeps.run_cell(cell, copy / "store")
+    assert (outcome.state, "run by another process" in outcome.error) == ("failed", True)
+
+
+def test_a_cell_whose_job_cannot_be_made_leaves_no_folder(tmp_path):
+    """No noise reaches such an epsilon; the store stays clean for the next try."""
+    cell = config.load(tiny(tmp_path / "c", privacy={"epsilon": 1e-9, "delta": 1e-12}))
+    outcome = sweeps.run_cell(cell, tmp_path / "store")
+    assert (outcome.state, "privacy.epsilon is 1e-09" in outcome.error) == ("failed", True)
+    assert os.listdir(tmp_path / "store") == []
