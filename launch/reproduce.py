@@ -39,7 +39,7 @@ class RunContext:
             for values in itertools.product(*axes.values())
         ]
         outcomes = run_cells(cells, self.store, self.say)
-        failed = [f"{outcome.folder}: {outcome.state}" for outcome in outcomes if outcome.state != "finished"]
+        failed = [f"{outcome.folder}: {outcome.error}" for outcome in outcomes if outcome.state != "finished"]
         if failed:
             raise RunFailed("runs that the figure needs did not finish: " + "; ".join(failed))
         return [read_result(outcome.folder) for outcome in outcomes]

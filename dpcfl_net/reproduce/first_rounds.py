@@ -17,31 +17,41 @@ from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_client, plan_slices, records_per_client
 from dpcfl_net.experiment import calibrated
 from dpcfl_net.job import ClientEntry, ModelTemplate, Protocol, derive_seed
-from dpcfl_net.privacy.accounting import Accountant
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.reproduce.base import Scale
 from dpcfl_net.types import DPSGDSlot
 
 MODELS = {"mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cifar-cnn", "digits": "digits-cnn"}
 
 
-def configuration(dataset: str, records: int, seed: int, *, epsilon: float = 5.0, **changes: Any) -> Config:
-    """R-DPCFL on four rotations, {3, 6, 6, 6} clients with `records` training records each.
+def configuration(
+    dataset: str, records: int, seed: int, *, epsilon: float = 10.0, batch: int = 32, scale: Scale = "laptop"
+) -> Config:
+    """R-DPCFL on four rotations, {3, 6, 6, 6} clients with `records` training records each; `batch` is b>1.
 
-    Laptop figures: E = 25 rounds, K = 1, b>1 = 32, c = 1, delta 1e-4, the papers' Renyi accountant; the learning rate scales
-    an update and its noise alike. `changes` replaces keys of the sections data, model, local, algorithm and privacy, or `rounds`.
+    laptop: E = 25 rounds, learning rate .005 (R's for Fashion-MNIST), c = 1, a small CNN. paper: E = 200, on CIFAR-10 R's ResNet-18
+    with learning rate 5e-4 and c = 3. Both: K = 1, delta 1e-4, the papers' Renyi accountant.
     """
-    document: dict[str, Any] = {
-        "name": "first-round",
-        "seed": seed,
-        "rounds": changes.pop("rounds", 25),
-        "data": {"dataset": dataset, "clients": [3, 6, 6, 6], "train_per_client": records},
-        "model": {"name": MODELS[dataset]},
-        "local": {"lr": 0.1},
-        "privacy": {"epsilon": epsilon, "delta": 1e-4, "accountant": "rdp", "noise": "seeded"},
-        "algorithm": {"name": "r-dpcfl", "clusters": 4},
-    }
-    return resolve({**document, **{section: {**document[section], **keys} for section, keys in changes.items()}})
+    large = scale == "paper" and dataset == "cifar10"
+    return resolve(
+        {
+            "name": "first-round",
+            "seed": seed,
+            "rounds": 25 if scale == "laptop" else 200,
+            "data": {"dataset": dataset, "clients": [3, 6, 6, 6], "train_per_client": records},
+            "model": {"name": "resnet18" if large else MODELS[dataset]},
+            "local": {"batch_size": batch, **({"lr": 5e-4, "clip": 3.0} if large else {"lr": 0.005, "clip": 1.0})},
+            "privacy": {"epsilon": epsilon, "delta": 1e-4, "accountant": "rdp", "noise": "seeded"},
+            "algorithm": {"name": "r-dpcfl", "clusters": 4},
+        }
+    )
+
+
+def setting(scale: Scale, seed: int, *, epsilon: float = 10.0, records: int | None = None) -> Config:
+    """What the figures on first rounds are computed on: Fashion-MNIST at 600 records a client, or R's CIFAR-10 rotation."""
+    dataset, usual = {"laptop": ("fashion-mnist", 600), "paper": ("cifar10", 6600)}[scale]
+    return configuration(dataset, records or usual, seed, epsilon=epsilon, scale=scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,16 +134,27 @@ class Bank:
         return self._sums[key]
 
 
+_BANKS: dict[str, Bank] = {}
+
+
+def bank(config: Config) -> Bank:
+    """The bank for the data, model, local step and seed of a configuration, shared by all figures of one process."""
+    parts = (config.data.model_dump(mode="json"), config.model.name, config.local.model_dump(), config.seed)
+    key = json.dumps(parts)
+    if key not in _BANKS:
+        _BANKS[key] = Bank(config)
+    return _BANKS[key]
+
+
 def keys(clients: int, *labels: str | int) -> list[bytes]:
     """One key for each client, others for every other sequence of labels; nothing here is to be kept from anybody."""
     return [derive(hashlib.sha256(b"first round").digest(), *labels, client) for client in range(clients)]
 
 
-def noise_multiplier(config: Config, accountant: Accountant | None = None) -> float:
+def noise_of_run(config: Config) -> float:
     """z of a run of this configuration, solved from its algorithm's own plan; the same question is solved once."""
-    privacy = config.privacy if accountant is None else config.privacy.model_copy(update={"accountant": accountant})
     records = records_per_client(config.data, datasets.load(config.data.dataset, config.data.root).sizes)[0]
-    parts = (config.options.model_dump(mode="json"), config.local.model_dump(), privacy.model_dump())
+    parts = (config.options.model_dump(mode="json"), config.local.model_dump(), config.privacy.model_dump())
     return _solved(config.algorithm["name"], config.rounds, records, json.dumps(parts))
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from dpcfl_net.privacy.accounting import Accountant, SampledGaussian, calibrate
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
@@ -69,7 +69,7 @@ class Variance(Reproduction):
     name = "r-dpcfl/fig3"
     paper = PAPER + ", Figure 3 and Lemma 4.1"
     title = "Noise in a model update against both batch sizes"
-    setting = {"clip": 3.0, "rate": 5e-4, "parameters": 11_181_642}
+    setting: ClassVar[dict[str, Any]] = {"clip": 3.0, "rate": 5e-4, "parameters": 11_181_642}
 
     def compute(self, context: Context) -> Outcome:
         plans = grid()

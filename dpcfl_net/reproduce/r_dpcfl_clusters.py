@@ -1,0 +1,203 @@
+"""R-DPCFL's figures 10 and 13: MSS as a guide to the number of clusters and to whether they were found."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpcfl_net.clustering import mixture
+from dpcfl_net.clustering.metrics import recovered
+from dpcfl_net.report.pages import Table
+from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction, Scale
+from dpcfl_net.reproduce.first_rounds import bank, configuration, keys, noise_of_run, setting
+from dpcfl_net.reproduce.plots import lines, points
+from dpcfl_net.reproduce.r_dpcfl_batches import averages, stated
+from dpcfl_net.reproduce.r_dpcfl_noise import PAPER
+
+CANDIDATES = range(2, 8)
+EPSILONS = (3, 4, 5, 10)
+WAYS: dict[str, tuple[mixture.Space, str]] = {
+    "two components, plain MSS (published code)": ("pca2", "mss_plain"),
+    "all dimensions, plain MSS (as printed)": ("full", "mss_plain"),
+    "M - 1 components, effective MSS (this project)": ("spectral", "mss"),
+}
+
+
+class NumberOfClusters(Reproduction):
+    """Figure 10: MSS against candidates for M, at four epsilons and five seeds."""
+
+    name = "r-dpcfl/fig10"
+    paper = PAPER + ", Figure 10 and Appendix C.9"
+    title = "MSS against the number of components"
+
+    def compute(self, context: Context) -> Outcome:
+        rows = [row for seed in range(5) for row in self.rows(context, seed)]
+        config = setting(context.scale, 0)
+        figures = []
+        for k, way in enumerate(WAYS):
+            kept = [row for row in rows if row["way"] == way]
+            curves = {
+                f"epsilon {e:g}": averages([row for row in kept if row["epsilon"] == e], "candidate", "score") for e in EPSILONS
+            }
+            figures.append(lines(f"way{k}", f"{way}, mean of 5 seeds", curves, "components", "MSS"))
+        note = stated(config, bank(config).full_batch().records)
+        return Outcome(rows, _claims_on_number(rows), figures, notes=[note])
+
+    def rows(self, context: Context, seed: int) -> Iterator[dict[str, Any]]:
+        """A row for every epsilon, way and candidate; `chosen` is what this project's rule says of the round."""
+        first = bank(setting(context.scale, seed)).full_batch()
+        for epsilon in EPSILONS:
+            noise = noise_of_run(setting(context.scale, seed, epsilon=epsilon))
+            x = first.updates(noise, keys(len(first.truth), "fig10", seed, str(epsilon)))
+            chosen = mixture.fit(x, clusters=None, seed=seed, noise_deviation=first.deviation(noise)).clusters
+            for way, (space, score) in WAYS.items():
+                fits = {m: mixture.fit(x, clusters=m, space=space, seed=seed) for m in CANDIDATES}
+                for m, fit in fits.items():
+                    yield {
+                        "seed": seed, "epsilon": epsilon, "z": noise, "way": way, "candidate": m, "score": getattr(fit, score),
+                        "chosen": chosen,
+                    }  # fmt: skip
+        context.say(f"seed {seed} done")
+
+
+def _claims_on_number(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
+    claims = []
+    for way in WAYS:
+        largest = {
+            key: max(
+                (row for row in rows if row["way"] == way and (row["seed"], row["epsilon"]) == key),
+                key=lambda row: row["score"],
+            )
+            for key in dict.fromkeys((row["seed"], row["epsilon"]) for row in rows)
+        }
+        by_epsilon = {e: [row["candidate"] for (_, at), row in largest.items() if at == e] for e in EPSILONS}
+        right = sum(m == 4 for told in by_epsilon.values() for m in told)
+        claims.append(
+            Claim(
+                f"MSS peaks at the true M = 4: {way}",
+                f"{right} of {len(largest)}; M by epsilon: " + "; ".join(f"{e:g}: {told}" for e, told in by_epsilon.items()),
+                right == len(largest),
+                "merging clusters can leave the remaining ones far apart: of well separated clusters 2 or 3 score higher than 4",
+            )
+        )
+    ours = {(row["seed"], row["epsilon"]): row["chosen"] for row in rows}
+    told = "; ".join(f"{e:g}: {[m for (_, at), m in ours.items() if at == e]}" for e in EPSILONS)
+    right = sum(m == 4 for m in ours.values())
+    claims.append(Claim("this project's rule finds M = 4", f"{right} of {len(ours)}; M by epsilon: {told}", right == len(ours)))
+    return claims
+
+
+@dataclass(frozen=True)
+class Group:
+    """First rounds that differ in seed, epsilon and b>1 only."""
+
+    dataset: str
+    records: int
+    seeds: range
+    epsilons: Sequence[float]
+    later: Sequence[int] = (32,)
+    shift: str = "rotation"
+
+
+GROUPS = {
+    "laptop": [
+        Group("fashion-mnist", 600, range(5), (1, 2, 3, 5, 10), (32, 128)),
+        Group("fashion-mnist", 600, range(3), (1, 2, 3, 5, 10), shift="label-flip"),
+        Group("fashion-mnist", 1000, range(3), (0.7, 1, 2, 5)),
+        Group("mnist", 600, range(3), (0.7, 1, 2, 3, 10)),
+        Group("cifar10", 600, range(1), (3, 5, 10, 15)),
+    ],
+    "paper": [Group("cifar10", 6600, range(5), (3, 4, 5, 10, 15), (16, 32, 64, 128))],
+}
+SCORES = (
+    ("pca2", "mss_plain", "two components, plain MSS (published code)"),
+    ("full", "mss_plain", "all dimensions, plain MSS (as printed)"),
+    ("sklearn", "mss_plain", "scikit-learn on the raw updates, plain MSS"),
+    ("spectral", "mss_plain", "M - 1 components, plain MSS"),
+    ("spectral", "mss_effective", "M - 1 components, effective MSS (this project)"),
+    ("pca2", "mss_effective", "two components, effective MSS"),
+)
+
+
+class Recovery(Reproduction):
+    """Figure 13: does MSS tell whether the clusters were found? M = 4 is known."""
+
+    name = "r-dpcfl/fig13"
+    paper = PAPER + ", Figure 13"
+    title = "MSS against recovery of the clusters"
+
+    def compute(self, context: Context) -> Outcome:
+        rows = [row for group in GROUPS[context.scale] for row in _rounds(group, context.scale, context.say)]
+        figures, claims, table = [], [], []
+        for k, (space, score, words) in enumerate(SCORES):
+            pairs = [(row[score], row["recovered"]) for row in rows if row["space"] == space]
+            figures.append(_strip(f"space{k}", words, pairs))
+            claims.append(_claim(words, pairs))
+            cut, wrong = _threshold(pairs)
+            found = [mss for mss, right in pairs if right]
+            lost = [mss for mss, right in pairs if not right]
+            table.append([words, str(len(pairs)), str(len(found)), _span(found), _span(lost), f"{cut:.2f}", str(wrong)])
+        columns = [
+            "space and score",
+            "rounds",
+            "recovered",
+            "MSS where recovered",
+            "MSS where not",
+            "best threshold",
+            "mistakes there",
+        ]
+        rounds = sum(row["space"] == "spectral" for row in rows)
+        note = f"{rounds} first rounds; scikit-learn's own mixture on those of seed 0."
+        return Outcome(rows, claims, figures, [Table("Thresholds", columns, table)], [note])
+
+
+def _rounds(group: Group, scale: Scale, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    for seed in group.seeds:
+        first = bank(configuration(group.dataset, group.records, seed, scale=scale)).full_batch(shift=group.shift)
+        for later, epsilon in itertools.product(group.later, group.epsilons):
+            noise = noise_of_run(configuration(group.dataset, group.records, seed, epsilon=epsilon, batch=later, scale=scale))
+            names = ("fig13", group.dataset, group.records, group.shift, seed, later, str(epsilon))
+            x = first.updates(noise, keys(len(first.truth), *names))
+            for space in mixture.SPACES if seed == 0 else mixture.SPACES[:3]:
+                fit = mixture.fit(x, clusters=4, space=space, seed=seed)
+                yield {
+                    "dataset": group.dataset, "records": group.records, "shift": group.shift, "seed": seed, "epsilon": epsilon,
+                    "b_later": later, "z": noise, "space": space, "mss_plain": fit.mss_plain, "mss_effective": fit.mss,
+                    "recovered": recovered(first.truth, fit.labels.tolist()),
+                }  # fmt: skip
+        say(f"{group.dataset}, {group.records} records, {group.shift}, seed {seed} done")
+
+
+def _claim(words: str, pairs: Sequence[tuple[float, bool]]) -> Claim:
+    above, below = ([right for mss, right in pairs if (mss > 2) == side] for side in (True, False))
+    return Claim(
+        f"an MSS above 2 always means that the clusters were found: {words}",
+        f"above 2: {len(above)} rounds, {above.count(False)} of them wrong; at or below: {len(below)}, {below.count(True)} of them right",
+        bool(above) and all(above),
+        "with few updates and many parameters the estimated centres are far apart by estimation error alone, or k-means finds "
+        "tight groups in any cloud",
+    )  # fmt: skip
+
+
+def _threshold(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
+    """The threshold with the fewest mistakes (recovered at or below it, or not recovered above it), and how many."""
+    cuts = sorted({mss for mss, _ in pairs})
+    middles = [cuts[0] - 1, *((a + b) / 2 for a, b in itertools.pairwise(cuts))]
+    mistakes = {cut: sum((mss > cut) != right for mss, right in pairs) for cut in middles}
+    best = min(mistakes, key=lambda cut: mistakes[cut])
+    return best, mistakes[best]
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}" if values else "–"
+
+
+def _strip(key: str, title: str, pairs: Sequence[tuple[float, bool]]) -> Any:
+    """Points above one another so that they can be told apart: the height says nothing but right or wrong."""
+    series = {
+        word: [(mss, side + 0.3 * (k % 10) / 10) for k, (mss, right) in enumerate(pairs) if right is bool(side)]
+        for side, word in ((0, "not found"), (1, "found"))
+    }
+    return points(key, title, series, "MSS", "found (upper) or not (lower)")

@@ -1,0 +1,144 @@
+"""Ways to tell the number of clusters from n first updates, to be compared: the paper's, this project's and others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from dpcfl_net.clustering import edge, em, mixture, separation
+from dpcfl_net.clustering.gram import centred_gram, coordinates
+
+MOST = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """All that the rules see of one round: exact coordinates, fits of M = 1..most + 1 in M - 1 components, the known noise."""
+
+    updates: np.ndarray
+    points: np.ndarray
+    fits: Mapping[int, mixture.MixtureFit]
+    dimension: int
+    deviation: float
+    seed: int
+
+    @classmethod
+    def at(cls, updates: np.ndarray, deviation: float, seed: int) -> Look:
+        """The look at (n, p) float32 updates whose noise has this deviation in every coordinate."""
+        fits = {m: mixture.fit(updates, clusters=m, seed=seed) for m in range(1, most(len(updates)) + 2)}
+        return cls(updates, coordinates(centred_gram(updates)), fits, updates.shape[1], deviation, seed)
+
+    @property
+    def candidates(self) -> range:
+        return range(2, most(len(self.points)) + 1)
+
+    @property
+    def scores(self) -> dict[int, float]:
+        return {m: fit.mss for m, fit in self.fits.items() if m > 1}
+
+
+def most(rows: int) -> int:
+    """The largest M that is considered for so many updates."""
+    return min(MOST, rows // 2)
+
+
+def known_noise(look: Look) -> int:
+    """This project's: the smallest M that with the known noise explains all, if told apart; else the largest fall."""
+    explained = next((m for m in (1, *look.candidates) if _explained(look, m)), None)
+    return mixture.choose(look.scores, look.candidates, explained=explained)
+
+
+def largest_fall(look: Look) -> int:
+    """What this project does where the noise is not known: of the M with effective MSS >= 2.5 the largest fall behind it."""
+    return mixture.choose(look.scores, look.candidates)
+
+
+def published(look: Look) -> int:
+    """The paper's published code: the largest MSS in two scaled components."""
+    return mixture.fit(look.updates, clusters=None, max_clusters=MOST, space="pca2", seed=look.seed).clusters
+
+
+def largest_plain(look: Look) -> int:
+    """The paper as printed: the largest MSS of the mixture in all dimensions."""
+    plain = {m: mixture.fit(look.updates, clusters=m, space="full", seed=look.seed).mss_plain for m in look.candidates}
+    return max(plain, key=lambda m: plain[m])
+
+
+def directions(look: Look) -> int:
+    """1 + the number of directions that reach beyond the edge of the known noise."""
+    rows = len(look.points)
+    return 1 + edge.beyond(look.points, look.dimension, look.deviation, rows - 1)
+
+
+def above_null(look: Look) -> int:
+    """The largest M whose effective MSS only 1 of 100 rounds of mere noise reach, at this n and p."""
+    cuts = null(len(look.points), look.dimension)[0]
+    return max((m for m in look.candidates if look.fits[m].mss > cuts[m]), default=1)
+
+
+def gap(look: Look) -> int:
+    """The gap statistic (Tibshirani, Walther, Hastie 2001) against mere noise: smallest M with gap(M) >= gap(M+1) - s(M+1)."""
+    _, mean, spread = null(len(look.points), look.dimension)
+    within = {m: separation.within(look.points, fit.labels) for m, fit in look.fits.items()}
+    gaps = {m: mean[m] - math.log(value) for m, value in within.items()}
+    return next((m for m in (1, *look.candidates) if gaps[m] >= gaps[m + 1] - spread[m + 1]), look.candidates[-1])
+
+
+def bayes(look: Look) -> int:
+    """The smallest BIC of spherical mixtures in the first eight principal components, all M in the same space."""
+    points = look.points[:, :MOST]
+    n, d = points.shape
+    floor = 1e-6 * float((points**2).sum()) / (n * d)
+
+    def criterion(m: int) -> float:
+        found = em.spherical(points, m, dimension=d, floor=floor, seed=look.seed)
+        return -2 * n * found.log_likelihood + (m * (d + 2) - 1) * math.log(n)
+
+    return min((1, *look.candidates), key=criterion)
+
+
+RULES: dict[str, Callable[[Look], int]] = {
+    "known noise, else largest fall": known_noise,
+    "largest fall": largest_fall,
+    "largest MSS, 2 components (published code)": published,
+    "largest MSS, all dimensions (as printed)": largest_plain,
+    "directions beyond the noise": directions,
+    "largest M above noise alone": above_null,
+    "gap statistic against noise": gap,
+    "BIC in 8 components": bayes,
+}
+
+
+@cache
+def null(rows: int, dimension: int, draws: int = 100) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
+    """By M, over rounds of mere noise of deviation 1: .99 quantile of the effective MSS; mean and s of log within-scatter.
+
+    s is the deviation times sqrt(1 + 1 / draws), as the gap statistic has it.
+    """
+    rng = np.random.default_rng([rows, dimension])
+    looks = [_noise_fits(rng, rows, dimension, seed) for seed in range(draws)]
+    scores = {m: np.quantile([fits[m][0] for fits in looks], 0.99) for m in looks[0]}
+    logs = {m: np.array([fits[m][1] for fits in looks]) for m in looks[0]}
+    more = math.sqrt(1 + 1 / draws)
+    return scores, {m: float(v.mean()) for m, v in logs.items()}, {m: float(v.std()) * more for m, v in logs.items()}
+
+
+def _noise_fits(rng: np.random.Generator, rows: int, dimension: int, seed: int) -> dict[int, tuple[float, float]]:
+    """By M: effective MSS and log within-scatter of one round of noise."""
+    # The triangular factor of a Wishart matrix (Bartlett) has the distances of rows of `dimension` normals.
+    factor = np.tril(rng.standard_normal((rows, rows)), -1)
+    factor[np.arange(rows), np.arange(rows)] = np.sqrt(rng.chisquare(dimension - np.arange(rows)))
+    points = coordinates(centred_gram(factor))
+    found = {}
+    for m in range(1, most(rows) + 2):
+        labels = mixture.fit(factor, clusters=m, seed=seed).labels
+        found[m] = (separation.effective(points, labels, m, dimension), math.log(separation.within(points, labels)))
+    return found
+
+
+def _explained(look: Look, clusters: int) -> bool:
+    return edge.explained(look.points, look.fits[clusters].labels, look.dimension, look.deviation)
