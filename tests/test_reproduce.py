@@ -1,0 +1,228 @@
+"""Figures computed again: the frame, the accountant's slopes, and first rounds that are those of a real run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import ROOT, SMALL, dpcfl
+
+from dpcfl_net.clustering import mixture
+from dpcfl_net.config import resolve
+from dpcfl_net.errors import ConfigError, RunFailed
+from dpcfl_net.experiment import make_job, make_keys
+from dpcfl_net.privacy.randomness import derive
+from dpcfl_net.report.pages import Table
+from dpcfl_net.reproduce import r_dpcfl_noise, rules
+from dpcfl_net.reproduce.base import Claim, Outcome, Reproduction, find, registry
+from dpcfl_net.reproduce.first_rounds import Bank, keys, noise_of_run
+from dpcfl_net.reproduce.plots import lines, points, slope
+from dpcfl_net.reproduce.r_dpcfl_noise import Plan, noise_multiplier, update_variance
+from dpcfl_net.simulate import simulate
+from launch import reproduce
+
+
+class Example(Reproduction):
+    """Two claims, one of which does not hold."""
+
+    name = "example/fig1"
+    paper = "A paper, Figure 1"
+    title = "An example"
+
+    def compute(self, context):
+        context.say("computing")
+        claims = [Claim("up", "1 to 2", True, "unused"), Claim("down", "1 to 2", False, "it goes up")]
+        figure = lines("one", "One line", {"a": [(1, 1), (2, 2)]}, "x", "y")
+        table = Table("A table", ["a"], [["42"]])
+        return Outcome([{"a": 1}, {"a": 2, "b": None}], claims, [figure], [table], ["A note."])
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.setattr(reproduce, "find", {Example.name: Example}.__getitem__)
+    return Example.name
+
+
+def test_a_figure_leaves_rows_claims_and_a_page(example, tmp_path, capsys):
+    reproduce.reproduce([example], "laptop", tmp_path)
+    folder = tmp_path / "example-fig1-laptop"
+    assert list(csv.DictReader((folder / "data.csv").open())) == [{"a": "1", "b": ""}, {"a": "2", "b": ""}]
+    document = json.loads((folder / "claims.json").read_text())
+    assert (document["name"], document["scale"], document["notes"]) == ("example/fig1", "laptop", ["A note."])
+    assert [claim["holds"] for claim in document["claims"]] == [True, False]
+    page = (folder / "report.html").read_text()
+    assert all(words in page for words in ("An example", "A paper, Figure 1", "it goes up", "One line", "42", "A note."))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "computing"
+    assert said[-2:] == [
+        "claim: up; measured: 1 to 2; holds: yes",
+        "claim: down; measured: 1 to 2; holds: no; likely cause: it goes up",
+    ]
+
+
+def test_every_figure_is_named_described_and_found():
+    done = dpcfl("reproduce", "--list")
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[0] for line in done.stdout.splitlines()} == set(registry())
+    assert {"r-dpcfl/fig3", "r-dpcfl/fig13", "r-dpcfl/m-unknown"} <= set(registry())
+    for name, found in registry().items():
+        assert find(name) is found
+        assert found.paper
+        assert found.title
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["r-dpcfl/fig33"], "did you mean 'r-dpcfl/fig3'?"),
+        (["zzz"], "known are"),
+        (["r-dpcfl/fig3", "--scale", "huge"], "must be laptop or paper"),
+        ([], "--list"),
+    ],
+)
+def test_a_users_mistake_is_a_sentence(arguments, words):
+    done = dpcfl("reproduce", *arguments)
+    assert done.returncode == ConfigError.exit_code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_computed_if_one_of_several_names_is_wrong(tmp_path):
+    with pytest.raises(ConfigError):
+        reproduce.reproduce(["r-dpcfl/fig3", "nothing"], "laptop", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_context_hands_out_finished_runs_and_names_those_that_failed(tmp_path, monkeypatch):
+    from dpcfl_net import compare
+    from launch import sweeps
+
+    asked = []
+
+    def run_cells(cells, store, say):
+        asked.extend((cell.seed, cell.privacy.epsilon, cell.local.lr) for cell in cells)
+        states = ["finished"] * 3 + ["finished" if len(asked) == 4 else "failed"]
+        return [sweeps.CellOutcome(store / str(k), state, False, 0.0, "burnt") for k, state in enumerate(states)]
+
+    monkeypatch.setattr(sweeps, "run_cells", run_cells)
+    monkeypatch.setattr(compare, "read_result", lambda folder: folder.name)
+    context = reproduce.RunContext("laptop", tmp_path, tmp_path / "store")
+    axes = {"seed": [0, 1], "privacy.epsilon": [3, 5.5], "local.lr": [1e-5]}
+    config = ROOT / "configs" / "quickstart.yaml"
+    assert context.results(config, axes) == ["0", "1", "2", "3"]
+    assert asked == [(0, 3, 1e-5), (0, 5.5, 1e-5), (1, 3, 1e-5), (1, 5.5, 1e-5)]
+    with pytest.raises(RunFailed, match="burnt"):
+        context.results(config, axes)
+
+
+def test_the_slope_of_a_power_law():
+    assert slope([(x, 7 * x**-2.5) for x in (1, 2, 8, 30)]) == pytest.approx(-2.5)
+
+
+def test_the_noise_of_an_update_is_equation_2():
+    plan = Plan(6600, 6600, 32, 200, 5)
+    setting = r_dpcfl_noise.Variance.setting
+    assert slope([(b, update_variance(plan, b, 1.0, **setting)) for b in (16, 64, 512)]) == pytest.approx(-3, abs=0.02)
+    assert update_variance(plan, 6600, 2.0, **setting) == pytest.approx((5e-4 * 3 * 2 / 6600) ** 2 * 11_181_642)
+
+
+def test_noise_follows_both_batch_sizes_as_figure_4_says():
+    grid = {key: noise_multiplier(plan) for key, plan in r_dpcfl_noise.grid((32, 6600), (32, 128)).items()}
+    assert grid[6600, 32] == pytest.approx(1.31036, rel=1e-3)
+    later = grid[6600, 128] / grid[6600, 32]
+    first = grid[6600, 32] / grid[32, 32]
+    assert 1 < first < later < 4  # four times the batch, less than four times the noise
+
+
+SEEDED = {
+    **SMALL,
+    "seed": 3,
+    "data": {**SMALL["data"], "train_per_client": 120},
+    "local": {"batch_size": 32, "lr": 0.2},
+    "privacy": {**SMALL["privacy"], "accountant": "rdp"},
+}
+
+
+def test_a_first_round_is_that_of_a_real_run_bit_for_bit(tmp_path, monkeypatch):
+    config = resolve(SEEDED)
+    make_keys(tmp_path / "keys", 8)
+    job = make_job(config, tmp_path / "keys")
+    seen = []
+    monkeypatch.setattr(
+        mixture, "fit", lambda updates, **options: seen.append(updates) or (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        simulate(job, tmp_path / "run")
+
+    first = Bank(config).full_batch()
+    noise = noise_of_run(config)
+    assert {entry.noise_multiplier for entry in job.protocol.roster} == {noise}
+    secret = bytes.fromhex(job.experiment.noise_seed)
+    client_of = {piece: client for client, piece in enumerate(job.experiment.slices)}
+    charges = [derive(secret, "charge", client_of[k], 1, "first_round_update", "first") for k in range(8)]
+    mine = first.updates(noise, [derive(charge, "slot", "first") for charge in charges])
+    assert first.truth == [job.experiment.true_clusters[client_of[k]] for k in range(8)]
+    assert np.array_equal(mine, seen[0][[client_of[k] for k in range(8)]])
+
+
+def test_the_noise_of_a_first_round_has_the_deviation_that_is_stated():
+    first = Bank(resolve(SEEDED)).full_batch()
+    one, other = (first.updates(3.0, keys(8, "noise", k)) for k in range(2))
+    assert (one - other).std() / math.sqrt(2) == pytest.approx(first.deviation(3.0), rel=0.02)
+    assert np.array_equal(one, first.updates(3.0, keys(8, "noise", 0)))
+
+
+def test_a_stochastic_round_at_full_batch_is_the_full_batch():
+    kept = Bank(resolve(SEEDED))
+    first = kept.full_batch()
+    assert np.array_equal(kept.stochastic(first.records, 2.0, keys(8, 0)), first.updates(2.0, keys(8, 0)))
+    small = kept.stochastic(32, 1e-6, keys(8, 0))
+    steps = math.ceil(first.records / 32)
+    assert np.linalg.norm(small) == pytest.approx(steps * np.linalg.norm(first.updates(1e-6, keys(8, 0))), rel=0.3)
+
+
+def test_other_clusters_from_one_bank_are_those_of_their_own_configuration():
+    kept = Bank(resolve(SEEDED))
+    other = resolve({**SEEDED, "data": {**SEEDED["data"], "clients": [5, 4], "shift": "label-flip"}})
+    kept.full_batch()
+    assert np.array_equal(kept.full_batch([5, 4], "label-flip").sums, Bank(other).full_batch().sums)
+    assert kept.full_batch([5, 4], "label-flip").truth == [0] * 5 + [1] * 4
+
+
+def test_the_compared_rule_is_the_one_that_runs_use(monkeypatch):
+    monkeypatch.setattr(rules, "MOST", 4)
+    kept = Bank(resolve(SEEDED))
+    told = set()
+    for k, (clients, noise) in enumerate([([8], 0.2), ([4, 4], 0.2), ([3, 3, 3], 0.2), ([3, 3, 3], 20.0)]):
+        first = kept.full_batch(clients)
+        x = first.updates(noise, keys(len(first.truth), k))
+        look = rules.Look.at(x, first.deviation(noise), k)
+        options = {"clusters": None, "max_clusters": 4, "seed": k}
+        assert rules.known_noise(look) == mixture.fit(x, noise_deviation=first.deviation(noise), **options).clusters
+        assert rules.largest_fall(look) == mixture.fit(x, **options).clusters
+        told.add(rules.known_noise(look))
+    assert len(told) > 1
+
+
+def test_rules_that_can_tell_find_two_clusters_and_none(monkeypatch):
+    small = rules.null(8, 400, 20)
+    monkeypatch.setattr(rules, "null", lambda rows, dimension: small)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 400)).astype(np.float32)
+    alone = rules.Look.at(x, 1.0, 0)
+    x[:4] += 3
+    apart = rules.Look.at(x, 1.0, 0)
+    for tell in (rules.known_noise, rules.largest_fall, rules.directions, rules.above_null, rules.gap):
+        assert (tell(apart), tell(alone)) == (2, 1), tell.__name__
+    assert rules.largest_plain(apart) == 2
+    assert 2 <= rules.published(alone) <= 4  # it cannot say that there are none
+
+
+def test_points_and_lines_are_figures_of_the_page():
+    figure = points("p", "Points", {"a": [(0, 1)], "b": [(2, 3)]}, "x", "y", equal=True)
+    assert [trace["name"] for trace in figure.spec["data"]] == ["a", "b"]
+    assert figure.spec["layout"]["yaxis"]["scaleanchor"] == "x"
+    assert lines("l", "Lines", {"a": [(1, 1)]}, "x", "y", log_x=True).spec["layout"]["xaxis"]["type"] == "log"
