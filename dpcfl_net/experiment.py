@@ -6,7 +6,8 @@ import hashlib
 import math
 import os
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm, registry
 from dpcfl_net.config import Config
+from dpcfl_net.data import cache
 from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_set, plan_slices, records_per_client
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.claim import plan_events, protected, unprotected
@@ -23,6 +25,7 @@ from dpcfl_net.job import (
     ClientEntry,
     Experiment,
     ModelTemplate,
+    PrivacyTarget,
     Protocol,
     canonical,
     derive_seed,
@@ -31,6 +34,7 @@ from dpcfl_net.job import (
     read_protocol,
 )
 from dpcfl_net.plugins import is_plugin
+from dpcfl_net.privacy.remembered import remembered
 from dpcfl_net.types import DPSGDSlot, Slot
 from dpcfl_net.wire import keys
 
@@ -164,9 +168,7 @@ def calibrated(protocol: Protocol) -> Protocol:
 
     ConfigError if no noise reaches the target, or if a budget over several runs is asked for without a finite epsilon.
     """
-    from dpcfl_net.privacy import accounting
-
-    privacy, algorithm = protocol.privacy, algorithm_of(protocol)
+    algorithm = algorithm_of(protocol)
     solved: dict[tuple[Slot, ...], float] = {}
     roster = []
     reasons = sorted({reason for entry in protocol.roster for reason in unprotected(algorithm.plan(entry))})
@@ -175,18 +177,32 @@ def calibrated(protocol: Protocol) -> Protocol:
     for entry in protocol.roster:
         plan = protected(algorithm.plan(entry))
         if tuple(plan) not in solved:
-            try:
-                solved[tuple(plan)] = accounting.calibrate(
-                    lambda z, plan=plan: plan_events(plan, z, privacy.adjacency),
-                    privacy.epsilon,
-                    privacy.delta,
-                    adjacency=privacy.adjacency,
-                    accountant=privacy.accountant,
-                )
-            except ValueError as error:
-                raise ConfigError(f"privacy.epsilon is {privacy.epsilon}: {error}") from None
+            solved[tuple(plan)] = _noise_multiplier(plan, protocol.privacy)
         roster.append(entry.model_copy(update={"noise_multiplier": solved[tuple(plan)]}))
     return protocol.model_copy(update={"roster": roster, "unprotected": reasons})
+
+
+def _noise_multiplier(plan: list[Slot], privacy: PrivacyTarget) -> float:
+    """z for a plan: solved once on a host, and held to the target by every worker's host again before data is read."""
+    from dpcfl_net.privacy import accounting
+
+    def solve() -> float:
+        return accounting.calibrate(
+            lambda z: plan_events(plan, z, privacy.adjacency),
+            privacy.epsilon,
+            privacy.delta,
+            adjacency=privacy.adjacency,
+            accountant=privacy.accountant,
+        )
+
+    slots = [[type(slot).__name__, *asdict(slot).values(), count] for slot, count in Counter(plan).items()]
+    asked = {"noise": slots, "epsilon": privacy.epsilon, "delta": privacy.delta, "adjacency": privacy.adjacency,
+             "accountant": privacy.accountant}  # fmt: skip
+    try:
+        z: float = remembered(cache.folder() / "claims", asked, solve)
+    except ValueError as error:
+        raise ConfigError(f"privacy.epsilon is {privacy.epsilon}: {error}") from None
+    return z
 
 
 def write_job(job: Job, folder: Path, key_folder: Path) -> None:
@@ -279,6 +295,8 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     from dpcfl_net.privacy import accounting
 
     algorithm = algorithm_of(protocol)
+    if protocol.unprotected:
+        return None
     found = 0.0
     for plan, z in {(tuple(algorithm.plan(e)), e.noise_multiplier) for e in protocol.roster}:
         found = max(

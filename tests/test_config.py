@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcfl_net import config
+from dpcfl_net.algorithms.base import registry
 from dpcfl_net.errors import ConfigError
 
 
@@ -147,6 +148,6 @@ def test_a_resolved_configuration_is_a_configuration(document):
 def test_schema_names_every_algorithms_options():
     schema = config.schema()
     titles = {option["title"] for option in schema["properties"]["algorithm"]["anyOf"]}
-    assert titles == {"r-dpcfl", "global", "local", "oracle"}
+    assert titles == set(registry())
     r_dpcfl = next(o for o in schema["properties"]["algorithm"]["anyOf"] if o["title"] == "r-dpcfl")
     assert {"clusters", "max_clusters", "clustering", "selection", "warm_start", "name"} == set(r_dpcfl["properties"])

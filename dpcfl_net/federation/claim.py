@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import math
-import os
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.privacy.remembered import remembered
 from dpcfl_net.types import Adjacency, BoundedRangeSelection, Event, SampledGaussian, Slot, UnprotectedSlot
 
 
@@ -66,7 +63,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
         "adjacency": privacy.adjacency,
         "accountant": privacy.accountant,
     }
-    epsilon = _account(document, cache)
+    epsilon = remembered(cache, document, lambda: _account(document))
     if epsilon is None or epsilon > privacy.epsilon:
         raise Refused(
             "claim", f"the signed plan of client {client} costs epsilon {epsilon}, the job promises {privacy.epsilon:g}"
@@ -74,21 +71,15 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     return math.inf if unprotected(plan) else epsilon
 
 
-def _account(document: dict[str, Any], cache: Path) -> float | None:
-    text = json.dumps(document, sort_keys=True)
-    name = hashlib.sha256(f"{version('dp-accounting')}\n{text}".encode()).hexdigest()
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (cache / f"{name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        stored = cache / f"{name}.json"
-        if not stored.exists():
-            run = subprocess.run(
-                [sys.executable, "-m", "dpcfl_net.privacy.accounting"], input=text, capture_output=True, text=True, check=False
-            )
-            if run.returncode != 0:
-                raise Refused("claim", f"the accountant could not check the plan: {run.stderr.strip()[-400:]}")
-            draft = stored.with_suffix(".part")
-            draft.write_text(run.stdout)
-            os.replace(draft, stored)
-        epsilon: float | None = json.loads(stored.read_text())["epsilon"]
+def _account(document: dict[str, Any]) -> float | None:
+    run = subprocess.run(
+        [sys.executable, "-m", "dpcfl_net.privacy.accounting"],
+        input=json.dumps(document),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode != 0:
+        raise Refused("claim", f"the accountant could not check the plan: {run.stderr.strip()[-400:]}")
+    epsilon: float | None = json.loads(run.stdout)["epsilon"]
     return epsilon

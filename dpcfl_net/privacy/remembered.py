@@ -1,0 +1,42 @@
+"""The accountant's answers, kept in files: every process of a host asks the same few questions, each worth seconds."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
+SOURCES = ("accounting.py", "loss_distributions.py", "renyi.py", "selection_losses.py", "tally.py", "../types.py")
+
+
+def remembered(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
+    """`answer()`, or what it gave when the same question was asked on this host before; JSON values only.
+
+    One process computes, others that ask meanwhile wait for it; an exception passes through and is not kept.
+    """
+    text = json.dumps(question, sort_keys=True)
+    name = hashlib.sha256(f"{_accountant()}\n{text}".encode()).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stored = folder / f"{name}.json"
+    with (folder / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stored.exists():
+            draft = stored.with_suffix(".part")
+            draft.write_text(json.dumps({"answer": answer()}))
+            os.replace(draft, stored)
+        return json.loads(stored.read_text())["answer"]
+
+
+@cache
+def _accountant() -> str:
+    own = hashlib.sha256()
+    for source in SOURCES:
+        own.update((Path(__file__).parent / source).read_bytes())
+    return f"dp-accounting {version('dp-accounting')} {own.hexdigest()}"
