@@ -139,6 +139,14 @@ def differing(table: Sequence[Row]) -> list[str]:
     return [key for key in keys if _differs(key, table)]
 
 
+def telling(table: Sequence[Row]) -> list[str]:
+    """Of the settings that differ, those that tell rows of one algorithm apart (its own learning rate does not: its name does)."""
+    by_algorithm: dict[str, list[Row]] = {}
+    for row in table:
+        by_algorithm.setdefault(row.algorithm, []).append(row)
+    return [key for key in differing(table) if any(_differs(key, own) for own in by_algorithm.values())]
+
+
 def unequal(results: Sequence[Result], apart: Collection[str] = ()) -> dict[Path, str]:
     """Runs that may not stand beside the others, by folder, each with what differs: privacy terms or data settings.
 

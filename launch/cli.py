@@ -76,11 +76,13 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
     force: Annotated[bool, typer.Option("--force", help="show runs of unequal privacy or data too, marked")] = False,
     csv: Annotated[Path | None, typer.Option(help="write a line of figures for every run")] = None,
+    page: Annotated[Path | None, typer.Option(help="write plots and table as one HTML file")] = None,
+    fairness: Annotated[bool, typer.Option("--fairness", help="F_acc, F_loss: drops against models without privacy")] = False,
 ) -> None:
     """Finished runs side by side, over seeds; refused when their privacy or their data differ."""
     from launch import comparison
 
-    comparison.compare_runs(folders, force, csv)
+    comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness)
 
 
 @app.command()

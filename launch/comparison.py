@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpcfl_net import compare
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.report.sweep import write_sweep
+from dpcfl_net.report.sweep import write_comparison, write_sweep
 from launch.screen import print_table
 
 
@@ -22,8 +22,13 @@ def show(folder: Path) -> None:
     print(f"report {write_sweep(folder)}")
 
 
-def compare_runs(folders: Sequence[Path], force: bool, csv: Path | None) -> None:
-    """The table of runs and sweeps, and their figures as CSV; ConfigError if their privacy or data differ, unless forced."""
+def compare_runs(
+    folders: Sequence[Path], *, force: bool = False, csv: Path | None = None, page: Path | None = None, fairness: bool = False
+) -> None:
+    """The table of runs and sweeps, their figures as CSV, their plots; ConfigError if their privacy or data differ, unless forced.
+
+    fairness: F_acc and F_loss first, for which models without privacy are trained where this host has none yet.
+    """
     results: list[compare.Result] = []
     apart: list[str] = []
     problems: list[str] = []
@@ -41,11 +46,23 @@ def compare_runs(folders: Sequence[Path], force: bool, csv: Path | None) -> None
     marked = compare.unequal(results, apart)
     if marked and not force:
         raise compare.refusal(marked)
+    if fairness:
+        results = [_with_fairness(result) for result in results]
     _print(results, marked)
     if csv is not None:
         with csv.open("w", newline="", encoding="utf-8") as file:
             compare.write_csv(file, results)
         print(f"figures of {len(results)} runs in {csv}")
+    if page is not None:
+        lead = [f"{len(results)} runs: {', '.join(str(folder) for folder in folders)}."]
+        print(f"plots {write_comparison(page, 'Comparison', lead, results, apart)}")
+
+
+def _with_fairness(result: compare.Result) -> compare.Result:
+    from dpcfl_net.fairness import add_fairness
+
+    add_fairness(result.folder, result.settings["data"]["root"])
+    return compare.read_result(result.folder)
 
 
 def _print(results: Sequence[compare.Result], marked: Mapping[Path, str]) -> None:

@@ -18,6 +18,7 @@ from run_folder import privacy, run_json, write_lines
 from dpcfl_net import compare, config
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.report import figures, pages
+from dpcfl_net.report.sweep import figures as sweep_figures
 from dpcfl_net.report.sweep import write_sweep
 
 
@@ -294,3 +295,28 @@ def test_a_page_escapes_what_it_is_told_and_names_what_is_left_out(tmp_path):
     assert drawn(page)["one"]["data"][0]["y"] == [None]
     bare = pages.write_page(tmp_path / "bare.html", title="t", lead=[], figures=[], tables=[table])
     assert bare.stat().st_size < 20_000  # no figure, no plotting script
+
+
+def test_settings_that_belong_to_an_algorithm_do_not_name_its_line(tmp_path):
+    own = [
+        write_result(tmp_path / f"{name}-{epsilon}", name, local={"lr": lr}, privacy={"epsilon": epsilon})
+        for name, lr in (("global", 0.4), ("local", 0.1))
+        for epsilon in (3, 5)
+    ]
+    rows = compare.rows([compare.read_result(folder) for folder in own])
+    assert compare.telling(rows) == []
+    assert "local.lr" in compare.differing(rows)
+    names = {trace.get("name") for figure in sweep_figures(rows) if figure.spec for trace in figure.spec["data"]}
+    assert {"global", "local"} <= names
+    twice = write_result(tmp_path / "again", "global", local={"lr": 0.8})
+    assert compare.telling([*rows, *compare.rows([compare.read_result(twice)])]) == ["local.lr"]
+
+
+def test_compare_writes_plots_and_fairness(finished_run, tmp_path):
+    import shutil
+
+    shutil.copytree(finished_run, tmp_path / "run")
+    done = dpcfl("compare", tmp_path / "run", "--page", tmp_path / "page.html", "--fairness")
+    assert done.returncode == 0, done.stderr
+    assert "F_acc %" in done.stdout
+    assert drawn(tmp_path / "page.html")

@@ -78,7 +78,7 @@ def _series(rows: Sequence[Row]) -> list[Series]:
 
 def _names(rows: Sequence[Row]) -> list[str]:
     """What tells a row from the others, apart from epsilon."""
-    keys = compare.differing(rows)
+    keys = compare.telling(rows)
     return [
         ", ".join(
             [
