@@ -170,6 +170,7 @@ def test_choice_of_the_number_of_clusters():
     assert choose({2: 8.9, 3: 4.4, 4: 2.3, 5: 1.4}, [2, 3, 4], explained=4) == 4
     assert choose({2: 8.9, 3: 4.4, 4: 1.9, 5: 1.4}, [2, 3, 4], explained=4) == 3  # explained, but not told apart
     assert choose({2: 30, 3: 20}, [2, 3], explained=1) == 1
+    assert choose({2: 27.6, 3: 2.4, 4: 1.1}, [2, 3], explained=3) == 2  # a real cluster cut in two, next to two far apart
     assert choose({}, []) == 1
     x, _ = updates([3, 3], 30, 1)
     assert fit(x[:3], clusters=None).clusters == 1  # too few clients for two clusters of two

@@ -21,6 +21,7 @@ Space = Literal["spectral", "pca2", "full", "sklearn"]
 SPACES: tuple[Space, ...] = ("spectral", "pca2", "full", "sklearn")
 CUT = 2.5
 ENOUGH = 2.0
+FAR = 4.0
 _FLOOR = 1e-6
 
 
@@ -98,17 +99,20 @@ def choose(
     """The number of clusters: that which explains the updates, or else that with the largest fall of the score behind it.
 
     explained: the smallest M at which clusters and the known noise are all there is (`edge.explained`), None if there is
-    none or the noise is not known. It is taken if it is 1 or scores 2 or more: where noise is high it knows best. Where
-    noise is low, what clients' own data add reaches beyond it as well, and the fall decides: score(M) / max(1, score(M + 1)),
-    a score that is not there counting as 1, of the M that score 2.5 or more; 1 if none does. (The largest M above the
-    cut would split real clusters there, the largest score would merge them.) published: R's rule, the largest score.
+    none or the noise is not known. Where noise is high it knows best: it is taken if it is 1, or scores 2 or more and no less
+    than a quarter of what fewer clusters score by the fall. Where noise is low, what clients' own data add reaches beyond it
+    as well, and the fall decides: score(M) / max(1, score(M + 1)), a score that is not there counting as 1, of the M that score
+    2.5 or more; 1 if none does. (The largest M above the cut would split real clusters there, the largest score would
+    merge them.) published: R's rule, the largest score.
     """
     if published:
         return max(candidates, key=lambda m: scores[m], default=1)
-    if explained is not None and (explained == 1 or scores[explained] >= ENOUGH):
-        return explained
     enough = [m for m in candidates if scores[m] >= CUT]
-    return max(enough, key=lambda m: scores[m] / max(1.0, scores.get(m + 1, 1.0)), default=1)
+    fall = max(enough, key=lambda m: scores[m] / max(1.0, scores.get(m + 1, 1.0)), default=1)
+    if explained is None or explained == 1:
+        return explained or fall
+    clear = scores[fall] / FAR if 1 < fall < explained else 0.0
+    return explained if scores[explained] >= max(ENOUGH, clear) else fall
 
 
 class _Fitter:

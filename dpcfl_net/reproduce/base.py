@@ -119,7 +119,7 @@ def write(reproduction: type[Reproduction], outcome: Outcome, context: Context) 
         "paper": reproduction.paper,
         "title": reproduction.title,
         "scale": context.scale,
-        "claims": [asdict(claim) for claim in outcome.claims],
+        "claims": [{**asdict(claim), "holds": bool(claim.holds)} for claim in outcome.claims],
         "notes": outcome.notes,
     }
     (context.folder / "claims.json").write_text(json.dumps(document, indent=2) + "\n")

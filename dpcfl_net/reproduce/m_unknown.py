@@ -111,8 +111,8 @@ def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
                 cause,
             )
             for words, rule, cause in (
-                ("two components, as the published code", code, "a plane shows no more than two of the three directions"),
-                ("all dimensions, as printed", printed, "merging clusters hardly widens a component there, so that few score most"),
+                ("two components, as the published code", code, "in a plane two of the four clusters lie close together"),
+                ("all dimensions, as printed", printed, "the fewer members, the tighter a component looks"),
             )
         ),
         *(

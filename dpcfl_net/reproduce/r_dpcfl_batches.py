@@ -23,8 +23,8 @@ SPACES: tuple[mixture.Space, ...] = ("pca2", "full", "spectral")
 
 
 def batches(records: int) -> list[int]:
-    """Batch sizes from R's 32 to all of a client's records."""
-    return [*(batch for batch in (32, 64, 128, 256, 512, 1024, 2048) if batch < records), records]
+    """R's batch size, 32, and its doubles up to half of a client's records, so that whole steps are no coarse measure."""
+    return [batch for batch in (32, 64, 128, 256, 512, 1024, 2048) if batch <= records / 2]
 
 
 def noise_for(config: Config, records: int, *, first: int, later: int, epsilon: float) -> float:
@@ -161,7 +161,7 @@ class Iterations(Reproduction):
         config = setting(context.scale, seed)
         kept = bank(config)
         first = kept.full_batch()
-        for b1 in batches(first.records):
+        for b1 in (*batches(first.records), first.records):
             noise = noise_for(config, first.records, first=b1, later=32, epsilon=10)
             name = keys(len(first.truth), "fig9", seed, b1)
             x = first.updates(noise, name) if b1 == first.records else kept.stochastic(b1, noise, name)
