@@ -9,7 +9,7 @@ from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, row_of
 
-STRENGTHS = (0.0, 0.1, 0.3, 1.0, 3.0)
+STRENGTHS = (0.0, 0.005, 0.02, 0.1, 0.5)
 SEEDS = {"laptop": (0,), "paper": (0, 1, 2, 3)}
 
 
