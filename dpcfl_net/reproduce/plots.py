@@ -28,11 +28,13 @@ def lines(
         }
         for index, (name, points) in enumerate(series.items())
     ]
-    return Figure(key, title, caption, spec(data, 360, xaxis=_axis(x, log_x), yaxis=_axis(y, log_y)))
+    at = sorted({point[0] for pairs in series.values() for point in pairs})
+    ticks = {"tickvals": at, "ticktext": [f"{value:g}" for value in at]} if log_x and len(at) <= 10 else {}
+    return Figure(key, title, caption, spec(data, 360, xaxis={**_axis(x, log_x), **ticks}, yaxis=_axis(y, log_y)))
 
 
-def points(key: str, title: str, series: Series, x: str, y: str, *, caption: str = "", equal: bool = False) -> Figure:
-    """One colour and symbol a series; `equal`: the same scale along both axes."""
+def points(key: str, title: str, series: Series, x: str, y: str, *, rings: Series | None = None, equal: bool = False) -> Figure:
+    """One colour and symbol a series; rings: series drawn as open circles; `equal`: the same scale along both axes."""
     data = [
         {
             "type": "scatter",
@@ -45,8 +47,21 @@ def points(key: str, title: str, series: Series, x: str, y: str, *, caption: str
         }
         for index, (name, members) in enumerate(series.items())
     ]
+    data += [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": [point[0] for point in members],
+            "y": [point[1] for point in members],
+            "marker": {"color": "@ink", "symbol": "circle-open", "size": 16},
+            "hovertemplate": f"{name}: %{{x:.4g}}, %{{y:.4g}}<extra></extra>",
+        }
+        for name, members in (rings or {}).items()
+    ]
     more: dict[str, Any] = {"scaleanchor": "x"} if equal else {}
-    return Figure(key, title, caption, spec(data, 360, xaxis=axis(x), yaxis=axis(y, **more)))
+    short = {"tickformat": ".3~g", "nticks": 6}
+    return Figure(key, title, spec=spec(data, 360, xaxis=axis(x, **short), yaxis=axis(y, **short, **more)))
 
 
 def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str, *, caption: str = "") -> Figure:

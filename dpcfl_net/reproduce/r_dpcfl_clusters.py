@@ -108,20 +108,23 @@ class Group:
 GROUPS = {
     "laptop": [
         Group("fashion-mnist", 600, range(5), (1, 2, 3, 5, 10), (32, 128)),
-        Group("fashion-mnist", 600, range(3), (1, 2, 3, 5, 10), shift="label-flip"),
+        Group("fashion-mnist", 600, range(4), (1, 2, 3, 5, 10), shift="label-flip"),
         Group("fashion-mnist", 1000, range(3), (0.7, 1, 2, 5)),
         Group("mnist", 600, range(3), (0.7, 1, 2, 3, 10)),
         Group("cifar10", 600, range(1), (3, 5, 10, 15)),
     ],
     "paper": [Group("cifar10", 6600, range(5), (3, 4, 5, 10, 15), (16, 32, 64, 128))],
 }
+PLANE = "k-means finds groups that look apart in any cloud of points in a plane"
+ERROR = "with few updates of many parameters centres are apart by estimation error alone, whatever the data"
+CLOSE = "just above 2 a client or two can still be in the wrong cluster; the best threshold is in the table"
 SCORES = (
-    ("pca2", "mss_plain", "two components, plain MSS (published code)"),
-    ("full", "mss_plain", "all dimensions, plain MSS (as printed)"),
-    ("sklearn", "mss_plain", "scikit-learn on the raw updates, plain MSS"),
-    ("spectral", "mss_plain", "M - 1 components, plain MSS"),
-    ("spectral", "mss_effective", "M - 1 components, effective MSS (this project)"),
-    ("pca2", "mss_effective", "two components, effective MSS"),
+    ("pca2", "mss_plain", "two components, plain MSS (published code)", PLANE),
+    ("full", "mss_plain", "all dimensions, plain MSS (as printed)", ERROR),
+    ("sklearn", "mss_plain", "scikit-learn on the raw updates, plain MSS", ERROR),
+    ("spectral", "mss_plain", "M - 1 components, plain MSS", CLOSE),
+    ("spectral", "mss_effective", "M - 1 components, effective MSS (this project)", CLOSE),
+    ("pca2", "mss_effective", "two components, effective MSS", CLOSE),
 )
 
 
@@ -135,10 +138,10 @@ class Recovery(Reproduction):
     def compute(self, context: Context) -> Outcome:
         rows = [row for group in GROUPS[context.scale] for row in _rounds(group, context.scale, context.say)]
         figures, claims, table = [], [], []
-        for k, (space, score, words) in enumerate(SCORES):
+        for k, (space, score, words, cause) in enumerate(SCORES):
             pairs = [(row[score], row["recovered"]) for row in rows if row["space"] == space]
             figures.append(_strip(f"space{k}", words, pairs))
-            claims.append(_claim(words, pairs))
+            claims.append(_claim(words, pairs, cause))
             cut, wrong = _threshold(pairs)
             found = [mss for mss, right in pairs if right]
             lost = [mss for mss, right in pairs if not right]
@@ -174,14 +177,13 @@ def _rounds(group: Group, scale: Scale, say: Callable[[str], None]) -> Iterator[
         say(f"{group.dataset}, {group.records} records, {group.shift}, seed {seed} done")
 
 
-def _claim(words: str, pairs: Sequence[tuple[float, bool]]) -> Claim:
+def _claim(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Claim:
     above, below = ([right for mss, right in pairs if (mss > 2) == side] for side in (True, False))
     return Claim(
         f"an MSS above 2 always means that the clusters were found: {words}",
         f"above 2: {len(above)} rounds, {above.count(False)} of them wrong; at or below: {len(below)}, {below.count(True)} of them right",
         bool(above) and all(above),
-        "with few updates and many parameters the estimated centres are far apart by estimation error alone, or k-means finds "
-        "tight groups in any cloud",
+        cause,
     )  # fmt: skip
 
 
