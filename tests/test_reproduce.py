@@ -16,9 +16,17 @@ from dpcfl_net.errors import ConfigError, RunFailed
 from dpcfl_net.experiment import make_job, make_keys
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.report.pages import Table
-from dpcfl_net.reproduce import r_dpcfl_noise, rules
+from dpcfl_net.reproduce import (
+    m_unknown,
+    r_dpcfl_batches,
+    r_dpcfl_centres,
+    r_dpcfl_clusters,
+    r_dpcfl_iterations,
+    r_dpcfl_noise,
+    rules,
+)
 from dpcfl_net.reproduce.base import Claim, Outcome, Reproduction, find, registry
-from dpcfl_net.reproduce.first_rounds import Bank, keys, noise_of_run
+from dpcfl_net.reproduce.first_rounds import Bank, configuration, keys, noise_of_run
 from dpcfl_net.reproduce.plots import lines, points, slope
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan, noise_multiplier, update_variance
 from dpcfl_net.simulate import simulate
@@ -219,6 +227,80 @@ def test_rules_that_can_tell_find_two_clusters_and_none(monkeypatch):
         assert (tell(apart), tell(alone)) == (2, 1), tell.__name__
     assert rules.largest_plain(apart) == 2
     assert 2 <= rules.published(alone) <= 4  # it cannot say that there are none
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """First-round figures on handwritten digits: seconds instead of minutes. Returns a way to compute one."""
+
+    def setting(scale, seed, *, epsilon=10.0, records=100):
+        return configuration("digits", records or 100, seed, epsilon=epsilon)
+
+    for module in (r_dpcfl_batches, r_dpcfl_iterations, r_dpcfl_centres, r_dpcfl_clusters):
+        monkeypatch.setattr(module, "setting", setting)
+    sizes = [Bank(setting("laptop", 0, records=records)).full_batch() for records in (70, 100)]
+    monkeypatch.setattr(r_dpcfl_iterations, "rounds_of_two_sizes", lambda scale, seed: sizes)
+    monkeypatch.setitem(r_dpcfl_clusters.GROUPS, "laptop", [r_dpcfl_clusters.Group("digits", 100, range(1), (3, 30))])
+    monkeypatch.setattr(r_dpcfl_centres.Centres, "prices", lambda self: {5: [(16, 1.5), (32, 2.6)]})
+    monkeypatch.setitem(
+        m_unknown.PARTS, "laptop", [m_unknown.Part("digits", 100, range(1), [("rotation", [8]), ("rotation", [4, 4])])]
+    )
+    monkeypatch.setitem(m_unknown.EPSILONS, "laptop", (5, 50))
+    small = rules.null(8, 6090, 5)
+    monkeypatch.setattr(rules, "null", lambda rows, dimension: small)
+
+    class Quiet:
+        scale, say = "laptop", staticmethod(lambda line: None)
+
+    return lambda name: registry()[name]().compute(Quiet())
+
+
+def test_picture_figures_have_every_client_and_a_verdict(digits):
+    outcome = digits("r-dpcfl/fig5")
+    assert len(outcome.rows) == 2 * 21
+    assert len(outcome.figures) == 2
+    outcome = digits("r-dpcfl/fig8")
+    z = [row["z"] for row in outcome.rows if row["seed"] == 0]
+    assert z == sorted(z)
+    by_text = {claim.text: claim.holds for claim in outcome.claims}
+    assert by_text["the noise multiplier grows with b>1"]
+    assert by_text["updates scatter further around their clusters as b>1 grows"]
+
+
+def test_centres_draw_together_and_a_price_above_the_papers_is_said_to_be(digits):
+    close, price = digits("r-dpcfl/fig14").claims
+    assert close.holds
+    assert (price.holds, price.measured) == (False, "largest ratio 2.600")
+
+
+@pytest.mark.slow
+def test_iterations_number_and_recovery_are_computed_in_every_space(digits):
+    outcome = digits("r-dpcfl/fig9")
+    assert {row.get("space") for row in outcome.rows} == {*r_dpcfl_iterations.SPACES, None}
+    assert all(row["iterations"] >= 1 for row in outcome.rows if row["panel"] == "left")
+    outcome = digits("r-dpcfl/fig10")
+    assert len(outcome.rows) == 5 * 4 * len(r_dpcfl_clusters.WAYS) * len(r_dpcfl_clusters.CANDIDATES)
+    outcome = digits("r-dpcfl/fig13")
+    assert {row["space"] for row in outcome.rows} == set(mixture.SPACES)
+    assert len(outcome.claims) == len(outcome.tables[0].rows) == len(r_dpcfl_clusters.SCORES)
+
+
+def test_a_threshold_and_a_verdict_on_mss():
+    pairs = [(1.0, False), (2.2, False), (2.5, True), (9.0, True)]
+    assert r_dpcfl_clusters.threshold(pairs) == (pytest.approx(2.35), 0)
+    assert not r_dpcfl_clusters.verdict("x", pairs, "why").holds
+    assert r_dpcfl_clusters.verdict("x", pairs[:1] + pairs[2:], "why").holds
+    assert not r_dpcfl_clusters.verdict("x", pairs[:1], "why").holds  # nothing above 2 shows nothing
+
+
+def test_the_study_counts_rules_by_clusters_that_can_be_found(digits):
+    outcome = digits("r-dpcfl/m-unknown")
+    assert [(row["clients"], row["epsilon"]) for row in outcome.rows] == [("8", 5), ("8", 50), ("4+4", 5), ("4+4", 50)]
+    assert all(isinstance(row[rule], int) for row in outcome.rows for rule in rules.RULES)
+    alone = outcome.claims[-1]
+    assert alone.holds
+    assert alone.measured.startswith("2 of 2")
+    assert outcome.tables[0].rows[-1][:2] == ["all", "4"]
 
 
 def test_points_and_lines_are_figures_of_the_page():

@@ -19,7 +19,10 @@ ALL = [
     ("label-flip", [10, 11]), ("label-flip", [7, 7, 7]), ("label-flip", [3, 6, 6, 6]), ("label-flip", [4, 4, 4, 4, 5]),
 ]  # fmt: skip
 FEW = [("rotation", [21]), ("rotation", [3, 6, 6, 6]), ("label-flip", [3, 6, 6, 6])]
-LARGE = [(shift, clients) for shift, clients in ALL if max(clients) <= 7]  # what disjoint slices of the papers' size allow
+LARGE = [
+    ("rotation", [7]),
+    *((shift, clients) for shift, clients in ALL if max(clients) <= 7),
+]  # what disjoint slices of the papers' size allow
 EPSILONS = {"laptop": (1, 1.5, 2, 3, 5, 10), "paper": (3, 4, 5, 10, 15)}
 OURS, BEFORE = list(RULES)[:2]
 

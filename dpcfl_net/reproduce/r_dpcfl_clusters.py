@@ -141,8 +141,8 @@ class Recovery(Reproduction):
         for k, (space, score, words, cause) in enumerate(SCORES):
             pairs = [(row[score], row["recovered"]) for row in rows if row["space"] == space]
             figures.append(_strip(f"space{k}", words, pairs))
-            claims.append(_claim(words, pairs, cause))
-            cut, wrong = _threshold(pairs)
+            claims.append(verdict(words, pairs, cause))
+            cut, wrong = threshold(pairs)
             found = [mss for mss, right in pairs if right]
             lost = [mss for mss, right in pairs if not right]
             table.append([words, str(len(pairs)), str(len(found)), _span(found), _span(lost), f"{cut:.2f}", str(wrong)])
@@ -177,7 +177,8 @@ def _rounds(group: Group, scale: Scale, say: Callable[[str], None]) -> Iterator[
         say(f"{group.dataset}, {group.records} records, {group.shift}, seed {seed} done")
 
 
-def _claim(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Claim:
+def verdict(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Claim:
+    """The paper's claim on (MSS, whether the clusters were found) of many rounds; not shown where no MSS is above 2."""
     above, below = ([right for mss, right in pairs if (mss > 2) == side] for side in (True, False))
     return Claim(
         f"an MSS above 2 always means that the clusters were found: {words}",
@@ -187,7 +188,7 @@ def _claim(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Claim
     )  # fmt: skip
 
 
-def _threshold(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
+def threshold(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
     """The threshold with the fewest mistakes (recovered at or below it, or not recovered above it), and how many."""
     cuts = sorted({mss for mss, _ in pairs})
     middles = [cuts[0] - 1, *((a + b) / 2 for a, b in itertools.pairwise(cuts))]

@@ -1,0 +1,81 @@
+"""R-DPCFL's figure 14: cluster centres draw together as b1 grows, while the noise multiplier hardly grows."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from dpcfl_net.config import Config
+from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.first_rounds import bank, keys, setting
+from dpcfl_net.reproduce.plots import lines, slope
+from dpcfl_net.reproduce.r_dpcfl_batches import stated
+from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, Plan, noise_multiplier
+
+
+class Centres(Reproduction):
+    """Figure 14: cluster centres draw together as b1 grows (left), while z hardly grows (right)."""
+
+    name = "r-dpcfl/fig14"
+    paper = PAPER + ", Figure 14 and equation 32"
+    title = "Distance of cluster centres against b1, and the price of a full batch"
+
+    def compute(self, context: Context) -> Outcome:
+        config = setting(context.scale, 0)
+        distances = self.distances(config)
+        prices = self.prices()
+        rows = [
+            *({"panel": "left", "pair": pair, "b1": b1, "distance": d} for pair, curve in distances.items() for b1, d in curve),
+            *(
+                {"panel": "right", "epsilon": e, "b_later": b, "ratio": ratio}
+                for e, curve in prices.items()
+                for b, ratio in curve
+            ),
+        ]
+        slopes = [slope(curve) for curve in distances.values()]
+        worst = max(ratio for curve in prices.values() for _, ratio in curve)
+        claims = [
+            Claim(
+                "centres of clusters draw k times closer as b1 grows k times: slope about -1 (paper: -.95)",
+                f"slopes {min(slopes):.3f} to {max(slopes):.3f} over {len(slopes)} pairs",
+                all(-1.1 < value < -0.9 for value in slopes),
+                "the model moves within a round of many steps, so that later steps see other gradients",
+            ),
+            Claim(
+                "a full batch in round 1 raises z by no more than 2.5 times (N = 50,000)", f"largest ratio {worst:.3f}", worst <= 2.5
+            ),
+        ]  # fmt: skip
+        series = {f"epsilon {e}": curve for e, curve in prices.items()}
+        figures = [
+            lines("distance", "Distance between cluster centres", distances, "b1", "distance", log_x=True, log_y=True),
+            lines("price", "z with a full first batch over z without", series, "b>1 = b1", "ratio", log_x=True),
+        ]
+        notes = [
+            stated(config, bank(config).full_batch().records) + " Left panel: steps all but without noise, since the claim is "
+            "about expectations.",
+            "Right panel: the Renyi accountant, as in the paper.",
+        ]
+        return Outcome(rows, claims, figures, notes=notes)
+
+    def distances(self, config: Config) -> dict[str, list[tuple[float, float]]]:
+        """By pair of clusters: (b1, distance of the mean updates), batches drawn as always, noise a millionth of the clip norm."""
+        kept = bank(config)
+        first = kept.full_batch()
+        truth = np.array(first.truth)
+        found: dict[str, list[tuple[float, float]]] = {}
+        for b1 in (first.records // steps for steps in (20, 10, 5, 2, 1)):  # whole passes over the data
+            name = keys(len(truth), "fig14", b1)
+            x = first.updates(1e-6, name) if b1 == first.records else kept.stochastic(b1, 1e-6, name)
+            centres = [x[truth == m].mean(axis=0) for m in range(4)]
+            for a, b in itertools.combinations(range(4), 2):
+                found.setdefault(f"{a} and {b}", []).append((b1, float(np.linalg.norm(centres[a] - centres[b]))))
+        return found
+
+    def prices(self) -> dict[float, list[tuple[float, float]]]:
+        """By epsilon: (b>1, z with b1 = N over z with b1 = b>1), N = 50,000, K = 1, E = 200."""
+        found: dict[float, list[tuple[float, float]]] = {}
+        for epsilon, later in itertools.product((3, 5, 10, 15), (16, 32, 64, 128, 256, 512, 1024)):
+            full, same = (noise_multiplier(Plan(50_000, first, later, 200, epsilon)) for first in (50_000, later))
+            found.setdefault(epsilon, []).append((later, full / same))
+        return found
