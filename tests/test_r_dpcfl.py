@@ -150,3 +150,29 @@ def test_unknown_m_is_found_and_one_cluster_has_no_window(protocol):
     assert len(states[-1].models) == 1
     assert {kind for _, kind, _ in fed.calls} == {"first_round_update", "train"}
     assert states[-1].memory["phase"] == "single"
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_noise_of_a_first_update_is_what_the_server_reckons_with(tmp_path, epochs):
+    """Two draws on the same records differ by noise alone (K = 1) or nearly (K = 2: later gradients feel the first noise)."""
+    from dpcfl_net.data.partition import open_client
+    from dpcfl_net.experiment import client_slice
+    from dpcfl_net.federation.client import Engine
+    from dpcfl_net.types import DPSGDSlot
+
+    experiment.make_keys(tmp_path, 8)
+    job = experiment.make_job(
+        config.resolve({**copy.deepcopy(SMALL), "local": {"batch_size": 32, "lr": 0.5, "epochs": epochs}}), tmp_path
+    )
+    settings, piece = client_slice(job, 0, None)
+    data, engine, z = open_client(settings, piece), Engine.of(job.protocol), job.protocol.roster[0].noise_multiplier
+    theta = np.zeros(job.protocol.model.parameters, np.float32)
+    first, second = (engine.trainer.train(theta, data, DPSGDSlot("first", 1.0, epochs), z, bytes([k] * 32))[0] for k in (1, 2))
+    expected = algorithm_of(job.protocol).noise_deviation
+    assert float((first - second).std() / 2**0.5) == pytest.approx(expected, rel=0.07)  # 6,090 draws: 0.9 % a deviation
+
+
+def test_clients_of_unequal_noise_leave_the_server_without_a_figure_for_it(protocol):
+    roster = [entry.model_copy(update={"records": 600 + entry.id}) for entry in protocol.roster]
+    assert algorithm_of(protocol).noise_deviation > 0
+    assert algorithm_of(protocol.model_copy(update={"roster": roster})).noise_deviation is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -71,6 +72,16 @@ class RDPCFL(Choosing):
         """How clients weigh within a cluster: all alike."""
         return None
 
+    @property
+    def noise_deviation(self) -> float | None:
+        """That of the noise in each coordinate of a first update, lr c z sqrt(K) / N, which everybody knows; None if clients differ."""
+        local = self.protocol.local
+        found = {
+            local.lr * local.clip * entry.noise_multiplier * math.sqrt(local.epochs) / entry.records
+            for entry in self.protocol.roster
+        }
+        return found.pop() if len(found) == 1 else None
+
     def last_choice(self, soft_until: int) -> int:
         """The last round in which clients choose, when soft clustering ends with round E_c."""
         return soft_until + self.window
@@ -118,6 +129,7 @@ class RDPCFL(Choosing):
             max_clusters=self.options.max_clusters,
             space=self.options.clustering.space,
             seed=fed.seed("mixture"),
+            noise_deviation=self.noise_deviation,
         )
         found = fit.clusters
         rows = {i: fit.posteriors[k] for k, i in enumerate(updates)}
