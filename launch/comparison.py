@@ -54,7 +54,7 @@ def compare_runs(
             compare.write_csv(file, results)
         print(f"figures of {len(results)} runs in {csv}")
     if page is not None:
-        lead = [f"{len(results)} runs: {', '.join(str(folder) for folder in folders)}."]
+        lead = [f"{len(results)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
         print(f"plots {write_comparison(page, 'Comparison', lead, results, apart)}")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT, dpcfl, write_config
+
+from dpcfl_net import experiment
 
 
 def test_help_and_import_load_nothing_heavy():
@@ -75,20 +78,28 @@ def test_keygen_and_job_write_a_signed_job_with_private_keys(tmp_path):
     }  # fmt: skip
 
 
-def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(tmp_path):
-    for name in ("mine", "theirs"):
-        dpcfl("job", write_config(tmp_path / "c"), "--out", tmp_path / name)
+@pytest.fixture(scope="module")
+def made_job(tmp_path_factory):
+    """A job as `dpcfl job` leaves it, made once."""
+    out = tmp_path_factory.mktemp("job")
+    done = dpcfl("job", write_config(out / "c"), "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(made_job, tmp_path):
+    experiment.make_keys(tmp_path / "others", 1)
     done = dpcfl(
-        "worker", tmp_path / "theirs", "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "theirs/keys",
-        "--operator-key", tmp_path / "mine/operator.pub", "--ledgers", tmp_path / "ledgers",
+        "worker", made_job, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", made_job / "keys",
+        "--operator-key", tmp_path / "others/operator.public", "--ledgers", tmp_path / "ledgers",
     )  # fmt: skip
     assert done.returncode == 3
     assert "operator-signature" in done.stderr
     assert not (tmp_path / "ledgers").exists()
 
 
-def test_an_open_secret_key_is_refused(tmp_path):
-    dpcfl("job", write_config(tmp_path / "c"), "--out", tmp_path)
+def test_an_open_secret_key_is_refused(made_job, tmp_path):
+    shutil.copytree(made_job, tmp_path, dirs_exist_ok=True)
     (tmp_path / "keys/client_0000.secret").chmod(0o644)
     done = dpcfl(
         "worker", tmp_path, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "keys",
@@ -99,8 +110,8 @@ def test_an_open_secret_key_is_refused(tmp_path):
     assert "chmod 600" in done.stderr
 
 
-def test_an_orphan_leaves_by_itself(tmp_path):
-    dpcfl("job", write_config(tmp_path / "c"), "--out", tmp_path)
+def test_an_orphan_leaves_by_itself(made_job, tmp_path):
+    shutil.copytree(made_job, tmp_path, dirs_exist_ok=True)
     done = dpcfl(
         "worker", tmp_path, "--client", 0, "--connect", "tcp://127.0.0.1:9", "--keys", tmp_path / "keys", "--orphan-timeout", 1,
         "--operator-key", tmp_path / "operator.pub", "--ledgers", tmp_path / "ledgers", timeout=60,
