@@ -145,7 +145,8 @@ def _data(view: RunView) -> str:
     data = view.experiment.get("data")
     if not isinstance(data, Mapping):
         return "Not kept in this folder."
-    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in data.items() if not isinstance(value, Mapping)) + "."
+    said = {key: value for key, value in data.items() if value is not None and not isinstance(value, Mapping)}
+    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in said.items()) + "."
 
 
 def _absent(view: RunView) -> str:
