@@ -36,6 +36,33 @@ class SampledGaussian:
 
 
 @dataclass(frozen=True)
+class FixedSizeGaussian:
+    """`steps` Gaussian releases, each over a fresh sample of exactly `sample_size` of `population`, drawn without replacement.
+
+    noise_multiplier: standard deviation of the noise over the L2 sensitivity of one whole release when a member of the sample
+    is replaced by another (2 * clip for a sum of clipped vectors). Replace-one adjacency only, and nothing doubled there.
+    """
+
+    noise_multiplier: float
+    sample_size: int
+    population: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not 0 < _number("noise_multiplier", self.noise_multiplier) < math.inf:
+            raise ValueError(f"noise_multiplier must be positive and finite, got {self.noise_multiplier!r}")
+        for name in ("sample_size", "population", "steps"):
+            _whole(name, getattr(self, name))
+        if not 1 <= self.sample_size <= self.population:
+            raise ValueError(f"sample_size must lie between 1 and population {self.population}, got {self.sample_size!r}")
+
+    @property
+    def sampling_rate(self) -> float:
+        """The chance of each member to be in a sample."""
+        return self.sample_size / self.population
+
+
+@dataclass(frozen=True)
 class BoundedRangeSelection:
     """`count` exponential-mechanism selections whose log-probability ratios range over at most `epsilon` each."""
 
@@ -55,7 +82,7 @@ class Unprotected:
     reason: str
 
 
-Event = SampledGaussian | BoundedRangeSelection | Unprotected
+Event = SampledGaussian | FixedSizeGaussian | BoundedRangeSelection | Unprotected
 
 
 def _whole(name: str, value: int) -> None:

@@ -7,14 +7,14 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.privacy.remembered import remembered
-from dpcfl_net.types import Adjacency, BoundedRangeSelection, Event, SampledGaussian, Slot, UnprotectedSlot
+from dpcfl_net.types import Adjacency, BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, UnprotectedSlot
 
 
 def plan_events(plan: list[Slot], noise_multiplier: float, adjacency: Adjacency) -> list[Event]:
@@ -22,8 +22,8 @@ def plan_events(plan: list[Slot], noise_multiplier: float, adjacency: Adjacency)
     merged: list[Event] = []
     for slot, count in Counter(plan).items():
         event = slot.event(noise_multiplier, adjacency)
-        if isinstance(event, SampledGaussian):
-            event = SampledGaussian(event.noise_multiplier, event.sampling_rate, event.steps * count)
+        if isinstance(event, SampledGaussian | FixedSizeGaussian):
+            event = replace(event, steps=event.steps * count)
         elif isinstance(event, BoundedRangeSelection):
             event = BoundedRangeSelection(event.epsilon, event.count * count)
         merged.append(event)

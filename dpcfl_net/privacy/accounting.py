@@ -13,12 +13,21 @@ from dpcfl_net.errors import ConfigError
 from dpcfl_net.privacy.loss_distributions import COARSE, CURVE, FINE, Grid, pld_by_prefix
 from dpcfl_net.privacy.renyi import QUICK, rdp_by_prefix
 from dpcfl_net.privacy.tally import Tally
-from dpcfl_net.types import ADJACENCIES, Adjacency, BoundedRangeSelection, Event, SampledGaussian, Unprotected
+from dpcfl_net.types import (
+    ADJACENCIES,
+    Adjacency,
+    BoundedRangeSelection,
+    Event,
+    FixedSizeGaussian,
+    SampledGaussian,
+    Unprotected,
+)
 
 __all__ = [
     "ACCOUNTANTS",
     "Accountant",
     "BoundedRangeSelection",
+    "FixedSizeGaussian",
     "SampledGaussian",
     "Unprotected",
     "account",
@@ -41,10 +50,11 @@ def epsilon(events: Iterable[Event], delta: float, adjacency: Adjacency = "zero-
     "replace-one" a BoundedRangeSelection must come with the range that it has there. accountant "pld" composes privacy loss
     distributions, rounded pessimistically; "rdp" gives the numbers of the Renyi accountants of the literature.
     inf if an event is Unprotected or has next to no noise; 0 for no events. ValueError, naming the argument: a bad delta,
-    adjacency, accountant or event; "rdp" with "replace-one"; a delta too small for the PLD accountant to resolve.
+    adjacency, accountant or event; a FixedSizeGaussian without "replace-one"; "rdp" with "replace-one" for a SampledGaussian;
+    a delta too small for the PLD accountant to resolve.
     """
     _check(delta, adjacency, accountant)
-    return _spent(Tally().add(events), delta, adjacency, accountant, FINE)
+    return _spent(_checked(Tally().add(events), adjacency, accountant), delta, adjacency, accountant, FINE)
 
 
 def calibrate(
@@ -62,10 +72,11 @@ def calibrate(
     _check(delta, adjacency, accountant)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon!r}")
-    _check_reachable(Tally().add(events_of(1.0)), epsilon, delta, adjacency, accountant)
+    first = _checked(Tally().add(events_of(1.0)), adjacency, accountant)
+    _check_reachable(first, epsilon, delta, adjacency, accountant)
 
     def bound(noise: float) -> float:
-        return rdp_by_prefix([Tally().add(events_of(noise))], delta, QUICK)[0]
+        return rdp_by_prefix([_as_poisson(Tally().add(events_of(noise)))], delta, QUICK)[0]
 
     def spent(noise: float, grid: Grid) -> float:
         return _spent(Tally().add(events_of(noise)), delta, adjacency, accountant, grid)
@@ -73,7 +84,7 @@ def calibrate(
     # Each search starts where the cheaper one before it ended: a rough Renyi bound, a coarse grid, what decides.
     found = _smallest(bound, epsilon, 1.0, 2.0, 0.05)
     if accountant == "pld":
-        found *= 1 if adjacency == "zero-out" else 2
+        found *= 2 if adjacency == "replace-one" and first.gaussians else 1
         found = _smallest(lambda z: spent(z, COARSE), epsilon, found, 1.1, 0.002)
     return _smallest(lambda z: spent(z, FINE), epsilon, found, 1.005, _TOLERANCE)
 
@@ -87,7 +98,7 @@ def epsilon_by_prefix(
     than its. ValueError as there.
     """
     _check(delta, adjacency, accountant)
-    tallies = [Tally().add(group) for group in groups]
+    tallies = [_checked(Tally().add(group), adjacency, accountant) for group in groups]
     protected = next((i for i, tally in enumerate(tallies) if tally.unprotected), len(tallies))
     rest = [math.inf] * (len(tallies) - protected)
     if accountant == "rdp" or not protected:
@@ -105,8 +116,25 @@ def _check(delta: float, adjacency: str, accountant: str) -> None:
         raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {adjacency!r}")
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
-    if accountant == "rdp" and adjacency != "zero-out":
-        raise ValueError(f'accountant "rdp" holds for adjacency "zero-out" only, got {adjacency!r}: use accountant "pld"')
+
+
+def _checked(tally: Tally, adjacency: Adjacency, accountant: Accountant) -> Tally:
+    """The tally, if its releases have a bound under this adjacency by this accountant."""
+    if tally.fixed and adjacency != "replace-one":
+        raise ValueError(
+            f'FixedSizeGaussian holds for adjacency "replace-one" only, got {adjacency!r}: in a sample of fixed size whoever is '
+            "left out makes room for somebody else"
+        )
+    if tally.gaussians and (adjacency, accountant) == ("replace-one", "rdp"):
+        raise ValueError('accountant "rdp" has no bound for SampledGaussian under "replace-one": use accountant "pld"')
+    return tally
+
+
+def _as_poisson(tally: Tally) -> Tally:
+    """Samples of fixed size taken for Poisson ones of the same rate: near enough for a search to start from."""
+    tally.gaussians.update({(noise, size / population): steps for (noise, size, population), steps in tally.fixed.items()})
+    tally.fixed.clear()
+    return tally
 
 
 def _spent(tally: Tally, delta: float, adjacency: Adjacency, accountant: Accountant, grid: Grid) -> float:
@@ -119,7 +147,7 @@ def _spent(tally: Tally, delta: float, adjacency: Adjacency, accountant: Account
 def _check_reachable(tally: Tally, target: float, delta: float, adjacency: Adjacency, accountant: Accountant) -> None:
     if tally.unprotected:
         raise ValueError(f"epsilon {target!r} cannot be met: an event is Unprotected")
-    if not tally.gaussians:
+    if not tally.gaussians and not tally.fixed:
         raise ValueError("events_of has no event whose noise could be chosen")
     if tally.selections:
         floor = _spent(Tally(selections=tally.selections), delta, adjacency, accountant, FINE)
@@ -172,6 +200,7 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
     """Epsilon of the events in a document, or the noise multiplier for them; what `dpcfl account` prints.
 
     document: "events", a list of {"type": "SampledGaussian", "noise_multiplier", "sampling_rate", "steps"},
+    {"type": "FixedSizeGaussian", "noise_multiplier", "sample_size", "population", "steps"},
     {"type": "BoundedRangeSelection", "epsilon", "count"} or {"type": "Unprotected", "reason"}; "delta"; optionally
     "adjacency", "accountant", and "target_epsilon", for which every noise multiplier left out or null is found (one for all).
     Returns the settings with "epsilon" (None for infinity, then with a "reason") and, if sought, "noise_multiplier".
@@ -192,7 +221,7 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
     if target is None and sought:
         problems.append(f"events[{sought[0]}].noise_multiplier: needed, unless target_epsilon asks for it")
     elif target is not None and not sought:
-        problems.append("target_epsilon: no SampledGaussian leaves its noise_multiplier open (absent or null)")
+        problems.append("target_epsilon: no Gaussian event leaves its noise_multiplier open (absent or null)")
     for i, entry in enumerate(entries):
         try:
             _event(entry, 1.0)
@@ -223,13 +252,15 @@ def _answer(entries: list[dict[str, Any]], target: float | None, settings: dict[
 
 _KINDS: dict[str, tuple[Callable[..., Event], tuple[str, ...]]] = {
     "SampledGaussian": (SampledGaussian, ("noise_multiplier", "sampling_rate", "steps")),
+    "FixedSizeGaussian": (FixedSizeGaussian, ("noise_multiplier", "sample_size", "population", "steps")),
     "BoundedRangeSelection": (BoundedRangeSelection, ("epsilon", "count")),
     "Unprotected": (Unprotected, ("reason",)),
 }
 
 
 def _is_open(entry: Any) -> bool:
-    return isinstance(entry, dict) and entry.get("type") == "SampledGaussian" and entry.get("noise_multiplier") is None
+    noisy = isinstance(entry, dict) and entry.get("type") in ("SampledGaussian", "FixedSizeGaussian")
+    return noisy and entry.get("noise_multiplier") is None
 
 
 def _event(entry: Any, noise: float) -> Event:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dpcfl_net.errors import LedgerError
-from dpcfl_net.types import BoundedRangeSelection, Event, SampledGaussian, Unprotected
+from dpcfl_net.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Unprotected
 
 EntryType = Literal["header", "enrol", "debit", "torn", "closed"]
 FIRST_PREV = "0" * 64
@@ -23,7 +23,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "torn": ("job", "round", "kind", "id"),
     "closed": ("job", "round", "torn", "slots", "events", "spent"),
 }
-_EVENTS: dict[str, type] = {cls.__name__: cls for cls in (SampledGaussian, BoundedRangeSelection, Unprotected)}
+_EVENTS: dict[str, type] = {
+    cls.__name__: cls for cls in (SampledGaussian, FixedSizeGaussian, BoundedRangeSelection, Unprotected)
+}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.privacy.tally import Tally
 from dpcfl_net.types import Adjacency
@@ -43,13 +43,15 @@ def pld_by_prefix(tallies: Sequence[Tally], delta: float, adjacency: Adjacency, 
     running: list[dict[float, int]] = []
     for tally in tallies:
         whole.gaussians.update(tally.gaussians)
+        whole.fixed.update(tally.fixed)
         whole.selections.update(tally.selections)
         running.append(dict(whole.selections))
     if _total_variation(whole, adjacency) <= delta:
         return [0.0] * len(tallies)
     interval = _interval(whole, adjacency, grid)
     cut = _CUT * delta
-    resolved = delta - _ROUNDING * (sum(whole.gaussians.values()) + whole.selections.total() + len(tallies))
+    releases = whole.gaussians.total() + whole.fixed.total() + whole.selections.total()
+    resolved = delta - _ROUNDING * (releases + len(tallies))
     blocks = _blocks(running, interval, cut)
     found = []
     for sums, selections in zip(_gaussian_prefixes(tallies, adjacency, interval, cut), running, strict=True):
@@ -63,11 +65,17 @@ def pld_by_prefix(tallies: Sequence[Tally], delta: float, adjacency: Adjacency, 
     return found
 
 
+def _gaussians(tally: Tally, adjacency: Adjacency) -> list[tuple[float, float, int, bool]]:
+    """Noise over the whole sensitivity, rate and steps of the Gaussian releases; whether their losses are symmetric."""
+    shift = 1 if adjacency == "zero-out" else 2
+    poisson = [(z / shift, rate, steps, rate == 1 or shift == 2) for (z, rate), steps in tally.merged().items()]
+    return poisson + [(z, size / population, steps, True) for (z, size, population), steps in tally.fixed.items()]
+
+
 def _total_variation(tally: Tally, adjacency: Adjacency) -> float:
     """A bound on delta at epsilon 0: releases that tell next to nothing need no grid, and would need a very fine one."""
-    shift = 1 if adjacency == "zero-out" else 2
-    gaussians = sum(steps * rate * math.erf(shift / (2**1.5 * noise)) for (noise, rate), steps in tally.merged().items())
-    return gaussians + sum(count * math.tanh(extent / 4) for extent, count in tally.selections.items())
+    sums = sum(steps * rate * math.erf(1 / (2**1.5 * noise)) for noise, rate, steps, _ in _gaussians(tally, adjacency))
+    return sums + sum(count * math.tanh(extent / 4) for extent, count in tally.selections.items())
 
 
 def _interval(tally: Tally, adjacency: Adjacency, grid: Grid) -> float:
@@ -76,14 +84,13 @@ def _interval(tally: Tally, adjacency: Adjacency, grid: Grid) -> float:
     Finer where rounding each loss would add much to the variance of the total (small rates); wider where the losses span
     more than an affordable number of points (little noise).
     """
-    shift = 1 if adjacency == "zero-out" else 2
     variance, releases, extent = 0.0, 0, 0.0
-    for (noise, rate), steps in tally.merged().items():
-        inverse = min(shift / noise, 26.0) ** 2
+    for noise, rate, steps, symmetric in _gaussians(tally, adjacency):
+        inverse = min(1 / noise, 26.0) ** 2
         variance += steps * min(rate**2 * math.expm1(inverse), rate * (inverse + inverse**2))
         releases += steps
-        highest = _highest_loss(noise / shift, rate)
-        extent = max(extent, highest + (highest if rate == 1 or adjacency == "replace-one" else -math.log1p(-rate)))
+        highest = _highest_loss(noise, rate)
+        extent = max(extent, highest + (highest if symmetric else -math.log1p(-rate)))
     for width, count in tally.selections.items():
         variance += count * width**2 / 4
         releases += 1
@@ -122,12 +129,15 @@ def _gaussian_prefixes(
     tallies: Sequence[Tally], adjacency: Adjacency, interval: float, cut: float
 ) -> list[list[PrivacyLossDistribution]]:
     """For every prefix the composition of its Gaussian releases: no distribution (none so far) or one."""
-    known: dict[tuple[tuple[tuple[float, float], int], ...], list[PrivacyLossDistribution]] = {}
+    from dpcfl_net.privacy.fixed_size_losses import fixed_size_gaussian
+
+    known: dict[Any, list[PrivacyLossDistribution]] = {}
     found: list[list[PrivacyLossDistribution]] = []
     for tally in tallies:
-        key = tuple(sorted(tally.merged().items()))
+        key = poisson, fixed = tuple(sorted(tally.merged().items())), tuple(sorted(tally.fixed.items()))
         if key not in known:
-            plds = [_repeat(gaussian(noise, rate, adjacency, interval), steps, cut) for (noise, rate), steps in key]
+            plds = [_repeat(gaussian(noise, rate, adjacency, interval), steps, cut) for (noise, rate), steps in poisson]
+            plds += [_repeat(fixed_size_gaussian(z, m / n, interval), steps, cut) for (z, m, n), steps in fixed]
             known[key] = [_compose(plds, cut)] if plds else []
         parts = (found[-1] if found else []) + known[key]
         found.append([_compose(parts, cut)] if parts else [])

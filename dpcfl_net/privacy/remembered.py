@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 # What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
-SOURCES = ("accounting.py", "loss_distributions.py", "renyi.py", "selection_losses.py", "tally.py", "../types.py")
+SOURCES = (
+    "accounting.py",
+    "fixed_size_losses.py",
+    "loss_distributions.py",
+    "renyi.py",
+    "selection_losses.py",
+    "tally.py",
+    "../types.py",
+)
 
 
 def remembered(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:

@@ -21,7 +21,10 @@ _ROUNDING = 2e-14
 
 
 def rdp_by_prefix(tallies: Sequence[Tally], delta: float, orders: np.ndarray = ORDERS) -> list[float]:
-    """Epsilon at `delta` of tallies[0], of tallies[0] and tallies[1], and so on, under add/remove adjacency.
+    """Epsilon at `delta` of tallies[0], of tallies[0] and tallies[1], and so on.
+
+    Poisson-sampled releases count under add/remove adjacency, those over samples of fixed size under replace-one: the caller
+    sees to it that only one of the kinds is there.
 
     Source of the conversion: Canonne, Kamath, Steinke 2020, Proposition 12:
     min over a of rdp(a) + log((a - 1) / a) - (log delta + log a) / (a - 1).
@@ -33,6 +36,8 @@ def rdp_by_prefix(tallies: Sequence[Tally], delta: float, orders: np.ndarray = O
     for tally in tallies:
         for (noise, rate), steps in tally.gaussians.items():
             total = total + steps * _gaussian(noise, rate, tuple(orders))
+        for (noise, size, population), steps in tally.fixed.items():
+            total = total + steps * _fixed_size(noise, size, population, tuple(orders))
         for extent, count in tally.selections.items():
             total = total + count * _selection(extent, tuple(orders))
         found.append(float(compute_epsilon(orders, total, delta)[0]) if total.any() else 0.0)
@@ -42,6 +47,11 @@ def rdp_by_prefix(tallies: Sequence[Tally], delta: float, orders: np.ndarray = O
 @lru_cache(maxsize=64)
 def _gaussian(noise: float, rate: float, orders: tuple[float, ...]) -> np.ndarray:
     return sampled_gaussian(noise, rate, np.array(orders))
+
+
+@lru_cache(maxsize=64)
+def _fixed_size(noise: float, size: int, population: int, orders: tuple[float, ...]) -> np.ndarray:
+    return fixed_size_gaussian(noise, size, population, np.array(orders))
 
 
 @lru_cache(maxsize=64)
@@ -71,6 +81,20 @@ def sampled_gaussian(noise_multiplier: float, rate: float, orders: np.ndarray = 
     points = np.concatenate(([1.0], needed))
     chords = np.interp(orders, points[integer], moments[integer]) / (orders - 1)
     return np.maximum(np.minimum(divergences[np.searchsorted(needed, orders)], chords), 0.0) + _ROUNDING
+
+
+def fixed_size_gaussian(noise_multiplier: float, size: int, population: int, orders: np.ndarray = ORDERS) -> np.ndarray:
+    """Renyi divergences (len(orders),) of a release over `size` of `population` without replacement, replace-one adjacency.
+
+    Source: Wang, Balle, Kasiviswanathan 2019, Theorem 27, as the library has it; an upper bound, and not a tight one.
+    """
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    released = dp_accounting.GaussianDpEvent(noise_multiplier)
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(population, size, released)
+    accountant = RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    return np.asarray(accountant.compose(sampled).rdp) + _ROUNDING
 
 
 @contextmanager

@@ -79,15 +79,25 @@ def _one_more(profile: np.ndarray, epsilon: float, points: int) -> np.ndarray:
 
 def _distribution(profile: np.ndarray, width: float, interval: float) -> PrivacyLossDistribution:
     """The profile, known at multiples of `width` >= 0, carried to multiples of `interval` along its chords; symmetric."""
-    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-
     top = math.ceil(width * (len(profile) - 1) / interval)
     losses = interval * np.arange(top + 1)
     index = np.minimum((losses / width).astype(np.int64), len(profile) - 2)
     share = np.clip(np.expm1(losses - width * index) / math.expm1(width), 0.0, 1.0)
-    above = profile[index] + share * (profile[index + 1] - profile[index])
-    below = np.exp(-losses) * above - np.expm1(-losses)
-    deltas = np.clip(np.concatenate((below[:0:-1], above)), 0.0, 1.0)
+    return symmetric(profile[index] + share * (profile[index + 1] - profile[index]), interval)
+
+
+def symmetric(profile: np.ndarray, interval: float) -> PrivacyLossDistribution:
+    """The distribution of a mechanism whose divergence at `interval` * i is at most profile[i], i = 0, 1, ..., (n,).
+
+    Below zero the divergence is F(-y) = 1 - e^-y + e^-y F(y), since the two inputs may be exchanged; between the points it is
+    taken on the chord in e^y.
+    """
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+
+    top = len(profile) - 1
+    losses = interval * np.arange(top + 1)
+    below = np.exp(-losses) * profile - np.expm1(-losses)
+    deltas = np.clip(np.concatenate((below[:0:-1], profile)), 0.0, 1.0)
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -top, top, deltas)
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
