@@ -3,7 +3,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 SLOW ?= 0
-PYTEST_ARGS ?=
+# Two test processes, each file whole in one of them: much of the time is spent waiting for the processes of small runs.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 .PHONY: quickstart test lint clean
 
