@@ -7,6 +7,7 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before numpy loads: one thread, as every process of a run has
 
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,14 @@ def dpcfl(*arguments: object, timeout: float = 120, **more) -> subprocess.Comple
     return subprocess.run(
         [*DPCFL, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False, **more
     )
+
+
+def at_a_terminal(*arguments: object) -> subprocess.Popen:
+    """The command line as a person starts it, who can press Ctrl-C: a shell's background jobs ignore that signal, and so would this."""
+    return subprocess.Popen(
+        [*DPCFL, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 def only_run(out: Path) -> Path:

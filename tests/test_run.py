@@ -13,7 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, assert_nothing_left, at_a_terminal, dpcfl, only_run, write_config
 
 from dpcfl_net import runlog, summary
 from dpcfl_net.checkpoint import Checkpoints
@@ -139,7 +139,7 @@ def test_kill_of_the_whole_tree_in_mid_round_then_resume(undisturbed, tmp_path):
 
 def test_ctrl_c_stops_everything_within_five_seconds_and_the_run_resumes(undisturbed, tmp_path):
     config = write_config(tmp_path / "c")
-    run = subprocess.Popen([*DPCFL, "run", str(config), "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    run = at_a_terminal("run", config, "--out", tmp_path)
     wait_for_round(tmp_path, 2, run)
     started = time.monotonic()
     run.send_signal(signal.SIGINT)

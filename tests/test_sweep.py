@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, write_config
+from conftest import DPCFL, ROOT, assert_nothing_left, at_a_terminal, dpcfl, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,8 +188,7 @@ def test_a_killed_sweep_goes_on_in_the_middle_of_a_run(swept, tmp_path):
 
 def test_a_stopped_sweep_says_so_and_leaves_nothing_running(tmp_path):
     path = tiny(tmp_path / "c", rounds=30)
-    run = subprocess.Popen([*DPCFL, "sweep", str(path), "seed=0:2", "--out", str(tmp_path / "out")], cwd=ROOT,
-                           stdout=subprocess.PIPE, text=True)  # fmt: skip
+    run = at_a_terminal("sweep", path, "seed=0:2", "--out", tmp_path / "out")
     wait_for_checkpoint(tmp_path / "out" / "store", run)
     run.send_signal(signal.SIGINT)
     printed, _ = run.communicate(timeout=60)
