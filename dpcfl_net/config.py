@@ -60,11 +60,16 @@ class RuntimeSettings(Section):
     orphan_timeout_s: float = Field(default=60, gt=0, description="a worker without a coordinator for so long leaves")
     quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
     max_restarts: int = Field(default=2, ge=0, description="how often one crashed worker is started again")
+    max_live_workers: int = Field(
+        default=100, ge=1, description="most clients connected at once; where there are more, each comes when its turn comes"
+    )
+    clients_per_worker: int = Field(default=1, ge=1, description="clients that share one process; each keeps its own identity")
 
 
 class OutputSettings(Section):
     transcript: Literal["off", "headers", "full"] = Field(default="headers", description="what the server's transcript keeps")
     keep_checkpoints: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
+    evaluate_every: int = Field(default=1, ge=1, description="the observer evaluates every so many rounds, and the last")
 
 
 class Config(Section):

@@ -25,45 +25,55 @@ PartType = TypeVar("PartType", bound=Part)
 
 
 class ClientEntry(Part):
-    """One line of the roster. `records` (N_i) is public; `noise_multiplier` is z_i, noise over clip on a sum."""
+    """One line of the roster. `records` (N_i) and `validation_records` are public; `noise_multiplier` is z_i, noise over clip
+    on a sum, None for a client that adds no noise itself."""
 
     id: int = Field(ge=0)
     public_key: str
     records: int = Field(ge=1)
-    noise_multiplier: float = Field(gt=0)
+    validation_records: int = Field(default=0, ge=0)
+    noise_multiplier: float | None = Field(gt=0)
 
 
 class LocalTraining(Part):
-    """The local step (R, Algorithm 1): `epochs` is K, `batch_size` the expected Poisson batch b, `clip` is c."""
+    """The local step: DP-SGD (R, Algorithm 1: K epochs, Poisson batches of b, clip c) or, under a trusted server, plain SGD."""
 
     epochs: int = Field(default=1, ge=1, description="local epochs a round (K)")
-    batch_size: int = Field(default=32, ge=1, description="expected Poisson batch size (b)")
-    lr: float = Field(default=0.1, gt=0, description="learning rate, no momentum")
-    clip: float = Field(default=1.0, gt=0, description="per-record clip norm (c)")
+    batch_size: int = Field(default=32, ge=1, description="batch size; of DP-SGD's Poisson batches the expected one (b)")
+    lr: float = Field(default=0.1, gt=0, description="learning rate")
+    clip: float = Field(
+        default=1.0, gt=0, description="clip norm of what is protected: a record's gradient (c), or a client's whole update (C)"
+    )
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="of plain SGD; DP-SGD has none")
+    weight_decay: float = Field(default=0.0, ge=0, description="of plain SGD; DP-SGD has none")
 
 
 class PrivacyTarget(Part):
-    """What every client is promised, by itself, whatever the server does."""
+    """What every client is promised, and by whom."""
 
     epsilon: float = Field(gt=0, description="target epsilon of every client over the whole run")
     delta: float = Field(gt=0, lt=1, description="target delta")
-    unit: Literal["sample"] = Field(default="sample", description="what is protected: one training record")
+    unit: Literal["sample", "client"] = Field(
+        default="sample", description="what is protected: one training record, or all that one client holds"
+    )
     adjacency: Adjacency = Field(default="zero-out", description="neighbouring relation")
     accountant: Literal["pld", "rdp"] = Field(default="pld", description="how events are composed")
     noise: Literal["os", "seeded"] = Field(
         default="os", description="os: keys from the operating system; seeded: reproducible, INSECURE"
     )
-    trust: Literal["untrusted-server"] = Field(
-        default="untrusted-server", description="who is trusted: nobody but the client itself"
+    trust: Literal["untrusted-server", "trusted-server"] = Field(
+        default="untrusted-server",
+        description="who adds the noise: each client itself, or a server that sees what clients send as it is",
     )
 
 
 class ModelTemplate(Part):
-    """The pinned model: every tensor on the wire must fit it. `initial_seed` is public."""
+    """The pinned model: every tensor on the wire must fit it. `initial_seed` is public. Regression has one output."""
 
     name: str
+    task: Literal["classification", "regression"] = "classification"
     input_shape: list[int]
-    classes: int = Field(ge=2)
+    classes: int = Field(ge=1)
     layout: list[tuple[str, list[int]]]
     parameters: int = Field(ge=1)
     initial_seed: int
@@ -88,6 +98,7 @@ class Protocol(Part):
     ledger_scope: Literal["run", "dataset"]
     security: Literal["curve", "none"]
     oracle: list[int] | None = None
+    curator_noise_multiplier: float | None = Field(default=None, gt=0)  # of a round that a trusted server releases
     unprotected: list[str] = []  # why there is no finite epsilon, if there is none: signed, so that nobody serves it unawares
     experiment_hash: str
 
