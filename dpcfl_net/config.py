@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dpcfl_net import models
 from dpcfl_net.algorithms.base import Algorithm, Setting, registry
 from dpcfl_net.data import datasets
-from dpcfl_net.data.partition import DataSettings, open_set, records_per_client, shift_problems
+from dpcfl_net.data.partition import DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.job import LocalTraining, PrivacyTarget
 from dpcfl_net.plugins import is_plugin
@@ -206,10 +206,29 @@ def _impossible(config: Config) -> list[str]:
         problems.append("ledger.root is missing: scope dataset needs a folder that outlives the run")
     if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
         problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
-    if (config.privacy.adjacency, config.privacy.accountant) == ("replace-one", "rdp"):
-        problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
+    problems += _unprotectable(config)
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy)
     return problems + config.algorithm_class.problems(config.options, setting)
+
+
+def _unprotectable(config: Config) -> list[str]:
+    """What the algorithm cannot promise: a unit, a server, an accountant, a local step that it does not know."""
+    privacy, algorithm = config.privacy, config.algorithm_class
+    problems = []
+    if (privacy.unit, privacy.trust) not in algorithm.protects:
+        pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in algorithm.protects)
+        problems.append(
+            f"privacy.unit is {privacy.unit!r}, privacy.trust {privacy.trust!r}: {algorithm.name} works with {pairs}"
+        )
+    if (privacy.adjacency, privacy.accountant, privacy.trust) == ("replace-one", "rdp", "untrusted-server"):
+        problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
+    for name in ("momentum", "weight_decay"):
+        value = getattr(config.local, name)
+        if value and not algorithm.plain_sgd:
+            problems.append(f"local.{name} is {value}: must be 0, the local step of {algorithm.name} is DP-SGD, which has none")
+    if privacy.trust == "trusted-server" and config.ledger.scope == "dataset":
+        problems.append("ledger.scope is 'dataset': a trusted server's ledger is of one run, use 'run'")
+    return problems
 
 
 def _unknown(field: str, name: str, known: Iterable[str]) -> list[str]:
@@ -240,7 +259,7 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
         except ConfigError as error:
             problems += error.problems
     try:
-        records, _ = records_per_client(config.data, images.sizes)
+        records = min(len(piece.train_rows) for piece in plan_slices(config.data, images, seed=0))
     except ConfigError as error:
         return problems + error.problems
     if config.local.batch_size > records:

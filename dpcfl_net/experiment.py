@@ -16,9 +16,9 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, registry
 from dpcfl_net.config import Config
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_set, plan_slices, records_per_client
+from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_set, plan_slices
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.federation.claim import plan_events, protected, unprotected
+from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unprotected
 from dpcfl_net.job import (
     EXPERIMENT,
     PROTOCOL,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
+SERVER_SEES = "anything against the server itself: it is trusted, and sees every sampled client's update and cluster identifier as they are"
 COVERED = ["model updates", "cluster selections"]
 NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
@@ -89,7 +90,6 @@ def make_job(config: Config, key_folder: Path) -> Job:
     Raises ConfigError when no noise reaches the target, DataMissing when the data set is not here.
     """
     images = open_set(config.data, config.data.root)
-    records, _ = records_per_client(config.data, images.sizes)
     truth = config.data.true_clusters
     n, insecure = len(truth), config.privacy.noise == "seeded"
     # A seed of few bits is guessed in no time: what must stay hidden from the server hangs on the salt. Only a run that
@@ -98,6 +98,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
     root = str(config.seed).encode()
     order = np.random.Generator(np.random.PCG64(derive_seed(salt, "permutation"))).permutation(n)
     settings = DataSettings.model_validate(config.data.model_dump(exclude={"root"}))
+    pieces = plan_slices(settings, images, derive_seed(root, "partition"))
     experiment = Experiment(
         salt=salt.hex(),
         seed=config.seed,
@@ -117,8 +118,14 @@ def make_job(config: Config, key_folder: Path) -> Job:
         privacy=config.privacy,
         model=model_template(config.model.name, images.input_shape, images.classes, derive_seed(root, "initial model")),
         roster=[
-            ClientEntry(id=i, public_key=keys.read_public(key_folder, client_key(i)), records=records, noise_multiplier=1.0)
-            for i in range(n)
+            ClientEntry(
+                id=i,
+                public_key=keys.read_public(key_folder, client_key(i)),
+                records=len(pieces[k].train_rows),
+                validation_records=len(pieces[k].validation_rows),
+                noise_multiplier=None,
+            )
+            for i, k in enumerate(order)
         ],
         coordinator_key=keys.read_public(key_folder, COORDINATOR),
         observer_key=keys.read_public(key_folder, OBSERVER),
@@ -169,16 +176,17 @@ def calibrated(protocol: Protocol) -> Protocol:
     ConfigError if no noise reaches the target, or if a budget over several runs is asked for without a finite epsilon.
     """
     algorithm = algorithm_of(protocol)
-    solved: dict[tuple[Slot, ...], float] = {}
-    roster = []
-    reasons = sorted({reason for entry in protocol.roster for reason in unprotected(algorithm.plan(entry))})
+    solved: dict[tuple[Slot, ...], float | None] = {}
+    reasons = sorted({reason for plan in noisy_plans(algorithm) for reason in unprotected(list(plan))})
     if reasons and protocol.ledger_scope == "dataset":
         raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to add up ({reasons[0]})")
-    for entry in protocol.roster:
-        plan = protected(algorithm.plan(entry))
-        if tuple(plan) not in solved:
-            solved[tuple(plan)] = _noise_multiplier(plan, protocol.privacy)
-        roster.append(entry.model_copy(update={"noise_multiplier": solved[tuple(plan)]}))
+    for plan in noisy_plans(algorithm):
+        noisy = protected(list(plan))
+        solved[plan] = _noise_multiplier(noisy, protocol.privacy) if noisy else None
+    if protocol.privacy.trust == "trusted-server":
+        (z,) = solved.values()
+        return protocol.model_copy(update={"curator_noise_multiplier": z, "unprotected": reasons})
+    roster = [e.model_copy(update={"noise_multiplier": solved[tuple(algorithm.plan(e))]}) for e in protocol.roster]
     return protocol.model_copy(update={"roster": roster, "unprotected": reasons})
 
 
@@ -240,31 +248,40 @@ def _check_signature(path: Path, operator_key: str) -> None:
 
 
 def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings, Slice]:
-    """Where a client's records are; reads sizes of the data set only."""
+    """Where a client's records are; of the data set it reads what the plan needs: sizes, labels or roles."""
     return experiment_slice(job.experiment, client, root)
 
 
 def experiment_slice(experiment: Experiment, client: int, root: str | None) -> tuple[DataSettings, Slice]:
     """As `client_slice`, from the experiment part alone."""
     settings = DataSettings.model_validate(experiment.data)
-    sizes = open_set(settings, root).sizes
-    return settings, plan_slices(settings, sizes, experiment.partition_seed)[experiment.slices[client]]
+    images = open_set(settings, root)
+    return settings, plan_slices(settings, images, experiment.partition_seed)[experiment.slices[client]]
 
 
 def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str, Any]:
     """The statement that every run prints: unit, adjacency, trust, numbers, what is covered and what is not."""
-    z = [entry.noise_multiplier for entry in protocol.roster]
-    least = min(entry.records for entry in protocol.roster)
+    algorithm, by_client = algorithm_of(protocol), protocol.privacy.unit == "client"
+    z = [noise for noise in noisy_plans(algorithm).values() if noise is not None]
+    least = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
     covered, not_covered = list(COVERED), list(NOT_COVERED)
     if protocol.privacy.delta >= 1 / least:
-        warning = "it allows a few records to be given away whole"
-        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/N = {1 / least:g}: {warning}")
+        what, count = ("clients", "n") if by_client else ("records", "N")
+        warning = f"it allows a few {what} to be given away whole"
+        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / least:g}: {warning}")
+    if protocol.privacy.trust == "trusted-server":
+        covered = ["what the server publishes each round: noisy sums of clipped updates, and labels where they are released"]
+        not_covered.insert(0, SERVER_SEES)
     if protocol.privacy.noise == "seeded":
         not_covered.insert(0, "anything against who knows the seed: noise is seeded, so it can be subtracted (INSECURE)")
     if protocol.unprotected:
         covered = []
-        noise = f"noise is that of epsilon {protocol.privacy.epsilon:g} for the updates, given the indices"
-        not_covered = [*protocol.unprotected, f"model updates together with the indices: {noise}", *not_covered]
+        given = (
+            [f"the rest of the releases: their noise is that of epsilon {protocol.privacy.epsilon:g} by themselves"]
+            if z
+            else []
+        )
+        not_covered = [*protocol.unprotected, *given, *not_covered]
     if is_plugin(protocol.model.name):
         not_covered.append(f"what the code of {protocol.model.name} does with the records besides, in the client's process")
     if protocol.security == "none":
@@ -279,10 +296,10 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "epsilon": None if protocol.unprotected else privacy.epsilon,
         "delta": privacy.delta,
         "accountant": privacy.accountant,
-        "noise_multiplier": {"min": min(z), "max": max(z)},
+        "noise_multiplier": {"min": min(z), "max": max(z)} if z else None,
         "epsilon_spent": 0.0,
         "epsilon_replace_one": replace_one,
-        "claim_of_paper": registry()[protocol.algorithm].claim_of_paper,
+        "claim_of_paper": algorithm.claim_of_paper,
         "ledger_scope": protocol.ledger_scope,
         "covered": covered,
         "not_covered": not_covered,
@@ -291,18 +308,17 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
 
 
 def replace_one_epsilon(protocol: Protocol) -> float | None:
-    """The largest client's epsilon of the same run under replacement of a record, by PLD."""
+    """The largest client's epsilon of the same run under replacement of a record (or client), by PLD; None if it is infinite."""
     from dpcfl_net.privacy import accounting
 
     algorithm = algorithm_of(protocol)
+    plans = [plan_events(list(plan), z, "replace-one") for plan, z in noisy_plans(algorithm).items() if z is not None]
     if protocol.unprotected:
-        return None
-    found = 0.0
-    for plan, z in {(tuple(algorithm.plan(e)), e.noise_multiplier) for e in protocol.roster}:
-        found = max(
-            found,
-            accounting.epsilon(plan_events(list(plan), z, "replace-one"), protocol.privacy.delta, adjacency="replace-one"),
-        )
+        sound = algorithm.sound_events()
+        plans = [] if sound is None else [sound]
+    found = max(
+        (accounting.epsilon(events, protocol.privacy.delta, adjacency="replace-one") for events in plans), default=math.inf
+    )
     return found if math.isfinite(found) else None
 
 
@@ -310,26 +326,40 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
 _SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20
 
 
-def expectations(protocol: Protocol) -> dict[str, Any]:
-    """What a run will cost, from the protocol alone: steps, records, bytes on the wire, memory of all processes."""
+def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
+    """What a run will cost, from the protocol alone: steps, records, bytes on the wire, memory of all processes.
+
+    live: the most clients connected at once, all of them if it is not given.
+    """
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
-    gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
-    sends = any("p" in spec.shape for half in algorithm.halves().values() for spec in half.gives.values())
-    up = 4 * p * n * protocol.rounds if sends else 0
-    selections = sum(not isinstance(slot, DPSGDSlot) for entry in protocol.roster for slot in algorithm.plan(entry))
+    asked = algorithm.answers_expected
+    if algorithm.plain_sgd:
+        records = [entry.records for entry in protocol.roster]
+        each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
+        steps, seen, selections = round(asked * each), round(asked * protocol.local.epochs * sum(records) / n), 0
+        models_down = asked * (algorithm.max_models - 1)
+    else:
+        gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
+        steps, seen = sum(slot.steps for slot, _ in gradient), int(sum(s.steps * s.rate * e.records for s, e in gradient))
+        selections = sum(not isinstance(slot, DPSGDSlot) for entry in protocol.roster for slot in algorithm.plan(entry))
+        models_down = selections * (algorithm.max_models - 1)  # in a window every client gets every model
+    sends = any(
+        set(spec.shape) & {"p", "update", "body"} for half in algorithm.halves().values() for spec in half.gives.values()
+    )
+    up = round(4 * p * asked) if sends else 0
     return {
         "clients": n,
         "parameters": p,
-        "steps": sum(slot.steps for slot, _ in gradient),
-        "records": int(sum(slot.steps * slot.rate * entry.records for slot, entry in gradient)),
+        "steps": steps,
+        "records": seen,
         "bytes_up": up,
-        "bytes_down": up + 4 * p * selections * (algorithm.max_models - 1),  # in a window every client gets every model
-        "memory": _SHARED_BYTES + n * (_WORKER_BYTES + 8 * p) + 12 * n * p,
+        "bytes_down": round(up + 4 * p * models_down),
+        "memory": _SHARED_BYTES + min(n, live or n) * (_WORKER_BYTES + 8 * p) + 12 * p * round(asked / protocol.rounds),
     }
 
 
 def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
-    """Seconds of one DP-SGD step here, measured on a client's records; the result is thrown away."""
+    """Seconds of one local step here, measured on a client's records; the result is thrown away."""
     import torch
 
     from dpcfl_net.federation.client import Engine
@@ -339,6 +369,11 @@ def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
     settings, piece = client_slice(job, entry.id, root)
     data = open_client(settings, piece, root)
     theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
+    if job.algorithm.plain_sgd:
+        engine.sgd.train(theta, data, os.urandom(32))
+        start = time.perf_counter()
+        engine.sgd.train(theta, data, os.urandom(32))
+        return (time.perf_counter() - start) / (job.protocol.local.epochs * -(-entry.records // job.protocol.local.batch_size))
     slot = DPSGDSlot("timing", min(1.0, job.protocol.local.batch_size / entry.records), steps)
     engine.trainer.train(theta, data, slot, entry.noise_multiplier, os.urandom(32))
     start = time.perf_counter()

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpcfl_net import runlog
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import ClientData, DataSettings, Slice, open_client, open_set, plan_slices
+from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_many, open_set, plan_slices
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Job
 from dpcfl_net.summary import read_run_job
@@ -59,7 +59,7 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
 
     experiment, m = job.experiment, job.protocol.model
     settings = DataSettings.model_validate(experiment.data)
-    slices = plan_slices(settings, open_set(settings, root).sizes, experiment.partition_seed)
+    slices = plan_slices(settings, open_set(settings, root), experiment.partition_seed)
     asked: dict[str, Any] = {
         "data": experiment.data, "partition": experiment.partition_seed, "model": m.model_dump(mode="json"),
         "recipe": [EPOCHS, BATCH, RATE, MOMENTUM],
@@ -88,16 +88,15 @@ def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | No
     from dpcfl_net.models import build, initial
 
     m = job.protocol.model
-    rows = np.concatenate([s.train_rows for s in slices])
-    data = ClientData(open_set(settings, root), "train", rows, slices[0].quarter_turns, slices[0].label_shift)
+    data, _ = open_many(settings, slices, root)
     module = build(m.name, tuple(m.input_shape), m.classes)
     theta = torch.from_numpy(initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed))
     torch.nn.utils.vector_to_parameters(theta, module.parameters())
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM)
     order = np.random.Generator(np.random.PCG64([job.experiment.partition_seed, slices[0].cluster]))
     for _ in range(EPOCHS):
-        shuffled = order.permutation(len(rows))
-        for start in range(0, len(rows), BATCH):
+        shuffled = order.permutation(len(data))
+        for start in range(0, len(data), BATCH):
             batch = shuffled[start : start + BATCH]
             x, y = data.batch(batch, len(batch))
             optimiser.zero_grad()

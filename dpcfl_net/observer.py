@@ -12,7 +12,8 @@ import numpy as np
 
 from dpcfl_net import runlog
 from dpcfl_net.clustering import metrics
-from dpcfl_net.data.partition import ClientData, DataSettings, open_client, open_set, plan_slices
+from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
+from dpcfl_net.data.records import ClientData
 from dpcfl_net.experiment import OBSERVER, Job, read_job
 from dpcfl_net.job import digest
 from dpcfl_net.runlog import Lines, say, write_atomically
@@ -135,7 +136,7 @@ class Observer:
 
         experiment, m = self.job.experiment, self.job.protocol.model
         settings = DataSettings.model_validate(experiment.data)
-        slices = plan_slices(settings, open_set(settings, self._root).sizes, experiment.partition_seed)
+        slices = plan_slices(settings, open_set(settings, self._root), experiment.partition_seed)
         self._tests = [open_client(settings, slices[k], self._root, "test") for k in experiment.slices]
         self._evaluator = Evaluator(build(m.name, tuple(m.input_shape), m.classes))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.coordinator import drive
 from dpcfl_net.experiment import Job
+from dpcfl_net.federation.curator import Curator
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.types import State
 from dpcfl_net.worker import make_host
@@ -20,10 +21,15 @@ def simulate(
     import torch
 
     torch.set_num_threads(1)
-    hosts = {c.id: make_host(job, c.id, folder / "ledgers", data_root=data_root, durable=False) for c in job.protocol.roster}
+    algorithm, ledgers = job.algorithm, folder / "ledgers"
+    hosts = {c.id: make_host(job, c.id, ledgers, data_root=data_root, durable=False) for c in job.protocol.roster}
+    curator = Curator.of(algorithm, ledgers, durable=False)
     try:
         fed = InProcessFederation(job.protocol, hosts)
-        return drive(job.algorithm, fed, Checkpoints(folder / "checkpoints"), on_round)
+        fed.curator = curator
+        return drive(algorithm, fed, Checkpoints(folder / "checkpoints"), on_round)
     finally:
         for host in hosts.values():
             host.close()
+        if curator is not None:
+            curator.close()

@@ -16,6 +16,7 @@ from dpcfl_net import __version__, runlog
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Job, client_key, experiment_slice, privacy_statement
+from dpcfl_net.federation.curator import CURATOR
 from dpcfl_net.job import EXPERIMENT, PROTOCOL, Experiment, canonical, digest, read_experiment, read_protocol
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.types import Event
@@ -87,10 +88,17 @@ def write_run(folder: Path, document: dict[str, Any]) -> None:
 
 
 def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, list[Event]]]:
-    """(round, events) of every charge of this run in a client's own ledger, in order."""
+    """(round, events) of every charge of this run in the ledger that pays for a client, in order."""
     own = digest(job.protocol)
-    entries = read_ledger(ledger_folder(folder, job, client))
+    entries = read_ledger(paying_ledger(folder, job, client))
     return [(entry.round, list(entry.events)) for entry in entries if entry.job == own and entry.events]
+
+
+def paying_ledger(folder: Path, job: Job, client: int) -> Path:
+    """The ledger in which a client's epsilon is: its own, or a trusted server's."""
+    if job.protocol.privacy.trust == "trusted-server":
+        return folder / "ledgers" / CURATOR
+    return ledger_folder(folder, job, client)
 
 
 def ledger_folder(folder: Path, job: Job, client: int) -> Path:
@@ -126,10 +134,13 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
 
     privacy = job.protocol.privacy
     known: dict[tuple[Any, ...], list[float]] = {}
-    curves = []
+    by_ledger: dict[Path, list[float]] = {}
     for entry in job.protocol.roster:
-        if not (ledger_folder(folder, job, entry.id) / "ledger.jsonl").exists():
-            curves.append([])
+        where = paying_ledger(folder, job, entry.id)
+        if where in by_ledger:
+            continue
+        by_ledger[where] = []
+        if not (where / "ledger.jsonl").exists():
             continue
         groups: dict[int, list[Event]] = {}
         for t, events in charged_by_round(folder, job, entry.id):
@@ -138,8 +149,8 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
         if key not in known:
             filled = [groups.get(t, []) for t in range(1, max(groups, default=0) + 1)]
             known[key] = [round(e, 6) for e in epsilon_by_prefix(filled, privacy.delta, privacy.adjacency, privacy.accountant)]
-        curves.append(known[key])
-    return curves
+        by_ledger[where] = known[key]
+    return [by_ledger[paying_ledger(folder, job, entry.id)] for entry in job.protocol.roster]
 
 
 def write_epsilon_lines(folder: Path, job: Job) -> None:

@@ -127,7 +127,46 @@ class UnprotectedSlot:
         return Unprotected(self.reason)
 
 
-Slot = DPSGDSlot | SelectionSlot | UnprotectedSlot
+RAW = "raw to a trusted server: it sees this release as it is"
+
+
+@dataclass(frozen=True)
+class RawSlot:
+    """One release as it is to a server that is trusted to add the noise; against that server itself nothing protects it."""
+
+    name: str
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """The same whatever the noise: what the run costs stands in the server's own ledger."""
+        return Unprotected(RAW)
+
+
+@dataclass(frozen=True)
+class CuratorSlot:
+    """One round's releases of a trusted server: a fresh sample of clients, and Gaussian noise on each of `parts`.
+
+    sampling: "poisson", each client by its own coin with probability sample_size / population; "fixed", exactly sample_size
+    of population without replacement. parts: (name, share), the part of 1 / z^2 that each release of the round gets.
+    """
+
+    name: str
+    sampling: Literal["poisson", "fixed"]
+    sample_size: float
+    population: int
+    parts: tuple[tuple[str, float], ...] = (("sums", 1.0),)
+
+    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+        """All parts together: z is noise over the sensitivity under add/remove (Poisson) or replace-one (fixed size)."""
+        if self.sampling == "fixed":
+            return FixedSizeGaussian(noise_multiplier, int(self.sample_size), self.population, 1)
+        return SampledGaussian(noise_multiplier, self.sample_size / self.population, 1)
+
+    def part_noise(self, noise_multiplier: float, part: str) -> float:
+        """The noise multiplier of one part, over that part's own sensitivity; KeyError for a part that is not there."""
+        return noise_multiplier / math.sqrt(dict(self.parts)[part])
+
+
+Slot = DPSGDSlot | SelectionSlot | UnprotectedSlot | RawSlot | CuratorSlot
 
 
 @dataclass(frozen=True)

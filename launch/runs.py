@@ -20,6 +20,7 @@ from dpcfl_net import experiment, runlog, summary
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError
 from dpcfl_net.experiment import Job
+from dpcfl_net.federation.claim import noisy_plans
 from launch import local
 
 
@@ -303,8 +304,8 @@ def _folder(config: Config, out: Path) -> Path:
 
 def _print_job(job: Job, config: Config) -> None:
     """The plan and what it will cost on a machine like this one."""
-    protocol, cost = job.protocol, experiment.expectations(job.protocol)
-    z = sorted({round(entry.noise_multiplier, 5) for entry in protocol.roster})
+    protocol, cost = job.protocol, experiment.expectations(job.protocol, config.runtime.max_live_workers)
+    z = sorted({round(noise, 5) for noise in noisy_plans(job.algorithm).values() if noise is not None}) or ["none"]
     print(
         f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters"
     )
@@ -313,6 +314,8 @@ def _print_job(job: Job, config: Config) -> None:
     )
     for slot, count in Counter(job.algorithm.plan(protocol.roster[0])).items():
         print(f"  plan of a client: {count} x {slot}")
+    for slot, count in Counter(job.algorithm.curator_plan()).items():
+        print(f"  plan of the trusted server: {count} x {slot}")
     slots = local.compute_slots(config)
     minutes = experiment.step_seconds(job, config.data.root) * cost["steps"] / slots / 60
     print(

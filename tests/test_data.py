@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from dpcfl_net.data import cache, datasets, download
 from dpcfl_net.data.datasets import fetch, load
-from dpcfl_net.data.partition import ClientData, DataSettings, open_client, plan_slices, records_per_client
+from dpcfl_net.data.partition import DataSettings, open_client, plan_slices, records_per_client
+from dpcfl_net.data.records import ClientData
 from dpcfl_net.errors import ConfigError, DataMissing
 
 RAW = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -244,17 +245,17 @@ def test_default_sizes(dataset, clients, sizes, expected):
 def test_impossible_sizes_name_the_field_and_the_largest_possible():
     settings = DataSettings(dataset="digits", clients=[2, 4], train_per_client=400, test_per_client=361)
     with pytest.raises(ConfigError) as caught:
-        plan_slices(settings, (1437, 360), 0)
+        plan_slices(settings, load("digits"), 0)
     assert len(caught.value.problems) == 2
     for word in ("data.train_per_client", "359", "data.test_per_client", "360"):
         assert word in str(caught.value)
     with pytest.raises(ConfigError, match=r"data\.clients"):
-        plan_slices(DataSettings(clients=[2000]), (1437, 360), 0)
+        plan_slices(DataSettings(clients=[2000]), load("digits"), 0)
 
 
 def test_slices_are_disjoint_within_a_cluster_and_follow_the_seed():
     settings = DataSettings(dataset="digits", clients=[2, 4], train_per_client=300)
-    slices = plan_slices(settings, (1437, 360), 7)
+    slices = plan_slices(settings, load("digits"), 7)
     assert [s.cluster for s in slices] == [0, 0, 1, 1, 1, 1]
     assert [s.quarter_turns for s in slices] == [0, 0, 1, 1, 1, 1]
     for cluster in (0, 1):
@@ -262,23 +263,23 @@ def test_slices_are_disjoint_within_a_cluster_and_follow_the_seed():
         for rows, size in (([s.train_rows for s in own], 300), ([s.test_rows for s in own], 90)):
             assert {len(r) for r in rows} == {size}
             assert len(np.unique(np.concatenate(rows))) == size * len(own)
-    again, other = plan_slices(settings, (1437, 360), 7), plan_slices(settings, (1437, 360), 8)
+    again, other = plan_slices(settings, load("digits"), 7), plan_slices(settings, load("digits"), 8)
     assert all(np.array_equal(a.train_rows, b.train_rows) for a, b in zip(slices, again, strict=True))
     assert not np.array_equal(np.sort(slices[0].train_rows), np.sort(other[0].train_rows))
 
 
 def test_test_slices_overlap_only_when_asked_for():
-    slices = plan_slices(DataSettings(clients=[2, 2], test_per_client=360), (1437, 360), 0)
+    slices = plan_slices(DataSettings(clients=[2, 2], test_per_client=360), load("digits"), 0)
     assert all(np.array_equal(np.sort(s.test_rows), np.arange(360)) for s in slices)
-    slices = plan_slices(DataSettings(clients=[2, 2], test_per_client=200), (1437, 360), 0)
+    slices = plan_slices(DataSettings(clients=[2, 2], test_per_client=200), load("digits"), 0)
     assert all(len(np.unique(s.test_rows)) == 200 for s in slices)
     assert len(np.intersect1d(slices[0].test_rows, slices[1].test_rows)) == 40
 
 
 def test_label_flip_and_no_shift():
-    flipped = plan_slices(DataSettings(clients=[1, 1, 1], shift="label-flip"), (1437, 360), 0)
+    flipped = plan_slices(DataSettings(clients=[1, 1, 1], shift="label-flip"), load("digits"), 0)
     assert [(s.quarter_turns, s.label_shift) for s in flipped] == [(0, 0), (0, 1), (0, 2)]
-    plain = plan_slices(DataSettings(clients=[1, 1, 1], shift="none"), (1437, 360), 0)
+    plain = plan_slices(DataSettings(clients=[1, 1, 1], shift="none"), load("digits"), 0)
     assert {(s.quarter_turns, s.label_shift) for s in plain} == {(0, 0)}
 
 
@@ -314,7 +315,7 @@ def test_colour_images_turn_whole(tmp_path):
 def test_a_client_opens_its_own_part():
     settings = DataSettings(clients=[1, 1])
     images = load("digits")
-    piece = plan_slices(settings, images.sizes, 0)[1]
+    piece = plan_slices(settings, images, 0)[1]
     train, test = open_client(settings, piece), open_client(settings, piece, part="test")
     assert (len(train), len(test)) == (1437, 360)
     assert np.array_equal(test.labels(), images.test_y[piece.test_rows])

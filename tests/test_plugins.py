@@ -18,7 +18,7 @@ from torch import nn
 
 from dpcfl_net import config, models, plugins
 from dpcfl_net.data import cache, datasets, own
-from dpcfl_net.data.partition import ClientData
+from dpcfl_net.data.records import ClientData
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.experiment import make_job, make_keys, model_template
 from dpcfl_net.federation.client import Engine

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.job import ClientEntry, LocalTraining, PrivacyTarget, Protocol
-from dpcfl_net.types import ClientHalf, Slot, State, TensorSpec
+from dpcfl_net.types import ClientHalf, Event, Slot, State, TensorSpec
 
 MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))
@@ -41,6 +41,16 @@ def on_client(
     return mark
 
 
+def at_curator(*, bundle: list[str]) -> Callable[[Method], Method]:
+    """Mark a method as a curator half: it runs at a trusted server, after that server's own gate has debited the bundle."""
+
+    def mark(method: Method) -> Method:
+        method.curator_half = ClientHalf(method.__name__, tuple(bundle), {}, {})  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
 @dataclass(frozen=True)
 class Setting:
     """What an algorithm may look at to say that its options cannot work; known before any key or noise is."""
@@ -56,7 +66,9 @@ class Algorithm:
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    claim_of_paper: ClassVar[str | None] = None
+    claim_of_paper: str | None = None  # what the paper says that a run costs, where that differs from what holds
+    protects: ClassVar[tuple[tuple[str, str], ...]] = (("sample", "untrusted-server"),)  # (unit, trust) it can run under
+    plain_sgd: ClassVar[bool] = False  # the local step is plain SGD, which knows momentum and weight decay
     uses_oracle: ClassVar[bool] = False
     personal: ClassVar[bool] = False  # clients use models of their own, which only they can evaluate
     model_per_client: ClassVar[bool] = False  # row i of State.models is client i's, whatever its cluster
@@ -98,6 +110,23 @@ class Algorithm:
         """Every slot that this client may fill over the whole run, from public things alone."""
         raise NotImplementedError
 
+    @property
+    def answers_expected(self) -> float:
+        """How many answers of clients a whole run asks for, in expectation."""
+        return float(len(self.clients) * self.protocol.rounds)
+
+    def curator_plan(self) -> list[Slot]:
+        """Every slot that a trusted server may fill over the whole run; none where no server is trusted."""
+        return []
+
+    def sound_events(self) -> list[Event] | None:
+        """For a run whose own adjacency allows no finite epsilon: what its noise costs under replacement, if that is finite."""
+        return None
+
+    def models_of(self, client: int, cluster: int | None) -> tuple[int, ...]:
+        """The rows of `State.models` whose outputs are added up for a client of a cluster; None: it has none."""
+        return (client if self.model_per_client else cluster or 0,)
+
     def start(self, fed: Federation) -> State:
         """Server half, before round 1."""
         raise NotImplementedError
@@ -122,6 +151,12 @@ class Algorithm:
     def halves(cls) -> dict[str, ClientHalf]:
         """The client halves by task name."""
         marked = (getattr(getattr(cls, name), "client_half", None) for name in dir(cls))
+        return {half.kind: half for half in marked if half is not None}
+
+    @classmethod
+    def curator_halves(cls) -> dict[str, ClientHalf]:
+        """The curator halves by name."""
+        marked = (getattr(getattr(cls, name), "curator_half", None) for name in dir(cls))
         return {half.kind: half for half in marked if half is not None}
 
     @property

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from dpcfl_net.data import cache, own, readers
+from dpcfl_net.data import cache, own, readers, regression, roles
 from dpcfl_net.data.download import fetch as _download
 from dpcfl_net.errors import ConfigError, DataMissing
 from dpcfl_net.plugins import is_plugin
@@ -18,22 +19,27 @@ DIGITS_TEST = 360
 _DIGITS_SEED = 1797
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Images:
-    """One data set. x: uint8 (N, C, H, W), or float32 (N, d) in a set of the user's own; y: uint8 (N,).
+    """One data set; equal to another read from the same files. y: uint8 (N,), by record or, as x, a view of a shared text.
 
-    A pixel v is fed to a model as (v / 255 - mean) / std, a float feature v as (v - mean) / std. sha256: the content of a
-    set of the user's own.
+    x: images, uint8 (N, C, H, W), text, uint8 (N, 80), or feature vectors, float32 (N, d), of regression or a set of the
+    user's own. A byte v is fed to a model as (v / 255 - mean) / std, a feature v as (v - mean) / std. y of regression:
+    float32 (N,), the noise that a client's line takes up; it has one class, the model's one output. groups: in a text, where
+    the training and test texts of its roles begin and end. sha256: the content of a set of the user's own.
     """
 
-    train_x: np.ndarray
-    train_y: np.ndarray
-    test_x: np.ndarray
-    test_y: np.ndarray
+    train_x: np.ndarray = field(compare=False, repr=False)
+    train_y: np.ndarray = field(compare=False, repr=False)
+    test_x: np.ndarray = field(compare=False, repr=False)
+    test_y: np.ndarray = field(compare=False, repr=False)
     classes: int
     mean: float
     std: float
     sha256: str | None
+    identity: str = field(repr=False)
+    task: Literal["classification", "regression"] = "classification"
+    groups: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False, repr=False)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -89,34 +95,45 @@ _SETS = {
     "fashion-mnist": _Set(_idx_files("FashionMNIST"), _decode_idx, 0.1307, 0.3081),
     "cifar10": _Set(_CIFAR, _decode_npz, 0.5, 0.5),
 }
-NAMES = ("digits", *_SETS)
+NAMES = ("digits", *_SETS, "shakespeare", "regression")
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | None = None) -> Images:
     """The set called `name`; its arrays are read-only views of files that all processes of this user share.
 
     Looked for in `root`, else in $DPCFL_DATA, else in the user's cache folder. ConfigError: unknown name, or a damaged
-    file (named); DataMissing: not there, with how to get it. `digits` comes with scikit-learn and is always there.
+    file (named); DataMissing: not there, with how to get it. `digits` comes with scikit-learn, `regression` is made up: both are
+    always there.
     `package.module:function` is a set of the user's own (docs/plugins.md), sha256 the content of one as a job pins it.
     """
     if is_plugin(name):
         return Images(**own.load(name, _root(root), sha256))
+    if name == "regression":
+        return Images(**regression.load())
+    if name == "shakespeare":
+        return Images(**roles.load(_root(root)))
     if name == "digits":
-        arrays = cache.arrays("digits", f"scikit-learn digits, split {_DIGITS_SEED}", _read_digits)
-        return Images(**arrays, classes=10, mean=0.0, std=1.0, sha256=None)
+        identity = f"scikit-learn digits, split {_DIGITS_SEED}"
+        return Images(
+            **cache.arrays("digits", identity, _read_digits), classes=10, mean=0.0, std=1.0, sha256=None, identity=identity
+        )
     spec = _known(name)
     folder = _root(root)
     paths = _find(spec, folder)
     if paths is None:
         raise _missing(name, spec, folder)
-    arrays = cache.arrays(name, _identity(paths), lambda: _checked(spec, paths))
-    return Images(**arrays, classes=spec.classes, mean=spec.mean, std=spec.std, sha256=None)
+    identity = readers.identity(paths)
+    arrays = cache.arrays(name, identity, lambda: _checked(spec, paths))
+    return Images(**arrays, classes=spec.classes, mean=spec.mean, std=spec.std, sha256=None, identity=identity)
 
 
 def fetch(name: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """Download `name` into `root` (default as in `load`) and say where it is; ConfigError if that cannot be done."""
+    """Download `name` into `root` (default as in `load`) and say where it is; ConfigError if that cannot be done.
+
+    What needs no files, or no command can get, is only looked for.
+    """
     folder = _root(root)
-    if name != "digits":
+    if name not in ("digits", "regression", "shakespeare"):
         _known(name)
         _download(name, folder)
     load(name, folder)
@@ -148,10 +165,6 @@ def _missing(name: str, spec: _Set, folder: Path) -> DataMissing:
         f"data set {name!r} is not in {folder} (looked for {wanted}). "
         f"Get it with `dpcfl data fetch {name}`, or set DPCFL_DATA (or data.root) to a folder that has it."
     )
-
-
-def _identity(paths: list[Path]) -> str:
-    return "\n".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
 
 
 def _checked(spec: _Set, paths: list[Path]) -> dict[str, np.ndarray]:

@@ -30,7 +30,7 @@ def load(name: str, root: Path, sha256: str | None = None) -> dict[str, Any]:
     wanted = sha256 or _content(name, root)
     kept = cache.arrays("own", wanted, lambda: _just(name, root, wanted), (*cache.KEYS, "numbers"))
     classes, mean, std = kept.pop("numbers").tolist()
-    return {**kept, "classes": int(classes), "mean": mean, "std": std, "sha256": wanted}
+    return {**kept, "classes": int(classes), "mean": mean, "std": std, "sha256": wanted, "identity": wanted}
 
 
 @functools.cache

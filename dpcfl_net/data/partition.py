@@ -1,23 +1,26 @@
-"""Which client holds which records, turned or relabelled how: known true clusters, disjoint slices within each."""
+"""Which client holds which records, changed how: known true clusters, and shares that are disjoint within each."""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dpcfl_net.data import regression, roles, skew
 from dpcfl_net.data.datasets import Images, load
+from dpcfl_net.data.records import ClientData
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.plugins import is_plugin
 
-if TYPE_CHECKING:
-    import torch
+MOST_CLUSTERS = {"rotation": 4, "label-flip": 10, "line": len(regression.LINES)}
 
-MOST_CLUSTERS = {"rotation": 4, "label-flip": 10}
+Part = Literal["train", "validation", "test"]
+Share = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class DataSettings(BaseModel):
@@ -25,21 +28,37 @@ class DataSettings(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    dataset: str = Field("digits", description="digits, mnist, fashion-mnist, cifar10, or your own: package.module:function")
+    dataset: str = Field(
+        "digits",
+        description="digits, mnist, fashion-mnist, cifar10, shakespeare, regression, or your own: package.module:function",
+    )
     clients: list[int] = Field([2, 2, 2, 2], min_length=1, description="clients in each true cluster, e.g. [3, 6, 6, 6]")
-    shift: Literal["rotation", "label-flip", "none"] = Field(
+    shift: Literal["rotation", "label-flip", "line", "none"] = Field(
         "rotation",
-        description="how cluster k differs: images turned by k * 90 degrees, labels moved to (y + k) mod classes, or not at all",
+        description="how cluster k differs: images turned by k * 90 degrees, labels moved to (y + k) mod classes, "
+        "a line of its own (regression), or not at all",
+    )
+    partition: Literal["equal", "dirichlet", "roles"] = Field(
+        "equal",
+        description="equal: shares of the same size, drawn at random; dirichlet: the same with label proportions of each "
+        "client's own; roles: a speaking role is a client (shakespeare)",
+    )
+    alpha: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="partition dirichlet: its concentration; small is uneven"
     )
     train_per_client: int | None = Field(
         None,
         ge=1,
         description="training records a client; null: as many as equal disjoint slices allow, at most the papers' share",
     )
+    validation: float = Field(0.0, ge=0, lt=1, description="fraction of a client's training records that is set aside")
     test_per_client: int | None = Field(
         None, ge=1, description="test records a client; null: equal disjoint slices of the test set, at most the papers' share"
     )
-
+    noise: float | None = Field(
+        None, ge=0, allow_inf_nan=False,
+        description=f"dataset regression: standard deviation around the line; null: {regression.NOISE}",
+    )  # fmt: skip
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
@@ -50,6 +69,8 @@ class DataSettings(BaseModel):
     def _possible(self) -> DataSettings:
         if any(size < 1 for size in self.clients):
             raise ValueError(f"clients must hold whole numbers >= 1, got {self.clients}")
+        if problem := _contradiction(self):
+            raise ValueError(problem)
         most = MOST_CLUSTERS.get(self.shift)
         if most is not None and len(self.clients) > most:
             raise ValueError(f"shift {self.shift!r} makes at most {most} different clusters, clients has {len(self.clients)}")
@@ -63,22 +84,55 @@ class DataSettings(BaseModel):
         return [cluster for cluster, size in enumerate(self.clients) for _ in range(size)]
 
 
+def _contradiction(data: DataSettings) -> str | None:
+    """Which of dataset, shift and partition do not belong together, and what does."""
+    made_up, plays = data.dataset == "regression", data.dataset == "shakespeare"
+    if made_up != (data.shift == "line"):
+        return f"shift 'line' and dataset 'regression' go together only, got {data.shift!r} with {data.dataset!r}"
+    if plays != (data.partition == "roles"):
+        return f"partition 'roles' and dataset 'shakespeare' go together only, got {data.partition!r} with {data.dataset!r}"
+    if plays and (data.shift != "none" or len(data.clients) > 1):
+        return (
+            f"dataset 'shakespeare' has no known clusters: shift must be 'none' and clients one number, [{sum(data.clients)}]; "
+            f"got {data.shift!r} and {data.clients}"
+        )
+    if made_up and data.partition != "equal":
+        return f"partition must be 'equal' for dataset 'regression', which has no labels, got {data.partition!r}"
+    if data.partition == "dirichlet" and data.shift != "none":
+        return (
+            f"shift must be 'none' with partition 'dirichlet', got {data.shift!r}: clients of one cluster would differ as "
+            "well, and the true clusters be none"
+        )
+    if (data.alpha is not None) != (data.partition == "dirichlet"):
+        return f"alpha belongs to partition 'dirichlet', which needs it; got {data.alpha} with {data.partition!r}"
+    if data.noise is not None and not made_up:
+        return f"noise belongs to dataset 'regression', got {data.noise} with {data.dataset!r}"
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """One client's records: row numbers (int64) into the training and the test images, and how they are changed."""
+    """One client's records: row numbers (int64, read-only) into the training set (twice) and the test set, and their look."""
 
     cluster: int
     train_rows: np.ndarray
+    validation_rows: np.ndarray
     test_rows: np.ndarray
-    quarter_turns: int
-    label_shift: int
+    quarter_turns: int = 0
+    label_shift: int = 0
+    line: regression.Line | None = None
+
+    def rows(self, part: Part) -> np.ndarray:
+        """Those of one part."""
+        return {"train": self.train_rows, "validation": self.validation_rows, "test": self.test_rows}[part]
 
 
 def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[int, int]:
-    """(training, test) records of every client, from the sizes (training, test) of the image set alone.
+    """(training, test) records of every client, from the sizes (training, test) of the set alone; not for roles.
 
-    null sizes are capped at the share of R's experiments: of 60,000 training images 8,000 a client (80 % of a sixth),
-    of 10,000 test images 1,666 (a sixth); digits and sets of the user's own are not capped. ConfigError names what is impossible.
+    The training records include those that are set aside. null sizes are capped at the share of the papers' experiments:
+    of 60,000 training images 8,000 a client (80 % of a sixth), of 10,000 test images 1,666 (a sixth), of regression 50 and
+    50 points; digits and sets of the user's own are not capped. ConfigError names what is impossible.
     """
     largest, (n_train, n_test) = max(settings.clients), sizes
     possible = n_train // largest
@@ -95,12 +149,20 @@ def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[
         problems.append(f"data.test_per_client: {test} is more than the {n_test} test images of {settings.dataset}")
     if problems:
         raise ConfigError(problems)
-    whole = settings.dataset == "digits" or is_plugin(settings.dataset)
+    most_train, most_test = _papers_share(settings.dataset, sizes)
     if train is None:
-        train = possible if whole else min(possible, 2 * n_train // 15)
+        train = min(possible, most_train)
     if test is None:
-        test = max(1, min(n_test // largest, n_test if whole else n_test // 6))
+        test = max(1, min(n_test // largest, most_test))
     return train, test
+
+
+def _papers_share(dataset: str, sizes: tuple[int, int]) -> tuple[int, int]:
+    if dataset == "digits" or is_plugin(dataset):
+        return sizes
+    if dataset == "regression":
+        return regression.SHARE, regression.SHARE
+    return 2 * sizes[0] // 15, sizes[1] // 6
 
 
 def open_set(settings: DataSettings, root: str | os.PathLike[str] | None = None) -> Images:
@@ -118,86 +180,79 @@ def shift_problems(settings: DataSettings, images: Images) -> list[str]:
     return []
 
 
-def plan_slices(settings: DataSettings, sizes: tuple[int, int], seed: int) -> list[Slice]:
-    """The slices of all clients in natural order (cluster by cluster), from the set's sizes and the seed alone.
+def plan_slices(settings: DataSettings, images: Images, seed: int) -> list[Slice]:
+    """The slices of all clients in natural order (cluster by cluster), from the settings, the set and the seed alone.
 
-    Within a cluster training slices are disjoint; test slices are too where they fit, and overlap as little as they can
-    where test_per_client asks for more (at its largest, every client has the whole test set). Clients of different
-    clusters may hold the same source image, differently changed. ConfigError as `records_per_client`.
+    Within a cluster training and validation slices are disjoint. So are test slices of equal shares where they fit, and
+    overlap as little as they can where test_per_client asks for more (at its largest, every client has the whole test set);
+    with label skew they overlap (`skew.shares`). Clients of different clusters may hold the same source record, differently
+    changed. Planned once a process for what was asked last. ConfigError as `records_per_client` and `roles.shares`.
     """
-    train, test = records_per_client(settings, sizes)
-    slices = []
+    return list(_planned(settings.model_dump_json(exclude={"root"}), images, seed))
+
+
+@functools.lru_cache(maxsize=4)
+def _planned(asked: str, images: Images, seed: int) -> tuple[Slice, ...]:
+    settings = DataSettings.model_validate_json(asked)
+    found = []
     for cluster, count in enumerate(settings.clients):
         rng = np.random.Generator(np.random.PCG64([seed, cluster]))
-        train_order, test_order = rng.permutation(sizes[0]), rng.permutation(sizes[1])
         turns = cluster % 4 if settings.shift == "rotation" else 0
-        shift = cluster if settings.shift == "label-flip" else 0
-        for j in range(count):
-            test_rows = test_order[(j * test + np.arange(test)) % sizes[1]]
-            slices.append(Slice(cluster, train_order[j * train : (j + 1) * train], test_rows, turns, shift))
-    return slices
+        moved = cluster if settings.shift == "label-flip" else 0
+        line = regression.line(cluster, settings.noise) if settings.shift == "line" else None
+        for share in _shares(settings, images, count, rng):
+            for rows in share:
+                rows.setflags(write=False)
+            found.append(Slice(cluster, *share, turns, moved, line))
+    return tuple(found)
 
 
-class ClientData:
-    """A client's own records: views of the shared images, its rows of them, and how it sees them.
+def _shares(settings: DataSettings, images: Images, count: int, rng: np.random.Generator) -> list[Share]:
+    if images.groups is not None:
+        per_client = settings.train_per_client, settings.test_per_client
+        return roles.shares(images.groups, count, *per_client, settings.validation)
+    train, test = records_per_client(settings, images.sizes)
+    sizes = skew.Sizes(train, _held(settings.validation, train), test)
+    if settings.alpha is not None:
+        return skew.shares(images.train_y, images.test_y, images.classes, count, sizes, settings.alpha, rng)
+    return _equal(count, images.sizes, sizes, rng)
 
-    x: uint8 (all, C, H, W) or float32 (all, d), y: uint8 (all,), rows: int64 (N,) into them. Positions 0..N-1 below are
-    positions in rows.
-    """
 
-    def __init__(
-        self, images: Images, part: Literal["train", "test"], rows: np.ndarray, quarter_turns: int = 0, label_shift: int = 0
-    ) -> None:
-        self._x, self._y = (images.train_x, images.train_y) if part == "train" else (images.test_x, images.test_y)
-        self._rows = np.ascontiguousarray(rows, np.int64)
-        if len(self._rows) and not 0 <= self._rows.min() <= self._rows.max() < len(self._x):
-            span = f"{self._rows.min()}..{self._rows.max()}"
-            raise ConfigError(f"rows {span} of {len(self._x)} {part} images: a smaller copy of the set than was planned for?")
-        self._turns, self._shift, self.classes = quarter_turns % 4, label_shift, images.classes
-        largest = 255 if self._x.dtype == np.uint8 else 1
-        self._scale, self._offset = 1 / (largest * images.std), images.mean / images.std
+def _held(validation: float, train: int) -> int:
+    held = round(validation * train)
+    if validation and not 1 <= held < train:
+        raise ConfigError(f"data.validation is {validation}: it takes {held} of a client's {train} training records")
+    return held
 
-    def __len__(self) -> int:
-        return len(self._rows)
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """(C, H, W) or (d,)."""
-        return tuple(self._x.shape[1:])
-
-    def labels(self) -> np.ndarray:
-        """int64 (N,): the labels as the client sees them."""
-        return self._labels(self._rows)
-
-    def batch(self, rows: np.ndarray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Records at positions `rows` (at most `size`) as float32 (size, C, H, W) or (size, d) and int64 (size,); the rest is zeros."""
-        import torch
-
-        count = len(rows)
-        if count > size:
-            raise ValueError(f"{count} records do not fit a batch of {size}")
-        own = self._rows[rows]
-        values = self._x[own]
-        if self._turns:
-            values = np.ascontiguousarray(np.rot90(values, self._turns, axes=(2, 3)))
-        x = torch.zeros((size, *values.shape[1:]), dtype=torch.float32)
-        y = torch.zeros(size, dtype=torch.int64)
-        x[:count].copy_(torch.from_numpy(values)).mul_(self._scale).sub_(self._offset)
-        y[:count] = torch.from_numpy(self._labels(own))
-        return x, y
-
-    def data_digest(self) -> str:
-        """sha256 (hex) of the source records, whatever their order and however they are turned or relabelled."""
-        each = sorted(hashlib.sha256(self._x[row].tobytes() + bytes([self._y[row]])).digest() for row in self._rows)
-        return hashlib.sha256(b"".join(each)).hexdigest()
-
-    def _labels(self, own: np.ndarray) -> np.ndarray:
-        return (self._y[own].astype(np.int64) + self._shift) % self.classes
+def _equal(count: int, whole: tuple[int, int], each: skew.Sizes, rng: np.random.Generator) -> list[Share]:
+    order, tests = rng.permutation(whole[0]), rng.permutation(whole[1])
+    tests = np.concatenate([tests, tests])
+    found = []
+    for j in range(count):
+        begin, end, at = j * each.train, (j + 1) * each.train, j * each.test % whole[1]
+        found.append((order[begin : end - each.held], order[end - each.held : end], tests[at : at + each.test]))
+    return found
 
 
 def open_client(
-    settings: DataSettings, piece: Slice, root: str | os.PathLike[str] | None = None, part: Literal["train", "test"] = "train"
+    settings: DataSettings, piece: Slice, root: str | os.PathLike[str] | None = None, part: Part = "train"
 ) -> ClientData:
-    """The training or test records of one client, from the set that `open_set` finds (and its errors)."""
-    rows = piece.train_rows if part == "train" else piece.test_rows
-    return ClientData(open_set(settings, root), part, rows, piece.quarter_turns, piece.label_shift)
+    """The training, validation or test records of one client, from the set that `open_set` finds (and its errors)."""
+    return open_many(settings, [piece], root, part)[0]
+
+
+def open_many(
+    settings: DataSettings, pieces: Sequence[Slice], root: str | os.PathLike[str] | None = None, part: Part = "train"
+) -> tuple[ClientData, np.ndarray]:
+    """The records of several clients one after another, and where all but the first begin: int64 (n - 1,) for `numpy.split`.
+
+    For clients that see records alike: ValueError for slices of different turns, label shifts or lines, or for none.
+    """
+    looks = {(piece.quarter_turns, piece.label_shift, piece.line) for piece in pieces}
+    if len(looks) != 1:
+        raise ValueError(f"clients that see records alike are opened together, got {len(looks)} different looks")
+    rows = [piece.rows(part) for piece in pieces]
+    ends = np.cumsum([len(own) for own in rows])
+    source: Literal["train", "test"] = "test" if part == "test" else "train"
+    return ClientData(open_set(settings, root), source, np.concatenate(rows), *looks.pop()), ends[:-1]

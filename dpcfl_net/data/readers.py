@@ -41,6 +41,11 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
+def identity(paths: list[Path]) -> str:
+    """What tells these files from others and from themselves after a change, without reading them."""
+    return "\n".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
+
+
 def damaged(path: Path, why: str) -> ConfigError:
     """The error for a file that cannot be what it should be."""
     return ConfigError(f"damaged data file {path}: {why}; fetch it again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from dpcfl_net.errors import RunFailed
 from dpcfl_net.job import ClientEntry, derive_seed
 from dpcfl_net.job import Protocol as Job
 from dpcfl_net.types import ClientHalf, Slot
+
+if TYPE_CHECKING:
+    from dpcfl_net.federation.curator import Curator
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -25,6 +28,8 @@ class ClientSide(Protocol):
     def dims(self) -> dict[str, int | tuple[int, int]]: ...
 
     def plan(self, client: ClientEntry) -> list[Slot]: ...
+
+    def curator_plan(self) -> list[Slot]: ...
 
     def halves(self) -> dict[str, ClientHalf]: ...
 
@@ -55,6 +60,8 @@ class Results(Mapping[int, Arrays]):
 class Federation:
     """The server half's view of its clients. Subclasses say how a task travels; nothing else differs."""
 
+    curator: Curator | None = None  # a trusted server's own gate, where the job has one
+
     def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
         self.protocol, self.quorum = protocol, quorum
         self.clients = [entry.id for entry in protocol.roster]
@@ -73,6 +80,12 @@ class Federation:
         if len(answers) < needed:
             raise RunFailed(f"round {self.round}: {len(answers)} of {len(asked)} clients answered, the quorum is {needed}")
         return Results(asked, answers)
+
+    def release(self, method: Any, **tensors: np.ndarray) -> Arrays | None:
+        """Run a curator half behind the trusted server's gate: its release, or None where a crash cost the round."""
+        if self.curator is None:
+            raise RunFailed(f"{self.protocol.algorithm} needs a trusted server, and this job has none")
+        return self.curator.release(self, method.curator_half.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         raise NotImplementedError

@@ -14,10 +14,19 @@ from typing import Any
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.privacy.remembered import remembered
-from dpcfl_net.types import Adjacency, BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, UnprotectedSlot
+from dpcfl_net.types import (
+    Adjacency,
+    BoundedRangeSelection,
+    Event,
+    FixedSizeGaussian,
+    RawSlot,
+    SampledGaussian,
+    Slot,
+    UnprotectedSlot,
+)
 
 
-def plan_events(plan: list[Slot], noise_multiplier: float, adjacency: Adjacency) -> list[Event]:
+def plan_events(plan: list[Slot], noise_multiplier: float | None, adjacency: Adjacency) -> list[Event]:
     """What the accountant sees of a plan; equal slots are merged into one block each."""
     merged: list[Event] = []
     for slot, count in Counter(plan).items():
@@ -37,7 +46,15 @@ def unprotected(plan: list[Slot]) -> list[str]:
 
 def protected(plan: list[Slot]) -> list[Slot]:
     """The part of a plan that noise is solved for."""
-    return [slot for slot in plan if not isinstance(slot, UnprotectedSlot)]
+    return [slot for slot in plan if not isinstance(slot, UnprotectedSlot | RawSlot)]
+
+
+def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
+    """The plans that pay for a run and their noise multipliers: a trusted server's one, or each client's own, equal ones once."""
+    protocol = algorithm.protocol
+    if protocol.privacy.trust == "trusted-server":
+        return {tuple(algorithm.curator_plan()): protocol.curator_noise_multiplier}
+    return {tuple(algorithm.plan(entry)): entry.noise_multiplier for entry in protocol.roster}
 
 
 def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
@@ -50,13 +67,15 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     client has the same question. `cache` is this host's folder; an answer in it is keyed by all that it depends on.
     """
     privacy, entry = algorithm.protocol.privacy, algorithm.protocol.client(client)
-    plan = algorithm.plan(entry)
+    plan, noise = algorithm.plan(entry), entry.noise_multiplier
+    if privacy.trust == "trusted-server":  # the client's own releases are raw; what it is promised is the server's plan
+        plan, noise = algorithm.curator_plan(), algorithm.protocol.curator_noise_multiplier
     if unprotected(plan) != algorithm.protocol.unprotected:
         raise Refused(
             "claim",
             f"the plan's unprotected releases are {unprotected(plan)}, the job owns up to {algorithm.protocol.unprotected}",
         )
-    events = plan_events(protected(plan), entry.noise_multiplier, privacy.adjacency)
+    events = plan_events(protected(plan), noise, privacy.adjacency)
     document = {
         "events": [{"type": type(event).__name__, **asdict(event)} for event in events],
         "delta": privacy.delta,
@@ -65,9 +84,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     }
     epsilon = remembered(cache, document, lambda: _account(document))
     if epsilon is None or epsilon > privacy.epsilon:
-        raise Refused(
-            "claim", f"the signed plan of client {client} costs epsilon {epsilon}, the job promises {privacy.epsilon:g}"
-        )
+        raise Refused("claim", f"the signed plan costs client {client} epsilon {epsilon}, the job promises {privacy.epsilon:g}")
     return math.inf if unprotected(plan) else epsilon
 
 

@@ -1,11 +1,12 @@
-"""The client's half of the house: its data behind two mechanisms, its gate, its answers. Nothing else touches its records."""
+"""The client's half of the house: its data behind a few mechanisms, its gate, its answers. Nothing else touches its records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,36 +19,59 @@ from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.tensors import describe
-from dpcfl_net.types import Answer, DPSGDSlot, Event, Release, SelectionSlot, Task, UnprotectedSlot
+from dpcfl_net.types import Answer, DPSGDSlot, Event, RawSlot, Release, SelectionSlot, Task, UnprotectedSlot
 from dpcfl_net.wire.messages import match_rows, resolve
 
+if TYPE_CHECKING:
+    from dpcfl_net.sgd import PlainSGD
 
-@dataclass
+
 class Engine:
-    """The tools of one model template, shared by the clients of one process."""
+    """The tools of one model template, shared by the clients of one process; each is made when it is first used."""
 
-    trainer: Trainer
-    evaluator: Evaluator
+    def __init__(self, protocol: Protocol) -> None:
+        from dpcfl_net.models import layout
+
+        self._template, self._local = protocol.model, protocol.local
+        if layout(self._module()) != [[name, sides] for name, sides in self._template.layout]:
+            raise Refused("model", f"the parameters of {self._template.name} here are not those that the signed job lays down")
 
     @classmethod
     def of(cls, protocol: Protocol) -> Engine:
         """ConfigError for a model that cannot be built here, Refused if its parameters are not those of the signed job."""
-        from dpcfl_net.models import build, layout
+        return cls(protocol)
 
-        m, local = protocol.model, protocol.local
-        module = build(m.name, tuple(m.input_shape), m.classes)
-        if layout(module) != [[name, sides] for name, sides in m.layout]:
-            raise Refused("model", f"the parameters of {m.name} here are not those that the signed job lays down")
-        trainer = Trainer(module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
-        return cls(trainer, Evaluator(module))
+    @cached_property
+    def trainer(self) -> Trainer:
+        """DP-SGD."""
+        local = self._local
+        return Trainer(self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Accuracy, losses and counts."""
+        return Evaluator(self._module(), self._template.task)
+
+    @cached_property
+    def sgd(self) -> PlainSGD:
+        """The plain step, for what a trusted server protects."""
+        from dpcfl_net.sgd import PlainSGD
+
+        return PlainSGD(self._module(), self._local, self._template.task)
+
+    def _module(self) -> Any:
+        from dpcfl_net.models import build
+
+        m = self._template
+        return build(m.name, tuple(m.input_shape), m.classes)
 
 
 @dataclass
 class Client:
     """`me` in a client half: mechanisms over data that it cannot see, and the state that commits with the release.
 
-    There is no way to the records here but `dpsgd`, `select` and `lowest_loss`, and all record what they really ran: the
-    gate compares it with the debit.
+    There is no way to the records here but `dpsgd` and `select`, which protect what they give, and `sgd`, `losses` and
+    `lowest_loss`, which do not. All record what they really ran: the gate compares it with the debit.
     """
 
     protocol: Protocol
@@ -56,6 +80,8 @@ class Client:
     _data: Any
     _charge: Charge
     ran: list[Event] = field(default_factory=list)
+    _raw: set[str] = field(default_factory=set)
+    _trainings: int = 0
 
     def dpsgd(self, slot: str, model: np.ndarray, pull: tuple[float, np.ndarray] | None = None) -> np.ndarray:
         """The slot's DP-SGD steps from `model`, (p,) float32 to (p,) float32; `pull` as `Trainer.train` has it."""
@@ -77,11 +103,27 @@ class Client:
 
     def lowest_loss(self, slot: str, models: np.ndarray) -> int:
         """The one of the (M, p) models with the least mean loss on the own records: raw, so epsilon is inf from here on."""
+        return int(np.argmin(self.losses(slot, models)))
+
+    def losses(self, slot: str, models: np.ndarray, beside: np.ndarray | None = None) -> np.ndarray:
+        """Mean loss on the own records of each of the (M, p) models, (M,) float64, raw; `beside` as `sgd` has it."""
+        self._without_guarantee(slot)
+        return np.array([self._engine.evaluator.accuracy_and_loss(model, self._data, beside)[1] for model in models])
+
+    def sgd(self, slot: str, model: np.ndarray, **how: Any) -> np.ndarray:
+        """Plain SGD from `model`, (p,) float32 to (p,) float32, raw; `how` (pull, beside) as `PlainSGD.train` has it."""
+        self._without_guarantee(slot)
+        self._trainings += 1
+        key = derive(self._charge.key, "slot", slot, self._trainings)
+        return self._engine.sgd.train(model, self._data, key, **how)
+
+    def _without_guarantee(self, slot: str) -> None:
+        """Record a slot that is raw, once for a task however many raw things its bundle holds."""
         spec = self._charge.slots[slot]
-        assert isinstance(spec, UnprotectedSlot)
-        losses = [self._engine.evaluator.accuracy_and_loss(model, self._data)[1] for model in models]
-        self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
-        return int(np.argmin(losses))
+        assert isinstance(spec, UnprotectedSlot | RawSlot)
+        if slot not in self._raw:
+            self._raw.add(slot)
+            self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
 
     def initial_model(self) -> np.ndarray:
         """theta_init of the protocol, (p,) float32."""

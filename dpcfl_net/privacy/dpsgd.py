@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.losses import each_loss, each_right
 from dpcfl_net.privacy import clipping, memory
 from dpcfl_net.privacy.fast_path import FastPath, plan
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
@@ -116,34 +117,39 @@ class Trainer:
 class Evaluator:
     """Accuracy and loss in evaluation mode, on padded batches of one shape, each row on its own."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, task: str = "classification") -> None:
         self.path, self._engine = _engine(module, "auto")
+        self._task = task
 
     def count_correct(self, theta: np.ndarray, data: Records) -> int:
         """How many records get their label as the largest logit; the smallest index wins a tie, non-finite logits are wrong."""
-        return sum(int(correct.sum()) for _, correct in self._batches(theta, data))
+        return int(self.each(theta, data)[1].sum())
 
-    def accuracy_and_loss(self, theta: np.ndarray, data: Records) -> tuple[float, float]:
-        """Share of correct records, and mean cross-entropy in nats (inf if some logits are not); ValueError without records."""
+    def accuracy_and_loss(self, theta: np.ndarray, data: Records, beside: np.ndarray | None = None) -> tuple[float, float]:
+        """Share of right records, and mean loss (inf if some outputs are not finite); ValueError without records."""
         if len(data) == 0:
             raise ValueError("no records to evaluate on")
-        losses, correct = zip(*self._batches(theta, data), strict=True)
-        return float(np.concatenate(correct).mean()), float(np.concatenate(losses).mean())
+        losses, correct = self.each(theta, data, beside)
+        return float(correct.mean()), float(losses.mean())
 
     @torch.no_grad()
-    def _batches(self, theta: np.ndarray, data: Records) -> list[tuple[np.ndarray, np.ndarray]]:
+    def each(self, theta: np.ndarray, data: Records, beside: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Of each record its loss, (n,) float64, and whether it is right, (n,) bool.
+
+        beside: a second model, (p,), whose outputs are added to those of `theta`.
+        """
         _processor()
-        weights = _tensor(theta)
-        results = []
+        models = [_tensor(model) for model in (theta, beside) if model is not None]
+        losses, right = [], []
         for piece in pieces(np.arange(len(data)), EVALUATION_SLOTS):
             x, y = data.batch(piece, EVALUATION_SLOTS)
-            logits = self._engine.logits(weights, x).double()
-            finite = _finite(logits).numpy()
-            loss = torch.nn.functional.cross_entropy(logits, y, reduction="none").numpy()
-            # numpy's argmax takes the first of equals; torch promises no order.
-            correct = finite & (logits.numpy().argmax(1) == y.numpy())
-            results.append((np.where(finite, loss, np.inf)[: len(piece)], correct[: len(piece)]))
-        return results
+            outputs = sum(self._engine.logits(weights, x).double() for weights in models)
+            assert isinstance(outputs, torch.Tensor)
+            finite = _finite(outputs).numpy()
+            loss = each_loss(self._task, outputs, y).numpy()
+            losses.append(np.where(finite, loss, np.inf)[: len(piece)])
+            right.append((finite & each_right(self._task, outputs, y).numpy())[: len(piece)])
+        return np.concatenate(losses), np.concatenate(right)
 
 
 def flatten(module: nn.Module) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpcfl_net.config import Config, resolve
 from dpcfl_net.data import datasets
-from dpcfl_net.data.partition import DataSettings, open_client, plan_slices, records_per_client
+from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
 from dpcfl_net.experiment import calibrated
 from dpcfl_net.job import ClientEntry, ModelTemplate, Protocol, derive_seed
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
@@ -96,7 +96,7 @@ class Bank:
         images = datasets.load(config.data.dataset, config.data.root)
         name, shape, classes = config.model.name, images.input_shape, images.classes
         root, local = str(config.seed).encode(), config.local
-        self.config, self._sizes = config, images.sizes
+        self.config, self._images = config, images
         self._partition_seed = derive_seed(root, "partition")
         self.theta = models.initial(name, shape, classes, derive_seed(root, "initial model"))
         module = models.build(name, shape, classes)
@@ -106,15 +106,16 @@ class Bank:
     def full_batch(self, clients: Sequence[int] | None = None, shift: str | None = None) -> FirstRound:
         """The round for clusters of these sizes (default: the configuration's), K = 1; clients in natural order."""
         settings = self._settings(clients, shift)
-        local, records = self.config.local, records_per_client(settings, self._sizes)[0]
-        sums = np.stack([self._sum(settings, piece) for piece in plan_slices(settings, self._sizes, self._partition_seed)])
+        local, pieces = self.config.local, plan_slices(settings, self._images, self._partition_seed)
+        records = len(pieces[0].train_rows)
+        sums = np.stack([self._sum(settings, piece) for piece in pieces])
         return FirstRound(self.theta, sums, settings.true_clusters, records, local.clip, local.lr)
 
     def stochastic(self, batch: int, noise_multiplier: float, keys: Sequence[bytes]) -> np.ndarray:
         """(n, p) float32 updates of a first round of ceil(N/b1) Poisson steps at b1 = `batch`, in which the model moves."""
         settings = self._settings(None, None)
         updates = []
-        for piece, key in zip(plan_slices(settings, self._sizes, self._partition_seed), keys, strict=True):
+        for piece, key in zip(plan_slices(settings, self._images, self._partition_seed), keys, strict=True):
             data = open_client(settings, piece, self.config.data.root)
             slot = DPSGDSlot("first", batch / len(data), math.ceil(len(data) / batch))
             updates.append(self._trainer.train(self.theta, data, slot, noise_multiplier, key)[0] - self.theta)
@@ -153,7 +154,7 @@ def keys(clients: int, *labels: str | int) -> list[bytes]:
 
 def noise_of_run(config: Config) -> float:
     """z of a run of this configuration, solved from its algorithm's own plan; the same question is solved once."""
-    records = records_per_client(config.data, datasets.load(config.data.dataset, config.data.root).sizes)[0]
+    records = len(plan_slices(config.data, open_set(config.data, config.data.root), seed=0)[0].train_rows)
     parts = (config.options.model_dump(mode="json"), config.local.model_dump(), config.privacy.model_dump())
     return _solved(config.algorithm["name"], config.rounds, records, json.dumps(parts))
 

@@ -1,0 +1,12 @@
+"""DP-FedAvg (McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018)."""
+
+from __future__ import annotations
+
+from dpcfl_net.algorithms.client_level import OneModel
+
+
+class DPFedAvg(OneModel):
+    """One model for everybody; the noisy sum of clipped updates is divided by q n, which is public."""
+
+    name = "dp-fedavg"
+    paper = "McMahan, Ramage, Talwar, Zhang, ICLR 2018, Algorithm 1"

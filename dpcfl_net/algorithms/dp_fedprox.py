@@ -1,0 +1,26 @@
+"""DP-FedProx: FedProx's local step (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020) in DP-FedAvg."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from dpcfl_net.algorithms.base import MODEL, on_client
+from dpcfl_net.algorithms.client_level import OneModel, Sampled
+from dpcfl_net.federation.client import Client
+from dpcfl_net.types import Release
+
+
+class DPFedProx(OneModel):
+    """As DP-FedAvg, with (mu / 2) ||theta - theta_server||^2 added to every client's loss."""
+
+    name = "dp-fedprox"
+    paper = "Li et al., MLSys 2020, equation 2; 'DP-FedProx' in Yang, Hu, Kim, Li"
+
+    class Options(Sampled):
+        mu: float = Field(default=0.1, ge=0, description="mu of the proximal term; 0 is dp-fedavg")
+
+    @on_client(bundle=["raw"], takes={"model": MODEL}, gives={"update": MODEL})
+    def train(self, me: Client, model: np.ndarray) -> Release:
+        """Local epochs pulled towards the model that the server sent."""
+        return Release(update=me.sgd("raw", model, pull=(self.options.mu, model)) - model)

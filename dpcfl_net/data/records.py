@@ -1,0 +1,86 @@
+"""A client's own records: its rows of the shared arrays, and how it sees them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from dpcfl_net.data.datasets import Images
+from dpcfl_net.data.regression import Line
+from dpcfl_net.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ClientData:
+    """A client's own records: views of the shared arrays, its rows of them, and how it sees them.
+
+    x and y as `Images` has them, rows: int64 (N,) into them. Positions 0..N-1 below are positions in rows. Images are turned
+    by `quarter_turns` * 90 degrees, a label y is seen as (y + label_shift) mod classes; regression is seen along `line`.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        part: Literal["train", "test"],
+        rows: np.ndarray,
+        quarter_turns: int = 0,
+        label_shift: int = 0,
+        line: Line | None = None,
+    ) -> None:
+        if (images.task == "regression") != (line is not None):
+            raise ValueError(f"the task is {images.task} and the line {line}: regression alone needs one")
+        self._x, self._y = (images.train_x, images.train_y) if part == "train" else (images.test_x, images.test_y)
+        self._rows = np.ascontiguousarray(rows, np.int64)
+        if len(self._rows) and not 0 <= self._rows.min() <= self._rows.max() < len(self._x):
+            span = f"{self._rows.min()}..{self._rows.max()}"
+            raise ConfigError(f"rows {span} of {len(self._x)} {part} images: a smaller copy of the set than was planned for?")
+        self._turns, self._shift, self._line, self.classes = quarter_turns % 4, label_shift, line, images.classes
+        largest = 255 if self._x.dtype == np.uint8 else 1
+        self._scale, self._offset = 1 / (largest * images.std), images.mean / images.std
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) or (d,)."""
+        return tuple(self._x.shape[1:])
+
+    def labels(self) -> np.ndarray:
+        """(N,): the labels as the client sees them, int64; of regression the targets, float32."""
+        return self._labels(self._rows)
+
+    def batch(self, rows: np.ndarray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Records at positions `rows` (at most `size`), the rest of the batch is zeros.
+
+        x: float32 (size, C, H, W) or (size, d); y: (size,), int64 labels or the float32 targets of regression.
+        """
+        import torch
+
+        count = len(rows)
+        if count > size:
+            raise ValueError(f"{count} records do not fit a batch of {size}")
+        own = self._rows[rows]
+        values = self._x[own]
+        if self._turns:
+            values = np.ascontiguousarray(np.rot90(values, self._turns, axes=(2, 3)))
+        labels = torch.from_numpy(self._labels(own))
+        x = torch.zeros((size, *values.shape[1:]), dtype=torch.float32)
+        y = torch.zeros(size, dtype=labels.dtype)
+        x[:count].copy_(torch.from_numpy(values)).mul_(self._scale).sub_(self._offset)
+        y[:count] = labels
+        return x, y
+
+    def data_digest(self) -> str:
+        """sha256 (hex) of the source records, whatever their order and however they are turned, relabelled or moved to a line."""
+        each = sorted(hashlib.sha256(self._x[row].tobytes() + self._y[row].tobytes()).digest() for row in self._rows)
+        return hashlib.sha256(b"".join(each)).hexdigest()
+
+    def _labels(self, own: np.ndarray) -> np.ndarray:
+        if self._line is not None:
+            return self._line.targets(self._x[own, 0], self._y[own])
+        return (self._y[own].astype(np.int64) + self._shift) % self.classes

@@ -1,0 +1,133 @@
+"""Shakespeare's plays by speaking role: the text of each, cut by time, as windows of 80 characters and the one that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.data import cache
+from dpcfl_net.data.readers import damaged, identity
+from dpcfl_net.errors import ConfigError, DataMissing
+
+FOLDER = "Shakespeare/plays"
+WINDOW = 80
+TEST_FRACTION = 0.2
+# Code k is ALPHABET[k]; any other character has the code after the last.
+ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
+UNKNOWN = len(ALPHABET)
+CODES = UNKNOWN + 1
+_KEYS = ("train_text", "train_ends", "test_text", "test_ends")
+
+Share = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def load(root: Path) -> dict[str, Any]:
+    """The fields of `Images`, from the plays in `root`; a row is where in the text a window begins.
+
+    x: uint8 (N, 80) character codes, y: uint8 (N,) the next one. groups: (R + 1,) each, where the roles' texts begin and
+    end, the longest text first. Raises DataMissing, or ConfigError for a file that is no play.
+    """
+    paths = sorted((root / FOLDER).glob("*.txt"))
+    if not paths:
+        raise DataMissing(
+            f"data set 'shakespeare' is not in {root} (looked for {FOLDER}/*.txt: one play a file, each speech a line "
+            "`SPEAKER:`, its lines, and an empty line). No command fetches it: put the plays there, or set DPCFL_DATA "
+            "(or data.root) to a folder that has them."
+        )
+    found = identity(paths)
+    kept = cache.arrays("shakespeare", found, lambda: _read(paths), _KEYS)
+    train, test = (np.lib.stride_tricks.sliding_window_view(kept[key], WINDOW + 1) for key in ("train_text", "test_text"))
+    return {
+        "train_x": train[:, :WINDOW], "train_y": train[:, WINDOW], "test_x": test[:, :WINDOW], "test_y": test[:, WINDOW],
+        "groups": (kept["train_ends"], kept["test_ends"]), "task": "classification", "classes": CODES,
+        "mean": 0.0, "std": 1 / 255, "sha256": None, "identity": found,
+    }  # fmt: skip
+
+
+def _read(paths: list[Path]) -> dict[str, np.ndarray]:
+    roles: dict[tuple[str, str], list[str]] = {}
+    for path in paths:
+        for speaker, speech in _speeches(path):
+            roles.setdefault((path.stem, speaker), []).append(speech)
+    texts = {role: "".join(speeches) for role, speeches in roles.items()}
+    order = sorted(texts, key=lambda role: (-len(texts[role]), role))
+    train, test = [], []
+    for role in order:
+        codes = encode(texts[role])
+        cut = len(codes) - round(TEST_FRACTION * len(codes))
+        train.append(codes[:cut])
+        test.append(codes[cut:])
+    arrays = {}
+    for part, pieces in (("train", train), ("test", test)):
+        arrays[f"{part}_text"] = np.concatenate(pieces)
+        arrays[f"{part}_ends"] = np.cumsum([0, *map(len, pieces)])
+    if min(len(arrays["train_text"]), len(arrays["test_text"])) <= WINDOW:
+        raise ConfigError(f"damaged data in {paths[0].parent}: too little text for a single window of {WINDOW} characters")
+    return arrays
+
+
+def _speeches(path: Path) -> Iterator[tuple[str, str]]:
+    """(speaker, text) of each speech of a play; every line of the text ends with a newline."""
+    try:
+        blocks = path.read_text(encoding="utf-8").split("\n\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, str(error)) from error
+    for block in blocks:
+        speaker, _, speech = block.strip("\n").partition("\n")
+        if not speaker:
+            continue
+        if not speaker.endswith(":"):
+            raise damaged(path, f"a speech begins with {speaker[:40]!r}, not with a line `SPEAKER:`")
+        yield speaker[:-1], speech + "\n"
+
+
+def encode(text: str) -> np.ndarray:
+    """uint8 (len(text),): the codes of its characters."""
+    table = np.full(128, UNKNOWN, np.uint8)
+    table[[ord(character) for character in ALPHABET]] = np.arange(UNKNOWN)
+    # No character of the alphabet is DEL (127), which stands here for all beyond it.
+    return table[np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), 127)]
+
+
+def shares(
+    groups: tuple[np.ndarray, np.ndarray], count: int, train: int | None, test: int | None, validation: float
+) -> list[Share]:
+    """Train, validation and test rows, int64, of the `count` roles with most text.
+
+    The fraction `validation` of a role's training text, its end, is for validation. Windows are spread evenly over each
+    part, `train` over the first two and `test` over the last; None: as many as share no character, the next one included.
+    No window reaches from one part into another. ConfigError where a role's text is too short.
+    """
+    train_ends, test_ends = groups
+    roles = len(train_ends) - 1
+    if count > roles:
+        raise ConfigError(f"data.clients: {count} roles are asked for, the plays have {roles}")
+    held = None if train is None else round(validation * train)
+    found = []
+    for role in range(count):
+        begin, end = train_ends[role : role + 2].tolist()
+        cut = end - round(validation * (end - begin))
+        who = f"role {role + 1} of {count}, the longest first"
+        found.append((
+            _windows(begin, cut, train if held is None else train - held, f"data.train_per_client: {who}"),
+            _windows(cut, end, held, f"data.validation: {who}") if validation else np.empty(0, np.int64),
+            _windows(*test_ends[role : role + 2].tolist(), test, f"data.test_per_client: {who}"),
+        ))  # fmt: skip
+    return found
+
+
+def _windows(begin: int, end: int, count: int | None, what: str) -> np.ndarray:
+    """Where `count` windows begin that lie evenly in the text from `begin` to `end`."""
+    possible = end - begin - WINDOW
+    wanted = 1 if count is None else count
+    if not 1 <= wanted <= possible:
+        raise ConfigError(
+            f"{what}, has {end - begin} characters for {wanted} windows of {WINDOW} and the next one; "
+            f"allowed are 1 to {max(0, possible)}"
+        )
+    if count is None:
+        return np.arange(begin, begin + possible, WINDOW + 1)
+    return begin + np.arange(count) * (possible - 1) // max(1, count - 1)
