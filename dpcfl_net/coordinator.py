@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.errors import Refused
 from dpcfl_net.experiment import COORDINATOR, algorithm_of, read_signed_protocol
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.curator import Curator
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.job import Protocol, digest
 from dpcfl_net.runlog import Lines, say, write_atomically
@@ -43,6 +45,8 @@ class CoordinatorSpec:
     quorum: float = 1.0
     round_timeout_s: float = 600
     join_timeout_s: float = 120
+    max_live: int | None = None  # most clients connected at once; None: all are, and nobody is summoned
+    summons: Connection | None = None  # to the launcher: whom to start
 
 
 def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:
@@ -85,6 +89,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         on_failure=lambda failure: say(f"refused: {failure}"),
         transcript=transcript,
     )
+    curator = Curator.of(algorithm, spec.folder / "ledgers")
     outbox = None
     if spec.observer:
         outbox = ObserverOutbox(
@@ -94,14 +99,19 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     abort = True
     try:
         write_atomically(spec.folder / "addresses" / COORDINATOR, endpoint.address)
-        fed = NetworkFederation(protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, warn=records.warn)
-        fed.join(spec.join_timeout_s)
+        fed = NetworkFederation(
+            protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, join_timeout_s=spec.join_timeout_s,
+            max_live=spec.max_live, tell=teller(spec.summons), warn=records.warn,
+        )  # fmt: skip
+        fed.curator = curator
+        fed.join()
         records.joined()
 
         def on_round(t: int, state: State) -> None:
-            records.round(t, state, endpoint, fed.missing)
+            records.round(t, state, fed)
             if outbox is not None:
-                outbox.models(t, algorithm.describe(state)["phase"], state.assignment, state.models)
+                shown = curator.shown if curator is not None else {}
+                outbox.models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **shown)
 
         drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints), on_round)
         if outbox is not None:
@@ -112,7 +122,14 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         endpoint.close(abort=abort)
         if outbox is not None:
             outbox.close()
+        if curator is not None:
+            curator.close()
         transcript.close()
+
+
+def teller(summons: Connection | None) -> Callable[[str, int], None] | None:
+    """How to tell the launcher whom to start and who may go; plain words, since it trusts nothing that a server sends."""
+    return None if summons is None else lambda word, client: summons.send_bytes(f"{word} {client}".encode())
 
 
 def check_release(algorithm: Algorithm, client: int, tensors: dict[str, np.ndarray]) -> None:
@@ -136,7 +153,7 @@ class Records:
         self._metrics, self._clusters = Lines(self.folder / "metrics.jsonl"), Lines(self.folder / "clusters.jsonl")
         self._spans, self._warnings = Lines(self.folder / "spans.jsonl"), Lines(self.folder / "warnings.jsonl")
         self._round_start = time.time()
-        self._bytes = (0, 0)
+        self._bytes, self._summoned = (0, 0), 0
 
     def warn(self, text: str) -> None:
         say(text)
@@ -150,18 +167,20 @@ class Records:
         self._round_start = time.time()
         say(f"{len(self.protocol.roster)} clients in the roster; round 1 begins")
 
-    def round(self, t: int, state: State, endpoint: ServerEndpoint, missing: list[int]) -> None:
-        now = time.time()
+    def round(self, t: int, state: State, fed: NetworkFederation) -> None:
+        now, endpoint, missing = time.time(), fed.endpoint, fed.missing
         up, down = endpoint.bytes_up - self._bytes[0], endpoint.bytes_down - self._bytes[1]
         self._bytes = (endpoint.bytes_up, endpoint.bytes_down)
         view = self.algorithm.describe(state)
         clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
         clusters = clusters if self.algorithm.model_per_client else len(state.models)
-        sizes = [sum(1 for a in state.assignment if a == m) for m in range(clusters)]
+        sizes = view.get("sizes") or [sum(1 for a in state.assignment if a == m) for m in range(clusters)]
         self._metrics.write(
             {"view": "server", "round": t, "time": now, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
-             "answered": len(self.protocol.roster) - len(missing), "missing": missing}
+             "answered": len(self.protocol.roster) - len(missing), "missing": missing,
+             "live": fed.live, "summoned": fed.summoned - self._summoned}
         )  # fmt: skip
+        self._summoned = fed.summoned
         self._clusters.write(
             {"view": "server", "round": t, "phase": view["phase"], "assignment": state.assignment, "sizes": sizes,
              "mss": view.get("mss"), "mss_plain": view.get("mss_plain"), "mpo": view.get("mpo"), "clusters": clusters}

@@ -8,10 +8,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import zmq
 
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import open_client
@@ -30,6 +32,8 @@ from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ClientEndpoint, ClientEvent
 from dpcfl_net.wire.messages import resolve
 from dpcfl_net.wire.observer_link import ObserverOutbox
+
+Turns = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,19 @@ class WorkerSpec:
 
 
 def make_host(
-    job: Job, client: int, ledgers: Path, *, data_root: str | None = None, budget: float | None = None, durable: bool = True
+    job: Job,
+    client: int,
+    ledgers: Path,
+    *,
+    data_root: str | None = None,
+    budget: float | None = None,
+    durable: bool = True,
+    engine: Callable[[], Engine] | None = None,
 ) -> ClientHost:
-    """A client behind its gate: claim recomputed, then the ledger opened; its data is read after the first debit only."""
+    """A client behind its gate: claim recomputed, then the ledger opened; its data is read after the first debit only.
+
+    engine: where the clients of one process share one; otherwise the client gets its own.
+    """
     algorithm = job.algorithm
     epsilon = verify_claim(algorithm, client, cache.folder() / "claims")
     settings, piece = client_slice(job, client, data_root)
@@ -68,7 +82,12 @@ def make_host(
         ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=durable)
     seed = job.experiment.noise_seed
     return ClientHost(
-        algorithm, client, ledger, open_data, lambda: Engine.of(job.protocol), None if seed is None else bytes.fromhex(seed)
+        algorithm,
+        client,
+        ledger,
+        open_data,
+        engine or (lambda: Engine.of(job.protocol)),
+        None if seed is None else bytes.fromhex(seed),
     )
 
 
@@ -77,80 +96,96 @@ def run_worker(spec: WorkerSpec) -> None:
 
     Raises Refused for a job or a server that must not be served, RunFailed for an orphan.
     """
+    settle()
+    job = read_job(spec.job, spec.operator_key)
+    host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, budget=spec.ledger_budget)
+    with zmq.Context() as context:
+        Worker(spec, job, host, context, turns(spec)).serve()
+
+
+def settle() -> None:
+    """Make a freshly started process one that computes in a single thread, with a random state of its own."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(int.from_bytes(os.urandom(7), "big"))  # forked siblings share the parent's seed; no noise comes from it
-    job = read_job(spec.job, spec.operator_key)
-    host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, budget=spec.ledger_budget)
-    Worker(spec, job, host).serve()
+
+
+def turns(spec: WorkerSpec) -> Turns:
+    """Context managers inside which this process may compute."""
+    return Slots(*spec.slots).hold if spec.slots else contextlib.nullcontext
 
 
 class Worker:
-    """Two threads around one host: `_talk` owns the socket, `serve` computes."""
+    """Two threads around one host: `_talk` owns the socket, `serve` computes, in its turn."""
 
-    def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost) -> None:
-        self.spec, self.job, self.host = spec, job, host
+    def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost, context: zmq.Context, turn: Turns) -> None:
+        self.spec, self.job, self.host, self._context, self._turn = spec, job, host, context, turn
         self._tasks: queue.Queue[ClientEvent | BaseException | None] = queue.Queue()
         self._answers: deque[tuple[Any, ...]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._stop = False
-        self._slots = Slots(*spec.slots) if spec.slots else None
         self._outbox: ObserverOutbox | None = None
 
     def serve(self) -> None:
         """Answer tasks until the end."""
         talker = threading.Thread(target=self._talk, name="wire", daemon=True)
         talker.start()
-        if self.spec.observer:
-            my_key = (keys.read_public(self.spec.keys, self._key_name), keys.read_secret(self.spec.keys, self._key_name))
-            self._outbox = ObserverOutbox(
-                self.spec.observer, run=self.job.protocol.run, job=digest(self.job.protocol), security=self.job.protocol.security,
-                server_key=self.job.protocol.observer_key, keys=my_key, sender=self.spec.client,
-            )  # fmt: skip
         try:
             while (event := self._tasks.get()) is not None:
                 if isinstance(event, BaseException):
                     raise event
                 self._work(event)
         finally:
-            self._stop = True
+            self.stop()
             self._wake()
-            talker.join(timeout=10)
+            talker.join()
             if self._outbox is not None:
                 self._outbox.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self.host.close()
 
-    @property
-    def _key_name(self) -> str:
-        return client_key(self.spec.client)
-
-    @contextlib.contextmanager
-    def _slot(self) -> Iterator[None]:
-        with self._slots.hold() if self._slots else contextlib.nullcontext():
-            yield
+    def stop(self) -> None:
+        """End `serve` within a second or so, whatever the coordinator says; any thread may call it."""
+        self._stop = True
 
     def _work(self, event: ClientEvent) -> None:
-        with self._slot():
+        outbox = self._link()  # connects while the task is computed
+        with self._turn():
             started = time.time()
             self._reply("phase", "computing")
             answer = self.host.answer(Task(event.round, event.task, event.tensors))
             ended = time.time()
             self._reply("result", event.id, answer)
-            if self._outbox is not None:
-                self._outbox.span("train", event.round, started, ended)
-                self._report_personal(event.round)
+            if outbox is not None:
+                outbox.span("train", event.round, started, ended)
+                self._report_personal(outbox, event.round)
         memory.give_back_freed()  # a thousand idle workers must be small
 
-    def _report_personal(self, t: int) -> None:
+    def _link(self) -> ObserverOutbox | None:
+        """The way to the observer, if there is one, from the first task on."""
+        if self._outbox is None and self.spec.observer:
+            self._outbox = ObserverOutbox(
+                self.spec.observer, run=self.job.protocol.run, job=digest(self.job.protocol), security=self.job.protocol.security,
+                server_key=self.job.protocol.observer_key, keys=self._keys(), sender=self.spec.client, context=self._context,
+            )  # fmt: skip
+        return self._outbox
+
+    def _keys(self) -> tuple[str, str]:
+        name = client_key(self.spec.client)
+        return keys.read_public(self.spec.keys, name), keys.read_secret(self.spec.keys, name)
+
+    def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
         """Accuracy of a personal model on own test records: for the observer only, who cannot compute it elsewhere."""
         model = self.host.personal_model()
-        if model is None or self._outbox is None:
+        if model is None:
             return
         settings, piece = client_slice(self.job, self.spec.client, self.spec.data_root)
         test = open_client(settings, piece, self.spec.data_root, "test")
         accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, test)
-        self._outbox.personal(t, accuracy, loss)
+        outbox.personal(t, accuracy, loss)
 
     def _reply(self, *what: Any) -> None:
         self._answers.append(what)
@@ -174,7 +209,7 @@ class Worker:
 
     def _converse(self) -> None:
         protocol, algorithm = self.job.protocol, self.host.algorithm
-        halves, folder = algorithm.halves(), self.spec.keys
+        halves = algorithm.halves()
         endpoint = ClientEndpoint(
             self.spec.connect,
             run=protocol.run,
@@ -183,7 +218,8 @@ class Worker:
             task_template=lambda task: resolve(halves[task].takes, algorithm.dims) if task in halves else None,
             security=protocol.security,
             server_key=protocol.coordinator_key,
-            keys=(keys.read_public(folder, self._key_name), keys.read_secret(folder, self._key_name)),
+            keys=self._keys(),
+            context=self._context,
             on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
             orphan_timeout_s=self.spec.orphan_timeout_s,
         )

@@ -5,23 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.config import Config
 from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
-from dpcfl_net.errors import DpcflError, RunFailed
+from dpcfl_net.errors import RunFailed
 from dpcfl_net.experiment import COORDINATOR, OBSERVER
 from dpcfl_net.job import PROTOCOL
 from dpcfl_net.observer import ObserverSpec, run_observer
-from dpcfl_net.worker import WorkerSpec, run_worker
+from dpcfl_net.worker import WorkerSpec
+from launch.child import Child, stop
+from launch.crew import Crew
 
 BIND = "tcp://127.0.0.1:*"
 STOP_S = 4.0
@@ -33,50 +32,11 @@ def compute_slots(config: Config) -> int:
     return len(os.sched_getaffinity(0)) if slots == "auto" else slots
 
 
-def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None:
-    """What a forked child runs: its own log, its own title, its own random state, no inherited signal habits."""
-    import setproctitle
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears Ctrl-C and tells everybody in order
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
-    setproctitle.setproctitle(f"dpcfl {title}")
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    starter = multiprocessing.parent_process()
-    if starter is not None:
-        threading.Thread(target=_die_with, args=(starter.sentinel,), name="watch", daemon=True).start()
-    code = 0
-    try:
-        main(spec)
-    except DpcflError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        code = error.exit_code
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        code = 70
-    sys.stdout.flush()
-    os._exit(code)  # forked children skip the parent's exit handlers
-
-
-def _die_with(sentinel: int) -> None:
-    """Nobody outlives the launcher, however it ended; the ledger and the checkpoints are written for that."""
-    wait([sentinel])
-    os._exit(4)
-
-
-@dataclass
-class Child:
-    """One process of the run and how to start it again."""
-
-    title: str
-    main: Callable[[Any], None]
-    spec: Any
-    log: Path
-    process: Any = None
-    restarts: int = 0
+def worker_processes(config: Config, clients: int) -> int:
+    """The most worker processes that are there at once."""
+    runtime = config.runtime
+    size = runtime.clients_per_worker
+    return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
 
 
 @dataclass
@@ -88,7 +48,6 @@ class LocalRun:
     clients: int
     operator_key: str
     children: dict[str, Child] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -99,14 +58,17 @@ class LocalRun:
         shutil.rmtree(self.folder / "addresses", ignore_errors=True)  # of the processes before a resume
         for name in ("logs", "addresses"):
             (self.folder / name).mkdir(exist_ok=True)
+        self._crew: Crew | None = None
+        self._summons: Connection | None = None
 
     def start(self) -> None:
-        """Observer, coordinator, then every worker."""
+        """Observer and coordinator, then every worker, unless they are more than may be connected at once."""
         runtime, keys = self.config.runtime, self.folder / "keys"
         self._spawn(
             OBSERVER, run_observer, ObserverSpec(self.folder, self.operator_key, BIND, keys, self.folder, self.config.data.root)
         )
         observer = self._address(OBSERVER)
+        self._summons, theirs = multiprocessing.Pipe(duplex=False)
         self._spawn(
             COORDINATOR,
             run_coordinator,
@@ -122,108 +84,101 @@ class LocalRun:
                 runtime.quorum,
                 runtime.round_timeout_s,
                 runtime.join_timeout_s,
+                runtime.max_live_workers,
+                theirs,
             ),
         )
-        address = self._address(COORDINATOR)
-        slots = compute_slots(self.config)
-        ledgers = self.folder / "ledgers" if self.config.ledger.root is None else Path(self.config.ledger.root).expanduser()
-        for client in range(self.clients):
-            self._spawn(
-                f"client {client}",
-                run_worker,
-                WorkerSpec(
-                    self.folder,
-                    client,
-                    address,
-                    observer,
-                    keys,
-                    self.operator_key,
-                    ledgers,
-                    self.config.ledger.budget,
-                    self.config.data.root,
-                    (self.folder / "addresses" / "slots", slots),
-                    runtime.orphan_timeout_s,
-                ),
-            )
+        theirs.close()
+        self._crew = self._hire(self._address(COORDINATOR), observer)
+        if self.clients <= runtime.max_live_workers:
+            self._crew.summon(range(self.clients))
 
     def watch(self, tick: Callable[[], None], interval_s: float = 0.3) -> None:
         """Call `tick` until coordinator and observer are done; restart crashed workers; RunFailed when it cannot go on."""
-        while True:
-            alive = [c.process.sentinel for c in self.children.values() if c.process.is_alive()]
-            wait(alive, timeout=interval_s)
-            tick()
-            coordinator, observer = self.children[COORDINATOR].process, self.children[OBSERVER].process
-            for child in list(self.children.values()):
-                if child.process.is_alive() or child.process.exitcode == 0 or child.title in self.lost:
-                    continue
-                self._crashed(child)
-            if coordinator.exitcode == 0 and observer.exitcode == 0:
-                return
+        assert self._crew is not None
+        ticked = 0.0
+        while self.children:
+            self._crew.tend()
+            self._attend(max(0.0, ticked + interval_s - time.monotonic()))
+            if time.monotonic() - ticked >= interval_s:
+                tick()
+                ticked = time.monotonic()
+
+    def _attend(self, patience_s: float) -> None:
+        """Wait for news for so long: a summons, or the end of a process."""
+        assert self._crew is not None
+        roles = {child.process.sentinel: child for child in self.children.values()}
+        summons = [self._summons] if self._summons is not None else []
+        for source in wait([*roles, *self._crew.sentinels, *summons], timeout=patience_s):
+            if source is self._summons:
+                self._hear()
+            elif source in roles:
+                child = roles[source]
+                del self.children[child.title]
+                if code := child.take_exit():
+                    raise child.failure(code)
+            else:
+                self._crew.ended(source)
+
+    def _hear(self) -> None:
+        """Every word that the coordinator has said; after the last one it is gone."""
+        assert self._crew is not None
+        assert self._summons is not None
+        try:
+            while self._summons.poll():
+                self._crew.hear(self._summons.recv_bytes(64))
+        except (EOFError, OSError):  # it has ended, or said what no coordinator says
+            self._summons.close()
+            self._summons = None
 
     def finish(self) -> None:
         """After the coordinator's goodbye: let the workers leave by themselves."""
+        assert self._crew is not None
+        self._crew.finish()
         deadline = time.monotonic() + STOP_S
-        while any(c.process.is_alive() for c in self.children.values()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        while self._crew.sentinels and time.monotonic() < deadline:
+            for sentinel in wait(self._crew.sentinels, timeout=0.1):
+                self._crew.ended(sentinel)
 
     def stop(self) -> None:
         """Ask, then insist: no process of this run outlives it."""
-        processes = [c.process for c in self.children.values() if c.process is not None and c.process.pid is not None]
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
-        deadline = time.monotonic() + STOP_S
-        for process in processes:
-            process.join(timeout=max(0.05, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+        workers = self._crew.processes if self._crew is not None else []
+        stop([child.process for child in self.children.values() if child.process is not None] + workers, STOP_S)
+        if self._summons is not None:
+            self._summons.close()
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """Process ids by title."""
-        return {title: child.process.pid for title, child in self.children.items()}
+    def _hire(self, address: str, observer: str) -> Crew:
+        runtime, ledger = self.config.runtime, self.config.ledger
+        spec = WorkerSpec(
+            self.folder,
+            0,
+            address,
+            observer,
+            self.folder / "keys",
+            self.operator_key,
+            self.folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(),
+            ledger.budget,
+            self.config.data.root,
+            (self.folder / "addresses" / "slots", compute_slots(self.config)),
+            runtime.orphan_timeout_s,
+        )
+        return Crew(
+            spec, self.folder / "logs", self.clients, size=runtime.clients_per_worker, most=runtime.max_live_workers,
+            max_restarts=runtime.max_restarts, must_all=runtime.quorum == 1, context=self._context,
+        )  # fmt: skip
 
     def _spawn(self, title: str, main: Callable[[Any], None], spec: Any) -> None:
-        log = self.folder / "logs" / f"{title.replace(' ', '_')}.log"
-        child = Child(title, main, spec, log)
-        self.children[title] = child
-        self._launch(child)
-
-    def _launch(self, child: Child) -> None:
-        child.process = self._context.Process(
-            target=entry, args=(child.title, child.log, child.main, child.spec), name=child.title
-        )
-        child.process.start()
-
-    def _crashed(self, child: Child) -> None:
-        code = child.process.exitcode
-        if child.title in (COORDINATOR, OBSERVER):
-            raise _failure(child, code)
-        if code not in (2, 3) and child.restarts < self.config.runtime.max_restarts:
-            child.restarts += 1
-            self._launch(child)
-        elif self.config.runtime.quorum < 1:
-            self.lost.append(child.title)  # the quorum decides, in the coordinator, whether the run can go on
-        else:
-            raise _failure(child, code)
+        log = self.folder / "logs" / f"{title}.log"
+        self.children[title] = Child(title, main, spec, log)
+        self.children[title].launch(self._context)
 
     def _address(self, name: str) -> str:
-        path, process = self.folder / "addresses" / name, self.children[name].process
+        path, child = self.folder / "addresses" / name, self.children[name]
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if path.exists():
                 return path.read_text()
-            if not process.is_alive():
-                raise _failure(self.children[name], process.exitcode)
+            if not child.process.is_alive():
+                raise child.failure(child.process.exitcode)
             time.sleep(0.02)
-        raise RunFailed(f"the {name} did not say where it listens within 60 s; see {self.children[name].log}")
-
-
-def _failure(child: Child, code: int | None) -> DpcflError:
-    lines = child.log.read_text().strip().splitlines() if child.log.exists() else []
-    last = lines[-1] if lines else "no message"
-    error = RunFailed(f"{child.title} ended with code {code}: {last} (log: {child.log})")
-    if code in (2, 3):
-        error.exit_code = code
-    return error
+        raise RunFailed(f"the {name} did not say where it listens within 60 s; see {child.log}")

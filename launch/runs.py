@@ -104,7 +104,7 @@ def report(folder: Path) -> None:
         job,
         state=state,
         wall_s=before.get("wall_s", _wall(folder)),
-        processes=len(job.protocol.roster) + 2,
+        processes=before.get("processes", len(job.protocol.roster) + 2),
         replace_one=replace_one,
     )
     summary.write_run(folder, document)
@@ -171,7 +171,7 @@ def run_in(folder: Path, config: Config, screen: Shown, before: float = 0.0) -> 
         operator_key = (folder / "operator.pub").read_text().strip()
         job = experiment.read_job(folder, operator_key)
         processes = local.LocalRun(folder, config, len(job.protocol.roster), operator_key)
-        book = Book(folder, job, before)
+        book = Book(folder, job, before, local.worker_processes(config, len(job.protocol.roster)) + 2)
         state, failure = "failed", None
         signal.signal(signal.SIGTERM, _interrupt)
         try:
@@ -228,8 +228,8 @@ def _held(folder: Path) -> Iterator[None]:
 class Book:
     """Keeps run.json and the epsilon lines while a run goes; the operator's side, which may know everything."""
 
-    def __init__(self, folder: Path, job: Job, before: float) -> None:
-        self.folder, self.job, self.before = folder, job, before
+    def __init__(self, folder: Path, job: Job, before: float, processes: int) -> None:
+        self.folder, self.job, self.before, self._processes = folder, job, before, processes
         self.started = time.time()
         self._replace_one: float | None = None
         self._round, self._cost, self._counted = 0, 0.0, 0.0
@@ -260,7 +260,7 @@ class Book:
             self.job,
             state=state,
             wall_s=wall,
-            processes=len(self.job.protocol.roster) + 2,
+            processes=self._processes,
             replace_one=self._replace_one,
         )
         summary.write_run(self.folder, document)

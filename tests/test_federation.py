@@ -69,10 +69,10 @@ def federation(job, folder, answers, join_s=20, **options):
         check=lambda client, task, tensors: check_release(algorithm, client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
-    fed = NetworkFederation(protocol, endpoint, **options)
+    fed = NetworkFederation(protocol, endpoint, join_timeout_s=join_s, **options)
     fed.round = 1
     try:
-        fed.join(join_s)
+        fed.join()
         yield fed, algorithm, actors
     finally:
         for actor in actors:

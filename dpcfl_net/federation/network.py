@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dpcfl_net.errors import RunFailed
 from dpcfl_net.federation.base import Arrays, Federation
+from dpcfl_net.federation.muster import Muster, Word
 from dpcfl_net.job import Protocol
 from dpcfl_net.wire.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]
+NAMED = 20
+
+
+@dataclass
+class _Call:
+    """One call under way: who is still to be asked, until when (monotonic seconds) an answer is awaited, what has come."""
+
+    queue: list[int]
+    waiting: dict[int, float] = field(default_factory=dict)
+    met: set[int] = field(default_factory=set)  # who was connected since being asked: connecting again wins no time
+    answers: dict[int, Arrays] = field(default_factory=dict)
 
 
 class NetworkFederation(Federation):
-    """Drives the coordinator's endpoint while a call is under way; between calls nothing is read."""
+    """Drives the coordinator's endpoint while a call is under way; between calls nothing is read.
+
+    max_live, tell: where there are more clients than may be connected at once, each is summoned when it is to be asked, at
+    most max_live at a time, a larger call in waves; `tell` passes the word on to whoever starts clients. One that does not
+    come within join_timeout_s is missing from the round.
+    """
 
     def __init__(
         self,
@@ -26,22 +44,44 @@ class NetworkFederation(Federation):
         *,
         quorum: float = 1.0,
         timeout_s: float = 600,
+        join_timeout_s: float = 120,
+        max_live: int | None = None,
+        tell: Callable[[Word, int], None] | None = None,
         warn: Report = lambda text: None,
     ) -> None:
         super().__init__(protocol, quorum=quorum)
-        self.endpoint, self.timeout_s, self._warn = endpoint, timeout_s, warn
+        self.endpoint, self.timeout_s, self.join_timeout_s, self._warn = endpoint, timeout_s, join_timeout_s, warn
         self.missing: list[int] = []
+        self._muster: Muster | None = None
+        if tell is not None and max_live is not None and max_live < len(self.clients):
+            self._muster = Muster(max_live, tell, endpoint.bye)
 
-    def join(self, timeout_s: float) -> None:
-        """Wait until every client is here; RunFailed names those that are not when the quorum is not reached in time."""
-        deadline = time.monotonic() + timeout_s
+    @property
+    def live(self) -> int:
+        """Clients that are connected now."""
+        return len(self.endpoint.ready)
+
+    @property
+    def summoned(self) -> int:
+        """How often a client was summoned so far."""
+        return self._muster.summoned if self._muster is not None else 0
+
+    def join(self) -> None:
+        """Wait until every client is here, unless they come when they are summoned.
+
+        RunFailed names those who are not here within join_timeout_s when the quorum is not reached.
+        """
+        if self._muster is not None:
+            return
+        deadline = time.monotonic() + self.join_timeout_s
         while len(self.endpoint.ready) < len(self.clients) and time.monotonic() < deadline:
             self.endpoint.poll(min(0.5, max(0.0, deadline - time.monotonic())))
         absent = sorted(set(self.clients) - set(self.endpoint.ready))
+        said = f"clients {_named(absent)} did not join within {self.join_timeout_s:g} s"
         if len(self.clients) - len(absent) < int(np.ceil(self.quorum * len(self.clients))):
-            raise RunFailed(f"clients {absent} did not join within {timeout_s:g} s")
+            raise RunFailed(said)
         if absent:
-            self._warn(f"clients {absent} did not join within {timeout_s:g} s; the run goes on without them")
+            self._warn(f"{said}; the run goes on without them")
 
     def goodbye(self, patience_s: float = 5.0) -> None:
         """Tell everybody that the run is over until everybody has left: a goodbye is lost when a connection is reset."""
@@ -54,36 +94,82 @@ class NetworkFederation(Federation):
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         payloads: dict[tuple[Any, ...], Payload] = {}
-        waiting = set()
-        for client, tensors in tasks.items():
-            same = tuple((name, a.__array_interface__["data"][0], a.shape, a.strides) for name, a in sorted(tensors.items()))
-            if same not in payloads:  # one payload, hashed once, however many clients get it
-                payloads[same] = Payload.of(tensors)
-            self.endpoint.send_task(client, self.round, kind, payloads[same])
-            waiting.add(client)
-        answers: dict[int, Arrays] = {}
-        deadline = time.monotonic() + self.timeout_s
-        while waiting and time.monotonic() < deadline:
-            for event in self.endpoint.poll(min(1.0, max(0.0, deadline - time.monotonic()))):
-                self._take(event, waiting, answers)
-        for client in sorted(waiting):
-            self._warn(f"client {client} did not answer round {self.round} within {self.timeout_s:g} s")
-            self.endpoint.cancel(client)
-        self.missing = sorted(set(tasks) - set(answers))
-        return answers
+        call = _Call(self._muster.in_turn(tasks) if self._muster is not None else list(tasks))
+        while call.queue or call.waiting:
+            for client in self._admit(call):
+                tensors = tasks[client]
+                same = tuple(
+                    (name, a.__array_interface__["data"][0], a.shape, a.strides) for name, a in sorted(tensors.items())
+                )
+                if same not in payloads:  # one payload, hashed once, however many clients get it
+                    payloads[same] = Payload.of(tensors)
+                self.endpoint.send_task(client, self.round, kind, payloads[same])
+            nearest = min(call.waiting.values(), default=0.0) - time.monotonic()
+            for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
+                self._take(event, call)
+            self._miss_the_late(call)
+        self.missing = sorted(set(tasks) - set(call.answers))
+        return call.answers
 
-    def _take(self, event: ServerEvent, waiting: set[int], answers: dict[int, Arrays]) -> None:
+    def _admit(self, call: _Call) -> list[int]:
+        """Take those who can be given their task now from the queue; their time begins when they are connected."""
+        admitted, now = call.queue, time.monotonic()
+        if self._muster is not None:
+            self._muster.tend()
+            admitted = self._muster.admit(call.queue, call.waiting)
+        for client in admitted:
+            if self._muster is None or self._muster.here(client):
+                call.met.add(client)
+            call.waiting[client] = now + (self.timeout_s if client in call.met else self.join_timeout_s)
+        call.queue = [client for client in call.queue if client not in call.waiting]
+        return admitted
+
+    def _follow(self, muster: Muster, kind: str, client: int, call: _Call) -> None:
+        """What somebody's coming and going means for the places, and for the time to answer."""
+        if kind == "joined":
+            muster.joined(client)
+            if client in call.waiting and client not in call.met:
+                call.met.add(client)
+                call.waiting[client] = time.monotonic() + self.timeout_s
+        elif kind == "left":
+            muster.left(client, busy=client in call.waiting)
+
+    def _miss_the_late(self, call: _Call) -> None:
+        now = time.monotonic()
+        for client in sorted(client for client, deadline in call.waiting.items() if deadline <= now):
+            del call.waiting[client]
+            self.endpoint.cancel(client)
+            if self._muster is not None and not self._muster.here(client):
+                self._muster.give_up(client)
+            if self._muster is None or client in call.met:
+                self._warn(f"client {client} did not answer round {self.round} within {self.timeout_s:g} s")
+            else:
+                self._warn(f"client {client} did not come within {self.join_timeout_s:g} s for round {self.round}")
+
+    def _take(self, event: ServerEvent, call: _Call) -> None:
         client = event.client
-        if client is None or client not in waiting:
+        if client is None:
             return
+        if self._muster is not None:
+            self._follow(self._muster, event.kind, client, call)
+        if client not in call.waiting:
+            return
+        closes = event.kind == "result" or (event.kind == "failed" and bool(event.task))
+        if closes:
+            del call.waiting[client]
+            if self._muster is not None:
+                self._muster.done(client)
         if event.kind == "result":
-            waiting.discard(client)
             if event.status == "release":
-                answers[client] = event.tensors
+                call.answers[client] = event.tensors
             else:
                 self._warn(f"client {client} answered round {self.round}: {event.status} {event.reason}".rstrip())
-        elif event.kind == "failed" and event.task:
+        elif closes:
             # The answer itself was refused (not finite, out of bounds): the client is out of this round, which goes on.
-            waiting.discard(client)
             self.endpoint.cancel(client)
             self._warn(f"client {client} is out of round {self.round}: {event.code} {event.reason}")
+
+
+def _named(clients: list[int]) -> str:
+    """A list of client ids that stays readable with a thousand clients."""
+    return f"{clients}" if len(clients) <= NAMED else f"{clients[:NAMED]} and {len(clients) - NAMED} more"

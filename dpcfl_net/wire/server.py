@@ -119,10 +119,10 @@ class ServerEndpoint:
                 found, self._events = self._events, []
                 return found
 
-    def bye(self) -> None:
-        """Tell every connected client that the run is over."""
-        for client in sorted(self.ready):
-            self._peers[client].lane.say("BYE")
+    def bye(self, client: int | None = None) -> None:
+        """Tell a client, or every connected one, to go."""
+        for told in sorted(self.ready if client is None else self.ready & {client}):
+            self._peers[told].lane.say("BYE")
         self._pump()
 
     def close(self, abort: bool = False) -> None:
