@@ -27,9 +27,7 @@ class Section(BaseModel):
 
 
 class ModelSettings(Section):
-    name: str = Field(
-        default="cnn", description="cnn, digits-cnn, cifar-cnn, resnet18, linear, or your own: package.module:function"
-    )
+    name: str = Field(default="cnn", description=f"{', '.join(models.NAMES)}, or your own: package.module:function")
 
 
 class DataSection(DataSettings):
@@ -251,11 +249,13 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
     """What does not go together with the records that are there; what is the user's own is tried before anything starts."""
     images = open_set(config.data, config.data.root)
     problems = shift_problems(config.data, images)
-    if known_model and (is_plugin(config.model.name) or is_plugin(config.data.dataset)):
+    if known_model and (images.task == "regression" or is_plugin(config.model.name) or is_plugin(config.data.dataset)):
         from dpcfl_net.experiment import model_template
 
         try:
-            model_template(config.model.name, images.input_shape, images.classes, seed=0)
+            model_template(
+                config.model.name, images.input_shape, images.classes, seed=0, task=images.task, unit=config.privacy.unit
+            )
         except ConfigError as error:
             problems += error.problems
     try:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -116,7 +116,14 @@ def make_job(config: Config, key_folder: Path) -> Job:
         rounds=config.rounds,
         local=config.local,
         privacy=config.privacy,
-        model=model_template(config.model.name, images.input_shape, images.classes, derive_seed(root, "initial model")),
+        model=model_template(
+            config.model.name,
+            images.input_shape,
+            images.classes,
+            derive_seed(root, "initial model"),
+            task=images.task,
+            unit=config.privacy.unit,
+        ),
         roster=[
             ClientEntry(
                 id=i,
@@ -138,28 +145,40 @@ def make_job(config: Config, key_folder: Path) -> Job:
     return Job(calibrated(protocol), experiment)
 
 
-def model_template(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> ModelTemplate:
-    """The pinned layout of a model; ConfigError if the DP-SGD engine cannot train it."""
+def model_template(
+    name: str, input_shape: tuple[int, ...], classes: int, seed: int,
+    task: Literal["classification", "regression"] = "classification", unit: Literal["sample", "client"] = "sample",
+) -> ModelTemplate:  # fmt: skip
+    """The pinned layout of a model; ConfigError if the engine of the protected unit, DP-SGD or the plain one, cannot train it."""
     from dpcfl_net import models
-    from dpcfl_net.privacy.dpsgd import Trainer
+    from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
 
     module = models.build(name, input_shape, classes)
     if is_plugin(name):
-        _check_own_model(name, module, input_shape, classes, seed)
-    Trainer(module, clip=1.0, learning_rate=0.1, batch_size=2)
+        _check_own_model(name, module, input_shape, classes, seed, by_record=unit == "sample")
+    try:
+        if unit == "sample":
+            Trainer(module, clip=1.0, learning_rate=0.1, batch_size=2, task=task)
+        else:
+            Evaluator(module, task)
+    except ConfigError as error:
+        raise ConfigError([f"model.name is {name!r}: {problem}" for problem in error.problems]) from error
     layout = [(key, list(shape)) for key, shape in models.layout(module)]
     parameters = sum(math.prod(shape) for _, shape in layout)
     return ModelTemplate(
-        name=name, input_shape=list(input_shape), classes=classes, layout=layout, parameters=parameters, initial_seed=seed
-    )
+        name=name, task=task, input_shape=list(input_shape), classes=classes, layout=layout, parameters=parameters,
+        initial_seed=seed,
+    )  # fmt: skip
 
 
-def _check_own_model(name: str, module: nn.Module, input_shape: tuple[int, ...], classes: int, seed: int) -> None:
+def _check_own_model(
+    name: str, module: nn.Module, input_shape: tuple[int, ...], classes: int, seed: int, by_record: bool
+) -> None:
     from dpcfl_net import models
     from dpcfl_net.privacy import model_check
 
     try:
-        model_check.check(module, input_shape, classes)
+        model_check.check(module, input_shape, classes, by_record)
     except ConfigError as error:
         raise ConfigError([f"model.name is {name!r}: {problem}" for problem in error.problems]) from error
     # Every process draws the first values for itself.

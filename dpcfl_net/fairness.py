@@ -76,7 +76,7 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
         draft = stored.with_suffix(f".{os.getpid()}.npy")
         np.save(draft, models, allow_pickle=False)
         draft.replace(stored)
-    evaluator = Evaluator(build(m.name, tuple(m.input_shape), m.classes))
+    evaluator = Evaluator(build(m.name, tuple(m.input_shape), m.classes), m.task)
     own = [slices[k] for k in experiment.slices]
     return np.array([evaluator.accuracy_and_loss(models[s.cluster], open_client(settings, s, root, "test")) for s in own])
 
@@ -85,6 +85,7 @@ def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | No
     """theta* of one cluster, (p,) float32: SGD with momentum from theta_init over the records of all its clients."""
     import torch
 
+    from dpcfl_net.losses import each_loss
     from dpcfl_net.models import build, initial
 
     m = job.protocol.model
@@ -100,6 +101,6 @@ def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | No
             batch = shuffled[start : start + BATCH]
             x, y = data.batch(batch, len(batch))
             optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(module(x), y).backward()
+            each_loss(m.task, module(x), y).mean().backward()
             optimiser.step()
     return torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy().astype(np.float32)

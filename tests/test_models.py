@@ -9,20 +9,28 @@ import torch
 from dpcfl_net import models
 from dpcfl_net.errors import ConfigError
 
-SHAPES = {"cnn": (1, 28, 28), "digits-cnn": (1, 8, 8), "cifar-cnn": (3, 32, 32), "resnet18": (3, 32, 32), "linear": (1, 8, 8)}
-SIZES = {"cnn": 28_938, "digits-cnn": 6_090, "cifar-cnn": 66_570, "resnet18": 11_181_642, "linear": 650}
+SHAPES = {
+    "cnn": (1, 28, 28), "small-cnn": (1, 28, 28), "digits-cnn": (1, 8, 8), "cifar-cnn": (3, 32, 32), "resnet18": (3, 32, 32),
+    "linear": (1, 8, 8), "char-lstm": (80,),
+}  # fmt: skip
+SIZES = {
+    "cnn": 28_938, "small-cnn": 9_098, "digits-cnn": 6_090, "cifar-cnn": 66_570, "resnet18": 11_181_642, "linear": 650,
+    "char-lstm": 26_025,
+}  # fmt: skip
+CLASSES = {"char-lstm": 97}
 
 
 @pytest.mark.parametrize("name", models.NAMES)
 def test_size_layout_and_output(name: str) -> None:
-    module = models.build(name, SHAPES[name], 10)
+    classes = CLASSES.get(name, 10)
+    module = models.build(name, SHAPES[name], classes)
     rows = models.layout(module)
     assert sum(int(np.prod(shape)) for _, shape in rows) == SIZES[name]
     assert [row[0] for row in rows] == [n for n, _ in module.named_parameters()]
-    assert module(torch.zeros(2, *SHAPES[name])).shape == (2, 10)
+    assert module(torch.zeros(2, *SHAPES[name])).shape == (2, classes)
 
 
-@pytest.mark.parametrize("name", ["cnn", "linear", "resnet18"])
+@pytest.mark.parametrize("name", ["cnn", "linear", "resnet18", "char-lstm"])
 def test_first_values_come_from_the_seed_alone(name: str) -> None:
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
@@ -39,6 +47,19 @@ def test_a_vector_input_fits_the_linear_model() -> None:
     assert models.build("linear", (7,), 3)(torch.zeros(4, 7)).shape == (4, 3)
 
 
+def test_one_class_is_regression_with_one_output() -> None:
+    module = models.build("linear", (1,), 1)
+    assert sum(parameter.numel() for parameter in module.parameters()) == 2
+    assert module(torch.zeros(4, 1)).shape == (4, 1)
+
+
+def test_what_is_no_character_code_is_taken_for_the_nearest() -> None:
+    module = models.build("char-lstm", (3,), 5)
+    wild = module(torch.tensor([[-7.0, 1e9, 2.0], [torch.inf, -torch.inf, 2.0]]))
+    assert torch.allclose(wild[0], module(torch.tensor([[0.0, 4.0, 2.0]]))[0], atol=1e-6)
+    assert wild.isfinite().all()
+
+
 def test_resnet_takes_one_channel() -> None:
     assert models.build("resnet18", (1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
@@ -50,7 +71,10 @@ def test_resnet_takes_one_channel() -> None:
         ("cnn", (64,), 10, "images"),
         ("cnn", (1, 3, 3), 10, "4x4"),
         ("linear", (), 10, "shape"),
-        ("linear", (4,), 1, "classes"),
+        ("linear", (4,), 0, "classes"),
+        ("cnn", (1, 28, 28), 1, "regression"),
+        ("nowhere:build", (1,), 1, "regression"),
+        ("char-lstm", (1, 8, 8), 97, "codes"),
     ],
 )
 def test_what_does_not_fit_is_a_configuration_error(name: str, shape: tuple[int, ...], classes: int, word: str) -> None:

@@ -45,7 +45,9 @@ class Engine:
     def trainer(self) -> Trainer:
         """DP-SGD."""
         local = self._local
-        return Trainer(self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
+        return Trainer(
+            self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task
+        )
 
     @cached_property
     def evaluator(self) -> Evaluator:

@@ -20,6 +20,7 @@ from dpcfl_net.privacy import clipping, memory
 from dpcfl_net.privacy.fast_path import FastPath, plan
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.opacus_path import OpacusPath
+from dpcfl_net.privacy.plain_path import PlainPath
 from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.types import DPSGDSlot, SampledGaussian
 
@@ -36,11 +37,15 @@ class Records(Protocol):
         """x (size, ...) float32, y (size,) int64: `rows` in slots 0.., the rest zeros with label 0."""
 
 
-class Engine(Protocol):
-    """One way to compute per-record gradients."""
+class Forward(Protocol):
+    """One way to run a model."""
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(n, classes)."""
+
+
+class Engine(Forward, Protocol):
+    """One way to compute per-record gradients."""
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[clipping.Part]]:
         """Logits, and parts whose gradients together are each record's."""
@@ -52,10 +57,16 @@ class Trainer:
     module: the template, whose parameter values are never used. clip: bound on a record's gradient norm. batch_size: the
     expected batch (it decides the physical shape alone; the divisor is rate * N of the slot). path: "auto" takes the fast
     path where it can; "fast" and "opacus" insist. Attributes `path`, `parameters` and `slots` (records a physical batch) tell
-    what was taken. Raises ConfigError naming a layer without per-record gradients (BatchNorm), or a number out of range.
+    what was taken. Raises ConfigError for a task that is not classification, naming a layer without per-record gradients
+    (BatchNorm, LSTM), or a number out of range.
     """
 
-    def __init__(self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str = "auto") -> None:
+    def __init__(
+        self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str = "auto",
+        task: str = "classification",
+    ) -> None:  # fmt: skip
+        if task != "classification":
+            raise ConfigError(f"DP-SGD trains classification only, got the task {task!r}: protect whole clients (privacy.unit)")
         if not 1e-9 <= clip <= 1e9:
             raise ConfigError(f"clip must lie in 1e-9 .. 1e9, got {clip!r}")
         if not (math.isfinite(learning_rate) and learning_rate > 0):
@@ -115,11 +126,17 @@ class Trainer:
 
 
 class Evaluator:
-    """Accuracy and loss in evaluation mode, on padded batches of one shape, each row on its own."""
+    """Accuracy and loss in evaluation mode, on padded batches of one shape, each row on its own.
+
+    task: "classification", or "regression" of one output (`losses`). Takes models that DP-SGD cannot train, such as an LSTM;
+    attribute `path`, "fast" or "plain", tells how. Raises ConfigError naming a layer that mixes records (BatchNorm).
+    """
 
     def __init__(self, module: nn.Module, task: str = "classification") -> None:
-        self.path, self._engine = _engine(module, "auto")
-        self._task = task
+        _processor()
+        layers = plan(module)
+        self._engine: Forward = PlainPath(module) if layers is None else FastPath(layers)
+        self.path, self._task = "plain" if layers is None else "fast", task
 
     def count_correct(self, theta: np.ndarray, data: Records) -> int:
         """How many records get their label as the largest logit; the smallest index wins a tie, non-finite logits are wrong."""
@@ -140,7 +157,7 @@ class Evaluator:
         """
         _processor()
         models = [_tensor(model) for model in (theta, beside) if model is not None]
-        losses, right = [], []
+        losses, right = [np.empty(0)], [np.empty(0, bool)]
         for piece in pieces(np.arange(len(data)), EVALUATION_SLOTS):
             x, y = data.batch(piece, EVALUATION_SLOTS)
             outputs = sum(self._engine.logits(weights, x).double() for weights in models)

@@ -10,27 +10,32 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.privacy.dpsgd import Trainer, flatten
+from dpcfl_net.privacy.dpsgd import Evaluator, Trainer, flatten
 
 RECORDS = 3
 _LOGITS, _GRADIENTS = 1e-5, 1e-3  # what rounding may change: of the largest logit, of a gradient's norm
 
 
-def check(module: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
+def check(module: nn.Module, input_shape: tuple[int, ...], classes: int, by_record: bool = True) -> None:
     """ConfigError with every reason found why clipping record by record would fail, or bound nothing, on `module`.
 
-    Tried on three made-up records of `input_shape`, at the values that the parameters have. It finds mistakes, not malice:
+    by_record False: why evaluating it would, for what is protected a client at a time. Tried on three made-up records of `input_shape`, at the values that the parameters have. It finds mistakes, not malice:
     code that waits for a certain record can mix others in.
     """
     problems = _parameters(module)
     if problems:
         raise ConfigError(problems)
-    trainer = Trainer(module, clip=1e9, learning_rate=1.0, batch_size=RECORDS)  # names BatchNorm, Dropout and buffers
+    # Either names BatchNorm, Dropout and buffers.
+    trainer = Trainer(module, clip=1e9, learning_rate=1.0, batch_size=RECORDS) if by_record else None
+    if trainer is None:
+        Evaluator(module)
     made_up = torch.Generator().manual_seed(0)
     x = torch.randn(RECORDS, *input_shape, generator=made_up)
     y = torch.arange(RECORDS) % classes
     try:
-        problem = _logits(copy.deepcopy(module), x, classes) or _gradients(copy.deepcopy(module), trainer, x, y)
+        problem = _logits(copy.deepcopy(module), x, classes)
+        if problem is None and trainer is not None:
+            problem = _gradients(copy.deepcopy(module), trainer, x, y)
     except Exception as error:
         shape = tuple(x.shape)
         raise ConfigError(f"training it on a batch of shape {shape} raised {type(error).__name__}: {error}") from error
