@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -243,8 +244,23 @@ def write_job(job: Job, folder: Path, key_folder: Path) -> None:
 
 
 def read_job(folder: Path, operator_key: str) -> Job:
-    """Both parts, refused unless the pinned operator signed them and they belong together."""
-    return Job(read_signed_protocol(folder / PROTOCOL, operator_key), _signed_experiment(folder, operator_key))
+    """Both parts, refused unless the pinned operator signed them and they belong together.
+
+    The last one is kept by the content of its files: a process that is forked where it was read need not verify it again.
+    """
+    content = hashlib.sha256()
+    for name in (PROTOCOL, EXPERIMENT):
+        for path in (folder / name, folder / f"{name}.sig"):
+            content.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
+    return _read_job(folder, operator_key, content.hexdigest())
+
+
+@lru_cache(maxsize=1)
+def _read_job(folder: Path, operator_key: str, content: str) -> Job:
+    protocol = read_signed_protocol(folder / PROTOCOL, operator_key)
+    experiment = read_experiment(folder / EXPERIMENT, protocol)
+    _check_signature(folder / EXPERIMENT, operator_key)
+    return Job(protocol, experiment)
 
 
 def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
@@ -252,12 +268,6 @@ def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
     protocol = read_protocol(path)
     _check_signature(path, operator_key)
     return protocol
-
-
-def _signed_experiment(folder: Path, operator_key: str) -> Experiment:
-    experiment = read_experiment(folder / EXPERIMENT, read_protocol(folder / PROTOCOL))
-    _check_signature(folder / EXPERIMENT, operator_key)
-    return experiment
 
 
 def _check_signature(path: Path, operator_key: str) -> None:

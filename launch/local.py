@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -53,6 +54,9 @@ class LocalRun:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = "1"  # before the parent of all workers starts
         os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+        os.environ["DPCFL_PRELOAD_JOB"] = json.dumps(
+            {"folder": str(self.folder), "operator_key": self.operator_key, "data_root": self.config.data.root}
+        )
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["launch.preload"])
         shutil.rmtree(self.folder / "addresses", ignore_errors=True)  # of the processes before a resume

@@ -5,18 +5,45 @@ No socket, no thread pool, no random number and no CUDA may be used here: childr
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
+import json
+import os
+from pathlib import Path
 
 import setproctitle
 import torch
 
 from dpcfl_net.algorithms.base import registry
+from dpcfl_net.errors import DpcflError
+from dpcfl_net.experiment import client_slice, read_job
+from dpcfl_net.job import digest
+from dpcfl_net.plugins import is_plugin
+from dpcfl_net.privacy import remembered
+
+JOB = "DPCFL_PRELOAD_JOB"  # environment: {"folder", "operator_key", "data_root"} of the first run, in JSON
+
+
+def read_first_job(folder: str, operator_key: str, data_root: str | None) -> None:
+    """What each worker of a run would find out again: the verified job, its hash, and who holds which records.
+
+    All three are kept by the content that they come from, so that another run of the same launcher finds its own.
+    """
+    job = read_job(Path(folder), operator_key)
+    digest(job.protocol)
+    if not is_plugin(str(job.experiment.data["dataset"])):  # a person's own code might start threads
+        client_slice(job, job.protocol.roster[0].id, data_root)
+
 
 setproctitle.setproctitle("dpcfl parent of all workers")
 torch.set_num_threads(1)
 for module in ("launch.local", "dpcfl_net.models", "dpcfl_net.privacy.fast_path", "zmq.auth.thread", "safetensors.numpy"):
     importlib.import_module(module)
 registry()
+remembered.accountant()
+if JOB in os.environ:
+    with contextlib.suppress(DpcflError):  # each worker meets the same trouble, and says so where it is heard
+        read_first_job(**json.loads(os.environ.pop(JOB)))
 gc.collect()
 gc.freeze()

@@ -30,7 +30,7 @@ def remembered(folder: Path, question: dict[str, Any], answer: Callable[[], Any]
     One process computes, others that ask meanwhile wait for it; an exception passes through and is not kept.
     """
     text = json.dumps(question, sort_keys=True)
-    name = hashlib.sha256(f"{_accountant()}\n{text}".encode()).hexdigest()
+    name = hashlib.sha256(f"{accountant()}\n{text}".encode()).hexdigest()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     stored = folder / f"{name}.json"
     with (folder / f"{name}.lock").open("a") as lock:
@@ -43,7 +43,8 @@ def remembered(folder: Path, question: dict[str, Any], answer: Callable[[], Any]
 
 
 @cache
-def _accountant() -> str:
+def accountant() -> str:
+    """The accountant that answers: its version and what is in its files."""
     own = hashlib.sha256()
     for source in SOURCES:
         own.update((Path(__file__).parent / source).read_bytes())
