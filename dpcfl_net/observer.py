@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpcfl_net import runlog
+from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.clustering import metrics
-from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
-from dpcfl_net.data.records import ClientData
+from dpcfl_net.data.partition import DataSettings, Part, Slice, open_many, open_set, plan_slices
 from dpcfl_net.experiment import OBSERVER, Job, read_job
 from dpcfl_net.job import digest
 from dpcfl_net.runlog import Lines, say, write_atomically
@@ -34,6 +36,7 @@ class ObserverSpec:
     keys: Path
     folder: Path
     data_root: str | None = None
+    evaluate_every: int = 1
 
 
 def run_observer(spec: ObserverSpec) -> None:
@@ -65,7 +68,7 @@ def run_observer(spec: ObserverSpec) -> None:
 
 @dataclass
 class Round:
-    """What is known of one round: the server's models and who uses which, or the clients' personal figures."""
+    """What is known of one round: who uses which cluster's model, and the clients' figures."""
 
     assignment: list[int | None]
     accuracy: dict[int, float] = field(default_factory=dict)
@@ -78,15 +81,13 @@ class Observer:
 
     def __init__(self, spec: ObserverSpec, job: Job) -> None:
         self.job, self.truth = job, job.experiment.true_clusters
-        self._root = spec.data_root
+        self._every = spec.evaluate_every
         self._metrics, self._clusters = Lines(spec.folder / "metrics.jsonl"), Lines(spec.folder / "clusters.jsonl")
         self._spans = Lines(spec.folder / "spans.jsonl")
         self._written = {line["round"] for line in runlog.read(spec.folder / "metrics.jsonl") if line.get("view") == "observer"}
-        self._rounds: dict[int, Round] = {}
-        self._evaluator: Any = None
-        self._tests: list[ClientData] = []
         self._algorithm = job.algorithm
-        self._personal = self._algorithm.personal
+        self._judge = Judge(job, spec.data_root)
+        self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.personal else None
 
     def listen(self, inbox: ObserverInbox) -> None:
         """Until the coordinator's end and the last round's figures (workers may be a little late)."""
@@ -102,43 +103,29 @@ class Observer:
                 return
 
     def _waiting(self) -> bool:
-        return bool(self._rounds) or (self._personal and self.job.protocol.rounds not in self._written)
+        return self._personal is not None and self.job.protocol.rounds not in self._written
 
     def _take(self, note: Models | Personal | Span) -> None:
         if isinstance(note, Span):
             self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
-        elif note.round in self._written:
+        elif note.round in self._written or note.round < 1:
             return
-        elif isinstance(note, Personal):
-            entry = self._rounds.setdefault(note.round, Round([None] * len(self.truth), phase="personal"))
-            entry.accuracy[note.client], entry.loss[note.client] = note.accuracy, note.loss
-            if len(entry.accuracy) == len(self.truth):
-                self._write(note.round, entry)
-        elif not self._personal and note.round > 0:
-            started = time.time()
-            self._write(note.round, self._evaluate(note))
-            self._spans.write({"who": OBSERVER, "what": "evaluate", "round": note.round, "start": started, "end": time.time()})
+        elif self._personal is not None:
+            for t, figures in self._personal.take(note):
+                if self._due(t):
+                    self._write(t, self._judge.fill(figures))
+        elif isinstance(note, Models):
+            if note.labels:
+                self._write_labels(note)
+            if self._due(note.round):
+                started = time.time()
+                self._write(note.round, self._judge.evaluate(note))
+                self._spans.write(
+                    {"who": OBSERVER, "what": "evaluate", "round": note.round, "start": started, "end": time.time()}
+                )
 
-    def _evaluate(self, note: Models) -> Round:
-        """Every client's own test records under the model of its cluster."""
-        if self._evaluator is None:
-            self._open()
-        entry = Round(note.assignment, phase=note.phase)
-        for client, cluster in enumerate(note.assignment):
-            row = client if self._algorithm.model_per_client else cluster or 0
-            model = note.models[row]
-            entry.accuracy[client], entry.loss[client] = self._evaluator.accuracy_and_loss(model, self._tests[client])
-        return entry
-
-    def _open(self) -> None:
-        from dpcfl_net.models import build
-        from dpcfl_net.privacy.dpsgd import Evaluator
-
-        experiment, m = self.job.experiment, self.job.protocol.model
-        settings = DataSettings.model_validate(experiment.data)
-        slices = plan_slices(settings, open_set(settings, self._root), experiment.partition_seed)
-        self._tests = [open_client(settings, slices[k], self._root, "test") for k in experiment.slices]
-        self._evaluator = Evaluator(build(m.name, tuple(m.input_shape), m.classes))
+    def _due(self, t: int) -> bool:
+        return t % self._every == 0 or t == self.job.protocol.rounds
 
     def _write(self, t: int, entry: Round) -> None:
         accuracy = [entry.accuracy[client] for client in sorted(entry.accuracy)]
@@ -150,7 +137,6 @@ class Observer:
             "loss_mean": float(np.mean(finite)) if finite else None, "loss_by_client": losses,
         })  # fmt: skip
         self._written.add(t)
-        self._rounds.pop(t, None)
         found = entry.assignment
         if any(cluster is None for cluster in found):
             return
@@ -159,3 +145,117 @@ class Observer:
             "assignment_accuracy": metrics.assignment_accuracy(self.truth, found),
             "recovered": metrics.recovered(self.truth, found), "minority_recovered": metrics.minority_recovered(self.truth, found),
         })  # fmt: skip
+
+    def _write_labels(self, note: Models) -> None:
+        """How often the labels of a round's clients are right, as sent and as released, under the names that fit the sent ones."""
+        true = [self.truth[client] for client in note.clients]
+        names = metrics.best_names(true, note.labels)
+
+        def right(labels: Sequence[int | None]) -> float | None:
+            return (
+                float(np.mean([names.get(label) == own for label, own in zip(labels, true, strict=True)])) if labels else None
+            )
+
+        self._clusters.write({
+            "view": "observer", "round": note.round, "label_accuracy": right(note.labels),
+            "released_label_accuracy": right(note.released), "labelled": np.unique([m for m in note.labels if m is not None]).size,
+        })  # fmt: skip
+
+
+class Judge:
+    """Evaluates published models on the clients' own test records; opens them when it first has to."""
+
+    def __init__(self, job: Job, root: str | None) -> None:
+        self._job, self._root, self._algorithm = job, root, job.algorithm
+        self._settings = DataSettings.model_validate(job.experiment.data)
+
+    @cached_property
+    def _evaluator(self) -> Any:
+        from dpcfl_net.models import build
+        from dpcfl_net.privacy.dpsgd import Evaluator
+
+        m = self._job.protocol.model
+        return Evaluator(build(m.name, tuple(m.input_shape), m.classes), m.task)
+
+    @cached_property
+    def _slices(self) -> list[Slice]:
+        experiment = self._job.experiment
+        planned = plan_slices(self._settings, open_set(self._settings, self._root), experiment.partition_seed)
+        return [planned[k] for k in experiment.slices]
+
+    def evaluate(self, note: Models) -> Round:
+        """Every client's test records under the models of its cluster; who was given no cluster takes that of least loss."""
+        found = list(note.assignment)
+        if all(cluster is None for cluster in found):
+            found = self._by_loss(note.models)
+        entry = Round(found, phase=note.phase)
+        used: dict[tuple[int, ...], list[int]] = {}
+        for client, cluster in enumerate(found):
+            used.setdefault(self._algorithm.models_of(client, cluster), []).append(client)
+        for rows, clients in used.items():
+            for client, (losses, right) in self._each(note.models, rows, clients, "test"):
+                entry.accuracy[client], entry.loss[client] = float(right.mean()), float(losses.mean())
+        return entry
+
+    def fill(self, figures: PersonalFigures) -> Round:
+        """Personal figures of a round; who was never drawn has the server's model still."""
+        entry = Round([None] * figures.clients, dict(figures.accuracy), dict(figures.loss), "personal")
+        late = [client for client in range(figures.clients) if client not in entry.accuracy]
+        if late and figures.models is not None:
+            for client, (losses, right) in self._each(figures.models, (0,), late, "test"):
+                entry.accuracy[client], entry.loss[client] = float(right.mean()), float(losses.mean())
+        return entry
+
+    def _by_loss(self, models: np.ndarray) -> list[int | None]:
+        """For each client the cluster whose model has the least loss on its own training records, as the client would say."""
+        clients = range(len(self._slices))
+        clusters = len(models) - len(self._algorithm.models_of(0, 0)) + 1
+        losses = np.full((len(clients), clusters), np.inf)
+        for cluster in range(clusters):
+            for client, (each, _) in self._each(models, self._algorithm.models_of(0, cluster), clients, "train"):
+                losses[client, cluster] = each.mean()
+        return [int(row.argmin()) for row in losses]
+
+    def _each(
+        self, models: np.ndarray, rows: tuple[int, ...], clients: Iterable[int], part: Part
+    ) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
+        """(client, (losses, right)) of the clients' records, those that see the data alike in one go."""
+        groups: dict[int, list[int]] = {}
+        for client in clients:
+            groups.setdefault(self._slices[client].cluster, []).append(client)
+        chosen, beside = models[rows[-1]], models[rows[0]] if len(rows) > 1 else None
+        for members in groups.values():
+            data, splits = open_many(self._settings, [self._slices[client] for client in members], self._root, part)
+            losses, right = self._evaluator.each(chosen, data, beside)
+            yield from zip(members, zip(np.split(losses, splits), np.split(right, splits), strict=True), strict=True)
+
+
+class PersonalFigures:
+    """What clients with models of their own say of them; a round is whole when all who were in it have spoken."""
+
+    def __init__(self, algorithm: Algorithm, clients: int) -> None:
+        self.clients = clients
+        self.accuracy: dict[int, float] = {}
+        self.loss: dict[int, float | None] = {}
+        self.models: np.ndarray | None = None
+        self._sampled = algorithm.protocol.privacy.trust == "trusted-server"  # the server says who was in a round
+        self._asked: dict[int, Models] = {}
+        self._said: dict[int, dict[int, Personal]] = {}
+
+    def take(self, note: Models | Personal) -> Iterator[tuple[int, PersonalFigures]]:
+        """Add a note; (round, these figures) of each round that it makes whole, in order."""
+        if isinstance(note, Personal):
+            self._said.setdefault(note.round, {})[note.client] = note
+        elif self._sampled:
+            self._asked[note.round] = note
+        for t in sorted(self._asked if self._sampled else self._said):
+            wanted = set(self._asked[t].clients) if self._sampled else set(range(self.clients))
+            said = self._said.get(t, {})
+            if not wanted <= set(said):
+                continue
+            for client, personal in said.items():
+                self.accuracy[client], self.loss[client] = personal.accuracy, personal.loss
+            models = self._asked.pop(t, None)
+            self.models = models.models if models is not None else self.models
+            self._said.pop(t, None)
+            yield t, self

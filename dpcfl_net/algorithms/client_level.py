@@ -112,6 +112,7 @@ class OneModel(ClientLevel):
         updates = {client: [(0, update)] for client, update in answers.column("update").items()}
         size = self.dims[str(self.train.client_half.gives["update"].shape[0])]
         sums, _ = me.noisy_sums("round", "sums", updates, (1, int(size)), self.protocol.local.clip)
+        me.show_observer(clients=list(answers))
         return Release(sum=sums[0])
 
     @on_client(bundle=["raw"], takes={"model": MODEL}, gives={"update": MODEL})

@@ -40,14 +40,20 @@ def adjusted_rand_index(true: Sequence[int], found: Sequence[int | None]) -> flo
 
 def assignment_accuracy(true: Sequence[int], found: Sequence[int | None]) -> float:
     """The share of clients put right under the best one-to-one naming of found clusters; None counts as wrong."""
+    names = best_names(true, found)
+    return float(np.mean([names.get(name) == own for own, name in zip(true, found, strict=True)])) if true else 0.0
+
+
+def best_names(true: Sequence[int], found: Sequence[int | None]) -> dict[int | None, int]:
+    """Found cluster -> true cluster, one to one, such that most clients are right; who has no cluster (None) names nothing."""
     from scipy.optimize import linear_sum_assignment
 
     placed = [i for i, name in enumerate(found) if name is not None]
     if not placed:
-        return 0.0
+        return {}
+    rows, columns = list(dict.fromkeys(true[i] for i in placed)), list(dict.fromkeys(found[i] for i in placed))
     table = _table([true[i] for i in placed], [found[i] for i in placed])
-    rows, columns = linear_sum_assignment(table, maximize=True)
-    return float(table[rows, columns].sum() / len(true))
+    return {columns[j]: rows[i] for i, j in zip(*linear_sum_assignment(table, maximize=True), strict=True)}
 
 
 def accuracy_summary(by_client: Sequence[float], true: Sequence[int]) -> dict[str, float | list[float]]:

@@ -6,7 +6,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Annotated, Any, Literal
 
@@ -47,8 +47,11 @@ class Note(BaseModel):
     sender: Annotated[int, Field(ge=-1, le=10**6)]
     round: Round = 0
     phase: Phase = "single"
-    assignment: Annotated[list[Cluster | None], Field(max_length=4096)] = []
+    assignment: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
     models: Annotated[int, Field(ge=0, le=4096)] = 0
+    clients: Annotated[list[Cluster], Field(max_length=10**5)] = []
+    labels: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
+    released: Annotated[list[Cluster], Field(max_length=10**5)] = []
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     accuracy: Number = 0.0
@@ -61,12 +64,19 @@ class Note(BaseModel):
 
 @dataclass(frozen=True)
 class Models:
-    """The cluster models after a round, (M, p) float32, and each client's cluster in client order."""
+    """The cluster models after a round, (M, p) float32, and each client's cluster in client order.
+
+    Of a trusted server, which alone knows them: the clients that it drew, the label that each sent, and the noisy label that it
+    released for each, where it releases labels.
+    """
 
     round: int
     phase: str
     assignment: list[int | None]
     models: np.ndarray
+    clients: list[int] = field(default_factory=list)
+    labels: list[int | None] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -224,6 +234,8 @@ class ObserverInbox:
             raise WireError("template", f"{note.models} models announced, at most {self._max_models} expected")
         if any(cluster is not None and cluster >= note.models for cluster in note.assignment):
             raise WireError("template", "an assignment to a cluster without a model")
+        if any(shown and len(shown) != len(note.clients) for shown in (note.labels, note.released)):
+            raise WireError("template", "labels of other clients than those that were drawn")
         sender.note, sender.assembly = note, Assembly(_as_header(note, self._parameters))
         return None if note.models else self._finish(sender)
 
@@ -242,7 +254,8 @@ class ObserverInbox:
         sender.note = sender.assembly = None
         if note is None or assembly is None:
             return None
-        return Models(note.round, note.phase, list(note.assignment), assembly.tensors()["models"])
+        models = assembly.tensors()["models"]
+        return Models(note.round, note.phase, note.assignment, models, note.clients, note.labels, note.released)
 
 
 class ObserverOutbox:
@@ -280,10 +293,15 @@ class ObserverOutbox:
             join_curve(self._socket, keys, server_key)
         self._socket.connect(connect)
 
-    def models(self, round: int, phase: str, assignment: Sequence[int | None], models: np.ndarray) -> None:
-        """Publish the models after a round: (M, p) float32, not to change until they have left; M may be 0."""
+    def models(
+        self, round: int, phase: str, assignment: Sequence[int | None], models: np.ndarray, **shown: Sequence[int | None]
+    ) -> None:
+        """Publish the models after a round: (M, p) float32, not to change until they have left; M may be 0.
+
+        shown: a trusted server's `clients`, `labels` and `released`, as in `Models`.
+        """
         payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
-        about: dict[str, Any] = {"round": round, "phase": phase, "assignment": list(assignment), "models": len(models)}
+        about: dict[str, Any] = {"round": round, "phase": phase, "assignment": list(assignment), "models": len(models), **shown}
         sent = self._send("MODELS", sha256=payload.sha256, **about)
         for index, chunk in enumerate(payload.chunks):
             sent = sent and self._send("CHUNK", chunk=chunk, index=index)
