@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -114,16 +114,15 @@ def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | No
         return Images(**roles.load(_root(root)))
     if name == "digits":
         identity = f"scikit-learn digits, split {_DIGITS_SEED}"
-        return Images(
-            **cache.arrays("digits", identity, _read_digits), classes=10, mean=0.0, std=1.0, sha256=None, identity=identity
-        )
+        digits: dict[str, Any] = dict(cache.arrays("digits", identity, _read_digits))
+        return Images(**digits, classes=10, mean=0.0, std=1.0, sha256=None, identity=identity)
     spec = _known(name)
     folder = _root(root)
     paths = _find(spec, folder)
     if paths is None:
         raise _missing(name, spec, folder)
     identity = readers.identity(paths)
-    arrays = cache.arrays(name, identity, lambda: _checked(spec, paths))
+    arrays: dict[str, Any] = dict(cache.arrays(name, identity, lambda: _checked(spec, paths)))
     return Images(**arrays, classes=spec.classes, mean=spec.mean, std=spec.std, sha256=None, identity=identity)
 
 

@@ -105,16 +105,19 @@ def shares(
     roles = len(train_ends) - 1
     if count > roles:
         raise ConfigError(f"data.clients: {count} roles are asked for, the plays have {roles}")
-    held = None if train is None else round(validation * train)
+    held = trained = None
+    if train is not None:
+        held = round(validation * train)
+        trained = train - held
     found = []
     for role in range(count):
         begin, end = train_ends[role : role + 2].tolist()
         cut = end - round(validation * (end - begin))
         who = f"role {role + 1} of {count}, the longest first"
         found.append((
-            _windows(begin, cut, train if held is None else train - held, f"data.train_per_client: {who}"),
+            _windows(begin, cut, trained, f"data.train_per_client: {who}"),
             _windows(cut, end, held, f"data.validation: {who}") if validation else np.empty(0, np.int64),
-            _windows(*test_ends[role : role + 2].tolist(), test, f"data.test_per_client: {who}"),
+            _windows(int(test_ends[role]), int(test_ends[role + 1]), test, f"data.test_per_client: {who}"),
         ))  # fmt: skip
     return found
 

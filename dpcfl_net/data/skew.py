@@ -19,23 +19,22 @@ class Sizes:
 
 
 def apportion(weights: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:
-    """int64 (K,): `total` shared out as the weights (K,) say, by largest remainders, no part above `most` (K,).
+    """int64 (n, K): in every row `total` shared out as the row's weights say, by largest remainders, no part above `most`.
 
-    What does not fit goes to the parts with room by their weights, and by their room once no weight is left there.
-    ValueError if all the room is too little.
+    weights and most: (n, K). What does not fit goes to the parts with room by their weights, and by their room once no weight
+    is left there. ValueError if a row has too little room.
     """
-    if total > most.sum():
-        raise ValueError(f"{total} do not fit into {most.sum()}")
-    given = np.zeros(len(most), np.int64)
-    while (missing := total - int(given.sum())) > 0:
+    if (total > most.sum(1)).any():
+        raise ValueError(f"{total} do not fit into {most.sum(1).min()}")
+    given = np.zeros(most.shape, np.int64)
+    while (missing := total - given.sum(1, keepdims=True)).any():
         room = most - given
         wanted = np.where(room > 0, weights, 0.0)
-        if not wanted.any():
-            wanted = room.astype(float)
-        quota = missing * (wanted / wanted.sum())
+        wanted = np.where(wanted.any(1, keepdims=True), wanted, room)
+        quota = missing * (wanted / wanted.sum(1, keepdims=True).clip(np.finfo(float).tiny))
         whole = np.floor(quota).astype(np.int64)
-        whole[np.argsort(whole - quota, kind="stable")[: missing - whole.sum()]] += 1
-        given += np.minimum(whole, room)
+        rank = np.argsort(np.argsort(whole - quota, axis=1, kind="stable"), axis=1)
+        given += np.minimum(whole + (rank < missing - whole.sum(1, keepdims=True)), room)
     return given
 
 
@@ -49,31 +48,33 @@ class _Pools:
         self.start = np.cumsum(self.size) - self.size
 
     def take(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """counts[k] rows of each label k from its first[k]-th on, round and round."""
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
-        return self.rows[np.repeat(self.start, counts) + within % np.repeat(self.size, counts)]
+        """(n, total) rows: for client i counts[i, k] of each label k from its first[i, k]-th on, round and round."""
+        each = counts.reshape(-1)
+        within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each - first.reshape(-1), each)
+        start, size = (np.repeat(np.tile(values, len(counts)), each) for values in (self.start, self.size))
+        return self.rows[start + within % size].reshape(len(counts), -1)
 
 
 def shares(
     train_y: np.ndarray, test_y: np.ndarray, classes: int, count: int, sizes: Sizes, alpha: float, rng: np.random.Generator
 ) -> list[Share]:
-    """Train, validation and test rows, int64, of `count` clients; training and validation rows of all are disjoint.
+    """Train, validation and test rows, int64, label by label, of `count` clients; what they train and validate on is disjoint.
 
     Each client draws its proportions from Dirichlet(alpha) and takes records to match from what those before it left: a
     label that has run out is made up for by the others, by the client's proportions. Its validation and test rows have the
     proportions of its training rows as near as whole numbers and the test set allow; test rows of clients overlap.
     """
     pools, tests = _Pools(train_y, classes, rng), _Pools(test_y, classes, rng)
-    used = np.zeros(classes, np.int64)
-    found = []
-    for proportions in rng.dirichlet(np.full(classes, alpha), count):
-        counts = apportion(proportions, sizes.train, pools.size - used)
-        held = apportion(counts, sizes.held, counts)
-        own = apportion(counts, sizes.test, tests.size)
-        found.append((
-            pools.take(used + held, counts - held),
-            pools.take(used, held),
-            tests.take(rng.integers(0, np.maximum(tests.size, 1)), own),
-        ))  # fmt: skip
-        used += counts
-    return found
+    proportions = rng.dirichlet(np.full(classes, alpha), count)
+    counts = apportion(proportions, sizes.train, np.tile(pools.size, (count, 1)))
+    used = np.zeros((count + 1, classes), np.int64)
+    for i in range(count):
+        left = pools.size - used[i]
+        if (counts[i] > left).any():
+            counts[i] = apportion(proportions[i : i + 1], sizes.train, left[None])[0]
+        used[i + 1] = used[i] + counts[i]
+    held = apportion(counts, sizes.held, counts)
+    tested = apportion(counts, sizes.test, np.tile(tests.size, (count, 1)))
+    first = rng.integers(0, np.maximum(tests.size, 1), (count, classes))
+    train, validation = pools.take(used[:-1] + held, counts - held), pools.take(used[:-1], held)
+    return list(zip(train, validation, tests.take(first, tested), strict=True))
