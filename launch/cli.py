@@ -255,14 +255,23 @@ def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None
 
 
 @app.command()
-def bench(what: Annotated[str, typer.Argument(help="dpsgd")] = "dpsgd") -> None:
-    """Measure, as ratios against peers in one run."""
+def bench(
+    what: Annotated[str, typer.Argument(help="dpsgd: speed against peers; live: a thousand clients on this machine")] = "dpsgd",
+    clients: Annotated[int, typer.Option(min=1, help="live: clients enrolled")] = 1000,
+    sampled: Annotated[int, typer.Option(min=1, help="live: clients sampled a round, and connected at most")] = 100,
+    per_worker: Annotated[int, typer.Option(min=1, help="live: clients that share a process")] = 1,
+) -> None:
+    """Measure: DP-SGD as ratios against peers in one run, or seconds a round and memory of many clients."""
     from dpcfl_net import bench as benches
     from dpcfl_net.errors import ConfigError
+    from launch import bench_live
 
-    if what != "dpsgd":
-        raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd")
-    benches.dpsgd()
+    if what not in ("dpsgd", "live"):
+        raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd or live")
+    if what == "live":
+        bench_live.live(clients, sampled, group=per_worker)
+    else:
+        benches.dpsgd()
 
 
 @app.command()

@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import setproctitle
@@ -40,6 +41,8 @@ setproctitle.setproctitle("dpcfl parent of all workers")
 torch.set_num_threads(1)
 for module in ("launch.local", "dpcfl_net.models", "dpcfl_net.privacy.fast_path", "zmq.auth.thread", "safetensors.numpy"):
     importlib.import_module(module)
+# multiprocessing runs the launcher's main module again in each child, unless it is there already.
+sys.modules["__main__"] = importlib.import_module("launch.cli")
 registry()
 remembered.accountant()
 if JOB in os.environ:

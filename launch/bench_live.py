@@ -1,0 +1,136 @@
+"""A thousand clients, a sample of them alive: seconds a round, processes over time, memory, and who spends the time."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dpcfl_net import config as configuration
+from dpcfl_net import runlog
+from launch import runs
+
+QUIET_ROUNDS = 2  # the last ones: memory is measured in them, which disturbs the others
+
+
+def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 1) -> dict[str, Any]:
+    """Run DP-FedAvg on digits, one record a client, `sampled` of `clients` a round (fixed size); print figures and return them.
+
+    The clients compute next to nothing, so that a round is summoning, connecting, a task, and leaving. Memory is the sum of
+    proportional set sizes (PSS) of every process of the run, launcher and preloaded parent among them.
+    """
+    with tempfile.TemporaryDirectory(prefix="dpcfl-live-") as folder:
+        watcher = _Watcher(rounds)
+        document, failure = runs.run_in(Path(folder), _config(clients, sampled, rounds, group), watcher)
+        if failure is not None:
+            raise failure
+        if document["state"] != "finished":
+            raise KeyboardInterrupt
+        lines = [line for line in runlog.read(Path(folder) / "metrics.jsonl") if "summoned" in line]
+    found = watcher.figures(lines)
+    print(f"{clients} clients enrolled, {sampled} sampled a round, {group} to a process; {rounds} rounds")
+    print(f"seconds a round: {found['seconds']:.2f} (the first {found['first_seconds']:.2f}), {found['summoned']:.0f} summoned")
+    print(f"milliseconds of processor time for each summoned client: {found['cpu_ms']:.1f}, of which")
+    for who, spent in found["cpu_ms_by_role"].items():
+        print(f"  {who:<12}{spent:7.1f}")
+    print(
+        f"memory (PSS): {found['pss_gib']:.2f} GiB in {found['pss_processes']} processes, of a worker {found['worker_mib']:.1f} MiB"
+    )
+    print(f"worker processes at most {found['most_workers']}; by second: {' '.join(map(str, found['workers_by_second']))}")
+    return found
+
+
+def _config(clients: int, sampled: int, rounds: int, group: int) -> configuration.Config:
+    return configuration.resolve({
+        "name": "live",
+        "data": {"dataset": "digits", "clients": [clients], "shift": "none", "train_per_client": 1, "test_per_client": 1},
+        "model": {"name": "linear"},
+        "rounds": rounds,
+        "local": {"batch_size": 1},
+        "privacy": {"epsilon": 5.0, "delta": 1e-4, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one"},
+        "algorithm": {"name": "dp-fedavg", "sampling_rate": sampled / clients},
+        "runtime": {"max_live_workers": sampled, "clients_per_worker": group},
+        "output": {"transcript": "off"},
+    })  # fmt: skip
+
+
+@dataclass
+class _Watcher:
+    """Looks at the processes of a run whenever the launcher looks at its progress."""
+
+    rounds: int
+    started: float = field(default_factory=time.monotonic)
+    counts: list[tuple[float, int]] = field(default_factory=list)
+    memory: dict[str, list[int]] = field(default_factory=dict)
+    spent: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # after a round, since the process began
+
+    def update(self, view: Any) -> None:
+        family = list(_family())
+        self.counts.append((time.monotonic() - self.started, sum(role == "worker" for role, _ in family)))
+        if 0 < view.round < self.rounds and view.round > (self.spent[-1][0] if self.spent else 0):
+            self.spent.append((view.round, _spent(family)))
+        if self.rounds - QUIET_ROUNDS <= view.round < self.rounds:
+            found: dict[str, list[int]] = {}
+            for role, process in family:
+                with contextlib.suppress(psutil.Error):
+                    found.setdefault(role, []).append(process.memory_full_info().pss)
+            if _total(found) > _total(self.memory):
+                self.memory = found
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def figures(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
+        quiet = [line for line in lines if 1 < line["round"] <= self.rounds - QUIET_ROUNDS] or lines
+        (begin, before), (end, after) = self.spent[0], self.spent[-1]
+        summoned = sum(line["summoned"] for line in lines if begin < line["round"] <= end) or 1
+        by_role = {role: 1e3 * (after[role] - before.get(role, 0.0)) / summoned for role in sorted(after)}
+        workers = self.memory.get("worker", [0])
+        by_second = {int(at): count for at, count in self.counts}
+        return {
+            "seconds": statistics.median(line["seconds"] for line in quiet),
+            "first_seconds": lines[0]["seconds"],
+            "summoned": statistics.median(line["summoned"] for line in quiet),
+            "cpu_ms": sum(by_role.values()),
+            "cpu_ms_by_role": by_role,
+            "pss_gib": _total(self.memory) / 2**30,
+            "pss_processes": sum(map(len, self.memory.values())),
+            "worker_mib": statistics.median(workers) / 2**20,
+            "most_workers": max(count for _, count in self.counts),
+            "workers_by_second": list(by_second.values()),
+        }
+
+
+def _family() -> Iterator[tuple[str, psutil.Process]]:
+    """(role, process) of everybody of the run that this process has started."""
+    me = psutil.Process()
+    yield "launcher", me
+    for process in me.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            title = process.cmdline()[0] if process.cmdline() else ""
+            words = title.removeprefix("dpcfl ").split()
+            if title.startswith("dpcfl ") and words:
+                yield {"client": "worker", "clients": "worker"}.get(words[0], words[0]), process
+
+
+def _spent(family: list[tuple[str, psutil.Process]]) -> dict[str, float]:
+    """Processor seconds by role; workers that have ended are counted at the parent that they were forked from."""
+    found: dict[str, float] = {}
+    for role, process in family:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found[role] = found.get(role, 0.0) + times.user + times.system
+            if role == "parent":
+                found["worker"] = found.get("worker", 0.0) + times.children_user + times.children_system
+    return found
+
+
+def _total(memory: dict[str, list[int]]) -> int:
+    return sum(sum(sizes) for sizes in memory.values())
