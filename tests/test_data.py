@@ -372,7 +372,9 @@ def test_fetch_says_when_there_is_no_network(tmp_path, monkeypatch):
         fetch("mnist", tmp_path)
     with pytest.raises(ConfigError, match="allowed"):
         fetch("imagenet", tmp_path)
-    assert fetch("digits", tmp_path) == tmp_path
+    assert fetch("digits", tmp_path) == fetch("regression", tmp_path) == tmp_path
+    with pytest.raises(DataMissing, match="No command fetches it"):
+        fetch("shakespeare", tmp_path)
 
 
 def test_importing_the_room_needs_no_heavy_library():

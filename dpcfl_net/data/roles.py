@@ -75,6 +75,8 @@ def _speeches(path: Path) -> Iterator[tuple[str, str]]:
         blocks = path.read_text(encoding="utf-8").split("\n\n")
     except (OSError, UnicodeDecodeError) as error:
         raise damaged(path, str(error)) from error
+    if not any(block.strip() for block in blocks):
+        raise damaged(path, "it has no speech")
     for block in blocks:
         speaker, _, speech = block.strip("\n").partition("\n")
         if not speaker:

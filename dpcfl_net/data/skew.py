@@ -31,7 +31,9 @@ def apportion(weights: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:
         room = most - given
         wanted = np.where(room > 0, weights, 0.0)
         wanted = np.where(wanted.any(1, keepdims=True), wanted, room)
-        quota = missing * (wanted / wanted.sum(1, keepdims=True).clip(np.finfo(float).tiny))
+        largest = wanted.max(1, keepdims=True)
+        wanted = wanted / np.where(largest > 0, largest, 1.0)  # weights too small to add up otherwise; full rows stay zero
+        quota = missing * (wanted / wanted.sum(1, keepdims=True).clip(1.0))
         whole = np.floor(quota).astype(np.int64)
         rank = np.argsort(np.argsort(whole - quota, axis=1, kind="stable"), axis=1)
         given += np.minimum(whole + (rank < missing - whole.sum(1, keepdims=True)), room)
