@@ -205,7 +205,7 @@ def _impossible(config: Config) -> list[str]:
     if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
         problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
     problems += _unprotectable(config)
-    setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy)
+    setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
     return problems + config.algorithm_class.problems(config.options, setting)
 
 
@@ -222,7 +222,7 @@ def _unprotectable(config: Config) -> list[str]:
         problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
     for name in ("momentum", "weight_decay"):
         value = getattr(config.local, name)
-        if value and not algorithm.plain_sgd:
+        if value and not algorithm.plain_sgd(config.options, privacy):
             problems.append(f"local.{name} is {value}: must be 0, the local step of {algorithm.name} is DP-SGD, which has none")
     if privacy.trust == "trusted-server" and config.ledger.scope == "dataset":
         problems.append("ledger.scope is 'dataset': a trusted server's ledger is of one run, use 'run'")
@@ -249,13 +249,12 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
     """What does not go together with the records that are there; what is the user's own is tried before anything starts."""
     images = open_set(config.data, config.data.root)
     problems = shift_problems(config.data, images)
+    by_record = not config.algorithm_class.plain_sgd(config.options, config.privacy)
     if known_model and (images.task == "regression" or is_plugin(config.model.name) or is_plugin(config.data.dataset)):
         from dpcfl_net.experiment import model_template
 
         try:
-            model_template(
-                config.model.name, images.input_shape, images.classes, seed=0, task=images.task, unit=config.privacy.unit
-            )
+            model_template(config.model.name, images.input_shape, images.classes, seed=0, task=images.task, by_record=by_record)
         except ConfigError as error:
             problems += error.problems
     try:
@@ -263,7 +262,7 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
     except ConfigError as error:
         return problems + error.problems
     # Plain SGD takes a short batch; DP-SGD's is drawn with the rate b / N, at most 1.
-    if config.privacy.unit == "sample" and config.local.batch_size > records:
+    if by_record and config.local.batch_size > records:
         problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
     return problems
 

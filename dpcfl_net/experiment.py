@@ -36,7 +36,7 @@ from dpcfl_net.job import (
 )
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.privacy.remembered import remembered
-from dpcfl_net.types import DPSGDSlot, Slot
+from dpcfl_net.types import DPSGDSlot, SelectionSlot, Slot, UnprotectedSlot
 from dpcfl_net.wire import keys
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
 SERVER_SEES = "anything against the server itself: it is trusted, and sees every sampled client's update and cluster identifier as they are"
-COVERED = ["model updates", "cluster selections"]
 NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
     "the search for hyper-parameters",
@@ -123,7 +122,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
             images.classes,
             derive_seed(root, "initial model"),
             task=images.task,
-            unit=config.privacy.unit,
+            by_record=not config.algorithm_class.plain_sgd(config.options, config.privacy),
         ),
         roster=[
             ClientEntry(
@@ -148,17 +147,17 @@ def make_job(config: Config, key_folder: Path) -> Job:
 
 def model_template(
     name: str, input_shape: tuple[int, ...], classes: int, seed: int,
-    task: Literal["classification", "regression"] = "classification", unit: Literal["sample", "client"] = "sample",
+    task: Literal["classification", "regression"] = "classification", by_record: bool = True,
 ) -> ModelTemplate:  # fmt: skip
-    """The pinned layout of a model; ConfigError if the engine of the protected unit, DP-SGD or the plain one, cannot train it."""
+    """The pinned layout of a model; ConfigError if DP-SGD (`by_record`) or the plain engine cannot train it."""
     from dpcfl_net import models
     from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
 
     module = models.build(name, input_shape, classes)
     if is_plugin(name):
-        _check_own_model(name, module, input_shape, classes, seed, by_record=unit == "sample")
+        _check_own_model(name, module, input_shape, classes, seed, by_record)
     try:
-        if unit == "sample":
+        if by_record:
             Trainer(module, clip=1.0, learning_rate=0.1, batch_size=2, task=task)
         else:
             Evaluator(module, task)
@@ -293,7 +292,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     algorithm, by_client = algorithm_of(protocol), protocol.privacy.unit == "client"
     z = [noise for noise in noisy_plans(algorithm).values() if noise is not None]
     least = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
-    covered, not_covered = list(COVERED), list(NOT_COVERED)
+    covered, not_covered = list(algorithm.covers), [*algorithm.caveats, *NOT_COVERED]
     if protocol.privacy.delta >= 1 / least:
         what, count = ("clients", "n") if by_client else ("records", "N")
         warning = f"it allows a few {what} to be given away whole"
@@ -362,15 +361,19 @@ def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
     """
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
     asked = algorithm.answers_expected
-    if algorithm.plain_sgd:
+    if algorithm.plain_sgd(algorithm.options, protocol.privacy):
         records = [entry.records for entry in protocol.roster]
         each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
         steps, seen, selections = round(asked * each), round(asked * protocol.local.epochs * sum(records) / n), 0
         models_down = asked * (algorithm.max_models - 1)
     else:
         gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
-        steps, seen = sum(slot.steps for slot, _ in gradient), int(sum(s.steps * s.rate * e.records for s, e in gradient))
-        selections = sum(not isinstance(slot, DPSGDSlot) for entry in protocol.roster for slot in algorithm.plan(entry))
+        share = asked / (n * protocol.rounds)  # a plan holds every round, though not everybody may be asked in each
+        steps = round(share * sum(slot.steps for slot, _ in gradient))
+        seen = int(share * sum(s.steps * s.rate * e.records for s, e in gradient))
+        selections = sum(
+            isinstance(slot, SelectionSlot | UnprotectedSlot) for entry in protocol.roster for slot in algorithm.plan(entry)
+        )
         models_down = selections * (algorithm.max_models - 1)  # in a window every client gets every model
     sends = any(
         set(spec.shape) & {"p", "update", "body"} for half in algorithm.halves().values() for spec in half.gives.values()
@@ -398,7 +401,7 @@ def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
     settings, piece = client_slice(job, entry.id, root)
     data = open_client(settings, piece, root)
     theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
-    if job.algorithm.plain_sgd:
+    if job.algorithm.plain_sgd(job.algorithm.options, job.protocol.privacy):
         engine.sgd.train(theta, data, os.urandom(32))
         start = time.perf_counter()
         engine.sgd.train(theta, data, os.urandom(32))

@@ -104,6 +104,24 @@ class DPSGDSlot:
 
 
 @dataclass(frozen=True)
+class GaussianSlot:
+    """One release over all that a client holds, with Gaussian noise of z * ratio times its sensitivity under zero-out.
+
+    doubles: whether an exchange moves it twice as far as taking out does, as for a vector of bounded length, or just as far,
+    as for a number between 0 and a bound.
+    """
+
+    name: str
+    ratio: float = 1.0
+    doubles: bool = True
+
+    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+        """The accountant doubles every sensitivity under replace-one: where it does not double, the noise counts twice."""
+        told = 2 if adjacency == "replace-one" and not self.doubles else 1
+        return SampledGaussian(told * self.ratio * noise_multiplier, 1.0, 1)
+
+
+@dataclass(frozen=True)
 class SelectionSlot:
     """One choice by the exponential mechanism, P(m) proportional to exp(eta * count_m), counts of own records."""
 
@@ -166,7 +184,7 @@ class CuratorSlot:
         return noise_multiplier / math.sqrt(dict(self.parts)[part])
 
 
-Slot = DPSGDSlot | SelectionSlot | UnprotectedSlot | RawSlot | CuratorSlot
+Slot = DPSGDSlot | GaussianSlot | SelectionSlot | UnprotectedSlot | RawSlot | CuratorSlot
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Setting:
     clients: int
     local: LocalTraining
     privacy: PrivacyTarget
+    validation: float = 0.0  # the share of its records that each client sets aside
 
 
 class Algorithm:
@@ -68,7 +69,7 @@ class Algorithm:
     paper: ClassVar[str] = ""
     claim_of_paper: str | None = None  # what the paper says that a run costs, where that differs from what holds
     protects: ClassVar[tuple[tuple[str, str], ...]] = (("sample", "untrusted-server"),)  # (unit, trust) it can run under
-    plain_sgd: ClassVar[bool] = False  # the local step is plain SGD, which knows momentum and weight decay
+    covers: ClassVar[tuple[str, ...]] = ("model updates", "cluster selections")  # what an untrusted server's epsilon is of
     uses_oracle: ClassVar[bool] = False
     personal: ClassVar[bool] = False  # clients use models of their own, which only they can evaluate
     model_per_client: ClassVar[bool] = False  # row i of State.models is client i's, whatever its cluster
@@ -82,6 +83,16 @@ class Algorithm:
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         """Why these options cannot work in this setting, a sentence each."""
+        return []
+
+    @classmethod
+    def plain_sgd(cls, options: Any, privacy: PrivacyTarget) -> bool:
+        """Whether the local step is plain SGD, which knows momentum and weight decay, and not DP-SGD."""
+        return False
+
+    @property
+    def caveats(self) -> list[str]:
+        """Sentences that the statement adds to what is not covered."""
         return []
 
     @property

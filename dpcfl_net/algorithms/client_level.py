@@ -12,7 +12,7 @@ from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, at_cur
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.curator import Desk
-from dpcfl_net.job import ClientEntry
+from dpcfl_net.job import ClientEntry, PrivacyTarget
 from dpcfl_net.types import CuratorSlot, RawSlot, Release, Slot, State
 
 
@@ -30,7 +30,6 @@ class ClientLevel(Algorithm):
     """A client's whole update is clipped to C and hidden in a noisy sum; the client itself runs plain SGD and adds nothing."""
 
     protects = (("client", "trusted-server"),)
-    plain_sgd = True
     stateful = False  # what a client sends depends on earlier rounds, and so on whether it was drawn then
     Options: type[Sampled] = Sampled
 
@@ -54,6 +53,10 @@ class ClientLevel(Algorithm):
             why = "clients that keep a state show who was drawn before, which a sample of fixed size does not hide"
             problems.append(f"{cls.name} with these options needs Poisson sampling: {why}")
         return problems
+
+    @classmethod
+    def plain_sgd(cls, options: Any, privacy: PrivacyTarget) -> bool:
+        return True
 
     @classmethod
     def holds_state(cls, options: Any) -> bool:
