@@ -18,7 +18,7 @@ from dpcfl_net.job import Protocol as Job
 from dpcfl_net.job import digest
 from dpcfl_net.privacy.client_level import COUNT_SCALE
 from dpcfl_net.privacy.ledger import Ledger
-from dpcfl_net.privacy.mechanisms import gaussian_on_grid
+from dpcfl_net.privacy.mechanisms import gaussian_on_grid, shortened
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.tensors import unpack
 from dpcfl_net.types import ClientHalf, CuratorSlot, Event, Release, Slot, Task, UnprotectedSlot
@@ -152,7 +152,8 @@ class Desk:
         blocks, width = shape
         total = np.zeros((blocks, width + (counts is not None)))
         for client in sorted(contributions):
-            for block, vector in _clipped(contributions[client], clip):
+            vectors = shortened([vector for _, vector in contributions[client]], clip)
+            for (block, _), vector in zip(contributions[client], vectors, strict=False):
                 total[block, :width] += vector
             if counts is not None:
                 total[counts[client], width] += clip * COUNT_SCALE
@@ -196,14 +197,3 @@ class Desk:
 
     def _stream(self, slot: str, purpose: str) -> np.random.Generator:
         return stream(derive(self._charge.key, "curator", slot), purpose)
-
-
-def _clipped(parts: Contribution, clip: float) -> list[tuple[int, np.ndarray]]:
-    """All parts of one update in float64, together at most `clip` long; none of an update that is not finite."""
-    exact = [(block, vector.astype(np.float64)) for block, vector in parts]
-    norm = math.sqrt(math.fsum(float(vector @ vector) for _, vector in exact))
-    if not math.isfinite(norm):
-        return []
-    # A hair shorter than clip: the rounding of the norm and of the product must not make it longer.
-    scale = min(1.0, clip * (1 - 1e-9) / norm) if norm > 0 else 1.0
-    return [(block, scale * vector) for block, vector in exact]

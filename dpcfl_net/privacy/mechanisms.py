@@ -1,4 +1,4 @@
-"""The exponential mechanism over counts of a client's own records."""
+"""The exponential mechanism over counts of a client's own records; vectors of bounded length, and Gaussian noise on a grid."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Gene
     # Only differences matter; taking them as integers first keeps huge counts exact.
     lead = (scores.astype(object) - int(scores.max())).astype(np.float64)
     return int(np.argmax(eta * lead - np.log(-np.log(uniform))))
+
+
+def shortened(vectors: Sequence[np.ndarray], clip: float) -> list[np.ndarray]:
+    """The vectors in float64, scaled down together to a norm of at most `clip`; none at all if one is not finite."""
+    exact = [vector.astype(np.float64) for vector in vectors]
+    norm = math.sqrt(math.fsum(float(vector @ vector) for vector in exact))
+    if not math.isfinite(norm):
+        return []
+    # A hair shorter than clip: the rounding of the norm and of the product must not make it longer.
+    scale = min(1.0, clip * (1 - 1e-9) / norm) if norm > 0 else 1.0
+    return [scale * vector for vector in exact]
 
 
 def gaussian_on_grid(total: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:
