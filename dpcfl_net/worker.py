@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import open_client
+from dpcfl_net.data.partition import Part, open_client
 from dpcfl_net.errors import Refused
 from dpcfl_net.experiment import Job, client_key, client_slice, read_job
 from dpcfl_net.federation.claim import verify_claim
@@ -27,7 +27,7 @@ from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.ledger_entries import Claim
 from dpcfl_net.runlog import say
 from dpcfl_net.slots import Slots
-from dpcfl_net.types import Task
+from dpcfl_net.types import Answer, Task
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ClientEndpoint, ClientEvent
 from dpcfl_net.wire.messages import resolve
@@ -71,11 +71,11 @@ def make_host(
     epsilon = verify_claim(algorithm, client, cache.folder() / "claims")
     settings, piece = client_slice(job, client, data_root)
 
-    def open_data() -> Any:
-        return open_client(settings, piece, data_root, "train")
+    def open_data(part: Part) -> Any:
+        return open_client(settings, piece, data_root, part)
 
     if job.protocol.ledger_scope == "dataset":
-        slice_digest = open_data().data_digest()
+        slice_digest = open_data("train").data_digest()
         ledger = Ledger(ledgers / slice_digest, owner={"data": slice_digest}, durable=durable)
         ledger.enrol(digest(job.protocol), Claim(epsilon, job.protocol.privacy.delta), budget)
     else:
@@ -108,7 +108,8 @@ def settle() -> None:
     import torch
 
     torch.set_num_threads(1)
-    torch.manual_seed(int.from_bytes(os.urandom(7), "big"))  # forked siblings share the parent's seed; no noise comes from it
+    # Forked siblings share the parent's seed; no noise comes from it. torch.manual_seed also looks for GPUs, for milliseconds.
+    torch.default_generator.manual_seed(int.from_bytes(os.urandom(7), "big"))
 
 
 def turns(spec: WorkerSpec) -> Turns:
@@ -122,11 +123,13 @@ class Worker:
     def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost, context: zmq.Context, turn: Turns) -> None:
         self.spec, self.job, self.host, self._context, self._turn = spec, job, host, context, turn
         self._tasks: queue.Queue[ClientEvent | BaseException | None] = queue.Queue()
-        self._answers: deque[tuple[Any, ...]] = deque()
+        self._answers: deque[tuple[str, Answer]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._stop = False
         self._outbox: ObserverOutbox | None = None
+        self._span: tuple[float, float] | None = None
+        host.turn = self._computing
 
     def serve(self) -> None:
         """Answer tasks until the end."""
@@ -153,16 +156,21 @@ class Worker:
 
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects while the task is computed
+        answer = self.host.answer(Task(event.round, event.task, event.tensors))
+        self._reply(event.id, answer)
+        if outbox is not None:
+            if self._span is not None:
+                outbox.span("train", event.round, *self._span)
+            self._report_personal(outbox, event.round)
+        self._span = None
+        memory.give_back_freed()  # a thousand idle workers must be small
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
         with self._turn():
             started = time.time()
-            self._reply("phase", "computing")
-            answer = self.host.answer(Task(event.round, event.task, event.tensors))
-            ended = time.time()
-            self._reply("result", event.id, answer)
-            if outbox is not None:
-                outbox.span("train", event.round, started, ended)
-                self._report_personal(outbox, event.round)
-        memory.give_back_freed()  # a thousand idle workers must be small
+            yield
+            self._span = started, time.time()
 
     def _link(self) -> ObserverOutbox | None:
         """The way to the observer, if there is one, from the first task on."""
@@ -184,11 +192,12 @@ class Worker:
             return
         settings, piece = client_slice(self.job, self.spec.client, self.spec.data_root)
         test = open_client(settings, piece, self.spec.data_root, "test")
-        accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, test)
+        with self._turn():
+            accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, test)
         outbox.personal(t, accuracy, loss)
 
-    def _reply(self, *what: Any) -> None:
-        self._answers.append(what)
+    def _reply(self, task_id: str, answer: Answer) -> None:
+        self._answers.append((task_id, answer))
         self._wake()
 
     def _wake(self) -> None:
@@ -244,10 +253,6 @@ class Worker:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         while self._answers:
-            kind, *rest = self._answers.popleft()
-            if kind == "phase":
-                endpoint.heartbeat(rest[0])
-            else:
-                task_id, answer = rest
-                endpoint.send_result(task_id, answer.status, answer.release, answer.reason)
-                endpoint.heartbeat("idle")
+            task_id, answer = self._answers.popleft()
+            endpoint.send_result(task_id, answer.status, answer.release, answer.reason)
+            endpoint.heartbeat("idle")

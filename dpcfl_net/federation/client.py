@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +18,10 @@ from dpcfl_net.federation.gate import Charge, Gate
 from dpcfl_net.job import Protocol, digest
 from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
 from dpcfl_net.privacy.ledger import Ledger
-from dpcfl_net.privacy.mechanisms import exponential_mechanism
+from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.tensors import describe
-from dpcfl_net.types import Answer, DPSGDSlot, Event, RawSlot, Release, SelectionSlot, Task, UnprotectedSlot
+from dpcfl_net.types import Answer, DPSGDSlot, Event, GaussianSlot, RawSlot, Release, SelectionSlot, Task, UnprotectedSlot
 from dpcfl_net.wire.messages import match_rows, resolve
 
 if TYPE_CHECKING:
@@ -72,14 +74,16 @@ class Engine:
 class Client:
     """`me` in a client half: mechanisms over data that it cannot see, and the state that commits with the release.
 
-    There is no way to the records here but `dpsgd` and `select`, which protect what they give, and `sgd`, `losses` and
-    `lowest_loss`, which do not. All record what they really ran: the gate compares it with the debit.
+    There is no way to the records here but `dpsgd`, `select`, `noisy_loss` and `noisy_update`, which protect what they give,
+    and `sgd`, `losses`, `lowest_loss` and `validation_loss`, which do not. All record what they really ran: the gate compares
+    it with the debit.
     """
 
     protocol: Protocol
     state: dict[str, Any]
     _engine: Engine
     _data: Any
+    _validation: Callable[[], Any]
     _charge: Charge
     ran: list[Event] = field(default_factory=list)
     _raw: set[str] = field(default_factory=set)
@@ -119,6 +123,34 @@ class Client:
         key = derive(self._charge.key, "slot", slot, self._trainings)
         return self._engine.sgd.train(model, self._data, key, **how)
 
+    def validation_loss(self, slot: str, model: np.ndarray, top: float = math.inf) -> float:
+        """Mean loss of the (p,) model on the own validation records, each loss at most `top`: raw."""
+        self._without_guarantee(slot)
+        return self._mean_loss(model, top)
+
+    def noisy_loss(self, slot: str, model: np.ndarray, top: float) -> float:
+        """The same with noise for its sensitivity: top / N_val if records are protected, top if the whole client is."""
+        reach = top if self.protocol.privacy.unit == "client" else top / len(self._validation())
+        return float(self._noisy(slot, np.array([self._mean_loss(model, top)]), reach)[0])
+
+    def noisy_update(self, slot: str, model: np.ndarray) -> np.ndarray:
+        """What plain SGD adds to `model`, shortened to C, with noise that hides the whole client: (p,) float32."""
+        key = derive(self._charge.key, "slot", slot, "training")
+        update = self._engine.sgd.train(model, self._data, key) - model
+        clip = self.protocol.local.clip
+        return self._noisy(slot, (shortened([update], clip) or [np.zeros(update.shape)])[0], clip).astype(np.float32)
+
+    def _mean_loss(self, model: np.ndarray, top: float) -> float:
+        losses, _ = self._engine.evaluator.each(model, self._validation())
+        return float(np.clip(losses, 0.0, top).mean())
+
+    def _noisy(self, slot: str, value: np.ndarray, reach: float) -> np.ndarray:
+        """Noise on what moves by at most `reach` when whoever is protected is taken out, or when a number is exchanged."""
+        spec, z = self._charge.slots[slot], self._charge.noise_multiplier
+        assert isinstance(spec, GaussianSlot)
+        self.ran.append(spec.event(z, self._charge.adjacency))
+        return gaussian_on_grid(value, z * spec.ratio * reach, stream(derive(self._charge.key, "slot", slot), "noise"))
+
     def _without_guarantee(self, slot: str) -> None:
         """Record a slot that is raw, once for a task however many raw things its bundle holds."""
         spec = self._charge.slots[slot]
@@ -138,7 +170,9 @@ class Client:
 class ClientHost:
     """One client with its gate and ledger, wherever it runs: in a process of its own or beside others in a test.
 
-    open_data is called on the first task that passed the gate's debit, never before; `engine` likewise.
+    open_data ("train" or "validation" to records) is called for the first task that needs them and passed the gate's debit,
+    never before; `engine` likewise. `turn` makes the context in which it computes: where several clients share cores, one
+    waits there, but not with its ledger's disk.
     """
 
     def __init__(
@@ -146,7 +180,7 @@ class ClientHost:
         algorithm: ClientSide,
         client: int,
         ledger: Ledger,
-        open_data: Callable[[], Any],
+        open_data: Callable[[str], Any],
         engine: Callable[[], Engine],
         noise_seed: bytes | None,
     ) -> None:
@@ -155,9 +189,10 @@ class ClientHost:
         self._halves = algorithm.halves()
         plan = algorithm.plan(entry)
         self._open_data, self._make_engine = open_data, engine
-        self._data: Any = None
+        self._data: dict[str, Any] = {}
         self._engine: Engine | None = None
         self._ledger = ledger
+        self.turn: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.gate = Gate(
             job_hash=digest(self.protocol),
             client=client,
@@ -176,17 +211,17 @@ class ClientHost:
         """What leaves the client for a task: a release, or why not."""
         return self.gate.answer(task, self._check, lambda charge, state: self._compute(task, charge, state))
 
-    @property
-    def data(self) -> Any:
-        """The client's training records, opened once."""
-        if self._data is None:
-            self._data = self._open_data()
-            expected = self.protocol.client(self.client).records
-            if len(self._data) != expected:
+    def data(self, part: str) -> Any:
+        """The client's "train" or "validation" records, opened once."""
+        if part not in self._data:
+            records, entry = self._open_data(part), self.protocol.client(self.client)
+            expected = entry.records if part == "train" else entry.validation_records
+            if len(records) != expected:
                 raise Refused(
-                    "records", f"client {self.client} holds {len(self._data)} records, the signed job says {expected}"
+                    "records", f"client {self.client} holds {len(records)} {part} records, the signed job says {expected}"
                 )
-        return self._data
+            self._data[part] = records
+        return self._data[part]
 
     @property
     def engine(self) -> Engine:
@@ -215,8 +250,9 @@ class ClientHost:
                 raise Refused("non-finite", f"tensor {name!r} holds a value that is not finite")
 
     def _compute(self, task: Task, charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
-        me = Client(self.protocol, state, self.engine, self.data, charge)
-        release = getattr(self.algorithm, task.kind)(me, **task.tensors)
+        with self.turn():
+            me = Client(self.protocol, state, self.engine, self.data("train"), lambda: self.data("validation"), charge)
+            release = getattr(self.algorithm, task.kind)(me, **task.tensors)
         if isinstance(release, Release):
             match_rows(describe(release.tensors), resolve(self._halves[task.kind].gives, self.algorithm.dims))
         return release, me.state, me.ran
