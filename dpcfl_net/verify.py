@@ -11,11 +11,12 @@ import yaml
 
 from dpcfl_net.errors import DpcflError
 from dpcfl_net.experiment import Job, read_job
-from dpcfl_net.federation.claim import plan_events, protected
+from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
+from dpcfl_net.federation.curator import CURATOR, NOBODY
 from dpcfl_net.job import digest
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.summary import ledger_folder
-from dpcfl_net.types import BoundedRangeSelection, Event, SampledGaussian, Unprotected
+from dpcfl_net.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected
 from dpcfl_net.wire import transcript
 from dpcfl_net.wire.messages import decode
 
@@ -46,38 +47,31 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
 
 
 def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
-    """Chains and counters whole; no slot charged that the plan does not hold, none more often."""
-    own, algorithm = digest(job.protocol), job.algorithm
+    """Chains and counters whole; no slot charged that the plan does not hold, none more often.
+
+    Where a server is trusted its own ledger is `NOBODY`'s, and a client that was never drawn may have none.
+    """
+    own, algorithm, adjacency = digest(job.protocol), job.algorithm, job.protocol.privacy.adjacency
+    owners = [(e.id, ledger_folder(folder, job, e.id), algorithm.plan(e), e.noise_multiplier) for e in job.protocol.roster]
+    trusted = job.protocol.privacy.trust == "trusted-server"
+    if trusted:
+        noise = job.protocol.curator_noise_multiplier
+        owners.append((NOBODY, folder / "ledgers" / CURATOR, algorithm.curator_plan(), noise))
     problems: list[str] = []
     over: list[str] = []
     charged: dict[int, list[Any]] = {}
-    for entry in job.protocol.roster:
-        where = ledger_folder(folder, job, entry.id)
+    for owner, where, plan, noise in owners:
         if not where.exists():
-            problems.append(f"client {entry.id}: no ledger in {where}")
+            if not trusted or owner == NOBODY:
+                problems.append(f"{_name(owner)}: no ledger in {where}")
             continue
         try:
             lines = read_ledger(where)
         except DpcflError as error:
-            problems.append(f"client {entry.id}: {error}")
+            problems.append(f"{_name(owner)}: {error}")
             continue
-        charged[entry.id] = [line for line in lines if line.job == own and line.events]
-        spent = Counter(name for line in charged[entry.id] for name in line.slots)
-        quota = Counter(slot.name for slot in algorithm.plan(entry))
-        over += [
-            f"client {entry.id}: {name} charged {n} times, planned {quota[name]}"
-            for name, n in spent.items()
-            if n > quota[name]
-        ]
-        slots = {
-            slot.name: slot.event(entry.noise_multiplier, job.protocol.privacy.adjacency) for slot in algorithm.plan(entry)
-        }
-        for line in charged[entry.id]:
-            over += [
-                f"client {entry.id} line {line.sequence}: {name} is not the plan's event"
-                for name, event in zip(line.slots, line.events, strict=True)
-                if slots.get(name) != event
-            ]
+        charged[owner] = [line for line in lines if line.job == own and line.events]
+        over += _beyond_plan(owner, charged[owner], plan, {slot.name: slot.event(noise, adjacency) for slot in plan})
     count = sum(map(len, charged.values()))
     return [
         Check(
@@ -89,11 +83,30 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
     ], charged
 
 
+def _beyond_plan(owner: int, lines: list[Any], plan: list[Slot], events: dict[str, Event]) -> list[str]:
+    """What one ledger charges that its plan does not hold."""
+    spent, quota = Counter(name for line in lines for name in line.slots), Counter(slot.name for slot in plan)
+    over = [f"{_name(owner)}: {name} charged {n} times, planned {quota[name]}" for name, n in spent.items() if n > quota[name]]
+    for line in lines:
+        over += [
+            f"{_name(owner)} line {line.sequence}: {name} is not the plan's event"
+            for name, event in zip(line.slots, line.events, strict=True)
+            if events.get(name) != event
+        ]
+    return over
+
+
+def _name(owner: int) -> str:
+    return "the trusted server" if owner == NOBODY else f"client {owner}"
+
+
 def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
     """The epsilon of what was charged, recomputed from the ledgers alone; of a run without one, that of its noisy part."""
     from dpcfl_net.privacy.accounting import epsilon
 
     privacy = job.protocol.privacy
+    if privacy.trust == "trusted-server":  # what clients sent it is raw; what it published is in its own ledger
+        charged = {NOBODY: charged.get(NOBODY, [])}
     reasons = {event.reason for lines in charged.values() for line in lines for event in line.events if _open(event)}
     known: dict[tuple[Event, ...], float] = {}
     for lines in charged.values():
@@ -102,14 +115,10 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
             known[events] = epsilon(list(events), privacy.delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
     most = max(known.values(), default=0.0)
     planned = {
-        epsilon(
-            plan_events(protected(job.algorithm.plan(e)), e.noise_multiplier, privacy.adjacency),
-            privacy.delta,
-            privacy.adjacency,
-            privacy.accountant,
-        )
-        for e in {entry.noise_multiplier: entry for entry in job.protocol.roster}.values()
-    }
+        epsilon(plan_events(protected(list(plan)), z, privacy.adjacency), privacy.delta, privacy.adjacency, privacy.accountant)
+        for plan, z in noisy_plans(job.algorithm).items()
+        if z is not None
+    } or {0.0}
     detail = f"charged {most:.4f}, whole plan {max(planned):.4f}, target {privacy.epsilon:g} at delta {privacy.delta:g}"
     holds = most <= privacy.epsilon >= max(planned) and reasons <= set(job.protocol.unprotected)
     if job.protocol.unprotected:
@@ -124,16 +133,20 @@ def _open(event: Event) -> bool:
 
 def _merged(events: list[Event]) -> list[Event]:
     steps: Counter[tuple[float, float]] = Counter()
+    fixed: Counter[tuple[float, int, int]] = Counter()
     selections: Counter[float] = Counter()
     rest: list[Event] = []
     for event in events:
         if isinstance(event, SampledGaussian):
             steps[event.noise_multiplier, event.sampling_rate] += event.steps
+        elif isinstance(event, FixedSizeGaussian):
+            fixed[event.noise_multiplier, event.sample_size, event.population] += event.steps
         elif isinstance(event, BoundedRangeSelection):
             selections[event.epsilon] += event.count
         else:
             rest.append(event)
-    gaussians = [SampledGaussian(z, q, n) for (z, q), n in sorted(steps.items())]
+    gaussians: list[Event] = [SampledGaussian(z, q, n) for (z, q), n in sorted(steps.items())]
+    gaussians += [FixedSizeGaussian(z, m, n, count) for (z, m, n), count in sorted(fixed.items())]
     return [*gaussians, *(BoundedRangeSelection(e, n) for e, n in sorted(selections.items())), *rest]
 
 
@@ -148,7 +161,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     except DpcflError as error:
         return [Check("transcript: hash chain whole", False, str(error))]
     cut = " (a last record was cut)" if reader.cut else ""
-    paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines}
+    paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines if client != NOBODY}
     unpaid, released = [], set()
     for record in records:
         if record.direction != "up":

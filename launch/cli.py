@@ -184,12 +184,13 @@ def observer(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    evaluate_every: Annotated[int, typer.Option(min=1, help="evaluate every so many rounds, and the last")] = 1,
 ) -> None:
     """Start the observer alone: the experimenter's instrument, outside the protocol."""
     from dpcfl_net.observer import ObserverSpec, run_observer
 
     out.mkdir(parents=True, exist_ok=True)
-    run_observer(ObserverSpec(job, operator_key.read_text().strip(), bind, keys, out, data_root))
+    run_observer(ObserverSpec(job, operator_key.read_text().strip(), bind, keys, out, data_root, evaluate_every))
 
 
 @app.command()

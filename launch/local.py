@@ -69,8 +69,11 @@ class LocalRun:
         """Observer and coordinator, then every worker, unless they are more than may be connected at once."""
         runtime, keys = self.config.runtime, self.folder / "keys"
         self._spawn(
-            OBSERVER, run_observer, ObserverSpec(self.folder, self.operator_key, BIND, keys, self.folder, self.config.data.root)
-        )
+            OBSERVER, run_observer,
+            ObserverSpec(
+                self.folder, self.operator_key, BIND, keys, self.folder, self.config.data.root, self.config.output.evaluate_every
+            ),
+        )  # fmt: skip
         observer = self._address(OBSERVER)
         self._summons, theirs = multiprocessing.Pipe(duplex=False)
         self._spawn(

@@ -132,6 +132,14 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
     path = folder / "transcript.msgpack"
     if not path.exists():
         raise ConfigError(f"{folder} has no transcript.msgpack (output.transcript: off?)")
+    protocol = summary.read_run_job(folder).protocol
+    print({
+        "untrusted-server": "The server is not trusted: what it received below is all that it has, and what each client's gate let out.",
+        "trusted-server": "The server is trusted: it sees every sampled client's update and cluster identifier as they are. Only what it "
+        "publishes is noisy; whoever holds this transcript holds the clients' raw updates.",
+    }[protocol.privacy.trust])  # fmt: skip
+    if protocol.unprotected:
+        print(f"Without any guarantee: {'; '.join(protocol.unprotected)}")
     print("   #  time      to the server  from the server  client  round  kind       task                 bytes  content")
     shown = left = 0
     reader = transcript.read(path)

@@ -33,6 +33,23 @@ MATRIX = {
     "r-dpcfl": {"clusters": 2},
     "rc-dpfl": {"clusters": 2},
 }
+TRUSTED = {"unit": "client", "trust": "trusted-server", "delta": 1e-2}
+REPLACED = {**TRUSTED, "adjacency": "replace-one"}
+CLIENT_LEVEL = {  # case: options, privacy; every client is in every round, so that each of them can be made to crash
+    "dp-fedavg": ({}, TRUSTED),
+    "dp-fedprox": ({"mu": 0.5}, REPLACED),
+    "dp-fedper": ({}, TRUSTED),
+    "rr-cluster": ({"clusters": 2, "least": 2}, REPLACED),
+    "rr-cluster-expected": (
+        {"name": "rr-cluster", "base": "fesem", "clusters": 2, "least": 1, "guarantee": "expected"},
+        TRUSTED,
+    ),
+    "rr-cluster-paper": (
+        {"name": "rr-cluster", "base": "fedcam", "clusters": 2, "least": 2, "guarantee": "paper"},
+        {**REPLACED, "accountant": "rdp"},
+    ),
+}
+MATRIX |= {case: {"sampling_rate": 1.0, **options} for case, (options, _) in CLIENT_LEVEL.items()}
 TINY = {
     "data": {"dataset": "digits", "clients": [2, 2], "train_per_client": 200, "test_per_client": 40},
     "rounds": ROUNDS,
@@ -42,6 +59,12 @@ TINY = {
 
 def test_the_matrix_holds_every_algorithm():
     assert {options.get("name", name) for name, options in MATRIX.items()} == set(registry())
+
+
+def changes_of(case):
+    """What a case changes in SMALL."""
+    privacy = CLIENT_LEVEL[case][1] if case in CLIENT_LEVEL else {}
+    return {**TINY, "algorithm": {"name": case, **MATRIX[case]}, "privacy": {**SMALL["privacy"], **privacy}}
 
 
 def job_for(folder, algorithm, **changes):
@@ -70,9 +93,7 @@ def network_run(tmp_path_factory):
     def get(case):
         if case not in made:
             out = tmp_path_factory.mktemp(case)
-            done = dpcfl(
-                "run", write_config(out / "c", **TINY, algorithm={"name": case, **MATRIX[case]}), "--out", out / "runs"
-            )
+            done = dpcfl("run", write_config(out / "c", **changes_of(case)), "--out", out / "runs")
             assert done.returncode == 0, done.stderr + done.stdout
             made[case] = only_run(out / "runs"), done.stdout
         return made[case]
@@ -115,21 +136,34 @@ def accuracies(job, state, personal):
     algorithm, m, experiment_part = job.algorithm, job.protocol.model, job.experiment
     evaluator = Evaluator(models.build(m.name, tuple(m.input_shape), m.classes))
     found = []
-    for client in range(4):
-        if algorithm.personal:
-            model = np.frombuffer(personal[client], np.float32)
-        else:
-            model = state.models[client if algorithm.model_per_client else state.assignment[client]]
+
+    def judged(client, rows, part):
         settings, piece = experiment_slice(experiment_part, client, None)
-        found.append(evaluator.accuracy_and_loss(model, open_client(settings, piece, None, "test"))[0])
+        beside = state.models[rows[0]] if len(rows) == 2 else None
+        return evaluator.accuracy_and_loss(state.models[rows[-1]], open_client(settings, piece, None, part), beside)
+
+    for client in range(4):
+        cluster = state.assignment[client]
+        if algorithm.personal:
+            settings, piece = experiment_slice(experiment_part, client, None)
+            model, data = np.frombuffer(personal[client], np.float32), open_client(settings, piece, None, "test")
+            found.append(evaluator.accuracy_and_loss(model, data)[0])
+            continue
+        if cluster is None and not algorithm.model_per_client:
+            cluster = min((0, 1), key=lambda name: judged(client, algorithm.models_of(client, name), "train")[1])
+        found.append(judged(client, algorithm.models_of(client, cluster), "test")[0])
     return found
 
 
 def check_ledgers(folder, job):
     """What was charged is the plan: all its training, and no more choices than it holds."""
+    privacy, curator = job.protocol.privacy, job.algorithm.curator_plan()
     for entry in job.protocol.roster:
         charged = Counter(e for _, events in summary.charged_by_round(folder, job, entry.id) for e in events)
-        planned = Counter(slot.event(entry.noise_multiplier) for slot in job.algorithm.plan(entry))
+        plan, z = (
+            (curator, job.protocol.curator_noise_multiplier) if curator else (job.algorithm.plan(entry), entry.noise_multiplier)
+        )
+        planned = Counter(slot.event(z, privacy.adjacency) for slot in plan)
         assert charged <= planned
         assert {e: n for e, n in charged.items() if "Gaussian" in type(e).__name__} == {
             e: n for e, n in planned.items() if "Gaussian" in type(e).__name__

@@ -12,12 +12,18 @@ UNITS = {
     "client": "client: everything that one client holds",
 }
 ADJACENCIES = {
-    "zero-out": "zero-out: a record replaced by nothing; record counts are public",
-    "replace-one": "replace-one: a record exchanged for another",
+    "sample": {
+        "zero-out": "zero-out: a record replaced by nothing; record counts are public",
+        "replace-one": "replace-one: a record exchanged for another",
+    },
+    "client": {
+        "zero-out": "zero-out: a client taken out whole (add/remove); the number of clients is public",
+        "replace-one": "replace-one: a client exchanged for another",
+    },
 }
 TRUST = {
     "untrusted-server": "untrusted server: each client adds its noise before anything leaves it",
-    "trusted-server": "trusted server: it sees what clients send, and adds the noise itself",
+    "trusted-server": "trusted server: it sees what clients send, raw, and adds the noise itself",
     "secure-aggregation": "secure aggregation: the server sees sums over clients only",
 }
 LEDGERS = {
@@ -86,7 +92,7 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
     spent = number(privacy.get("epsilon_spent"))
     facts = [
         ("Unit", words("unit", UNITS)),
-        ("Adjacency", words("adjacency", ADJACENCIES)),
+        ("Adjacency", words("adjacency", ADJACENCIES.get(str(privacy.get("unit")), ADJACENCIES["sample"]))),
         ("Trust", words("trust", TRUST)),
         ("Epsilon", bound),
         ("Epsilon spent", "not stated" if spent is None else f"{plain(spent)} by the client that spent most"),

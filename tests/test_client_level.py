@@ -1,0 +1,412 @@
+"""A trusted server: what it samples, clips, hides and pays for; RR-Cluster, its bases and its baselines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, dpcfl, only_run, write_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from dpcfl_net import config, experiment, runlog
+from dpcfl_net.clustering import metrics
+from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.curator import CURATOR, Desk
+from dpcfl_net.federation.gate import Charge
+from dpcfl_net.job import LocalTraining
+from dpcfl_net.models import build, initial
+from dpcfl_net.privacy import accounting
+from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.sgd import PlainSGD
+from dpcfl_net.simulate import simulate
+from dpcfl_net.types import RAW, CuratorSlot, FixedSizeGaussian, SampledGaussian
+from dpcfl_net.worker import make_host
+
+CLIENTS = 12
+TRUSTED = {"epsilon": 8, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "noise": "seeded"}
+REPLACED = {**TRUSTED, "adjacency": "replace-one"}
+RR = {"name": "rr-cluster", "clusters": 2, "least": 2, "sampling_rate": 0.5}
+Z = stats.norm.isf(1e-8)  # false alarms below 1e-7
+
+
+def document(algorithm, privacy, **changes):
+    data = {"dataset": "digits", "clients": [6, 6], "train_per_client": 60, "test_per_client": 20}
+    local = {"batch_size": 20, "lr": 0.2, "clip": 0.5}
+    return {**SMALL, "data": data, "rounds": 4, "local": local, "privacy": privacy, "algorithm": algorithm, **changes}
+
+
+def job_for(folder, algorithm, privacy, **changes):
+    resolved = config.resolve(document(algorithm, privacy, **changes))
+    experiment.make_keys(folder / "keys", CLIENTS)
+    return experiment.make_job(resolved, folder / "keys")
+
+
+def desk(slot, key, noise=1.0, clients=20):
+    """A curator's desk over clients that are never called."""
+    fed = Federation.__new__(Federation)
+    fed.clients, fed.round = list(range(clients)), 1
+    adjacency = "replace-one" if slot.sampling == "fixed" else "zero-out"
+    return Desk(fed, Charge(key, {"round": slot}, noise, adjacency), {})
+
+
+def keys(count):
+    return [k.to_bytes(32, "big") for k in range(1, count + 1)]
+
+
+FIXED = CuratorSlot("round", "fixed", 5, 20, (("labels", 0.25), ("sums", 0.75)))
+POISSON = CuratorSlot("round", "poisson", 5, 20)
+
+
+# ---- the sample
+
+
+def test_a_fixed_sample_has_its_size_and_a_uniformly_random_order():
+    draws = [desk(FIXED, key).sample("round") for key in keys(4000)]
+    assert {len(set(draw)) for draw in draws} == {5}
+    for position in range(5):  # each client equally often at each place
+        counts = np.bincount([draw[position] for draw in draws], minlength=20)
+        assert stats.chisquare(counts).pvalue > 1e-7
+    assert desk(FIXED, keys(1)[0]).sample("round") == draws[0]
+
+
+def test_a_poisson_sample_tosses_a_coin_for_each_client():
+    draws = [desk(POISSON, key).sample("round") for key in keys(4000)]
+    assert stats.chisquare(np.bincount(np.concatenate(draws).astype(int), minlength=20)).pvalue > 1e-7
+    sizes = np.array([len(draw) for draw in draws])
+    assert abs(sizes.mean() - 5) < Z * math.sqrt(20 * 0.25 * 0.75 / 4000)
+    assert abs(sizes.var() - 3.75) < 0.8  # of a binomial; a fixed size has none
+
+
+# ---- the mechanisms
+
+
+@pytest.mark.parametrize(("slot", "deviation"), [(FIXED, 2 * 3.0 * 1.7 / math.sqrt(0.75)), (POISSON, 3.0 * 1.7)])
+def test_noise_on_sums_covers_a_clipped_update(slot, deviation):
+    """Of C = 3 at noise multiplier 1.7: twice as much where a client is replaced, and more where the round releases labels too."""
+    me = desk(slot, keys(1)[0], noise=1.7)
+    me.sample("round")
+    sums, counts = me.noisy_sums("round", "sums", {}, (2, 20_000), 3.0)
+    assert counts is None
+    assert abs(sums.std() / deviation - 1) < Z / math.sqrt(2 * sums.size)
+    assert abs(sums.mean()) < Z * deviation / math.sqrt(sums.size)
+
+
+def test_updates_are_clipped_as_a_whole_and_what_is_not_finite_counts_for_nothing():
+    me = desk(POISSON, keys(1)[0], noise=1e-7)
+    me.sample("round")
+    long, bad = np.full(50, 4.0, np.float32), np.full(50, np.nan, np.float32)
+    short = np.full(50, 1e-3, np.float32)
+    parts = {0: [(0, long), (1, long)], 1: [(1, short)], 2: [(0, bad)], 3: [(1, np.full(50, np.inf, np.float32))]}
+    sums, counts = me.noisy_sums("round", "sums", parts, (2, 50), 3.0, counts={0: 1, 1: 1, 2: 0, 3: 1})
+    each = 3.0 / math.sqrt(100)  # one vector of norm 3 over both blocks
+    assert np.allclose(sums[0], each, atol=1e-4)
+    assert np.allclose(sums[1], each + 1e-3, atol=1e-4)
+    assert np.allclose(counts, [1, 3], atol=1e-4)
+
+
+def test_counts_make_the_noise_three_percent_larger():
+    me = desk(POISSON, keys(1)[0], noise=2.0)
+    me.sample("round")
+    sums, counts = me.noisy_sums("round", "sums", {}, (2, 20_000), 3.0, counts={})
+    assert counts is not None
+    assert abs(sums.std() / (2.0 * 3.0 * math.hypot(1, 0.25)) - 1) < Z / math.sqrt(2 * sums.size)
+
+
+def right_label(noise_ratio, clusters):
+    """Chance that the true coordinate is the largest; noise_ratio: deviation of the noise over the length of a label."""
+    return integrate.quad(
+        lambda x: stats.norm.pdf(x) * stats.norm.cdf(x + 1 / noise_ratio) ** (clusters - 1), -12, 12, limit=200
+    )[0]
+
+
+def test_released_labels_are_right_as_often_as_their_noise_allows():
+    right, rounds, z = 0, 300, 0.9
+    for key in keys(rounds):
+        me = desk(FIXED, key, noise=z)
+        me.sample("round")
+        noisy = me.noisy_labels("round", "labels", [0, 1, 2, 3, 3], 4, 0.1, math.sqrt(2) * 0.1)
+        right += int((noisy.argmax(axis=1) == [0, 1, 2, 3, 3]).sum())
+    expected = right_label(z / math.sqrt(0.25) * math.sqrt(2), 4)
+    assert 0.3 < expected < 0.6
+    assert abs(right / (5 * rounds) - expected) < Z * math.sqrt(expected * (1 - expected) / (5 * rounds))
+
+
+def test_honest_labels_are_nearly_random():
+    """1000 clients, q = .1, 50 rounds, k = 4 (chance: 25 %): what labels can be at epsilon 2, 4, 8, with half of 1 / z^2 and with all."""
+    for epsilon, half, whole in ((2, 0.349, 0.394), (4, 0.400, 0.468), (8, 0.463, 0.559)):
+        z = accounting.calibrate(lambda z: [FixedSizeGaussian(z, 100, 1000, 50)], epsilon, 1e-3, adjacency="replace-one")
+        assert right_label(z / math.sqrt(0.5) * math.sqrt(2), 4) == pytest.approx(half, abs=0.002)
+        assert right_label(z * math.sqrt(2), 4) == pytest.approx(whole, abs=0.002)
+
+
+def test_a_part_that_did_not_run_is_not_what_was_charged():
+    me = desk(FIXED, keys(1)[0])
+    me.sample("round")
+    me.noisy_sums("round", "sums", {}, (1, 4), 1.0)
+    assert me.ran() == []
+    me.noisy_labels("round", "labels", [0], 2, 0.1, 0.2)
+    assert me.ran() == [FixedSizeGaussian(1.0, 5, 20, 1)]
+    me.noisy_labels("round", "labels", [0], 2, 0.1, 0.2)
+    assert me.ran() == []
+
+
+# ---- rebalancing
+
+
+@given(st.lists(st.integers(-1, 3), min_size=1, max_size=40), st.integers(0, 8), st.integers(0, 2**32))
+@settings(max_examples=200, deadline=None)
+def test_rebalancing_fills_small_clusters_from_the_surplus_of_large_ones(labels, least, seed):
+    before = np.array(labels)
+    after = rebalance(before, 4, least, np.random.default_rng(seed))
+    old, new = (np.bincount(x[x >= 0], minlength=4) for x in (before, after))
+    moved = before != after
+    assert not moved[before == -1].any()
+    assert (new >= np.minimum(old, least)).all()  # no cluster falls below B, or below what it had
+    assert all(old[label] > least for label in before[moved])
+    assert all(old[label] < least and new[label] <= least for label in after[moved])
+    if old.sum() >= 4 * least:
+        assert (new >= least).all()
+
+
+def test_donors_are_uniform_and_as_printed_may_drain_a_cluster():
+    labels = np.repeat([0, 1, 2], [10, 6, 0])
+    rng, moved = np.random.default_rng(5), Counter()
+    for _ in range(4000):
+        moved.update(np.flatnonzero(rebalance(labels, 3, 4, rng) == 2).tolist())
+    first, second = [moved[i] for i in range(10)], [moved[i] for i in range(10, 16)]
+    assert stats.chisquare(first).pvalue > 1e-7
+    assert stats.chisquare(second).pvalue > 1e-7
+    assert sum(first) == pytest.approx(3 * sum(second), rel=0.1)  # surplus 6 against 2
+    labels = np.repeat([0, 1], [4, 0])
+    assert (np.bincount(rebalance(labels, 2, 4, rng, "any"), minlength=2) == [0, 4]).all()
+    assert (rebalance(labels, 2, 4, rng) == labels).all()
+
+
+def test_rebalancing_on_average_is_what_the_noisy_sums_give():
+    """Without noise: the mean over random rebalancings of each cluster's mean update is the formula's."""
+    rng = np.random.default_rng(11)
+    sizes, least = [9, 7, 1, 0], 3
+    labels = np.repeat(range(4), sizes)
+    updates = rng.normal(size=(len(labels), 3))
+    sums = np.stack([updates[labels == k].sum(axis=0) for k in range(4)])
+    means = []
+    for _ in range(6000):
+        placed = rebalance(labels, 4, least, rng)
+        means.append(np.stack([updates[placed == k].mean(axis=0) for k in (2, 3)]))
+    error = np.std(means, axis=0) / math.sqrt(len(means))
+    formula = rebalanced_in_expectation(sums, np.array(sizes, float), least)
+    assert (np.abs(np.mean(means, axis=0) - formula[2:]) < Z * error).all()
+    assert np.allclose(formula[0], sums[0] / 9)  # a large cluster keeps the mean of its own
+
+
+def test_without_rebalancing_it_is_the_base_and_an_empty_population_moves_nothing():
+    labels = np.array([0, 0, 1, 3])
+    assert (rebalance(labels, 4, 0, np.random.default_rng(0)) == labels).all()
+    sums = np.arange(8.0).reshape(4, 2)
+    assert np.allclose(rebalanced_in_expectation(sums, np.array([2.0, 1, 0, 1]), 0), sums / [[2], [1], [1], [1]])
+    assert np.isfinite(rebalanced_in_expectation(np.ones((2, 2)), np.array([-3.0, -1.0]), 4)).all()
+
+
+# ---- the whole round
+
+
+@pytest.mark.parametrize("crash", ["after the debit", "after the clients answered", "before the release is stored"])
+def test_a_crash_of_the_server_repeats_sample_and_noise_and_pays_once(tmp_path, monkeypatch, crash):
+    job = job_for(tmp_path / "job", RR, REPLACED)
+    whole = simulate(job, tmp_path / "whole")
+    target = {
+        "after the debit": (Desk, "sample"),
+        "after the clients answered": (Desk, "noisy_labels"),
+        "before the release is stored": (Desk, "ran"),
+    }[crash]
+    run, calls = getattr(*target), []
+
+    def once(self, *arguments, **more):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run(self, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*target, once)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(job, tmp_path / "crashed")
+    again = simulate(job, tmp_path / "crashed")
+    assert again.models.tobytes() == whole.models.tobytes()
+    charges = [[e for e in read_ledger(tmp_path / name / "ledgers" / CURATOR) if e.events] for name in ("whole", "crashed")]
+    assert [(e.round, e.events) for e in charges[0]] == [(e.round, e.events) for e in charges[1]]
+    assert len(charges[0]) == 4
+
+
+def test_runs_with_noise_from_the_operating_system_differ(tmp_path):
+    job = job_for(tmp_path / "job", {"name": "dp-fedavg", "sampling_rate": 0.5}, {**TRUSTED, "noise": "os"})
+    assert job.experiment.noise_seed is None
+    first, second = (simulate(job, tmp_path / name).models for name in ("a", "b"))
+    assert not np.array_equal(first, second)
+
+
+def test_a_worker_refuses_a_server_that_adds_too_little_noise(tmp_path):
+    job = job_for(tmp_path / "job", RR, REPLACED)
+    z = job.protocol.curator_noise_multiplier
+    weak = experiment.Job(job.protocol.model_copy(update={"curator_noise_multiplier": 0.9 * z}), job.experiment)
+    with pytest.raises(Refused, match="claim"):
+        make_host(weak, 0, tmp_path / "ledgers", durable=False)
+    make_host(job, 0, tmp_path / "ledgers", durable=False).close()
+
+
+def test_a_clients_own_ledger_says_that_its_releases_are_raw(tmp_path):
+    job = job_for(tmp_path / "job", RR, REPLACED)
+    simulate(job, tmp_path / "run")
+    drawn = Counter()
+    for entry in job.protocol.roster:
+        charges = [e for e in read_ledger(tmp_path / "run" / "ledgers" / experiment.client_key(entry.id)) if e.events]
+        assert {event.reason for e in charges for event in e.events} <= {RAW}
+        drawn.update(e.round for e in charges)
+    assert drawn == dict.fromkeys(range(1, 5), 6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "said"),
+    [
+        ({**RR, "least": 4}, REPLACED, "algorithm.least is 4: 2 clusters of at least so many need 8 clients a round"),
+        (RR, TRUSTED, "algorithm.guarantee is 'labels-first': needs privacy.adjacency replace-one"),
+        ({**RR, "guarantee": "expected"}, REPLACED, "algorithm.guarantee is 'expected': needs Poisson sampling"),
+        ({**RR, "guarantee": "paper"}, REPLACED, "algorithm.guarantee is 'paper': needs privacy.accountant rdp"),
+        ({**RR, "base": "fesem"}, REPLACED, "clients that keep a state show who was drawn before"),
+        ({"name": "dp-fedper", "sampling_rate": 0.5}, REPLACED, "clients that keep a state show who was drawn before"),
+        ({"name": "dp-fedavg", "sampling_rate": 0.3}, REPLACED, "algorithm.sampling_rate is 0.3: 3.6 of 12 is no whole number"),
+        ({"name": "dp-fedavg", "sampling_rate": 0.01}, TRUSTED, "algorithm.sampling_rate is 0.01: draws less than one"),
+        ({"name": "dp-fedavg", "sampling_rate": 0.5, "sampling": "fixed"}, TRUSTED, "needs privacy.adjacency replace-one"),
+        ({"name": "dp-fedavg"}, SMALL["privacy"], "privacy.unit is 'sample', privacy.trust 'untrusted-server': dp-fedavg works with"),
+        ({"name": "global"}, TRUSTED, "privacy.unit is 'client', privacy.trust 'trusted-server': global works with"),
+    ],
+)  # fmt: skip
+def test_impossible_pairs_say_why(algorithm, privacy, said):
+    with pytest.raises(ConfigError) as refused:
+        config.resolve(document(algorithm, privacy))
+    assert any(said in problem for problem in refused.value.problems), refused.value.problems
+
+
+def test_momentum_belongs_to_plain_sgd():
+    local = {"batch_size": 20, "lr": 0.2, "momentum": 0.9}
+    with pytest.raises(ConfigError, match=r"local\.momentum is 0\.9: must be 0"):
+        config.resolve(document({"name": "global"}, SMALL["privacy"], local=local))
+    config.resolve(document({"name": "dp-fedavg", "sampling_rate": 0.5}, TRUSTED, local=local))
+
+
+def test_what_is_published_is_said_to_be_without_a_guarantee_and_what_it_costs_is_printed_beside(tmp_path):
+    privacy = {**REPLACED, "accountant": "rdp", "epsilon": 4}
+    job = job_for(tmp_path / "job", {**RR, "guarantee": "paper", "labels_share": 0.4}, privacy)
+    z = job.protocol.curator_noise_multiplier
+    claimed = accounting.epsilon([FixedSizeGaussian(z, 6, 12, 4)], 1e-2, adjacency="replace-one", accountant="rdp")
+    assert claimed == pytest.approx(4, abs=0.01)
+    sound = experiment.replace_one_epsilon(job.protocol)
+    worse = (0.6 / z**2 + 2 * 0.4 / z**2) ** -0.5  # sqrt(2) C_s instead of C_s
+    assert sound == pytest.approx(accounting.epsilon([FixedSizeGaussian(worse, 6, 12, 4)], 1e-2, adjacency="replace-one"))
+    statement = experiment.privacy_statement(job.protocol, sound)
+    assert statement["epsilon"] is None
+    assert "epsilon 4" in statement["claim_of_paper"]
+    assert "does not hold" in statement["not_covered"][0]
+
+
+def test_what_each_guarantee_charges(tmp_path):
+    labels = job_for(tmp_path / "labels", RR, REPLACED)
+    assert {s.event(1.0) for s in labels.algorithm.curator_plan()} == {FixedSizeGaussian(1.0, 6, 12, 1)}
+    expected = job_for(tmp_path / "expected", {**RR, "guarantee": "expected"}, TRUSTED)
+    assert {s.event(1.0) for s in expected.algorithm.curator_plan()} == {SampledGaussian(1.0, 0.5, 1)}
+    for job in (labels, expected):
+        z, privacy = job.protocol.curator_noise_multiplier, job.protocol.privacy
+        events = [slot.event(z) for slot in job.algorithm.curator_plan()]
+        assert 7.9 < accounting.epsilon(events, 1e-2, adjacency=privacy.adjacency) <= 8
+
+
+def test_a_head_never_leaves_its_client(tmp_path):
+    out = tmp_path / "runs"
+    algorithm = {"name": "dp-fedper", "sampling_rate": 0.5}
+    done = dpcfl("run", write_config(tmp_path, **document(algorithm, TRUSTED, output={"transcript": "full"})), "--out", out)
+    assert done.returncode == 0, done.stderr + done.stdout
+    folder = only_run(out)
+    shown = dpcfl("inspect", folder, "--limit", "10000").stdout
+    assert "The server is trusted: it sees every sampled client's update" in shown
+    body = 6090 - (32 * 2 * 2 * 10 + 10)  # without the last layer
+    updates = [line for line in shown.splitlines() if " RESULT " in line]
+    assert updates
+    assert all(f"update f4[{body}]" in line for line in updates)
+    document_ = json.loads((folder / "run.json").read_text())
+    assert "anything against the server itself: it is trusted" in " ".join(document_["privacy"]["not_covered"])
+    assert 7.9 < document_["privacy"]["epsilon_spent"] <= 8
+    line = max((x for x in runlog.read(folder / "metrics.jsonl") if "accuracy_mean" in x), key=lambda x: x["round"])
+    assert len(line["accuracy_by_client"]) == CLIENTS
+
+
+def test_labels_are_judged_as_sent_and_as_released(tmp_path):
+    out = tmp_path / "runs"
+    changes = {"output": {"evaluate_every": 3}, "runtime": {"max_live_workers": 4}}
+    done = dpcfl("run", write_config(tmp_path, **document(RR, REPLACED, **changes)), "--out", out)
+    assert done.returncode == 0, done.stderr + done.stdout
+    folder = only_run(out)
+    lines = runlog.read(folder / "clusters.jsonl")
+    judged = [line for line in lines if "label_accuracy" in line]
+    assert [line["round"] for line in judged] == [1, 2, 3, 4]
+    assert all(0 <= line[kind] <= 1 for line in judged for kind in ("label_accuracy", "released_label_accuracy"))
+    assert [line["round"] for line in lines if "recovered" in line] == [3, 4]
+    assert all(sum(line["sizes"]) == 6 and min(line["sizes"]) >= 2 for line in lines if line["view"] == "server")
+    assert dpcfl("verify", folder).returncode == 0
+
+
+# ---- the plain local step
+
+
+def digits(tmp_path):
+    job = job_for(tmp_path / "job", RR, REPLACED)
+    settings_, piece = experiment.client_slice(job, 0, None)
+    return open_client(settings_, piece, None, "train")
+
+
+def test_plain_sgd_is_torchs(tmp_path):
+    data = digits(tmp_path)
+    local = LocalTraining(epochs=3, batch_size=60, lr=0.1, momentum=0.9, weight_decay=0.01)
+    theta = initial("digits-cnn", (1, 8, 8), 10, 3)
+    found = PlainSGD(build("digits-cnn", (1, 8, 8), 10), local).train(theta, data, keys(1)[0])
+    module = build("digits-cnn", (1, 8, 8), 10)
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(theta.copy()), module.parameters())
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(3):  # one batch an epoch: its order changes nothing
+        x, y = data.batch(np.arange(60), 60)
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        optimiser.step()
+    theirs = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+    assert np.abs(found - theirs).max() < 1e-4 * np.abs(theirs - theta).max()
+
+
+def test_a_second_model_beside_is_added_and_left_alone(tmp_path):
+    data, zero = digits(tmp_path), np.zeros(6090, np.float32)
+    trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), LocalTraining(epochs=1, batch_size=20, lr=0.1))
+    theta, other = (initial("digits-cnn", (1, 8, 8), 10, seed) for seed in (3, 4))
+    alone = trainer.train(theta, data, keys(1)[0])
+    assert np.array_equal(trainer.train(theta, data, keys(1)[0], beside=zero), alone)
+    assert not np.allclose(trainer.train(theta, data, keys(1)[0], beside=other), alone)
+
+
+def test_the_proximal_pull_holds_back(tmp_path):
+    data = digits(tmp_path)
+    trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), LocalTraining(epochs=5, batch_size=20, lr=0.1))
+    theta = initial("digits-cnn", (1, 8, 8), 10, 3)
+    moved = [np.linalg.norm(trainer.train(theta, data, keys(1)[0], pull=(mu, theta)) - theta) for mu in (0.0, 1.0, 5.0)]
+    assert moved[0] > moved[1] > moved[2]
+    assert np.array_equal(trainer.train(theta, data, keys(1)[0]), trainer.train(theta, data, keys(1)[0], pull=(0.0, theta)))
+
+
+def test_names_of_found_clusters_are_the_best_ones():
+    assert metrics.best_names([0, 0, 1, 1], [5, 5, 3, 5]) == {5: 0, 3: 1}
+    assert metrics.best_names([0, 1], [None, None]) == {}
