@@ -183,7 +183,8 @@ class Records:
         self._summoned = fed.summoned
         self._clusters.write(
             {"view": "server", "round": t, "phase": view["phase"], "assignment": state.assignment, "sizes": sizes,
-             "mss": view.get("mss"), "mss_plain": view.get("mss_plain"), "mpo": view.get("mpo"), "clusters": clusters}
+             "mss": view.get("mss"), "mss_plain": view.get("mss_plain"), "mpo": view.get("mpo"), "clusters": clusters,
+             **view.get("more", {})}
         )  # fmt: skip
         self._spans.write({"who": "coordinator", "what": "wait", "round": t, "start": self._round_start, "end": now})
         picture = self.algorithm.first_round(state)

@@ -147,7 +147,7 @@ class Algorithm:
         raise NotImplementedError
 
     def describe(self, state: State) -> dict[str, Any]:
-        """What the server's view of a round tells people: phase, MSS and the like."""
+        """What the server's view of a round tells people: phase, MSS and the like; `more`: columns of this algorithm's own."""
         return {"phase": str(state.memory.get("phase", "single"))}
 
     def first_round(self, state: State) -> dict[str, Any] | None:

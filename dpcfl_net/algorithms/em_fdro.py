@@ -1,0 +1,181 @@
+"""EM-FDRO (Yan, Guo, Liu, Liu, "Client-Level Differential Privacy via Federated Distributionally Robust Optimization")."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_epochs, on_client
+from dpcfl_net.federation.base import Federation, Results
+from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.combine import mean
+from dpcfl_net.job import ClientEntry, PrivacyTarget
+from dpcfl_net.privacy.client_draws import paper_events, selection_epsilon, unconditional_epsilon
+from dpcfl_net.privacy.tilting import draw, probabilities, top_mass
+from dpcfl_net.types import DPSGDSlot, GaussianSlot, Release, Slot, State, TensorSpec, UnprotectedSlot
+
+LOSS = TensorSpec("f4")
+TOP = 5  # how many of the likeliest clients the reported mass is of
+CLIPPED = "updates leave the client without noise, and so do its losses, which are only clipped"
+
+
+class EMFDRO(Algorithm):
+    """One model, trained in each round by m clients drawn with p_i proportional to exp(epsilon L_i / (2 tau)).
+
+    Where Algorithm 1 leaves it open: m clients are drawn without replacement; L_i is the latest validation loss that client i
+    told, all at the start and afterwards whoever was drawn; the model moves by the mean of the updates by N_i, not their sum.
+
+    mode `full`: losses and updates leave the client with noise, and draws are post-processing. privacy.unit sample: each
+    record's loss is clipped to [0, tau], and updates are DP-SGD's. privacy.unit client: whole updates are clipped to C, and
+    the noise is added at the client. Updates are paid for in every round, since anybody may be drawn in each.
+    `selection`: losses clipped to [0, tau], otherwise as they are, and raw updates. `paper`: everything as it is.
+    """
+
+    name = "em-fdro"
+    paper = "Yan, Guo, Liu, Liu, Algorithm 1"
+    protects = (("sample", "untrusted-server"), ("client", "untrusted-server"))
+    covers = ("model updates", "validation losses, and so the draws of clients that follow from them")
+
+    class Options(Options):
+        mode: Literal["paper", "selection", "full"] = Field(
+            default="full", description="what is protected: nothing, nothing but the range of the losses, or all"
+        )
+        tilt_epsilon: float = Field(
+            default=2.0, ge=0, allow_inf_nan=False,
+            description="the paper's epsilon: how strongly draws follow losses, 0 not at all; no promise, that is privacy.epsilon",
+        )  # fmt: skip
+        tau: float = Field(
+            default=1.0, gt=0, allow_inf_nan=False, description="scale of the losses, and the most that one counts"
+        )
+        drawn: int = Field(default=20, ge=1, description="m: clients that train in a round")
+        loss_noise_ratio: float = Field(
+            default=10.0, gt=0, allow_inf_nan=False,
+            description="mode full: noise multiplier of a loss, over that of the updates (z)",
+        )  # fmt: skip
+
+    @classmethod
+    def problems(cls, options: Any, setting: Setting) -> list[str]:
+        problems = []
+        if options.drawn > setting.clients:
+            problems.append(f"algorithm.drawn is {options.drawn}: must be at most the number of clients, {setting.clients}")
+        if not setting.validation:
+            why = "clients are drawn by their loss on validation records, and none are set aside"
+            problems.append(f"data.validation is {setting.validation:g}: must be above 0, for example 0.1: {why}")
+        if (setting.privacy.unit, setting.privacy.adjacency) == ("client", "zero-out"):
+            why = "every client of the public roster answers, so that nobody's absence can be hidden"
+            problems.append(f"privacy.adjacency is 'zero-out': must be replace-one with privacy.unit client: {why}")
+        return problems
+
+    @classmethod
+    def plain_sgd(cls, options: Any, privacy: PrivacyTarget) -> bool:
+        return bool(options.mode != "full" or privacy.unit == "client")
+
+    # ---- what is paid for
+
+    def plan(self, client: ClientEntry) -> list[Slot]:
+        loss, update = self.slots(client)
+        return [*[loss] * (self.protocol.rounds + 1), *[update] * self.protocol.rounds]
+
+    def slots(self, client: ClientEntry) -> tuple[Slot, Slot]:
+        """One loss and one update of a client."""
+        if self.options.mode != "full":
+            (event,) = paper_events()
+            reason = event.reason if self.options.mode == "paper" else CLIPPED
+            return UnprotectedSlot("loss", reason), UnprotectedSlot("update", reason)
+        loss = GaussianSlot("loss", self.options.loss_noise_ratio, doubles=False)
+        if self.protocol.privacy.unit == "client":
+            return loss, GaussianSlot("update")
+        return loss, DPSGDSlot("update", *full_epochs(self.protocol.local, client))
+
+    @property
+    def claim_of_paper(self) -> str | None:  # type: ignore[override]
+        rounds, each = self.protocol.rounds, self.options.tilt_epsilon
+        return f"client-level epsilon {rounds * each:g} for the draws of {rounds} rounds, {each:g} for each (Proposition 4.4)"
+
+    @property
+    def caveats(self) -> list[str]:
+        """What holds of the draws alone, which is not what the server sees."""
+        if self.options.mode != "selection":
+            return []
+        asked = (self.options.tilt_epsilon, len(self.clients), self.options.drawn, self.protocol.rounds)
+        return [
+            f"the draws by themselves, before somebody who sees nothing else and does not know the server's seed: epsilon "
+            f"{selection_epsilon(*asked):.4g} if one client's clipped losses may change and the models are given, "
+            f"{unconditional_epsilon(*asked):.4g} if it moves the others' losses through the models"
+        ]
+
+    def longest_update(self, client: ClientEntry) -> float:
+        """Any without protection; a clipped one and its noise, or one of DP-SGD."""
+        if self.options.mode != "full":
+            return math.inf
+        if self.protocol.privacy.unit == "sample":
+            return super().longest_update(client)
+        assert client.noise_multiplier is not None
+        return self.protocol.local.clip * (1 + client.noise_multiplier * (self.protocol.model.parameters**0.5 + 12))
+
+    @property
+    def answers_expected(self) -> float:
+        """Those with an update: the first losses of all are beside them next to nothing."""
+        return float(self.options.drawn * self.protocol.rounds)
+
+    # ---- server half
+
+    def start(self, fed: Federation) -> State:
+        n = len(fed.clients)
+        return State(fed.initial_model()[None], [0] * n, {"losses": [None] * n})
+
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        """Algorithm 1, lines 2 to 6."""
+        model, losses = state.models[0], dict(zip(fed.clients, state.memory["losses"], strict=True))
+        if t == 1:
+            losses |= self.told(fed.call(self.evaluate, common={"model": model}))
+        usual = statistics.fmean(loss for loss in losses.values() if loss is not None)
+        scores = [usual if loss is None else loss for loss in losses.values()]  # who never answered counts as the average
+        epsilon, tau = self.options.tilt_epsilon, self.options.tau
+        chances = probabilities(scores, epsilon, tau)
+        drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.drawn, fed.rng("draw")))
+        results = fed.call(self.train, common={"model": model}, each={client: {} for client in drawn})
+        losses |= self.told(results)
+        records = {entry.id: float(entry.records) for entry in self.protocol.roster}
+        moved = state.models + mean(results.column("update"), records)
+        told = {"p_max": float(chances.max()), "top_mass": top_mass(chances, TOP), "drawn": drawn}
+        return State(moved, state.assignment, {"losses": list(losses.values()), "draws": told})
+
+    def told(self, results: Results) -> dict[int, float]:
+        """The losses of those that answered; noise, or a hostile client, leads out of the range that an honest loss has."""
+        top = math.inf if self.options.mode == "paper" else self.options.tau
+        return {client: min(max(float(loss), 0.0), top) for client, loss in results.column("loss").items()}
+
+    def describe(self, state: State) -> dict[str, Any]:
+        return {**super().describe(state), "more": state.memory["draws"]}
+
+    # ---- client half
+
+    @on_client(bundle=["loss"], takes={"model": MODEL}, gives={"loss": LOSS})
+    def evaluate(self, me: Client, model: np.ndarray) -> Release:
+        """Line 3."""
+        return Release(loss=self.loss(me, model))
+
+    @on_client(bundle=["loss", "update"], takes={"model": MODEL}, gives={"loss": LOSS, "update": MODEL})
+    def train(self, me: Client, model: np.ndarray) -> Release:
+        """Lines 3 and 5: the loss of the model as it came, and what training adds to it."""
+        return Release(loss=self.loss(me, model), update=self.update(me, model))
+
+    def loss(self, me: Client, model: np.ndarray) -> np.float32:
+        """L_i, as the mode lets it go."""
+        if self.options.mode == "full":
+            return np.float32(me.noisy_loss("loss", model, self.options.tau))
+        top = math.inf if self.options.mode == "paper" else self.options.tau
+        return np.float32(me.validation_loss("loss", model, top))
+
+    def update(self, me: Client, model: np.ndarray) -> np.ndarray:
+        """g_i, as the mode lets it go."""
+        if self.options.mode != "full":
+            return me.sgd("update", model) - model
+        if self.protocol.privacy.unit == "client":
+            return me.noisy_update("update", model)
+        return me.dpsgd("update", model) - model
