@@ -24,7 +24,8 @@ from dpcfl_net.report.read import (
 )
 from dpcfl_net.report.statement import number, percent, plain
 
-WAITING, TRAINING, SENDING, GONE = "waiting", "training", "sending", "gone"
+WAITING, TRAINING, SENDING, GONE, AWAY = "waiting", "training", "sending", "gone", "away"
+NAMED, GROUPS = 10, 12
 Row = tuple[str, int, float | None, float | None]
 
 
@@ -135,7 +136,9 @@ class ProgressTail:
         for line in metrics:
             if line.get("view") == "server" and (missing := listed(line, "missing")):
                 self._workers.miss(missing, number(line.get("time")) or 0.0)
-                self._warnings.append(f"round {line.get('round')}: no answer from client {', '.join(map(str, missing))}")
+                more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+                named = ", ".join(map(str, missing[:NAMED]))
+                self._warnings.append(f"round {line.get('round')}: no answer from client {named}{more}")
 
     def _mapping(self, name: str) -> Line:
         path = self.folder / name
@@ -167,6 +170,8 @@ class ProgressTail:
     def _groups(self, at: int) -> str:
         for earlier in sorted((other for other in self._grouping if other <= at), reverse=True):
             counts = [count for size in listed(self._grouping[earlier], "sizes") if (count := whole(size)) is not None]
+            if any(counts) and len(counts) > GROUPS:
+                return f"{len(counts)} of {min(counts)} to {max(counts)}"
             if any(counts):
                 return "/".join(map(str, sorted(counts)))
         return ""
@@ -204,7 +209,7 @@ class ProgressTail:
 
 
 class Workers:
-    """What each worker is doing, as far as messages and timings tell."""
+    """What each worker is doing, as far as messages and timings tell: away is who is not connected and need not be."""
 
     def __init__(self) -> None:
         self._asked: dict[int, int] = {}
@@ -212,6 +217,7 @@ class Workers:
         self._trained: dict[int, int] = {}
         self._heard: dict[int, tuple[float, str]] = {}
         self._missed: dict[int, float] = {}
+        self._dismissed: set[int] = set()
 
     def follow(self, messages: list[Line], spans: list[Line]) -> None:
         """Take in new lines of messages.jsonl and spans.jsonl."""
@@ -221,6 +227,10 @@ class Workers:
                 continue
             if line.get("direction") == "up":
                 self._heard[client] = (number(line.get("time")) or 0.0, kind)
+            if kind == "BYE" and line.get("direction") == "down":
+                self._dismissed.add(client)
+            elif kind == "HELLO":
+                self._dismissed.discard(client)
             if kind == "TASK":
                 self._asked[client] = max(at, self._asked.get(client, 0))
             elif kind == "RESULT":
@@ -243,6 +253,8 @@ class Workers:
     def _phase(self, client: int) -> str:
         asked = self._asked.get(client, 0)
         heard, kind = self._heard.get(client, (0.0, ""))
+        if client in self._dismissed or not (kind or asked):
+            return AWAY
         if kind == "BYE" or self._missed.get(client, 0.0) > heard:
             return GONE
         if asked <= self._answered.get(client, 0):

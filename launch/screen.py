@@ -19,14 +19,14 @@ from rich.text import Text
 from dpcfl_net.report.pages import Table as Comparison
 from dpcfl_net.report.read import mapping
 from dpcfl_net.report.statement import duration, number, percent, plain, statement, yes
-from launch.progress import GONE, SENDING, TRAINING, WAITING, ProgressTail, ProgressView, tail_progress
+from launch.progress import AWAY, GONE, SENDING, TRAINING, WAITING, ProgressTail, ProgressView, tail_progress
 
 __all__ = ["PlainLines", "ProgressTail", "ProgressView", "Screen", "open_screen", "print_summary", "tail_progress"]
 
-GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕"}
-ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x"}
-STYLES = {WAITING: "dim", TRAINING: "green", SENDING: "cyan", GONE: "bold red"}
-WARNINGS, ROWS, WIDE = 3, 12, 1000
+GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕", AWAY: "○"}
+ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x", AWAY: "o"}
+STYLES = {WAITING: "dim", TRAINING: "green", SENDING: "cyan", GONE: "bold red", AWAY: "dim"}
+WARNINGS, ROWS, WIDE, STRIP = 3, 12, 1000, 120
 # Other processes' words end up here: a control character in one must not steer the terminal.
 CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "?")
 
@@ -133,7 +133,10 @@ class Screen:
     def _workers(self, phases: Sequence[str]) -> RenderableType:
         glyphs = GLYPHS if self.console.encoding.lower().startswith("utf") else ASCII_GLYPHS
         counts = Counter(phases)
-        strip = Text.assemble("workers ", *((glyphs[phase], STYLES[phase]) for phase in phases))
+        shown = phases if len(phases) <= STRIP else [phase for phase in phases if phase != AWAY]
+        strip = Text.assemble("workers ", *((glyphs[phase], STYLES[phase]) for phase in shown[:STRIP]))
+        if len(shown) > STRIP:
+            strip.append(f" and {len(shown) - STRIP} more", "dim")
         legend = [
             part
             for phase in glyphs

@@ -201,6 +201,24 @@ def test_phases_of_workers(tmp_path: Path) -> None:
     assert tail.view().workers[5] == "waiting"
 
 
+def test_a_thousand_clients_stay_readable(tmp_path: Path) -> None:
+    screen = drawn(ProgressView(workers=["training"] * 140 + ["gone", "waiting"] + ["away"] * 858), 60)
+    assert all(words in screen for words in ("and 22 more", "140 training", "1 gone", "858 away"))
+    assert len(screen.splitlines()) < 12
+    folder = write_start(tmp_path / "run")
+    tail = ProgressTail(folder)
+    hello, task, bye = (
+        {"time": START, "direction": way, "peer": "client 2", "kind": kind, "round": 1, "bytes": 9, "id": "x"}
+        for way, kind in (("up", "HELLO"), ("down", "TASK"), ("down", "BYE"))
+    )
+    write_lines(folder / "messages.jsonl", [hello, task])
+    assert tail.view().workers[:3] == ["away", "away", "training"]
+    write_lines(folder / "messages.jsonl", [bye])
+    assert tail.view().workers[2] == "away"
+    write_lines(folder / "metrics.jsonl", [{"view": "server", "round": 1, "time": START, "missing": list(range(300))}])
+    assert tail.view().warnings[-1].endswith("8, 9 and 290 more")
+
+
 def test_view_of_a_finished_run(tmp_path: Path) -> None:
     view = ProgressTail(write_run(tmp_path / "run", 8)).view()
     assert (view.state, view.round, view.epsilon_text) == ("finished", 8, "4.98 of 5")

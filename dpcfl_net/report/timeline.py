@@ -20,7 +20,7 @@ def timeline(view: RunView) -> Figure:
     if not spans:
         return Figure("timeline", title, why="the processes have written no timings yet")
     rounds = _last_rounds(spans)
-    rows = _rows(spans)
+    rows = _rows([span for span in spans if span["round"] in rounds])
     shown = [span for span in spans if span["round"] in rounds and span["who"] in rows]
     if not shown:
         return Figure("timeline", title, why="no process that is shown has a timing in the last rounds")
@@ -29,7 +29,7 @@ def timeline(view: RunView) -> Figure:
         _bars(kind, [span for span in shown if span["what"] == kind], origin)
         for kind in [*KINDS, *sorted({span["what"] for span in shown} - set(KINDS))]
     ]
-    everyone = len({span["who"] for span in spans})
+    everyone = len({span["who"] for span in spans if span["round"] in rounds})
     part = f", {len(rows)} of {everyone} processes" if len(rows) < everyone else ""
     caption = f"Rounds {min(rounds)} to {max(rounds)}{part}. Seconds since the first of them began."
     layout = {
