@@ -49,6 +49,12 @@ CLIENT_LEVEL = {  # case: options, privacy; every client is in every round, so t
         {**REPLACED, "accountant": "rdp"},
     ),
 }
+DRAWN_BY_LOSS = {  # case: options, privacy
+    "em-fdro": ({"drawn": 4}, {}),
+    "em-fdro-client": ({"name": "em-fdro", "drawn": 4}, {"unit": "client", "adjacency": "replace-one", "delta": 1e-2}),
+    "em-fdro-paper": ({"name": "em-fdro", "mode": "paper", "drawn": 4}, {}),
+}
+MATRIX |= {case: options for case, (options, _) in DRAWN_BY_LOSS.items()}
 MATRIX |= {case: {"sampling_rate": 1.0, **options} for case, (options, _) in CLIENT_LEVEL.items()}
 TINY = {
     "data": {"dataset": "digits", "clients": [2, 2], "train_per_client": 200, "test_per_client": 40},
@@ -63,8 +69,9 @@ def test_the_matrix_holds_every_algorithm():
 
 def changes_of(case):
     """What a case changes in SMALL."""
-    privacy = CLIENT_LEVEL[case][1] if case in CLIENT_LEVEL else {}
-    return {**TINY, "algorithm": {"name": case, **MATRIX[case]}, "privacy": {**SMALL["privacy"], **privacy}}
+    _, privacy = {**CLIENT_LEVEL, **DRAWN_BY_LOSS}.get(case, ({}, {}))
+    data = {**TINY["data"], "validation": 0.1} if case in DRAWN_BY_LOSS else TINY["data"]
+    return {**TINY, "data": data, "algorithm": {"name": case, **MATRIX[case]}, "privacy": {**SMALL["privacy"], **privacy}}
 
 
 def job_for(folder, algorithm, **changes):
