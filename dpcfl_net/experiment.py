@@ -402,9 +402,9 @@ def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
     data = open_client(settings, piece, root)
     theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
     if job.algorithm.plain_sgd(job.algorithm.options, job.protocol.privacy):
-        engine.sgd.train(theta, data, os.urandom(32))
+        engine.sgd.train(theta, data, np.random.default_rng())
         start = time.perf_counter()
-        engine.sgd.train(theta, data, os.urandom(32))
+        engine.sgd.train(theta, data, np.random.default_rng())
         return (time.perf_counter() - start) / (job.protocol.local.epochs * -(-entry.records // job.protocol.local.batch_size))
     slot = DPSGDSlot("timing", min(1.0, job.protocol.local.batch_size / entry.records), steps)
     engine.trainer.train(theta, data, slot, entry.noise_multiplier, os.urandom(32))

@@ -8,19 +8,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpcfl_net.job import LocalTraining
 from dpcfl_net.losses import each_loss
-from dpcfl_net.privacy.randomness import stream
+
+KEPT = 4096  # records of a client that are made into floats once, not batch by batch
 
 
 class PlainSGD:
-    """`local.epochs` passes over shuffled batches with momentum and weight decay, on the parameters as one vector.
+    """`epochs` passes over shuffled batches with momentum and weight decay, on the parameters as one vector.
 
     module: the template; its values are overwritten. task: "classification" or "regression".
     """
 
-    def __init__(self, module: nn.Module, local: LocalTraining, task: str = "classification") -> None:
-        self._local, self._task = local, task
+    def __init__(
+        self, module: nn.Module, *, epochs: int, batch_size: int, lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
+        task: str = "classification",
+    ) -> None:  # fmt: skip
+        self._epochs, self._batch_size, self._lr = epochs, batch_size, lr
+        self._momentum, self._weight_decay, self._task = momentum, weight_decay, task
         self._module = module.train()
         self._theta, self._gradient = _flattened(self._module)
 
@@ -28,46 +32,69 @@ class PlainSGD:
         self,
         theta: np.ndarray,
         data: Any,
-        key: bytes,
+        order: np.random.Generator,
         *,
         pull: tuple[float, np.ndarray] | None = None,
         beside: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The model after this client's epochs, (p,) float32 to (p,) float32; batches are shuffled by `key` alone.
+        """The model after this client's epochs, (p,) float32 to (p,) float32; `order` shuffles the batches.
 
         pull = (mu, centre): adds mu (theta - centre) to every gradient (FedProx). beside: a second model, (p,), whose
         outputs are added to this one's and which stays as it is (FedCAM). Momentum starts anew at every call.
         """
-        local, order = self._local, stream(key, "batches")
         offsets = None if beside is None else self._outputs(beside, data)
         centre = None if pull is None else torch.from_numpy(np.array(pull[1], np.float32))
         self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
         velocity = torch.zeros_like(self._theta)
-        for _ in range(local.epochs):
-            rows = order.permutation(len(data))
-            for start in range(0, len(rows), local.batch_size):
-                piece = rows[start : start + local.batch_size]
-                x, y = data.batch(piece, len(piece))
-                outputs = self._module(x)
+        whole = data.batch(np.arange(len(data)), len(data)) if len(data) <= KEPT else None
+        for _ in range(self._epochs):
+            for piece in pieces(order.permutation(len(data)), self._batch_size):
+                rows = torch.from_numpy(piece)
+                x, y = data.batch(piece, len(piece)) if whole is None else (whole[0][rows], whole[1][rows])
+                outputs = self._forward(x)
                 if offsets is not None:
-                    outputs = outputs + offsets[torch.from_numpy(piece)]
+                    outputs = outputs + offsets[rows]
                 self._gradient.zero_()
                 each_loss(self._task, outputs, y).mean().backward()
-                if local.weight_decay:
-                    self._gradient.add_(self._theta, alpha=local.weight_decay)
+                if self._weight_decay:
+                    self._gradient.add_(self._theta, alpha=self._weight_decay)
                 if pull is not None:
                     self._gradient.add_(self._theta - centre, alpha=pull[0])
-                velocity.mul_(local.momentum).add_(self._gradient)
-                self._theta.add_(velocity, alpha=-local.lr)
+                velocity.mul_(self._momentum).add_(self._gradient)
+                self._theta.add_(velocity, alpha=-self._lr)
         return self._theta.numpy().copy()
 
     @torch.no_grad()
+    def mean_losses(self, models: np.ndarray, data: Any, beside: np.ndarray | None = None) -> np.ndarray:
+        """The mean loss on all records of each of the (M, p) models in evaluation mode, (M,) float64; inf if one is not finite."""
+        offsets = None if beside is None else self._outputs(beside, data)
+        _, y = data.batch(np.arange(len(data)), len(data))
+        found = []
+        for model in models:
+            outputs = self._outputs(model, data)
+            each = each_loss(self._task, outputs if offsets is None else outputs + offsets, y).double()
+            found.append(float(each.mean()) if bool(each.isfinite().all()) else np.inf)
+        return np.array(found)
+
+    @torch.no_grad()
     def _outputs(self, theta: np.ndarray, data: Any) -> torch.Tensor:
-        """Outputs of a model for every record, in the data's order."""
+        """Outputs of a model for every record in evaluation mode, in the data's order."""
         self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
-        rows = np.arange(len(data))
-        pieces = [rows[start : start + 128] for start in range(0, len(rows), 128)]
-        return torch.cat([self._module(data.batch(piece, len(piece))[0]) for piece in pieces])
+        self._module.eval()
+        try:
+            batches = (data.batch(piece, len(piece))[0] for piece in pieces(np.arange(len(data)), 256))
+            return torch.cat([self._forward(x) for x in batches])
+        finally:
+            self._module.train()
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self._module(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x)
+        return outputs
+
+
+def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """`rows` cut into runs of at most `size`."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _flattened(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:

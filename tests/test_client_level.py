@@ -22,7 +22,6 @@ from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.curator import CURATOR, Desk
 from dpcfl_net.federation.gate import Charge
-from dpcfl_net.job import LocalTraining
 from dpcfl_net.models import build, initial
 from dpcfl_net.privacy import accounting
 from dpcfl_net.privacy.ledger import read_ledger
@@ -374,9 +373,9 @@ def digits(tmp_path):
 
 def test_plain_sgd_is_torchs(tmp_path):
     data = digits(tmp_path)
-    local = LocalTraining(epochs=3, batch_size=60, lr=0.1, momentum=0.9, weight_decay=0.01)
     theta = initial("digits-cnn", (1, 8, 8), 10, 3)
-    found = PlainSGD(build("digits-cnn", (1, 8, 8), 10), local).train(theta, data, keys(1)[0])
+    how = {"epochs": 3, "batch_size": 60, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    found = PlainSGD(build("digits-cnn", (1, 8, 8), 10), **how).train(theta, data, np.random.default_rng(1))
     module = build("digits-cnn", (1, 8, 8), 10)
     torch.nn.utils.vector_to_parameters(torch.from_numpy(theta.copy()), module.parameters())
     optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -391,20 +390,25 @@ def test_plain_sgd_is_torchs(tmp_path):
 
 def test_a_second_model_beside_is_added_and_left_alone(tmp_path):
     data, zero = digits(tmp_path), np.zeros(6090, np.float32)
-    trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), LocalTraining(epochs=1, batch_size=20, lr=0.1))
+    trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), epochs=1, batch_size=20, lr=0.1)
     theta, other = (initial("digits-cnn", (1, 8, 8), 10, seed) for seed in (3, 4))
-    alone = trainer.train(theta, data, keys(1)[0])
-    assert np.array_equal(trainer.train(theta, data, keys(1)[0], beside=zero), alone)
-    assert not np.allclose(trainer.train(theta, data, keys(1)[0], beside=other), alone)
+    alone = trainer.train(theta, data, np.random.default_rng(1))
+    assert np.array_equal(trainer.train(theta, data, np.random.default_rng(1), beside=zero), alone)
+    assert not np.allclose(trainer.train(theta, data, np.random.default_rng(1), beside=other), alone)
 
 
 def test_the_proximal_pull_holds_back(tmp_path):
     data = digits(tmp_path)
-    trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), LocalTraining(epochs=5, batch_size=20, lr=0.1))
+    trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), epochs=5, batch_size=20, lr=0.1)
     theta = initial("digits-cnn", (1, 8, 8), 10, 3)
-    moved = [np.linalg.norm(trainer.train(theta, data, keys(1)[0], pull=(mu, theta)) - theta) for mu in (0.0, 1.0, 5.0)]
+    moved = [
+        np.linalg.norm(trainer.train(theta, data, np.random.default_rng(1), pull=(mu, theta)) - theta) for mu in (0.0, 1.0, 5.0)
+    ]
     assert moved[0] > moved[1] > moved[2]
-    assert np.array_equal(trainer.train(theta, data, keys(1)[0]), trainer.train(theta, data, keys(1)[0], pull=(0.0, theta)))
+    assert np.array_equal(
+        trainer.train(theta, data, np.random.default_rng(1)),
+        trainer.train(theta, data, np.random.default_rng(1), pull=(0.0, theta)),
+    )
 
 
 def test_names_of_found_clusters_are_the_best_ones():

@@ -61,7 +61,8 @@ class Engine:
         """The plain step, for what a trusted server protects."""
         from dpcfl_net.sgd import PlainSGD
 
-        return PlainSGD(self._module(), self._local, self._template.task)
+        how = self._local.model_dump(exclude={"clip"})
+        return PlainSGD(self._module(), **how, task=self._template.task)
 
     def _module(self) -> Any:
         from dpcfl_net.models import build
@@ -114,14 +115,15 @@ class Client:
     def losses(self, slot: str, models: np.ndarray, beside: np.ndarray | None = None) -> np.ndarray:
         """Mean loss on the own records of each of the (M, p) models, (M,) float64, raw; `beside` as `sgd` has it."""
         self._without_guarantee(slot)
-        return np.array([self._engine.evaluator.accuracy_and_loss(model, self._data, beside)[1] for model in models])
+        losses: np.ndarray = self._engine.sgd.mean_losses(models, self._data, beside)
+        return losses
 
     def sgd(self, slot: str, model: np.ndarray, **how: Any) -> np.ndarray:
         """Plain SGD from `model`, (p,) float32 to (p,) float32, raw; `how` (pull, beside) as `PlainSGD.train` has it."""
         self._without_guarantee(slot)
         self._trainings += 1
-        key = derive(self._charge.key, "slot", slot, self._trainings)
-        return self._engine.sgd.train(model, self._data, key, **how)
+        order = stream(derive(self._charge.key, "slot", slot, self._trainings), "batches")
+        return self._engine.sgd.train(model, self._data, order, **how)
 
     def validation_loss(self, slot: str, model: np.ndarray, top: float = math.inf) -> float:
         """Mean loss of the (p,) model on the own validation records, each loss at most `top`: raw."""
@@ -135,8 +137,8 @@ class Client:
 
     def noisy_update(self, slot: str, model: np.ndarray) -> np.ndarray:
         """What plain SGD adds to `model`, shortened to C, with noise that hides the whole client: (p,) float32."""
-        key = derive(self._charge.key, "slot", slot, "training")
-        update = self._engine.sgd.train(model, self._data, key) - model
+        order = stream(derive(self._charge.key, "slot", slot), "batches")
+        update = self._engine.sgd.train(model, self._data, order) - model
         clip = self.protocol.local.clip
         return self._noisy(slot, (shortened([update], clip) or [np.zeros(update.shape)])[0], clip).astype(np.float32)
 

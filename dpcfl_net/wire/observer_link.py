@@ -198,9 +198,9 @@ class ObserverInbox:
         if arrived.odd:
             raise WireError("multipart", "a message is a header, or a header and one chunk")
         note: Note = validate(Note, unpack_strict(arrived.header))
-        for field, expected in (("version", VERSION), ("run", self._run), ("job", self._job)):
-            if getattr(note, field) != expected:
-                raise WireError(field, f"a message of another {field}")
+        for name, expected in (("version", VERSION), ("run", self._run), ("job", self._job)):
+            if getattr(note, name) != expected:
+                raise WireError(name, f"a message of another {name}")
         if (self._curve and note.sender != owner) or note.sender not in self._senders:
             raise WireError("identity", f"claims to be {_name(note.sender)}")
         sender = self._senders[note.sender]
