@@ -1,0 +1,295 @@
+"""More clients than may be connected at once: summoned, dismissed, sharing processes; the same bits as with all of them there."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from conftest import SMALL, assert_nothing_left
+
+from dpcfl_net import config, runlog, summary
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.errors import RunFailed
+from dpcfl_net.experiment import read_job
+from dpcfl_net.federation.muster import BYE_AGAIN_S, Muster
+from dpcfl_net.simulate import simulate
+from dpcfl_net.types import Task
+from dpcfl_net.verify import verify_run
+from dpcfl_net.worker import WorkerSpec, make_host
+from launch import bench_live, runs
+from launch.crew import Crew
+
+TWELVE = {
+    "name": "twelve",
+    "data": {"dataset": "digits", "clients": [6, 6], "train_per_client": 60, "test_per_client": 20},
+    "model": {"name": "linear"},
+    "rounds": 4,
+    "local": {"batch_size": 20, "lr": 0.5},
+    "algorithm": {"name": "global"},
+    "output": {"transcript": "off"},
+}
+
+
+# who has a place
+
+
+class Told:
+    """A muster of `bound` places with everything that it told, and a clock that stands still."""
+
+    def __init__(self, bound: int) -> None:
+        self.words: list[tuple[str, int]] = []
+        self.now = 0.0
+        self.muster = Muster(
+            bound, lambda word, c: self.words.append((word, c)), lambda c: self.words.append(("bye", c)), clock=lambda: self.now
+        )
+
+    def new(self) -> list[tuple[str, int]]:
+        words, self.words = self.words, []
+        return words
+
+    def here(self, *clients: int) -> None:
+        self.muster.admit(clients, ())
+        for client in clients:
+            self.muster.joined(client)
+        self.new()
+
+
+def test_a_free_place_is_for_whoever_is_asked_first():
+    told = Told(2)
+    assert told.muster.admit([4, 1, 7], ()) == [4, 1]
+    assert told.new() == [("summon", 4), ("summon", 1)]
+    assert told.muster.admit([7], {4, 1}) == []
+    assert told.new() == []
+
+
+def test_the_longest_idle_makes_room_and_nobody_who_is_busy_or_wanted():
+    told = Told(3)
+    told.here(0, 1, 2)
+    told.muster.done(0)
+    assert told.muster.admit([5, 2], {1}) == [2]
+    assert told.new() == [("bye", 0)]
+    assert told.muster.admit([5], {1, 2}) == []  # one place is being given back: nobody else need go
+    assert told.new() == []
+    told.muster.left(0, busy=False)
+    assert told.new() == [("dismiss", 0)]
+    assert told.muster.admit([5], {1, 2}) == [5]
+    assert told.new() == [("summon", 5)]
+    assert told.muster.in_turn([0, 2, 1]) == [1, 2, 0]
+
+
+def test_a_goodbye_is_repeated_until_the_client_has_gone():
+    told = Told(1)
+    told.here(0)
+    told.muster.admit([1], ())
+    told.now = BYE_AGAIN_S
+    told.muster.tend()
+    told.muster.joined(0)  # it had lost its connection and missed both
+    assert told.new() == [("bye", 0)] * 3
+    told.muster.left(0, busy=False)
+    told.now *= 3
+    told.muster.tend()
+    assert told.new() == [("dismiss", 0)]
+
+
+def test_who_is_lost_with_a_task_is_awaited_and_who_does_not_come_is_given_up():
+    told = Told(2)
+    told.here(0, 1)
+    told.muster.left(0, busy=True)
+    told.muster.left(1, busy=False)
+    assert told.new() == [("dismiss", 1)]
+    assert told.muster.admit([0, 2], ()) == [0, 2]  # client 0 keeps its place
+    assert told.new() == [("summon", 2)]
+    told.muster.give_up(0)
+    assert told.new() == [("dismiss", 0)]
+    told.muster.joined(0)  # too late
+    assert told.new() == [("bye", 0)]
+
+
+def test_the_bound_holds_whatever_happens():
+    draw = random.Random(1)
+    for bound in (1, 2, 5):
+        told, tasks, connected, most = Told(bound), set(), set(), 0
+        places: set[int] = set()
+        queue = list(range(12)) * 3
+        for _ in range(4000):
+            wave = list(dict.fromkeys(queue))[:8]
+            for client in told.muster.admit(wave, tasks):
+                queue.remove(client)
+                tasks.add(client)
+            for word, client in told.new():
+                (places.add if word == "summon" else places.discard if word == "dismiss" else lambda c: None)(client)
+                if word == "bye" and client in connected and draw.random() < 0.5:
+                    connected.discard(client)
+                    told.muster.left(client, client in tasks)
+            client = draw.randrange(12)
+            if client in places and client not in connected:
+                connected.add(client)
+                told.muster.joined(client)
+            elif client in connected and draw.random() < 0.2:
+                connected.discard(client)
+                told.muster.left(client, client in tasks)
+            elif client in connected and client in tasks:
+                tasks.discard(client)
+                told.muster.done(client)
+            told.now += 0.5
+            told.muster.tend()
+            most = max(most, len(places))
+        assert (most, queue) == (bound, [])
+
+
+def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
+    crew = Crew(
+        WorkerSpec(tmp_path, 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path), tmp_path, 12, size=1, most=3,
+        max_restarts=2, must_all=True, context=None,
+    )  # fmt: skip
+    crew.hear(b"summon 11")
+    for word in (b"summon 12", b"summon -1", b"start 3", b"summon", b"\xff\xff"):
+        with pytest.raises(RunFailed, match="the coordinator asked for"):
+            crew.hear(word)
+
+
+# whole runs
+
+
+class Watching:
+    """Counts the worker processes of a run that this process started; `strike` may do something to one of them, once."""
+
+    def __init__(self, strike=None) -> None:
+        self.most = self.threads = 0
+        self.strike, self.struck = strike, ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.02):
+            found = workers_of(psutil.Process())
+            self.most = max(self.most, len(found))
+            for _, process in found:
+                try:
+                    self.threads = max(self.threads, process.num_threads())
+                except psutil.Error:
+                    continue
+
+    def update(self, view) -> None:
+        if view.round >= 1 and self.strike is not None and (found := workers_of(psutil.Process())):
+            self.struck, process = found[0]
+            self.strike, strike = None, self.strike
+            strike(process)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def workers_of(launcher: psutil.Process) -> list[tuple[str, psutil.Process]]:
+    """(title, process) of every worker below the launcher."""
+    found = []
+    for process in launcher.children(recursive=True):
+        try:
+            title = (process.cmdline() or [""])[0]
+        except psutil.Error:
+            continue
+        if title.startswith("dpcfl client"):
+            found.append((title.removeprefix("dpcfl "), process))
+    return found
+
+
+def run(folder, watching=None, **runtime):
+    """A whole run of TWELVE from this process; (its folder, who watched)."""
+    folder.mkdir(parents=True)
+    watching = watching or Watching()
+    document, failure = runs.run_in(folder, config.resolve({**SMALL, **TWELVE, "runtime": runtime}), watching)
+    assert failure is None, failure
+    assert document["state"] == "finished"
+    assert_nothing_left(folder)
+    return folder, watching
+
+
+def job_of(folder):
+    return read_job(folder, (folder / "operator.pub").read_text().strip())
+
+
+def models(folder) -> bytes:
+    return Checkpoints(folder / "checkpoints").newest()[1].models.tobytes()
+
+
+def rounds_of(folder) -> list[dict]:
+    return [line for line in runlog.read(folder / "metrics.jsonl") if "summoned" in line]
+
+
+@pytest.fixture(scope="module")
+def everybody(tmp_path_factory):
+    """The run with all twelve connected; the reference."""
+    folder, watching = run(tmp_path_factory.mktemp("everybody") / "run")
+    assert watching.most == 12
+    assert [(line["live"], line["summoned"]) for line in rounds_of(folder)] == [(12, 0)] * 4
+    return folder
+
+
+def test_three_at_a_time_give_the_bits_of_everybody_and_of_one_process(everybody, tmp_path):
+    folder, watching = run(tmp_path / "run", max_live_workers=3)
+    assert watching.most == 3
+    assert models(folder) == models(everybody) == simulate(job_of(everybody), tmp_path / "simulated").models.tobytes()
+    lines = rounds_of(folder)
+    assert [line["summoned"] for line in lines] == [12, 9, 9, 9]  # who is here is asked first
+    assert all(line["live"] <= 3 and line["answered"] == 12 for line in lines)
+    job = job_of(folder)
+    assert all(len(summary.charged_by_round(folder, job, client)) == 4 for client in range(12))
+    assert not [check for check in verify_run(folder, None) if check.holds is False]
+
+
+def test_a_killed_one_of_three_comes_back(everybody, tmp_path):
+    folder, watching = run(tmp_path / "run", Watching(lambda process: process.kill()), max_live_workers=3)
+    assert watching.struck.startswith("client ")
+    assert models(folder) == models(everybody)
+    assert len(summary.charged_by_round(folder, job_of(folder), int(watching.struck.split()[1]))) == 4
+
+
+@pytest.mark.parametrize("most", [12, 3])
+def test_clients_that_share_processes_give_the_same_bits(everybody, tmp_path, most):
+    strike = (lambda process: process.kill()) if most == 3 else None
+    folder, watching = run(tmp_path / "run", Watching(strike), max_live_workers=most, clients_per_worker=4)
+    assert watching.most == 3
+    assert (most == 3) == watching.struck.startswith("clients ")
+    # Two for each connected client; besides main, watch, summons, and ZeroMQ's two.
+    assert watching.threads <= 2 * min(most, 4) + 5
+    assert models(folder) == models(everybody)
+    assert all(line["live"] <= most for line in rounds_of(folder))
+
+
+def test_ctrl_c_between_summonses_leaves_nothing_and_the_run_resumes(everybody, tmp_path):
+    folder, watching = tmp_path / "run", Watching(lambda process: signal.raise_signal(signal.SIGINT))
+    folder.mkdir()
+    settings = config.resolve({**SMALL, **TWELVE, "runtime": {"max_live_workers": 3}})
+    document, failure = runs.run_in(folder, settings, watching)
+    assert (document["state"], failure) == ("interrupted", None)
+    assert 1 <= document["rounds_done"] < 4
+    assert_nothing_left(folder, 0)
+    document, failure = runs.run_in(folder, config.load(folder / "config.yaml"), Watching())
+    assert (document["state"], failure) == ("finished", None)
+    assert_nothing_left(folder)
+    assert models(folder) == models(everybody)
+
+
+def test_a_client_that_comes_back_answers_the_same_task_with_the_same_bytes(everybody, tmp_path):
+    job = job_of(everybody)
+    theta = np.zeros(job.protocol.model.parameters, np.float32)
+    answers = []
+    for _ in range(2):
+        host = make_host(job, 5, tmp_path)
+        answers.append(host.answer(Task(1, "train", {"model": theta})))
+        host.close()
+    assert answers[0].release == answers[1].release
+    assert [answer.cached for answer in answers] == [False, True]
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_with_a_hundred_alive_fit_three_gibibytes():
+    found = bench_live.live(rounds=5)
+    assert found["most_workers"] <= 100
+    assert found["pss_gib"] <= 3
