@@ -108,9 +108,9 @@ class Crew:
         for first in [first for first, limit in self._ending.items() if limit <= now]:
             del self._ending[first]
             if (process := self._berths[first].child.process) is not None:
-                process.terminate()
+                process.kill()  # it was asked over the wire; its ledger is written for that
 
-    def ended(self, sentinel: int) -> None:
+    def ended(self, sentinel: Any) -> None:
         """The process has ended; one that crashed with clients wanted is started again, or the run fails."""
         berth = self._running.pop(sentinel)
         code = berth.child.take_exit()

@@ -15,7 +15,7 @@ from dpcfl_net import config, runlog, summary
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.errors import RunFailed
 from dpcfl_net.experiment import read_job
-from dpcfl_net.federation.muster import BYE_AGAIN_S, Muster
+from dpcfl_net.federation.muster import BYE_AGAIN_S, INSIST_S, Muster
 from dpcfl_net.simulate import simulate
 from dpcfl_net.types import Task
 from dpcfl_net.verify import verify_run
@@ -90,9 +90,22 @@ def test_a_goodbye_is_repeated_until_the_client_has_gone():
     told.muster.joined(0)  # it had lost its connection and missed both
     assert told.new() == [("bye", 0)] * 3
     told.muster.left(0, busy=False)
-    told.now *= 3
+    told.now = INSIST_S
     told.muster.tend()
     assert told.new() == [("dismiss", 0)]
+
+
+def test_who_does_not_go_is_reported_and_keeps_the_place_until_it_has_gone():
+    told = Told(1)
+    told.here(0)
+    told.muster.admit([1], ())
+    told.now = INSIST_S
+    told.muster.tend()
+    told.muster.tend()
+    assert told.new() == [("bye", 0), ("dismiss", 0), ("bye", 0)]
+    assert told.muster.admit([1], ()) == []
+    told.muster.left(0, busy=False)
+    assert told.muster.admit([1], ()) == [1]
 
 
 def test_who_is_lost_with_a_task_is_awaited_and_who_does_not_come_is_given_up():

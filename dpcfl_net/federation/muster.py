@@ -9,6 +9,7 @@ from typing import Literal
 
 Word = Literal["summon", "dismiss"]
 BYE_AGAIN_S = 1.0
+INSIST_S = 10.0  # after so long somebody who was told to go is reported to whoever starts clients, who can end it
 
 
 class Muster:
@@ -30,6 +31,7 @@ class Muster:
         self._here: OrderedDict[int, None] = OrderedDict()  # the longest idle first
         self._coming: set[int] = set()
         self._leaving: dict[int, float] = {}  # when it was last told to go
+        self._overdue: dict[int, float] = {}  # of those leaving, when to insist
         self.summoned = 0
 
     @property
@@ -81,6 +83,7 @@ class Muster:
         was_here = client in self._here
         self._here.pop(client, None)
         self._leaving.pop(client, None)
+        self._overdue.pop(client, None)
         if was_here and busy:
             self._coming.add(client)
         else:
@@ -98,8 +101,11 @@ class Muster:
             self._tell("dismiss", client)
 
     def tend(self) -> None:
-        """Repeat goodbyes that seem to have been lost; to be called every second or so."""
+        """Repeat goodbyes that seem to have been lost, and insist in the end; to be called every second or so."""
         now = self._clock()
+        for client in [client for client, limit in self._overdue.items() if limit <= now]:
+            del self._overdue[client]
+            self._tell("dismiss", client)
         for client, told in list(self._leaving.items()):
             if now - told >= BYE_AGAIN_S:
                 self._leaving[client] = now
@@ -113,4 +119,5 @@ class Muster:
     def _send_away(self, client: int) -> None:
         self._here.pop(client, None)
         self._leaving[client] = self._clock()
+        self._overdue.setdefault(client, self._leaving[client] + INSIST_S)
         self._bye(client)
