@@ -165,12 +165,12 @@ class EMFDRO(Algorithm):
         """Lines 3 and 5: the loss of the model as it came, and what training adds to it."""
         return Release(loss=self.loss(me, model), update=self.update(me, model))
 
-    def loss(self, me: Client, model: np.ndarray) -> np.float32:
+    def loss(self, me: Client, model: np.ndarray) -> np.ndarray:
         """L_i, as the mode lets it go."""
         if self.options.mode == "full":
-            return np.float32(me.noisy_loss("loss", model, self.options.tau))
+            return np.array(me.noisy_loss("loss", model, self.options.tau), np.float32)
         top = math.inf if self.options.mode == "paper" else self.options.tau
-        return np.float32(me.validation_loss("loss", model, top))
+        return np.array(me.validation_loss("loss", model, top), np.float32)
 
     def update(self, me: Client, model: np.ndarray) -> np.ndarray:
         """g_i, as the mode lets it go."""

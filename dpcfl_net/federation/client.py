@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from dpcfl_net.wire.messages import match_rows, resolve
 
 if TYPE_CHECKING:
     from dpcfl_net.sgd import PlainSGD
+
+Part = Literal["train", "validation"]
 
 
 class Engine:
@@ -182,7 +184,7 @@ class ClientHost:
         algorithm: ClientSide,
         client: int,
         ledger: Ledger,
-        open_data: Callable[[str], Any],
+        open_data: Callable[[Part], Any],
         engine: Callable[[], Engine],
         noise_seed: bytes | None,
     ) -> None:
@@ -213,7 +215,7 @@ class ClientHost:
         """What leaves the client for a task: a release, or why not."""
         return self.gate.answer(task, self._check, lambda charge, state: self._compute(task, charge, state))
 
-    def data(self, part: str) -> Any:
+    def data(self, part: Part) -> Any:
         """The client's "train" or "validation" records, opened once."""
         if part not in self._data:
             records, entry = self._open_data(part), self.protocol.client(self.client)

@@ -50,7 +50,7 @@ def full_events(loss_noise: float, update_noise: float, rounds: int, steps: int,
     return [SampledGaussian(loss_noise, 1.0, rounds + 1), SampledGaussian(update_noise, rate, rounds * steps)]
 
 
-def paper_events() -> list[Event]:
+def paper_events() -> list[Unprotected]:
     """Mode `paper`: raw losses and raw updates, for which no finite epsilon holds."""
     return [Unprotected("losses and updates leave the client without noise")]
 
