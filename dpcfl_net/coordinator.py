@@ -177,7 +177,7 @@ class Records:
         sizes = view.get("sizes") or [sum(1 for a in state.assignment if a == m) for m in range(clusters)]
         self._metrics.write(
             {"view": "server", "round": t, "time": now, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
-             "answered": len(self.protocol.roster) - len(missing), "missing": missing,
+             "answered": fed.answered, "missing": missing,
              "live": fed.live, "summoned": fed.summoned - self._summoned}
         )  # fmt: skip
         self._summoned = fed.summoned

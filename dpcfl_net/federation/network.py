@@ -51,7 +51,8 @@ class NetworkFederation(Federation):
     ) -> None:
         super().__init__(protocol, quorum=quorum)
         self.endpoint, self.timeout_s, self.join_timeout_s, self._warn = endpoint, timeout_s, join_timeout_s, warn
-        self.missing: list[int] = []
+        self.missing: list[int] = []  # of the last call, and how many answered it
+        self.answered = 0
         self._muster: Muster | None = None
         if tell is not None and max_live is not None and max_live < len(self.clients):
             self._muster = Muster(max_live, tell, endpoint.bye)
@@ -108,7 +109,7 @@ class NetworkFederation(Federation):
             for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
                 self._take(event, call)
             self._miss_the_late(call)
-        self.missing = sorted(set(tasks) - set(call.answers))
+        self.missing, self.answered = sorted(set(tasks) - set(call.answers)), len(call.answers)
         return call.answers
 
     def _admit(self, call: _Call) -> list[int]:
