@@ -6,18 +6,22 @@ import itertools
 import json
 import math
 from collections import Counter
+from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 
 import mpmath
 import numpy as np
 import pytest
-from conftest import SMALL, dpcfl, only_run, write_config
+import yaml
+from conftest import ROOT, SMALL, dpcfl, only_run, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from dpcfl_net import config, experiment, runlog, summary
 from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.compare import Result
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import read_job
 from dpcfl_net.federation.base import Results
@@ -27,6 +31,7 @@ from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting import epsilon
 from dpcfl_net.privacy.client_draws import full_events, paper_events, selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.tilting import draw, near_mass, printed_bounds, probabilities, sharp_bounds, top_mass
+from dpcfl_net.reproduce.base import find
 from dpcfl_net.simulate import simulate
 from dpcfl_net.types import GaussianSlot, SampledGaussian, UnprotectedSlot
 from dpcfl_net.verify import verify_run
@@ -479,3 +484,81 @@ def test_what_a_run_is_expected_to_cost(tmp_path):
     expected = experiment.expectations(job.protocol)
     assert expected["steps"] == 2 * ROUNDS * 9  # of the 4 * ROUNDS * 9 that are paid for
     assert expected["bytes_up"] == expected["bytes_down"] == 2 * ROUNDS * 4 * job.protocol.model.parameters
+
+
+# ---- reproductions
+
+
+def test_the_theory_checked_in_fractions():
+    outcome = find("em-fdro/prop41")().compute(None)
+    held = {claim.text.split(":")[0]: claim.holds for claim in outcome.claims if not claim.text.startswith("(ours)")}
+    assert held == {"Proposition 4.1": True, "Corollary 4.2": True, "Lemma 4.5": False, "Proposition 4.4": False}
+    assert [claim.holds for claim in outcome.claims if claim.text.startswith("(ours)")] == [True, False, False, True]
+    assert len(outcome.rows) == len(outcome.tables[0].rows) == 24
+
+
+@dataclass
+class MadeUp:
+    """Runs of three rounds whose accuracies are those of `reached[measure][tilt]`, higher in later rounds."""
+
+    reached: dict
+    folder: Path
+    scale: str = "laptop"
+    asked: list = field(default_factory=list)
+
+    def results(self, path, axes):
+        assert (ROOT / path).exists()
+        found = []
+        for drawn, tilt, seed in itertools.product(*axes.values()):
+            folder = self.folder / f"{drawn}-{tilt}-{seed}"
+            folder.mkdir()
+            for t in (1, 2, 3):
+                accuracy = {measure: values[tilt] + (t - 2) * 0.05 for measure, values in self.reached.items()}
+                runlog.Lines(folder / "metrics.jsonl").write({"view": "observer", "round": t, **accuracy})
+                draws = {"p_max": 0.04 * (1 + tilt), "top_mass": 0.2 + 0.01 * tilt}
+                runlog.Lines(folder / "clusters.jsonl").write({"view": "server", "round": t, **draws})
+            settings = {"algorithm": {"name": "em-fdro", "drawn": drawn, "tilt_epsilon": tilt}}
+            found.append(Result(folder, "x", "em-fdro", seed, "finished", settings, {}, {}))
+        self.asked.append((str(path), axes))
+        return found
+
+
+def reached(mean, worst, tail):
+    return {
+        measure: dict(zip((0.0, 2.0, 4.0), values, strict=True))
+        for measure, values in (("accuracy_mean", mean), ("accuracy_worst", worst), ("accuracy_p10", tail))
+    }
+
+
+def test_figure_3_averages_rounds_then_seeds_and_says_what_holds(tmp_path):
+    (tmp_path / "as").mkdir()
+    as_printed = MadeUp(reached((0.5, 0.5, 0.49), (0.2, 0.25, 0.22), (0.3, 0.29, 0.25)), tmp_path / "as")
+    outcome = find("em-fdro/fig3")().compute(as_printed)
+    assert all(claim.holds for claim in outcome.claims)
+    assert len(outcome.claims) == 2 * 5
+    assert len(outcome.figures) == len({figure.key for figure in outcome.figures}) == 2 * 4
+    assert len(outcome.rows) == 2 * 3 * 2
+    assert outcome.rows[0]["accuracy_worst"] == pytest.approx(0.2)
+    assert outcome.tables[0].rows[1][2] == "25.0 +- 0.0"
+    assert as_printed.asked[0][0] == "configs/em_fdro/cifar10_laptop.yaml"
+
+    (tmp_path / "other").mkdir()
+    outcome = find("em-fdro/fig3")().compute(
+        MadeUp(reached((0.5, 0.48, 0.5), (0.3, 0.2, 0.2), (0.2, 0.3, 0.2)), tmp_path / "other")
+    )
+    missed = [claim for claim in outcome.claims if not claim.holds]
+    assert len(missed) == 2 * 4
+    assert "epsilon 0 leads by 10.0 points" in missed[0].cause
+
+
+@pytest.mark.parametrize("name", ["cifar10_paper", "cifar10_laptop"])
+def test_configurations_are_those_of_the_paper(name):
+    document = yaml.safe_load((ROOT / "configs" / "em_fdro" / f"{name}.yaml").read_text())
+    small = {
+        **document,
+        "data": {**document["data"], "dataset": "digits", "train_per_client": 50, "test_per_client": 50},
+        "model": {"name": "digits-cnn"},
+    }
+    read = config.resolve(small)
+    assert (read.options.mode, read.options.drawn, read.rounds, read.local.epochs) == ("paper", 20, 30, 2)
+    assert (read.data.alpha, read.data.validation, read.local.momentum, read.local.lr) == (0.3, 0.1, 0.9, 0.05)

@@ -1,0 +1,161 @@
+"""EM-FDRO's Proposition 4.1, Corollary 4.2, Lemma 4.5 and Proposition 4.4, checked in fractions: no figure, but its theory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+
+from dpcfl_net.privacy.client_draws import selection_epsilon, unconditional_epsilon
+from dpcfl_net.privacy.tilting import near_mass, printed_bounds, probabilities, sharp_bounds
+from dpcfl_net.report.pages import Table
+from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.em_fdro_draws import PAPER
+from dpcfl_net.reproduce.plots import lines
+
+STEPS, RANDOM = 10, 1000  # weights on a grid of tenths; losses drawn at random
+CLIENTS, DRAWN, ROUNDS = 25, 20, 30
+# Gaps to the worst client, in units of tau: what the other 24 clients look like.
+PROFILES: dict[str, Callable[[int], float]] = {
+    "one apart": lambda k: 1.0,
+    "evenly spread": lambda k: k / 24,
+    "five near the worst": lambda k: 0.05 if k < 5 else 1.0,
+}
+TILTS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+
+Weights = Sequence[Fraction]
+
+
+class Bounds(Reproduction):
+    """Weights e^(-epsilon gap / 2 tau) are any fractions in (0, 1]: all there are on a grid for 4 clients, random ones up to 25."""
+
+    name = "em-fdro/prop41"
+    paper = PAPER + ", Propositions 4.1 and 4.4, Corollary 4.2, Lemma 4.5"
+    title = "How mass gathers at the worst client: bounds and limits, exactly"
+
+    def compute(self, context: Context) -> Outcome:
+        cases = list(itertools.chain(on_grid(), at_random()))
+        vectors = list(dict.fromkeys(weights for weights, _ in cases))
+        rows = [row(name, tilt) for name in PROFILES for tilt in TILTS]
+        series = {name: [(tilt, _p_max(name, tilt)) for tilt in TILTS] for name in PROFILES}
+        figure = lines("p-max", "Probability of the worst of 25 clients", series, "epsilon", "p_max")
+        columns = list(rows[0])
+        cells = [[value if isinstance(value, str) else f"{value:.4g}" for value in line.values()] for line in rows]
+        claims = [*self.bounds(cases), self.limits(vectors), *self.lemma(vectors), self.draws()]
+        caption = "N(delta): clients within delta = .1 tau of the worst"
+        return Outcome(rows, claims, [figure], [Table("Mass near the worst client", columns, cells, caption)])
+
+    def bounds(self, cases: Sequence[tuple[Weights, Fraction]]) -> list[Claim]:
+        """Proposition 4.1, and what its printed bounds are worth."""
+        broken = weak = empty = loose = 0
+        for weights, least in cases:
+            mass, (low, high), (lower, upper) = (
+                near_mass(weights, least),
+                printed_bounds(weights, least),
+                sharp_bounds(weights, least),
+            )
+            share = Fraction(sum(w >= least for w in weights), len(weights))
+            broken += not low <= mass <= high
+            loose += not share <= lower <= mass <= upper <= 1
+            weak += low <= share
+            empty += high > 1
+        of = f"of {len(cases)}"
+        return [
+            Claim("Proposition 4.1: both bounds hold", f"broken in {broken} {of}", not broken),
+            Claim("(ours) the best bounds from the same numbers hold", f"broken in {loose} {of}", not loose),
+            Claim(
+                "(ours) the printed lower bound says more than that a neighbourhood has its share N(delta) / n",
+                f"at most the share in {weak} {of}",
+                weak < len(cases),
+                "its numerator takes all near clients at delta, its denominator takes them at no gap at all",
+            ),
+            Claim(
+                "(ours) the printed upper bound is below 1 or equal",
+                f"above 1 in {empty} {of}",
+                not empty,
+                "its numerator takes all near clients at no gap, its denominator takes them at delta",
+            ),
+        ]
+
+    def limits(self, vectors: Sequence[Weights]) -> Claim:
+        """Corollary 4.2. At k times epsilon the weights are k-th powers, so that fractions decide whether p_max rises."""
+        apart = [weights for weights in vectors if weights.count(Fraction(1)) == 1]
+        rising = uniform = worst = 0
+        for weights in apart:
+            peaks = [1 / sum(w**k for w in weights) for k in (1, 2, 3)]
+            rising += peaks[0] < peaks[1] < peaks[2] < 1
+            losses = [2 * math.log(w) for w in weights]  # at epsilon = tau = 1
+            uniform += abs(probabilities(losses, 1e-9, 1.0) - 1 / len(weights)).max() < 1e-8
+            worst += probabilities(losses, 1e5, 1.0).max() > 1 - 1e-8
+        return Claim(
+            "Corollary 4.2: p_max rises strictly from 1/n to 1",
+            f"rises in {rising}, is 1/n at epsilon 1e-9 in {uniform} and 1 at 1e5 in {worst} of {len(apart)} with a single worst client",
+            rising == uniform == worst == len(apart),
+        )
+
+    def lemma(self, vectors: Sequence[Weights]) -> list[Claim]:
+        """Losses off by at most nu move a weight by a factor of at most g = e^gamma, here 2: up for one client, down for the rest."""
+        g, most = Fraction(2), Fraction(0)
+        for weights in vectors:
+            total = sum(weights)
+            most = max(most, *(g * total / (own * g + (total - own) / g) for own in weights))
+        return [
+            Claim(
+                "Lemma 4.5: losses off by nu move a probability by a factor of at most e^gamma (here 2)",
+                f"by up to {float(most):.3f}",
+                most <= g,
+                "the sum of all weights moves as well, the other way",
+            ),
+            Claim("(ours) by a factor of at most e^(2 gamma)", f"by up to {float(most):.3f} of 4", most <= g**2),
+        ]
+
+    def draws(self) -> Claim:
+        """Proposition 4.4's composition, for the experiments' settings."""
+        found = [
+            (eps, selection_epsilon(eps, CLIENTS, DRAWN, ROUNDS), unconditional_epsilon(eps, CLIENTS, DRAWN, ROUNDS))
+            for eps in (2, 4)
+        ]
+        listed = "; ".join(
+            f"epsilon {eps}: {given:.1f} with the models given, {whole:g} without" for eps, given, whole in found
+        )
+        return Claim(
+            f"Proposition 4.4: {ROUNDS} rounds of draws cost {ROUNDS} epsilon, 60 and 120",
+            listed,
+            all(given <= ROUNDS * eps for eps, given, _ in found),
+            f"a round draws {DRAWN} clients, not one; and a client's data move every other loss through the model",
+        )
+
+
+def on_grid() -> Iterator[tuple[Weights, Fraction]]:
+    """All weights of 4 clients in tenths, the worst one's 1, with all thresholds in tenths."""
+    grid = [Fraction(k, STEPS) for k in range(1, STEPS + 1)]
+    for others in itertools.combinations_with_replacement(grid, 3):
+        for least in grid:
+            yield (Fraction(1), *others), least
+
+
+def at_random() -> Iterator[tuple[Weights, Fraction]]:
+    """2 to 25 clients, weights and threshold in thousandths."""
+    rng = random.Random(0)
+    for _ in range(RANDOM):
+        others = [Fraction(rng.randint(1, 1000), 1000) for _ in range(rng.randint(1, CLIENTS - 1))]
+        yield (Fraction(1), *others), Fraction(rng.randint(1, 1000), 1000)
+
+
+def row(profile: str, tilt: float) -> dict[str, str | float]:
+    """What Proposition 4.1 says of one profile of gaps at one epsilon, tau = 1 and delta = .1."""
+    weights = [1.0, *(math.exp(-tilt * PROFILES[profile](k) / 2) for k in range(1, CLIENTS))]
+    least = math.exp(-tilt * 0.1 / 2)
+    near = sum(1 for k in range(1, CLIENTS) if PROFILES[profile](k) <= 0.1) + 1
+    if not tilt:  # without a tilt every weight is 1, and gaps do not show
+        return {"gaps": profile, "epsilon": tilt, "N(delta)": near, "p_max": 1 / CLIENTS, "mass": near / CLIENTS,
+                "printed low": near / CLIENTS, "printed high": near / CLIENTS, "best low": near / CLIENTS, "best high": near / CLIENTS}  # fmt: skip
+    printed, best = printed_bounds(weights, least), sharp_bounds(weights, least)
+    return {"gaps": profile, "epsilon": tilt, "N(delta)": near, "p_max": _p_max(profile, tilt), "mass": near_mass(weights, least),
+            "printed low": printed[0], "printed high": printed[1], "best low": best[0], "best high": best[1]}  # fmt: skip
+
+
+def _p_max(profile: str, tilt: float) -> float:
+    return float(probabilities([0.0, *(-PROFILES[profile](k) for k in range(1, CLIENTS))], tilt, 1.0).max())
