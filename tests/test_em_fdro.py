@@ -226,7 +226,7 @@ def test_what_the_statement_says(tmp_path):
     assert "epsilon 8 for the draws of 4 rounds" in full["claim_of_paper"]
     assert said("client", {}, WHOLE_CLIENTS)["unit"] == "client"
 
-    selection = said("selection", {"mode": "selection", "tilt_epsilon": 4.0})
+    selection = said("selection", {"mode": "selection", "tilt": 4.0})
     assert (selection["epsilon"], selection["covered"], selection["noise_multiplier"]) == (None, [], None)
     assert "without noise" in selection["not_covered"][0]
     (draws,) = [text for text in selection["not_covered"] if text.startswith("the draws by themselves")]
@@ -250,7 +250,7 @@ def test_what_the_statement_says(tmp_path):
             r"adjacency is 'zero-out': must be replace-one.*absence",
         ),
         ({}, {"local": {"batch_size": 20, "momentum": 0.9}}, r"local\.momentum is 0\.9: must be 0"),
-        ({"tilt_epsilon": -1.0}, {}, r"algorithm\.tilt_epsilon"),
+        ({"tilt": -1.0}, {}, r"algorithm\.tilt"),
         (
             {"mode": "paper"},
             {"privacy": {"epsilon": 5, "delta": 1e-2, "trust": "trusted-server"}},
@@ -378,7 +378,7 @@ class Scripted:
 
 
 def test_losses_go_stale_and_the_worst_are_drawn(tmp_path):
-    job = job_for(tmp_path, {"mode": "paper", "tilt_epsilon": 1e5})
+    job = job_for(tmp_path, {"mode": "paper", "tilt": 1e5})
     fed = Scripted(job.protocol.model.parameters, [1.0, 4.0, 2.0, 3.0])
     algorithm = job.algorithm
     first = algorithm.round(algorithm.start(fed), 1, fed)
@@ -405,7 +405,7 @@ def test_updates_weigh_as_much_as_their_clients_have_records(tmp_path):
 
 
 def test_who_never_answered_counts_as_the_average(tmp_path):
-    job = job_for(tmp_path, {"mode": "paper", "tilt_epsilon": 1e5, "drawn": 2})
+    job = job_for(tmp_path, {"mode": "paper", "tilt": 1e5, "drawn": 2})
     fed = Scripted(job.protocol.model.parameters, [1.0, 4.0, 2.0, 3.5])
     fed.gone = {0}
     state = job.algorithm.round(job.algorithm.start(fed), 1, fed)
@@ -517,7 +517,7 @@ class MadeUp:
                 runlog.Lines(folder / "metrics.jsonl").write({"view": "observer", "round": t, **accuracy})
                 draws = {"p_max": 0.04 * (1 + tilt), "top_mass": 0.2 + 0.01 * tilt}
                 runlog.Lines(folder / "clusters.jsonl").write({"view": "server", "round": t, **draws})
-            settings = {"algorithm": {"name": "em-fdro", "drawn": drawn, "tilt_epsilon": tilt}}
+            settings = {"algorithm": {"name": "em-fdro", "drawn": drawn, "tilt": tilt}}
             found.append(Result(folder, "x", "em-fdro", seed, "finished", settings, {}, {}))
         self.asked.append((str(path), axes))
         return found

@@ -44,7 +44,7 @@ class EMFDRO(Algorithm):
         mode: Literal["paper", "selection", "full"] = Field(
             default="full", description="what is protected: nothing, nothing but the range of the losses, or all"
         )
-        tilt_epsilon: float = Field(
+        tilt: float = Field(
             default=2.0, ge=0, allow_inf_nan=False,
             description="the paper's epsilon: how strongly draws follow losses, 0 not at all; no promise, that is privacy.epsilon",
         )  # fmt: skip
@@ -93,7 +93,7 @@ class EMFDRO(Algorithm):
 
     @property
     def claim_of_paper(self) -> str | None:  # type: ignore[override]
-        rounds, each = self.protocol.rounds, self.options.tilt_epsilon
+        rounds, each = self.protocol.rounds, self.options.tilt
         return f"client-level epsilon {rounds * each:g} for the draws of {rounds} rounds, {each:g} for each (Proposition 4.4)"
 
     @property
@@ -101,7 +101,7 @@ class EMFDRO(Algorithm):
         """What holds of the draws alone, which is not what the server sees."""
         if self.options.mode != "selection":
             return []
-        asked = (self.options.tilt_epsilon, len(self.clients), self.options.drawn, self.protocol.rounds)
+        asked = (self.options.tilt, len(self.clients), self.options.drawn, self.protocol.rounds)
         return [
             f"the draws by themselves, before somebody who sees nothing else and does not know the server's seed: epsilon "
             f"{selection_epsilon(*asked):.4g} if one client's clipped losses may change and the models are given, "
@@ -135,7 +135,7 @@ class EMFDRO(Algorithm):
             losses |= self.told(fed.call(self.evaluate, common={"model": model}))
         usual = statistics.fmean(loss for loss in losses.values() if loss is not None)
         scores = [usual if loss is None else loss for loss in losses.values()]  # who never answered counts as the average
-        epsilon, tau = self.options.tilt_epsilon, self.options.tau
+        epsilon, tau = self.options.tilt, self.options.tau
         chances = probabilities(scores, epsilon, tau)
         drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.drawn, fed.rng("draw")))
         results = fed.call(self.train, common={"model": model}, each={client: {} for client in drawn})

@@ -40,14 +40,14 @@ class Robustness(Reproduction):
 
     def compute(self, context: Context) -> Outcome:
         path, seeds = Path("configs/em_fdro") / f"{CONFIGS[context.scale]}.yaml", SEEDS[context.scale]
-        axes = {"algorithm.drawn": DRAWN, "algorithm.tilt_epsilon": TILTS, "seed": seeds}
+        axes = {"algorithm.drawn": DRAWN, "algorithm.tilt": TILTS, "seed": seeds}
         outcome = Outcome([], [])
         found: dict[tuple[int, float], list[Rounds]] = {}
         for result in context.results(path, axes):
             own, rounds = result.settings["algorithm"], rounds_of(result)
-            found.setdefault((own["drawn"], float(own["tilt_epsilon"])), []).append(rounds)
+            found.setdefault((own["drawn"], float(own["tilt"])), []).append(rounds)
             over = {measure: statistics.fmean(values) for measure, values in rounds.items()}
-            outcome.rows.append({"drawn": own["drawn"], "tilt_epsilon": own["tilt_epsilon"], "seed": result.seed, **over})
+            outcome.rows.append({"drawn": own["drawn"], "tilt": own["tilt"], "seed": result.seed, **over})
         for drawn in DRAWN:
             runs = {tilt: found[drawn, tilt] for tilt in TILTS}
             outcome.figures += figures(drawn, runs)
