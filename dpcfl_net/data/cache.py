@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +51,19 @@ def arrays(
 
 
 def _open(home: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray] | None:
-    found = {}
-    for key in keys:
-        path = home / f"{key}.npy"
-        try:
-            # mmap of a file cut short raises here, so a damaged copy counts as none
-            found[key] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-        except (OSError, ValueError, EOFError):
-            return None
-    return found
+    paths = tuple(home / f"{key}.npy" for key in keys)
+    try:
+        stamps = tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in (path.stat() for path in paths))
+        # mmap of a file cut short raises here, so a damaged copy counts as none
+        return dict(zip(keys, _mapped(paths, stamps), strict=True))
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+@lru_cache(maxsize=4)
+def _mapped(paths: tuple[Path, ...], stamps: object) -> list[np.ndarray]:
+    """The files as arrays: mapped once in a process, however many clients it holds, for as long as they are the same files."""
+    return [np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in paths]
 
 
 def _write(home: Path, keys: tuple[str, ...], decoded: dict[str, np.ndarray]) -> None:
