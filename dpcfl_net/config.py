@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dpcfl_net import models
 from dpcfl_net.algorithms.base import Algorithm, Setting, registry
@@ -51,6 +51,10 @@ class TransportSettings(Section):
 
 
 class RuntimeSettings(Section):
+    federation: Literal["network", "in-process"] = Field(
+        default="network",
+        description="in-process: all clients in one process without sockets, same bits; for sweeps and quick looks",
+    )
     transport: TransportSettings = Field(default=TransportSettings(), description="how bytes travel")
     slots: int | Literal["auto"] = Field(default="auto", description="workers that may compute at once; auto: one per core")
     round_timeout_s: float = Field(default=600, gt=0, description="a client that has not answered by then is missing")
@@ -65,7 +69,9 @@ class RuntimeSettings(Section):
 
 
 class OutputSettings(Section):
-    transcript: Literal["off", "headers", "full"] = Field(default="headers", description="what the server's transcript keeps")
+    transcript: Annotated[
+        Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
+    ] = Field(default="headers", description="what the server's transcript keeps")  # YAML reads a bare off as false
     keep_checkpoints: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
     evaluate_every: int = Field(default=1, ge=1, description="the observer evaluates every so many rounds, and the last")
 
@@ -205,6 +211,10 @@ def _impossible(config: Config) -> list[str]:
     if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
         problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
     problems += _unprotectable(config)
+    if config.runtime.federation == "in-process" and config.output.transcript != "off":
+        problems.append(
+            "output.transcript must be off where runtime.federation is 'in-process': no message crosses a wire there"
+        )
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
     return problems + config.algorithm_class.problems(config.options, setting)
 

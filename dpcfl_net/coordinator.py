@@ -72,7 +72,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     """Bind, wait for the clients, run every round, say goodbye. RunFailed when the quorum is lost."""
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
     algorithm = algorithm_of(protocol)
-    records = Records(spec, protocol, algorithm)
+    records = Records(spec.folder, protocol, algorithm)
     transcript = Transcript(spec.folder / "transcript.msgpack", spec.transcript)
     own = (keys.read_public(spec.keys, COORDINATOR), keys.read_secret(spec.keys, COORDINATOR))
     halves = algorithm.halves()
@@ -146,8 +146,8 @@ def check_release(algorithm: Algorithm, client: int, tensors: dict[str, np.ndarr
 class Records:
     """What the server writes down: its own view, which is all it has."""
 
-    def __init__(self, spec: CoordinatorSpec, protocol: Protocol, algorithm: Algorithm) -> None:
-        self.folder, self.protocol, self.algorithm = spec.folder, protocol, algorithm
+    def __init__(self, folder: Path, protocol: Protocol, algorithm: Algorithm) -> None:
+        self.folder, self.protocol, self.algorithm = folder, protocol, algorithm
         (self.folder / "addresses").mkdir(parents=True, exist_ok=True)
         self._messages = Lines(self.folder / "messages.jsonl")
         self._metrics, self._clusters = Lines(self.folder / "metrics.jsonl"), Lines(self.folder / "clusters.jsonl")
@@ -167,10 +167,10 @@ class Records:
         self._round_start = time.time()
         say(f"{len(self.protocol.roster)} clients in the roster; round 1 begins")
 
-    def round(self, t: int, state: State, fed: NetworkFederation) -> None:
-        now, endpoint, missing = time.time(), fed.endpoint, fed.missing
-        up, down = endpoint.bytes_up - self._bytes[0], endpoint.bytes_down - self._bytes[1]
-        self._bytes = (endpoint.bytes_up, endpoint.bytes_down)
+    def round(self, t: int, state: State, fed: Federation) -> None:
+        now, missing = time.time(), fed.missing
+        up, down = (total - before for total, before in zip(fed.traffic, self._bytes, strict=True))
+        self._bytes = fed.traffic
         view = self.algorithm.describe(state)
         clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
         clusters = clusters if self.algorithm.model_per_client else len(state.models)

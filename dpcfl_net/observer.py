@@ -98,14 +98,15 @@ class Observer:
                 if isinstance(note, End):
                     ended = time.monotonic()
                 else:
-                    self._take(note)
+                    self.take(note)
             if ended is not None and not notes and (not self._waiting() or time.monotonic() - ended > LATE_S):
                 return
 
     def _waiting(self) -> bool:
         return self._personal is not None and self.job.protocol.rounds not in self._written
 
-    def _take(self, note: Models | Personal | Span) -> None:
+    def take(self, note: Models | Personal | Span) -> None:
+        """What one note says, written down when its round is whole."""
         if isinstance(note, Span):
             self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
         elif note.round in self._written or note.round < 1:

@@ -10,8 +10,8 @@ from dpcfl_net.coordinator import drive
 from dpcfl_net.experiment import Job
 from dpcfl_net.federation.curator import Curator
 from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.one_process import Hosts
 from dpcfl_net.types import State
-from dpcfl_net.worker import make_host
 
 
 def simulate(
@@ -22,14 +22,13 @@ def simulate(
 
     torch.set_num_threads(1)
     algorithm, ledgers = job.algorithm, folder / "ledgers"
-    hosts = {c.id: make_host(job, c.id, ledgers, data_root=data_root, durable=False) for c in job.protocol.roster}
+    hosts = Hosts(job, ledgers, data_root)
     curator = Curator.of(algorithm, ledgers, durable=False)
     try:
         fed = InProcessFederation(job.protocol, hosts)
         fed.curator = curator
         return drive(algorithm, fed, Checkpoints(folder / "checkpoints"), on_round)
     finally:
-        for host in hosts.values():
-            host.close()
+        hosts.close()
         if curator is not None:
             curator.close()

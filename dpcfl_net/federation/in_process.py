@@ -22,4 +22,6 @@ class InProcessFederation(Federation):
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         answers = {client: self.hosts[client].answer(Task(self.round, kind, tensors)) for client, tensors in tasks.items()}
-        return {client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"}
+        released = {client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"}
+        self.missing, self.answered = sorted(set(tasks) - set(released)), len(released)
+        return released

@@ -51,11 +51,14 @@ class NetworkFederation(Federation):
     ) -> None:
         super().__init__(protocol, quorum=quorum)
         self.endpoint, self.timeout_s, self.join_timeout_s, self._warn = endpoint, timeout_s, join_timeout_s, warn
-        self.missing: list[int] = []  # of the last call, and how many answered it
-        self.answered = 0
         self._muster: Muster | None = None
         if tell is not None and max_live is not None and max_live < len(self.clients):
             self._muster = Muster(max_live, tell, endpoint.bye)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes up and down on the wire so far."""
+        return self.endpoint.bytes_up, self.endpoint.bytes_down
 
     @property
     def live(self) -> int:

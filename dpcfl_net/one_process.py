@@ -1,0 +1,103 @@
+"""A whole run in one process and one thread, with a run folder as processes leave one: same gates, same ledgers, same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.coordinator import Records, drive
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.experiment import Job, client_slice, read_job
+from dpcfl_net.federation.client import ClientHost
+from dpcfl_net.federation.curator import Curator
+from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.observer import Observer, ObserverSpec
+from dpcfl_net.types import State
+from dpcfl_net.wire.observer_link import Models, Personal
+from dpcfl_net.worker import make_host
+
+
+@dataclass(frozen=True)
+class OneProcessSpec:
+    """Everything that such a run is started with."""
+
+    folder: Path
+    operator_key: str
+    ledgers: Path
+    ledger_budget: float | None = None
+    data_root: str | None = None
+    keep_checkpoints: int = 2
+    quorum: float = 1.0
+    evaluate_every: int = 1
+
+
+class Hosts(Mapping[int, ClientHost]):
+    """Every client of a job behind its gate, opened when it is first asked for. Ledgers are written without fsync."""
+
+    def __init__(self, job: Job, ledgers: Path, data_root: str | None = None, budget: float | None = None) -> None:
+        self._make: Callable[[int], ClientHost] = lambda client: make_host(
+            job, client, ledgers, data_root=data_root, budget=budget, durable=False
+        )
+        self._clients = [entry.id for entry in job.protocol.roster]
+        self._open: dict[int, ClientHost] = {}
+
+    def __getitem__(self, client: int) -> ClientHost:
+        if client not in self._open:
+            self._open[client] = self._make(client)
+        return self._open[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def close(self) -> None:
+        """Let go of all ledgers."""
+        for host in self._open.values():
+            host.close()
+
+
+def run_in_one_process(spec: OneProcessSpec) -> None:
+    """Coordinator, clients and observer in turn, round by round; goes on from the newest checkpoint."""
+    import torch
+
+    torch.set_num_threads(1)
+    job = read_job(spec.folder, spec.operator_key)
+    algorithm = job.algorithm
+    records = Records(spec.folder, job.protocol, algorithm)
+    observer = Observer(
+        ObserverSpec(
+            spec.folder, spec.operator_key, "", spec.folder / "keys", spec.folder, spec.data_root, spec.evaluate_every
+        ),
+        job,
+    )
+    hosts = Hosts(job, spec.ledgers, spec.data_root, spec.ledger_budget)
+    curator = Curator.of(algorithm, spec.ledgers, durable=False)
+    fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
+    fed.curator = curator
+
+    def on_round(t: int, state: State) -> None:
+        records.round(t, state, fed)
+        shown = curator.shown if curator is not None else {}
+        if algorithm.personal:
+            for client in shown.get("clients", fed.clients):
+                observer.take(_personal(job, hosts[client], client, t, spec.data_root))
+        observer.take(Models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **shown))
+
+    records.joined()
+    try:
+        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints), on_round)
+    finally:
+        hosts.close()
+        if curator is not None:
+            curator.close()
+
+
+def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal:
+    """What a client's own process would tell the observer of its personal model."""
+    settings, piece = client_slice(job, client, root)
+    accuracy, loss = host.engine.evaluator.accuracy_and_loss(host.personal_model(), open_client(settings, piece, root, "test"))
+    return Personal(client, t, accuracy, loss)
