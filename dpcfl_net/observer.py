@@ -145,6 +145,7 @@ class Observer:
             "view": "observer", "round": t, "ari": metrics.adjusted_rand_index(self.truth, found),
             "assignment_accuracy": metrics.assignment_accuracy(self.truth, found),
             "recovered": metrics.recovered(self.truth, found), "minority_recovered": metrics.minority_recovered(self.truth, found),
+            "assigned": found,
         })  # fmt: skip
 
     def _write_labels(self, note: Models) -> None:

@@ -40,7 +40,7 @@ def run_document(
     observed = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "observer"]
     clusters = runlog.read(folder / "clusters.jsonl")
     seen = [line for line in clusters if line["view"] == "server"]
-    judged = [line for line in clusters if line["view"] == "observer"]
+    judged = [line for line in clusters if line["view"] == "observer" and "recovered" in line]
     last = max(observed, key=lambda line: line["round"], default={})
     mixture: dict[str, Any] = next((line for line in seen if line.get("mss") is not None), {})
     agreement = max(judged, key=lambda line: line["round"], default={})

@@ -189,7 +189,8 @@ def sort_clusters(lines: Iterable[Line], grouping: dict[int, Line], agreement: d
     for line in lines:
         at = whole(line.get("round"))
         if at is not None:
-            (agreement if line.get("view") == "observer" else grouping)[at] = line
+            table = agreement if line.get("view") == "observer" else grouping
+            table[at] = {**table.get(at, {}), **line}  # labels and recovery of one round are lines of their own
 
 
 def true_clusters(experiment: Line) -> list[int]:

@@ -1,0 +1,124 @@
+"""RR-Cluster's table 9: lines learnt from clients of four (or three) lines, with a model left dead or not, without privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net import runlog
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.compare import Result
+from dpcfl_net.data.regression import LINES
+from dpcfl_net.report.figures import Figure, axis, colour, spec
+from dpcfl_net.report.pages import Table
+from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.rr_accuracy import PAPER
+
+CLUSTERS = {"balanced": [10, 10, 10, 10], "imbalanced": [20, 10, 10]}
+NOISE = {"easy": 0.1, "hard": 0.5}
+LEAST = 8
+SYSTEMS = {
+    "FedAvg": {"name": "dp-fedavg", "sampling_rate": 1.0},
+    "IFCA": {"name": "rr-cluster", "base": "ifca", "least": 0, "sampling_rate": 1.0},
+    "RR-Cluster (IFCA)": {"name": "rr-cluster", "base": "ifca", "least": LEAST, "sampling_rate": 1.0},
+}
+SEEDS = {"laptop": tuple(range(3)), "paper": tuple(range(20))}
+USED = 0.05  # a model that fewer clients choose is dead
+
+
+class Regression(Reproduction):
+    """Four scenarios of 40 clients with 50 points each; the noise multiplier is that of epsilon 10,000, which is nothing."""
+
+    name = "rr-cluster/table9"
+    paper = PAPER + ", Table 9 (Appendix D.3)"
+    title = "Lines learnt without privacy: models that no client uses, with and without rebalancing"
+
+    def compute(self, context: Context) -> Outcome:
+        outcome, path = Outcome([], []), Path("configs/rr_cluster/regression.yaml")
+        dead: dict[tuple[str, str], list[int]] = {}
+        shown = []
+        for shape, sizes in CLUSTERS.items():
+            for ease, noise in NOISE.items():
+                for title, options in SYSTEMS.items():
+                    axes = {
+                        "data.clients": [sizes],
+                        "data.noise": [noise],
+                        "algorithm": [options],
+                        "seed": SEEDS[context.scale],
+                    }
+                    for result in context.results(path, axes):
+                        count, error = unused(result), off(result)
+                        dead.setdefault((f"{shape}, {ease}", title), []).append(count)
+                        outcome.rows.append({
+                            "clusters": shape, "noise": ease, "system": title, "seed": result.seed, "dead_models": count,
+                            "worst_line": error, "loss_within": result.final["accuracy_mean"],
+                        })  # fmt: skip
+                        if result.seed == SEEDS[context.scale][0]:
+                            outcome.figures.append(picture(f"{shape}, {ease}: {title}", sizes, noise, result))
+        for (scenario, title), counts in dead.items():
+            shown.append(
+                [scenario, title, f"{sum(counts) / len(counts):.1f}", f"{sum(1 for c in counts if c)} of {len(counts)}"]
+            )
+        outcome.tables.append(Table("Models that no client uses", ["scenario", "system", "mean", "runs with one"], shown))
+        outcome.claims += [claim(scenario, dead) for scenario in dict.fromkeys(scenario for scenario, _ in dead)]
+        return outcome
+
+
+def claim(scenario: str, dead: dict[tuple[str, str], list[int]]) -> Claim:
+    """With rebalancing no model is left dead where IFCA leaves some."""
+    without, with_ = (dead[scenario, title] for title in ("IFCA", "RR-Cluster (IFCA)"))
+    return Claim(
+        f"{scenario}: IFCA leaves models dead, RR-Cluster fewer",
+        f"runs with a dead model: IFCA {sum(map(bool, without))}, RR-Cluster {sum(map(bool, with_))} of {len(with_)}",
+        sum(map(bool, with_)) < sum(map(bool, without)),
+        "rebalancing gives every model updates, of clients of other lines as well, which keep it between lines",
+    )
+
+
+def models_of(result: Result) -> np.ndarray:
+    """Slopes and intercepts learnt, (M, 2)."""
+    found = Checkpoints(result.folder / "checkpoints").newest()
+    assert found is not None
+    return np.asarray(found[1].models)
+
+
+def unused(result: Result) -> int:
+    """Models that next to no client names as its own after the last round."""
+    models = models_of(result)
+    if len(models) == 1:
+        return 0
+    judged = [entry for entry in runlog.read(result.folder / "clusters.jsonl") if entry.get("assigned")]
+    counts = np.bincount([k for k in judged[-1]["assigned"] if k is not None], minlength=len(models))
+    return int((counts < USED * counts.sum()).sum())
+
+
+def off(result: Result) -> float:
+    """How far the line that is learnt worst is from the nearest model: root of the mean square over x in (-2, 2)."""
+    true = np.array(LINES[: len(result.settings["data"]["clients"])])
+    difference = true[:, None, :] - models_of(result)[None, :, :]
+    return float(np.sqrt(difference[..., 0] ** 2 * 4 / 3 + difference[..., 1] ** 2).min(axis=1).max())
+
+
+def picture(title: str, sizes: Sequence[int], noise: float, result: Result) -> Figure:
+    """Points of every true line in its colour, and the learnt models as dashed lines."""
+    rng = np.random.default_rng(0)
+    data: list[dict[str, Any]] = []
+    for cluster in range(len(sizes)):
+        x = rng.uniform(-2, 2, 60)
+        a, b = LINES[cluster]
+        y = a * x + b + noise * rng.standard_normal(60)
+        data.append({
+            "type": "scatter", "mode": "markers", "name": f"line {cluster + 1}", "x": x.round(3).tolist(), "y": y.round(3).tolist(),
+            "marker": {"color": colour(cluster), "size": 4, "opacity": 0.6}, "hoverinfo": "skip",
+        })  # fmt: skip
+    for number, (a, b) in enumerate(models_of(result).tolist()):
+        data.append({
+            "type": "scatter", "mode": "lines", "name": "models", "legendgroup": "models", "showlegend": number == 0, "x": [-2, 2],
+            "y": [b - 2 * a, b + 2 * a], "line": {"color": "@ink", "width": 2, "dash": "dash"},
+            "hovertemplate": f"y = {a:.2f} x {b:+.2f}<extra></extra>",
+        })  # fmt: skip
+    key = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+    return Figure(key, title, spec=spec(data, 300, xaxis=axis("x"), yaxis=axis("y", range=[-9, 9])))
