@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from dpcfl_net import config, experiment, runlog
+from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.clustering import metrics
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.data.partition import open_client
@@ -414,3 +415,32 @@ def test_the_proximal_pull_holds_back(tmp_path):
 def test_names_of_found_clusters_are_the_best_ones():
     assert metrics.best_names([0, 0, 1, 1], [5, 5, 3, 5]) == {5: 0, 3: 1}
     assert metrics.best_names([0, 1], [None, None]) == {}
+
+
+# ---- everybody in one process
+
+
+@pytest.mark.parametrize(("algorithm", "privacy"), [(RR, REPLACED), ({"name": "dp-fedper", "sampling_rate": 0.5}, TRUSTED)])
+def test_one_process_leaves_the_run_folder_that_many_leave(tmp_path, algorithm, privacy):
+    kept = []
+    for federation in ("network", "in-process"):
+        changes = {"runtime": {"federation": federation}, "output": {"transcript": "off", "evaluate_every": 2}}
+        path = write_config(tmp_path / federation, **document(algorithm, privacy, **changes))
+        done = dpcfl("run", path, "--out", tmp_path / federation / "runs")
+        assert done.returncode == 0, done.stderr + done.stdout
+        kept.append(only_run(tmp_path / federation / "runs"))
+    models = [Checkpoints(folder / "checkpoints").newest()[1].models.tobytes() for folder in kept]
+    assert models[0] == models[1]
+    lines = [
+        [(x["round"], x["accuracy_by_client"]) for x in runlog.read(folder / "metrics.jsonl") if "accuracy_by_client" in x]
+        for folder in kept
+    ]
+    assert lines[0] == lines[1]
+    assert [t for t, _ in lines[1]] == [2, 4]
+    assert json.loads((kept[1] / "run.json").read_text())["processes"] == 1
+    assert dpcfl("verify", kept[1]).returncode == 0
+
+
+def test_one_process_has_no_transcript_to_keep():
+    with pytest.raises(ConfigError, match=r"output\.transcript must be off where runtime\.federation is 'in-process'"):
+        config.resolve(document(RR, REPLACED, runtime={"federation": "in-process"}))

@@ -1,0 +1,181 @@
+"""Reproductions of RR-Cluster on made-up runs: which pairs they run, what they conclude; and one on real, tiny ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT, dpcfl
+
+from dpcfl_net import config, runlog
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.compare import Result
+from dpcfl_net.reproduce.base import find
+from dpcfl_net.reproduce.rr_accuracy import ALL, FEDPER, FESEM, GUARANTEES, IFCA
+from dpcfl_net.types import State
+
+
+class MadeUp:
+    """Runs whose accuracy `reach` gives from (config's name, algorithm's options, guarantee's accountant); every cell is a valid job."""
+
+    scale = "laptop"
+
+    def __init__(self, folder, reach, write=None):
+        self.folder, self.reach, self.write, self.cells = folder, reach, write, []
+
+    def say(self, line):
+        pass
+
+    def results(self, path, axes):
+        made = []
+        for values in itertools.product(*axes.values()):
+            at = dict(zip(axes, values, strict=True))
+            document = yaml.safe_load((ROOT / path).read_text())
+            for key, value in at.items():
+                section, _, name = key.partition(".")
+                if name:
+                    document[section][name] = value
+                else:
+                    document[section] = value
+            # Digits are always there: what is checked is that the options and the promise go together.
+            digits = {"dataset": "digits", "clients": [100], "train_per_client": 14, "test_per_client": 3, "shift": "none"}
+            tried = {**document, "data": digits, "model": {"name": "linear"}}
+            if document["data"]["dataset"] == "regression":
+                tried = document
+            options = {**tried["algorithm"], "sampling_rate": 1.0}
+            resolved = config.resolve({**tried, "algorithm": options})
+            self.cells.append((str(path), resolved))
+            accuracy = self.reach(str(path), resolved)
+            privacy = {
+                "epsilon": resolved.privacy.epsilon,
+                "epsilon_replace_one": None,
+                "noise_multiplier": {"min": 1, "max": 1},
+            }
+            folder = self.folder / f"run{len(self.cells)}"
+            settings = {**resolved.model_dump(mode="json"), "data": document["data"]}
+            result = Result(
+                folder, "x", options["name"], resolved.seed, "finished", settings, privacy, {"accuracy_mean": accuracy}
+            )
+            if self.write:
+                self.write(result)
+            made.append(result)
+        return made
+
+
+def as_published(path, run):
+    """Rebalancing helps, more where clusters are imbalanced; expected is best."""
+    guarantee = run.algorithm.get("guarantee", "")
+    gain = 0.05 if "imbalanced" in path else 0.02
+    return 0.6 + gain * (run.algorithm.get("least", 0) > 0) + 0.1 * (guarantee == "expected")
+
+
+def test_table_1_runs_every_pair_that_can_be_promised(tmp_path):
+    context = MadeUp(tmp_path, as_published)
+    outcome = find("rr-cluster/table1")().compute(context)
+    assert all(claim.holds for claim in outcome.claims), [c.line() for c in outcome.claims if not c.holds]
+    asked = {
+        (c.algorithm["name"], c.algorithm.get("base"), c.algorithm.get("guarantee"), c.privacy.adjacency)
+        for _, c in context.cells
+    }
+    assert ("rr-cluster", "fesem", "labels-first", "replace-one") not in asked
+    assert ("rr-cluster", "fesem", "expected", "zero-out") in asked
+    assert ("dp-fedper", None, None, "replace-one") not in asked
+    assert {c.privacy.accountant for _, c in context.cells if c.algorithm.get("guarantee") == "paper"} == {"rdp"}
+    headline = 3 * 3 * 3 * 3 * 2  # systems, epsilons, seeds, guarantees, settings
+    assert len(context.cells) == len(outcome.rows) == headline + 2 * (5 + 2 + 4)
+    assert [table.title for table in outcome.tables] == ["balanced clusters, accuracy %", "imbalanced clusters, accuracy %"]
+    (row,) = [row for row in outcome.tables[0].rows if row[:2] == ["RR-Cluster (IFCA)", "4"]]
+    assert row[2] == "66.6"
+    assert row[3].startswith("62.0 +- 0.0")
+    assert FEDPER.under("paper") is None
+    assert FESEM[0].under("labels-first") is None
+    assert len(ALL) * len(GUARANTEES) == 24
+
+
+def test_what_rebalancing_does_not_do_is_said(tmp_path):
+    outcome = find("rr-cluster/table1")().compute(MadeUp(tmp_path, lambda path, run: 0.5))
+    assert not any(claim.holds for claim in outcome.claims)
+    assert all(claim.cause for claim in outcome.claims if not claim.text.startswith("(ours)"))
+
+
+def test_figure_3_wants_its_top_inside(tmp_path):
+    inner = {0: 0.6, 4: 0.61, 8: 0.63, 12: 0.65, 16: 0.64, 20: 0.62, 24: 0.6}
+    outcome = find("rr-cluster/fig3")().compute(MadeUp(tmp_path, lambda path, run: inner[run.algorithm["least"]]))
+    assert [claim.holds for claim in outcome.claims] == [True, True]
+    rising = find("rr-cluster/fig3")().compute(MadeUp(tmp_path, lambda path, run: run.algorithm["least"] / 100))
+    assert [claim.holds for claim in rising.claims] == [False, False]
+
+
+def label_lines(sent, released):
+    def write(result):
+        least, guarantee = result.settings["algorithm"]["least"], result.settings["algorithm"]["guarantee"]
+        lines = runlog.Lines(result.folder / "clusters.jsonl")
+        for t in range(1, 30):
+            shown = released if guarantee != "expected" else None
+            lines.write({"view": "observer", "round": t, "label_accuracy": sent(least), "released_label_accuracy": shown})
+        lines.write({"view": "observer", "round": 29, "assignment_accuracy": sent(least)})
+        lines.close()
+
+    return write
+
+
+def test_table_4_tells_labels_before_noise_from_released_ones(tmp_path):
+    write = label_lines(lambda least: 0.4 + least / 30, 0.28)
+    outcome = find("rr-cluster/table4")().compute(MadeUp(tmp_path, as_published, write))
+    assert [claim.holds for claim in outcome.claims] == [False, True, True]
+    assert "28 to 28 %" in outcome.claims[0].measured
+    assert [row[2] for row in outcome.tables[0].rows if row[:2] == ["expected", "12"]] == ["80.0"]
+
+
+def test_table_2_compares_at_every_epsilon(tmp_path):
+    outcome = find("rr-cluster/table2")().compute(MadeUp(tmp_path, lambda path, run: 0.1 + run.algorithm.get("least", 0) / 100))
+    assert [claim.holds for claim in outcome.claims] == [True]
+    assert len(outcome.rows) == 12
+
+
+def test_table_9_counts_models_that_nobody_uses(tmp_path):
+    def write(result):
+        used = 4 if result.settings["algorithm"].get("least", 0) else 3
+        models = np.array([[-3.0, 2.0], [-1, 0], [1, -2], [3, 1]], np.float32)[: 1 if result.algorithm == "dp-fedavg" else 4]
+        Checkpoints(result.folder / "checkpoints").write(1, State(models, [None]))
+        lines = runlog.Lines(result.folder / "clusters.jsonl")
+        lines.write({"view": "observer", "round": 1, "assigned": [k % used for k in range(40)]})
+        lines.close()
+
+    outcome = find("rr-cluster/table9")().compute(MadeUp(tmp_path, as_published, write))
+    assert all(claim.holds for claim in outcome.claims)
+    assert len(outcome.figures) == 12
+    assert {row["worst_line"] for row in outcome.rows if row["system"] == "IFCA"} == {0.0}
+
+
+@pytest.mark.parametrize(
+    "name", ["laptop_fmnist_balanced", "laptop_fmnist_imbalanced", "paper_fmnist_balanced", "paper_fmnist_imbalanced"]
+)
+def test_settings_of_table_1_are_the_papers(name):
+    document = yaml.safe_load((ROOT / f"configs/rr_cluster/{name}.yaml").read_text())
+    assert sum(document["data"]["clients"]) == 1000
+    assert document["data"]["train_per_client"] == 60
+    assert sorted(document["data"]["clients"])[-1] == (500 if "imbalanced" in name else 250)
+    assert IFCA[1].options["least"] * document["algorithms"]["rr-cluster"]["clusters"] <= 100
+
+
+def test_lines_are_learnt_by_a_real_run_and_its_page_shows_them(tmp_path):
+    """The regression configuration as it is, with fewer rounds; then the reproduction's own functions on its folder."""
+    from dpcfl_net.compare import read_result
+    from dpcfl_net.reproduce.rr_regression import off, picture, unused
+
+    out = tmp_path / "runs"
+    done = dpcfl("run", "configs/rr_cluster/regression.yaml", "rounds=12", "local.lr=0.05", "--out", out)
+    assert done.returncode == 0, done.stderr + done.stdout
+    (folder,) = out.iterdir()
+    result = read_result(folder)
+    assert json.loads((folder / "run.json").read_text())["processes"] == 1
+    assert 0 <= unused(result) <= 3
+    assert off(result) < 4
+    figure = picture("balanced, easy: RR", [10, 10, 10, 10], 0.1, result)
+    assert len(figure.spec["data"]) == 8
+    assert Path(folder / "report.html").exists()
