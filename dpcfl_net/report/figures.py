@@ -228,7 +228,9 @@ def assignments(view: RunView) -> Figure:
     title = "Who was grouped with whom"
     rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
     if not rounds:
-        return Figure("assignments", title, why="this algorithm puts no client into a group")
+        return Figure("assignments", title, why="the server of this algorithm puts no client into a group")
+    if len({item for at in rounds for item in listed(view.grouping[at], "assignment")}) == 1:
+        return Figure("assignments", title, why="everybody shares one group")
     true, groups, truth = view.true_clusters, group_colours(view), colour_indices(view)
     order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
     cells = [[_at(listed(view.grouping[at], "assignment"), client) for at in rounds] for client in order]
@@ -261,6 +263,26 @@ def assignments(view: RunView) -> Figure:
     )
     caption = f"{_phases(view, rounds)}A group has the colour of the true cluster it shares most clients with."
     return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
+
+
+def labels(view: RunView) -> Figure:
+    """How often the labels of a round's clients are right: as they sent them, and as a trusted server released them."""
+    title = "Labels that are right"
+    rounds = [at for at in sorted(view.agreement) if number(view.agreement[at].get("label_accuracy")) is not None]
+    if not rounds:
+        return Figure("labels", title, why="no server was told by its clients which cluster they are of")
+    data = []
+    for index, (name, key) in enumerate((("as sent", "label_accuracy"), ("as released", "released_label_accuracy"))):
+        values = [_percent(number(view.agreement[at].get(key))) for at in rounds]
+        if any(value is not None for value in values):
+            data.append(
+                _line(name, rounds, values, {"color": colour(index), "width": 2, "dash": DASHES[index]}, SYMBOLS[index])
+            )
+    caption = (
+        "Of the clients drawn in a round, against true clusters under the names that fit the labels as sent best. Only the "
+        "trusted server knows what was sent; released labels carry the noise that pays for them."
+    )
+    return Figure("labels", title, caption, spec(data, 320, xaxis=axis("round"), yaxis=axis("right, %", range=[0, 100])))
 
 
 def traffic(view: RunView) -> Figure:

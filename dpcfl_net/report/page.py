@@ -32,6 +32,7 @@ def render(view: RunView) -> str:
         figures.first_round(view),
         figures.candidates(view),
         figures.assignments(view),
+        figures.labels(view),
         timeline(view),
     ]
     privacy = view.run.get("privacy")
@@ -86,11 +87,19 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     )
     return [
         ("What crossed the wire", _kinds(view), "Nothing flows back from the observer to the server or the clients."),
+        ("Each client's update", _updates(view), "Nothing more: clients report personal accuracy and timings only."),
         ("Who belongs together", _grouping(view), f"True clusters: {truth}{judged}."),
         ("How good the models are", "Unknown to it: it holds no test data.", f"Accuracy: {accuracies}."),
         ("The data", _records(view), _data(view)),
         ("Time", f"{len(served)} round{'' if len(served) == 1 else 's'} answered{taken}{_absent(view)}.", _busy(view)),
     ]
+
+
+def _updates(view: RunView) -> str:
+    privacy = view.run.get("privacy")
+    if isinstance(privacy, Mapping) and privacy.get("trust") == "trusted-server":
+        return "As it is, with the cluster that the client names: this server is trusted, and adds the noise itself."
+    return "What the client's own gate let out, and no more."
 
 
 def _state(view: RunView) -> str:
