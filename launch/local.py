@@ -30,6 +30,8 @@ STOP_S = 4.0
 
 def compute_slots(config: Config) -> int:
     """Workers that compute at once: as the configuration says, else one per core that this process may use."""
+    if config.runtime.federation == "in-process":
+        return 1
     slots = config.runtime.slots
     return len(os.sched_getaffinity(0)) if slots == "auto" else slots
 
