@@ -298,7 +298,10 @@ def _near(word: str, names: Iterable[str]) -> str:
 
 
 def nearest_key(path: str) -> str:
-    """The known key most like a mistyped one: first by its whole path, then by its last word anywhere."""
+    """Whose option it is, or the known key most like a mistyped one: first by its whole path, then by its last word anywhere."""
+    owners = [name for name, algorithm in registry().items() if path in known_keys(algorithm.Options, "algorithm.")]
+    if owners:
+        return f", an option of {', '.join(owners)}"
     keys = list(dict.fromkeys(known_keys()))
     whole = difflib.get_close_matches(path, keys, n=1, cutoff=0.85)
     if whole:

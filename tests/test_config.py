@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import yaml
-from conftest import ROOT, SMALL
+from conftest import ROOT, SMALL, write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,3 +151,9 @@ def test_schema_names_every_algorithms_options():
     assert titles == set(registry())
     r_dpcfl = next(o for o in schema["properties"]["algorithm"]["anyOf"] if o["title"] == "r-dpcfl")
     assert {"clusters", "max_clusters", "clustering", "selection", "warm_start", "name"} == set(r_dpcfl["properties"])
+
+
+def test_an_option_of_another_algorithm_says_whose_it_is(tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        config.load(write_config(tmp_path), ["algorithm.name=global", "algorithm.clustering.space=full", "algorithm.least=4"])
+    assert any("unknown key 'algorithm.least', an option of rr-cluster" in problem for problem in refused.value.problems)
