@@ -152,6 +152,9 @@ class Observer:
         """How often the labels of a round's clients are right, as sent and as released, under the names that fit the sent ones."""
         true = [self.truth[client] for client in note.clients]
         names = metrics.best_names(true, note.labels)
+        # A label that nobody sent is named after a cluster that none of the others is: released ones may still be of it.
+        left = [cluster for cluster in dict.fromkeys(true) if cluster not in names.values()]
+        names |= dict(zip((label for label in dict.fromkeys(note.released) if label not in names), left, strict=False))
 
         def right(labels: Sequence[int | None]) -> float | None:
             return (
