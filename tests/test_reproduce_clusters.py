@@ -139,8 +139,9 @@ def test_table_2_compares_at_every_epsilon(tmp_path):
 
 def test_table_9_counts_models_that_nobody_uses(tmp_path):
     def write(result):
-        used = 4 if result.settings["algorithm"].get("least", 0) else 3
-        models = np.array([[-3.0, 2.0], [-1, 0], [1, -2], [3, 1]], np.float32)[: 1 if result.algorithm == "dp-fedavg" else 4]
+        used = len(result.settings["data"]["clients"]) - (not result.settings["algorithm"].get("least", 0))
+        count = 1 if result.algorithm == "dp-fedavg" else len(result.settings["data"]["clients"])
+        models = np.array([[-3.0, 2.0], [-1, 0], [1, -2], [3, 1]], np.float32)[:count]
         Checkpoints(result.folder / "checkpoints").write(1, State(models, [None]))
         lines = runlog.Lines(result.folder / "clusters.jsonl")
         lines.write({"view": "observer", "round": 1, "assigned": [k % used for k in range(40)]})
