@@ -147,9 +147,11 @@ def test_table_9_counts_models_that_nobody_uses(tmp_path):
         lines.write({"view": "observer", "round": 1, "assigned": [k % used for k in range(40)]})
         lines.close()
 
-    outcome = find("rr-cluster/table9")().compute(MadeUp(tmp_path, as_published, write))
+    context = MadeUp(tmp_path, as_published, write)
+    outcome = find("rr-cluster/table9")().compute(context)
     assert all(claim.holds for claim in outcome.claims)
     assert len(outcome.figures) == 12
+    assert {len(c.data.clients) for _, c in context.cells if c.algorithm.get("clusters") == 3} == {3}
     assert {row["worst_line"] for row in outcome.rows if row["system"] == "IFCA"} == {0.0}
 
 

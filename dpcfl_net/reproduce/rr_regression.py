@@ -43,12 +43,8 @@ class Regression(Reproduction):
         for shape, sizes in CLUSTERS.items():
             for ease, noise in NOISE.items():
                 for title, options in SYSTEMS.items():
-                    axes = {
-                        "data.clients": [sizes],
-                        "data.noise": [noise],
-                        "algorithm": [options],
-                        "seed": SEEDS[context.scale],
-                    }
+                    own = {**options, "clusters": len(sizes)} if options["name"] == "rr-cluster" else options
+                    axes = {"data.clients": [sizes], "data.noise": [noise], "algorithm": [own], "seed": SEEDS[context.scale]}
                     for result in context.results(path, axes):
                         count, error = unused(result), off(result)
                         dead.setdefault((f"{shape}, {ease}", title), []).append(count)
