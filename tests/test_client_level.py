@@ -329,12 +329,31 @@ def test_what_each_guarantee_charges(tmp_path):
         assert 7.9 < accounting.epsilon(events, 1e-2, adjacency=privacy.adjacency) <= 8
 
 
-def test_a_head_never_leaves_its_client(tmp_path):
-    out = tmp_path / "runs"
-    algorithm = {"name": "dp-fedper", "sampling_rate": 0.5}
-    done = dpcfl("run", write_config(tmp_path, **document(algorithm, TRUSTED, output={"transcript": "full"})), "--out", out)
-    assert done.returncode == 0, done.stderr + done.stdout
-    folder = only_run(out)
+FEDPER = {"name": "dp-fedper", "sampling_rate": 0.5}
+RUNS = {
+    "rr-cluster": document(RR, REPLACED, output={"transcript": "off", "evaluate_every": 3}, runtime={"max_live_workers": 4}),
+    "dp-fedper": document(FEDPER, TRUSTED, output={"transcript": "full", "evaluate_every": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of `RUNS`, with a process for every client that was drawn, made once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            out = tmp_path_factory.mktemp(name)
+            done = dpcfl("run", write_config(out / "c", **RUNS[name]), "--out", out / "runs")
+            assert done.returncode == 0, done.stderr + done.stdout
+            made[name] = only_run(out / "runs")
+        return made[name]
+
+    return get
+
+
+def test_a_head_never_leaves_its_client(finished):
+    folder = finished("dp-fedper")
     shown = dpcfl("inspect", folder, "--limit", "10000").stdout
     assert "The server is trusted: it sees every sampled client's update" in shown
     body = 6090 - (32 * 2 * 2 * 10 + 10)  # without the last layer
@@ -348,12 +367,8 @@ def test_a_head_never_leaves_its_client(tmp_path):
     assert len(line["accuracy_by_client"]) == CLIENTS
 
 
-def test_labels_are_judged_as_sent_and_as_released(tmp_path):
-    out = tmp_path / "runs"
-    changes = {"output": {"evaluate_every": 3}, "runtime": {"max_live_workers": 4}}
-    done = dpcfl("run", write_config(tmp_path, **document(RR, REPLACED, **changes)), "--out", out)
-    assert done.returncode == 0, done.stderr + done.stdout
-    folder = only_run(out)
+def test_labels_are_judged_as_sent_and_as_released(finished):
+    folder = finished("rr-cluster")
     lines = runlog.read(folder / "clusters.jsonl")
     judged = [line for line in lines if "label_accuracy" in line]
     assert [line["round"] for line in judged] == [1, 2, 3, 4]
@@ -420,15 +435,12 @@ def test_names_of_found_clusters_are_the_best_ones():
 # ---- everybody in one process
 
 
-@pytest.mark.parametrize(("algorithm", "privacy"), [(RR, REPLACED), ({"name": "dp-fedper", "sampling_rate": 0.5}, TRUSTED)])
-def test_one_process_leaves_the_run_folder_that_many_leave(tmp_path, algorithm, privacy):
-    kept = []
-    for federation in ("network", "in-process"):
-        changes = {"runtime": {"federation": federation}, "output": {"transcript": "off", "evaluate_every": 2}}
-        path = write_config(tmp_path / federation, **document(algorithm, privacy, **changes))
-        done = dpcfl("run", path, "--out", tmp_path / federation / "runs")
-        assert done.returncode == 0, done.stderr + done.stdout
-        kept.append(only_run(tmp_path / federation / "runs"))
+@pytest.mark.parametrize("name", RUNS)
+def test_one_process_leaves_the_run_folder_that_many_leave(tmp_path, name, finished):
+    alone = {**RUNS[name], "runtime": {"federation": "in-process"}, "output": {"transcript": "off", "evaluate_every": 3}}
+    done = dpcfl("run", write_config(tmp_path / "c", **alone), "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr + done.stdout
+    kept = [finished(name), only_run(tmp_path / "runs")]
     models = [Checkpoints(folder / "checkpoints").newest()[1].models.tobytes() for folder in kept]
     assert models[0] == models[1]
     lines = [
@@ -436,7 +448,7 @@ def test_one_process_leaves_the_run_folder_that_many_leave(tmp_path, algorithm, 
         for folder in kept
     ]
     assert lines[0] == lines[1]
-    assert [t for t, _ in lines[1]] == [2, 4]
+    assert [t for t, _ in lines[1]] == [3, 4]
     assert json.loads((kept[1] / "run.json").read_text())["processes"] == 1
     assert dpcfl("verify", kept[1]).returncode == 0
 
