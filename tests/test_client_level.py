@@ -263,6 +263,19 @@ def test_a_worker_refuses_a_server_that_adds_too_little_noise(tmp_path):
     make_host(job, 0, tmp_path / "ledgers", durable=False).close()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "trust"),
+    [(RR, REPLACED, "untrusted-server"), ({"name": "global"}, SMALL["privacy"], "trusted-server")],
+)
+def test_a_worker_refuses_a_trust_that_the_algorithm_does_not_have(tmp_path, algorithm, privacy, trust):
+    """Otherwise the plan that is checked, which is empty or raw, would not be the one that is run."""
+    job = job_for(tmp_path / "job", algorithm, privacy)
+    other = job.protocol.privacy.model_copy(update={"trust": trust})
+    wrong = experiment.Job(job.protocol.model_copy(update={"privacy": other}), job.experiment)
+    with pytest.raises(Refused, match="does not protect a"):
+        make_host(wrong, 0, tmp_path / "ledgers", durable=False)
+
+
 def test_a_clients_own_ledger_says_that_its_releases_are_raw(tmp_path):
     job = job_for(tmp_path / "job", RR, REPLACED)
     simulate(job, tmp_path / "run")

@@ -23,6 +23,7 @@ class ClientSide(Protocol):
 
     protocol: Job
     name: str
+    protects: tuple[tuple[str, str], ...]
 
     @property
     def dims(self) -> dict[str, int | tuple[int, int]]: ...

@@ -67,6 +67,10 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     client has the same question. `cache` is this host's folder; an answer in it is keyed by all that it depends on.
     """
     privacy, entry = algorithm.protocol.privacy, algorithm.protocol.client(client)
+    if (privacy.unit, privacy.trust) not in algorithm.protects:  # else the plan that is checked is not the one that is run
+        raise Refused(
+            "claim", f"{algorithm.name} does not protect a {privacy.unit} under {privacy.trust}, as the job says it does"
+        )
     plan, noise = algorithm.plan(entry), entry.noise_multiplier
     if privacy.trust == "trusted-server":  # the client's own releases are raw; what it is promised is the server's plan
         plan, noise = algorithm.curator_plan(), algorithm.protocol.curator_noise_multiplier
