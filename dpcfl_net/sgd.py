@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from dpcfl_net.layers import channels_last, plan, side_by_side
 from dpcfl_net.losses import each_loss
 
 KEPT = 4096  # records of a client that are made into floats once, not batch by batch
@@ -26,6 +28,7 @@ class PlainSGD:
         self._epochs, self._batch_size, self._lr = epochs, batch_size, lr
         self._momentum, self._weight_decay, self._task = momentum, weight_decay, task
         self._module = module.train()
+        self._layers = plan(module)
         self._theta, self._gradient = _flattened(self._module)
 
     def train(
@@ -70,11 +73,17 @@ class PlainSGD:
         offsets = None if beside is None else self._outputs(beside, data)
         _, y = data.batch(np.arange(len(data)), len(data))
         found = []
-        for model in models:
-            outputs = self._outputs(model, data)
+        for outputs in self._outputs_of(models, data):
             each = each_loss(self._task, outputs if offsets is None else outputs + offsets, y).double()
             found.append(float(each.mean()) if bool(each.isfinite().all()) else np.inf)
         return np.array(found)
+
+    def _outputs_of(self, models: np.ndarray, data: Any) -> Iterable[torch.Tensor]:
+        """Outputs of each of the (M, p) models, of all at once where their layers allow it."""
+        if self._layers is None:
+            return (self._outputs(model, data) for model in models)
+        thetas = torch.from_numpy(np.array(models, np.float32))
+        return torch.cat([side_by_side(self._layers, thetas, x) for x in _inputs(data)], 1)
 
     @torch.no_grad()
     def _outputs(self, theta: np.ndarray, data: Any) -> torch.Tensor:
@@ -82,14 +91,18 @@ class PlainSGD:
         self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
         self._module.eval()
         try:
-            batches = (data.batch(piece, len(piece))[0] for piece in pieces(np.arange(len(data)), 256))
-            return torch.cat([self._forward(x) for x in batches])
+            return torch.cat([self._forward(x) for x in _inputs(data)])
         finally:
             self._module.train()
 
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self._module(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x)
+        outputs: torch.Tensor = self._module(channels_last(x))
         return outputs
+
+
+def _inputs(data: Any) -> Iterator[torch.Tensor]:
+    """All of a client's inputs in its order, 256 at a time."""
+    return (data.batch(piece, len(piece))[0] for piece in pieces(np.arange(len(data)), 256))
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:

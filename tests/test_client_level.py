@@ -426,6 +426,34 @@ def test_a_second_model_beside_is_added_and_left_alone(tmp_path):
     assert not np.allclose(trainer.train(theta, data, np.random.default_rng(1), beside=other), alone)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"), [("digits-cnn", (1, 8, 8)), ("cifar-cnn", (3, 8, 8)), ("linear", (1, 8, 8)), ("char-lstm", (5,))]
+)
+def test_losses_of_several_models_at_once_are_those_of_each(name, shape):
+    x, y = torch.rand(70, *shape, generator=torch.Generator().manual_seed(0)), torch.arange(70) % 10
+    data = Fixed(x, y)
+    models_ = np.stack([initial(name, shape, 10, seed) for seed in range(3)])
+    found = PlainSGD(build(name, shape, 10), epochs=1, batch_size=20, lr=0.1).mean_losses(models_, data)
+    for theta, loss in zip(models_, found, strict=True):
+        module = build(name, shape, 10)
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(theta.copy()), module.parameters())
+        with torch.no_grad():
+            assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(module(x), y)), rel=1e-5)
+
+
+class Fixed:
+    """Records as tensors."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def batch(self, rows, size):
+        return self.x[torch.from_numpy(rows)], self.y[torch.from_numpy(rows)]
+
+
 def test_the_proximal_pull_holds_back(tmp_path):
     data = digits(tmp_path)
     trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), epochs=5, batch_size=20, lr=0.1)

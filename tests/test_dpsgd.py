@@ -13,9 +13,10 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from dpcfl_net import models
+from dpcfl_net.layers import plan
 from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.dpsgd import Trainer, flatten
-from dpcfl_net.privacy.fast_path import FastPath, plan
+from dpcfl_net.privacy.fast_path import FastPath
 from dpcfl_net.types import DPSGDSlot
 
 torch.set_num_threads(1)

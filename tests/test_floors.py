@@ -10,7 +10,7 @@ from conftest import ROOT
 FLOORS = {
     "dpcfl_net.types": 0, "dpcfl_net.errors": 0, "dpcfl_net.tensors": 0, "dpcfl_net.vision": 0, "dpcfl_net.runlog": 0, "dpcfl_net.plugins": 0,
     "dpcfl_net.wire": 1, "dpcfl_net.privacy": 1, "dpcfl_net.clustering": 1, "dpcfl_net.data": 1, "dpcfl_net.models": 1, "dpcfl_net.job": 1,
-    "dpcfl_net.slots": 1, "dpcfl_net.checkpoint": 1, "dpcfl_net.losses": 0, "dpcfl_net.sgd": 1,
+    "dpcfl_net.slots": 1, "dpcfl_net.checkpoint": 1, "dpcfl_net.losses": 0, "dpcfl_net.layers": 0, "dpcfl_net.sgd": 1,
     "dpcfl_net.federation": 2,
     "dpcfl_net.algorithms": 3,
     "dpcfl_net.config": 4, "dpcfl_net.experiment": 4, "dpcfl_net.coordinator": 4, "dpcfl_net.worker": 4, "dpcfl_net.worker_group": 4, "dpcfl_net.observer": 4,

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.layers import plan
 from dpcfl_net.losses import each_loss, each_right
 from dpcfl_net.privacy import clipping, memory
-from dpcfl_net.privacy.fast_path import FastPath, plan
+from dpcfl_net.privacy.fast_path import FastPath
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.opacus_path import OpacusPath
 from dpcfl_net.privacy.plain_path import PlainPath

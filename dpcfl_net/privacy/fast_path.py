@@ -7,110 +7,17 @@ layers never form theirs. Tensors are channels_last, where this backend's poolin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from dpcfl_net.layers import Conv, Dense, Layer, Pool, Relu, Weights, channels_last, weights_of
 from dpcfl_net.privacy.clipping import Outer, Part, Rows
 
 _convolution_backward = torch.ops.aten.convolution_backward
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward
 _relu_backward = torch.ops.aten.threshold_backward
-
-
-@dataclass(frozen=True)
-class Conv:
-    """A convolution of stride, padding and dilation as given and one group; its weight starts at `at`, its bias follows."""
-
-    shape: tuple[int, int, int, int]
-    bias: bool
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    at: int
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Max pooling."""
-
-    kernel: list[int]
-    stride: list[int]
-    padding: list[int]
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer; its weight (o, d) starts at `at`, its bias follows."""
-
-    shape: tuple[int, int]
-    bias: bool
-    at: int
-
-
-@dataclass(frozen=True)
-class Relu:
-    """Rectifier."""
-
-
-@dataclass(frozen=True)
-class Flat:
-    """(n, ...) to (n, d)."""
-
-
-Layer = Conv | Pool | Dense | Relu | Flat
-Weights = tuple[torch.Tensor, torch.Tensor | None]
-
-
-def plan(module: nn.Module) -> list[Layer] | None:
-    """The layers of a Sequential that this path can run, or None for any other module."""
-    if type(module) is not nn.Sequential:
-        return None
-    layers: list[Layer] = []
-    at = 0
-    for child in module:
-        layer = _layer(child, at)
-        if layer is None:
-            return None
-        layers.append(layer)
-        at += sum(p.numel() for p in child.parameters())
-    shared = len(set(module.parameters())) != sum(len(list(child.parameters())) for child in module)
-    if not layers or not isinstance(layers[-1], Dense) or shared:
-        return None
-    for i in range(len(layers) - 1):
-        # The rectifier commutes with a maximum, gradients included, and costs a quarter after it.
-        if isinstance(layers[i], Relu) and isinstance(layers[i + 1], Pool):
-            layers[i], layers[i + 1] = layers[i + 1], layers[i]
-    return layers
-
-
-def _layer(child: nn.Module, at: int) -> Layer | None:
-    # Subclasses may compute something else: isinstance narrows for the type checker, the exact type decides.
-    if type(child) not in (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ReLU, nn.Flatten):
-        return None
-    if (
-        isinstance(child, nn.Conv2d)
-        and child.groups == 1
-        and child.padding_mode == "zeros"
-        and not isinstance(child.padding, str)
-    ):
-        out, deep, high, wide = child.weight.shape
-        stride, padding, dilation = list(child.stride), list(child.padding), list(child.dilation)
-        return Conv((out, deep, high, wide), child.bias is not None, stride, padding, dilation, at)
-    if isinstance(child, nn.MaxPool2d) and not (child.ceil_mode or child.return_indices) and _pair(child.dilation) == [1, 1]:
-        return Pool(_pair(child.kernel_size), _pair(child.stride), _pair(child.padding))
-    if isinstance(child, nn.Linear):
-        return Dense((child.out_features, child.in_features), child.bias is not None, at)
-    if isinstance(child, nn.ReLU):
-        return Relu()
-    return Flat() if isinstance(child, nn.Flatten) and (child.start_dim, child.end_dim) == (1, -1) else None
-
-
-def _pair(value: Any) -> list[int]:
-    return list(value) if isinstance(value, tuple) else [value, value]
 
 
 class FastPath:
@@ -136,11 +43,11 @@ class FastPath:
         return logits, parts
 
     def _weights(self, theta: torch.Tensor) -> list[Weights]:
-        return [_weights(layer, theta) if isinstance(layer, (Conv, Dense)) else (theta, None) for layer in self._layers]
+        return [weights_of(layer, theta) if isinstance(layer, (Conv, Dense)) else (theta, None) for layer in self._layers]
 
     def _forward(self, weights: list[Weights], h: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
         kept: list[Any] = []
-        h = _channels_last(h.to(weights[0][0].dtype))
+        h = channels_last(h.to(weights[0][0].dtype))
         for layer, own in zip(self._layers, weights, strict=True):
             if isinstance(layer, Conv):
                 kept.append(h)
@@ -173,17 +80,7 @@ class FastPath:
         if isinstance(layer, Pool):
             before, where = kept
             return _pool_backward(signal, before, layer.kernel, layer.stride, layer.padding, [1, 1], False, where)
-        return _channels_last(signal.reshape(kept))
-
-
-def _channels_last(h: torch.Tensor) -> torch.Tensor:
-    # `contiguous` would leave one-channel images as they are, and pooling behind them ten times slower.
-    return h.to(memory_format=torch.channels_last) if h.dim() == 4 else h
-
-
-def _weights(layer: Conv | Dense, theta: torch.Tensor) -> Weights:
-    end = layer.at + math.prod(layer.shape)
-    return theta[layer.at : end].view(layer.shape), theta[end : end + layer.shape[0]] if layer.bias else None
+        return channels_last(signal.reshape(kept))
 
 
 def _conv_signal(layer: Conv, weight: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
