@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Data sets.")
 app.add_typer(data_app, name="data")
+attack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What a server could do with what it recorded.")
+app.add_typer(attack_app, name="attack")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import threat_table
 import yaml
+from threat_table import evidence  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[1]
 DPCFL = [sys.executable, "-m", "launch.cli"]
@@ -29,6 +31,25 @@ SMALL = {
     "algorithm": {"name": "r-dpcfl", "clusters": 4},
     "output": {"transcript": "full"},
 }
+
+
+def pytest_addoption(parser):
+    parser.addoption("--threats", action="store_true", help="print the threat suite's table: expected, got, control")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call":
+        item.call_report = report
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--threats"):
+        reports = [r for found in terminalreporter.stats.values() for r in found if hasattr(r, "user_properties")]
+        terminalreporter.section("threats")
+        terminalreporter.write_line("\n".join(threat_table.table(reports)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,81 @@
+"""The threat suite's table: which attack each test is of, what it got, and what the same attack got with the defence off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "threat-model.md"
+
+ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \| (.+) \| `(test_\w+)` \|$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A row of docs/threat-model.md."""
+
+    number: int
+    adversary: str
+    attack: str
+    expected: str
+    test: str
+
+
+def scenarios() -> list[Scenario]:
+    """All rows, in the document's order."""
+    return [Scenario(int(row[0]), *row[1:]) for row in ROW.findall(DOCUMENT.read_text())]
+
+
+@dataclass
+class Evidence:
+    """What a test saw: `got` with the defence on, `control` from the same attack with the defence off. A test needs both."""
+
+    _got: list[str] = field(default_factory=list)
+    _control: list[str] = field(default_factory=list)
+
+    def got(self, text: str) -> None:
+        self._got.append(text)
+
+    def control(self, text: str) -> None:
+        self._control.append(text)
+
+    def properties(self) -> tuple[str, str]:
+        assert self._got, "no evidence of what the attack achieves with the defence on"
+        assert self._control, "no positive control: does the attack work at all?"
+        return "; ".join(self._got), "; ".join(self._control)
+
+
+@pytest.fixture
+def evidence(request: pytest.FixtureRequest) -> Iterator[Evidence]:
+    """Where a test of a scenario says what happened; it fails if it does not say both."""
+    found = Evidence()
+    yield found
+    mark = request.node.get_closest_marker("scenario")
+    assert mark is not None, "evidence belongs to a test marked with its scenario"
+    report = getattr(request.node, "call_report", None)
+    if report is not None and report.passed:
+        got, control = found.properties()
+        request.node.user_properties += [("scenario", mark.args[0]), ("got", got), ("control", control)]
+
+
+def table(reports: list[Any]) -> list[str]:
+    """A line for every scenario that has a test in the document; of a parametrised test all results in one."""
+    seen: dict[int, list[dict[str, str]]] = {}
+    for report in reports:
+        said = dict(report.user_properties)
+        if "scenario" in said:
+            seen.setdefault(int(said["scenario"]), []).append(said)
+    lines = []
+    for row in scenarios():
+        found = seen.get(row.number, [])
+        got = " / ".join(dict.fromkeys(said["got"] for said in found)) or "NOT SEEN"
+        control = " / ".join(dict.fromkeys(said["control"] for said in found)) or "NOT SEEN"
+        lines.append(
+            f"{row.number:2} {row.attack}\n     expected: {row.expected}\n     got:      {got}\n     control:  {control}"
+        )
+    return lines
