@@ -126,6 +126,13 @@ def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | No
     return Images(**arrays, classes=spec.classes, mean=spec.mean, std=spec.std, sha256=None, identity=identity)
 
 
+def is_here(name: str, root: str | os.PathLike[str] | None = None) -> bool:
+    """Whether the files of the set `name` are where `load` looks for them; they are not read."""
+    if name in _SETS:
+        return _find(_SETS[name], _root(root)) is not None
+    return name != "shakespeare" or roles.is_here(_root(root))
+
+
 def fetch(name: str, root: str | os.PathLike[str] | None = None) -> Path:
     """Download `name` into `root` (default as in `load`) and say where it is; ConfigError if that cannot be done.
 

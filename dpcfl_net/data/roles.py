@@ -24,13 +24,22 @@ _KEYS = ("train_text", "train_ends", "test_text", "test_ends")
 Share = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
+def is_here(root: Path) -> bool:
+    """Whether there are plays in `root`."""
+    return bool(_plays(root))
+
+
+def _plays(root: Path) -> list[Path]:
+    return sorted((root / FOLDER).glob("*.txt"))
+
+
 def load(root: Path) -> dict[str, Any]:
     """The fields of `Images`, from the plays in `root`; a row is where in the text a window begins.
 
     x: uint8 (N, 80) character codes, y: uint8 (N,) the next one. groups: (R + 1,) each, where the roles' texts begin and
     end, the longest text first. Raises DataMissing, or ConfigError for a file that is no play.
     """
-    paths = sorted((root / FOLDER).glob("*.txt"))
+    paths = _plays(root)
     if not paths:
         raise DataMissing(
             f"data set 'shakespeare' is not in {root} (looked for {FOLDER}/*.txt: one play a file, each speech a line "
