@@ -1,4 +1,4 @@
-"""A user's own functions, named `package.module:function` in a configuration: found, called, and their failures told."""
+"""A user's own functions and classes, named `package.module:function` in a configuration: found, called, their failures told."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 def is_plugin(name: str) -> bool:
     """Whether `name` means a user's function and not something of this package."""
     return ":" in name
+
+
+def short(name: str) -> str:
+    """`name` as it goes into the name of a folder: of a user's own function or class the last word."""
+    return name.rpartition(":")[2]
 
 
 def load(field: str, name: str) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError
 from dpcfl_net.experiment import Job
 from dpcfl_net.federation.claim import noisy_plans
+from dpcfl_net.plugins import short
 from launch import local
 
 
@@ -304,7 +305,7 @@ def _write_config(folder: Path, config: Config) -> None:
 
 def _folder(config: Config, out: Path) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    stem = f"{config.name}-{config.algorithm['name']}-{stamp}"
+    stem = f"{config.name}-{short(config.algorithm['name'])}-{stamp}"
     for count in range(100):
         folder = out / (stem if not count else f"{stem}-{count}")
         try:

@@ -20,6 +20,7 @@ from dpcfl_net import __version__, compare, runlog
 from dpcfl_net import config as configuration
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
+from dpcfl_net.plugins import short
 from dpcfl_net.report.statement import duration, percent
 from launch import comparison, runs
 
@@ -155,7 +156,7 @@ def run_cell(config: Config, store: Path) -> CellOutcome:
 
 def cell_folder(config: Config, store: Path) -> Path:
     """Where a configuration's run is kept."""
-    return store / f"{config.algorithm['name']}-{job_key(config)[:16]}"
+    return store / f"{short(config.algorithm['name'])}-{job_key(config)[:16]}"
 
 
 def job_key(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""Data sets and models of the user's own: found, checked, shared, pinned by the job, and run as processes."""
+"""Data sets, models and algorithms of the user's own: found, checked, shared, pinned by the job, and run as processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpcfl_net import config, models, plugins
 from dpcfl_net.data import cache, datasets, own
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.experiment import make_job, make_keys, model_template
+from dpcfl_net.experiment import algorithm_of, make_job, make_keys, model_template, privacy_statement
 from dpcfl_net.federation.client import Engine
 from dpcfl_net.privacy import model_check
 from dpcfl_net.privacy.dpsgd import Trainer
@@ -364,6 +364,55 @@ def test_a_worker_refuses_another_model_than_the_jobs(module, tmp_path):
     del sys.modules["net"]
     with pytest.raises(Refused, match="net:build"):
         Engine.of(job.protocol)
+
+
+ALGORITHM = """
+from dpcfl_net.algorithms import base
+from dpcfl_net.algorithms.global_model import Global
+
+class Half(Global):
+    class Options(base.Options):
+        share: float = 0.5
+
+    def round(self, state, t, fed):
+        return type(state)(state.models * self.options.share, state.assignment)
+
+def build(): pass
+"""
+
+
+def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(module, tmp_path):
+    module("mine", data())
+    module("own_rounds", ALGORITHM)
+    resolved = config.resolve(document(algorithm={"name": "own_rounds:Half", "share": 0.25}))
+    assert resolved.algorithm == {"name": "own_rounds:Half", "share": 0.25}
+    make_keys(tmp_path / "keys", 2)
+    job = make_job(resolved, tmp_path / "keys")
+    assert job.algorithm.options.share == 0.25
+    assert len(job.algorithm.plan(job.protocol.roster[0])) == resolved.rounds
+    said = privacy_statement(job.protocol, None)["not_covered"]
+    assert "what the code of own_rounds:Half does with the records besides, in the client's process" in said
+    del sys.modules["own_rounds"]
+    (tmp_path / "own_rounds.py").unlink()
+    with pytest.raises(Refused, match="no module 'own_rounds'"):
+        algorithm_of(job.protocol)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("own_rounds:build", "must be a class derived from dpcfl_net.algorithms.base.Algorithm"),
+        ("own_rounds:Whole", "own_rounds has no 'Whole'"),
+        ("absent:Half", "no module 'absent'"),
+        ("globall", "must be one of"),
+    ],
+)
+def test_what_is_no_algorithm_is_a_sentence(module, name, words):
+    module("mine", data())
+    module("own_rounds", ALGORITHM)
+    (problem,) = problems(algorithm={"name": name})
+    assert problem.startswith(f"algorithm.name is {name!r}")
+    assert words in problem
 
 
 def command(*arguments, cwd) -> subprocess.CompletedProcess:

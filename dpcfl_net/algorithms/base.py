@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from dpcfl_net import plugins
+from dpcfl_net.errors import ConfigError
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.job import ClientEntry, LocalTraining, PrivacyTarget, Protocol
 from dpcfl_net.types import ClientHalf, Event, Slot, State, TensorSpec
@@ -193,3 +195,15 @@ def registry() -> dict[str, type[Algorithm]]:
             if isinstance(value, type) and issubclass(value, Algorithm) and value.name:
                 found[value.name] = value
     return dict(sorted(found.items()))
+
+
+def find(name: str) -> type[Algorithm]:
+    """The algorithm `name`, or the class `package.module:Class` of the user's own; ConfigError for what is neither."""
+    if not plugins.is_plugin(name):
+        if name not in registry():
+            raise ConfigError(f"algorithm.name is {name!r}: must be one of {', '.join(registry())} or package.module:Class")
+        return registry()[name]
+    own = plugins.load("algorithm.name", name)
+    if not (isinstance(own, type) and issubclass(own, Algorithm)):
+        raise ConfigError(f"algorithm.name is {name!r}: must be a class derived from dpcfl_net.algorithms.base.Algorithm")
+    return own
