@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from dpcfl_net import models
-from dpcfl_net.algorithms.base import Algorithm, Setting, registry
+from dpcfl_net.algorithms.base import Algorithm, Setting, find, registry
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.errors import ConfigError
@@ -76,6 +84,17 @@ class OutputSettings(Section):
     evaluate_every: int = Field(default=1, ge=1, description="the observer evaluates every so many rounds, and the last")
 
 
+class AuditSettings(Section):
+    canaries: int = Field(
+        default=0,
+        ge=0,
+        description="record slots of an audited client that hold canaries, all others empty, for `dpcfl audit`; 0: no audit",
+    )
+    client: int | Literal["all"] = Field(
+        default="all", description="which client of the roster is audited; its accuracy means nothing then"
+    )
+
+
 class Config(Section):
     """One YAML file is one experiment; `dpcfl schema` prints this with every algorithm's options."""
 
@@ -91,10 +110,16 @@ class Config(Section):
     ledger: LedgerSettings = Field(default=LedgerSettings(), description="what a ledger covers")
     runtime: RuntimeSettings = Field(default=RuntimeSettings(), description="processes and transport")
     output: OutputSettings = Field(default=OutputSettings(), description="what a run leaves behind")
+    audit: AuditSettings = Field(default=AuditSettings(), description="canaries that measure epsilon from below")
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # An experiment that is not audited is the same, to the byte, as where audits are unknown.
+        return {key: value for key, value in standard(self).items() if key != "audit" or self.audit.canaries}
 
     @property
     def algorithm_class(self) -> type[Algorithm]:
-        return registry()[self.algorithm["name"]]
+        return find(self.algorithm["name"])
 
     @property
     def options(self) -> Any:
@@ -166,10 +191,12 @@ def _with_algorithm(document: Mapping[str, Any], problems: list[str]) -> dict[st
         return merged
     name, by_name = chosen["name"], merged.get("algorithms") or {}
     for listed in by_name if isinstance(by_name, dict) else ():
-        if listed not in registry():
+        if listed not in registry() and not is_plugin(str(listed)):
             problems.append(f"unknown algorithm 'algorithms.{listed}'{_near(listed, registry())}")
-    if name not in registry():
-        problems.append(f"algorithm.name is {name!r}: must be one of {', '.join(registry())}{_near(str(name), registry())}")
+    try:
+        algorithm = find(str(name))
+    except ConfigError as error:
+        problems += [f"{problem}{_near(str(name), registry())}" for problem in error.problems]
         return merged
     own = by_name.get(name) if isinstance(by_name, dict) else None
     own = dict(own) if isinstance(own, dict) else {}
@@ -178,7 +205,7 @@ def _with_algorithm(document: Mapping[str, Any], problems: list[str]) -> dict[st
         merged["local"] = {**(merged.get("local") or {}), **local}
     options = _deep(own, {k: v for k, v in chosen.items() if k != "name"})
     try:
-        options = registry()[name].Options.model_validate(options, strict=True).model_dump(mode="json")
+        options = algorithm.Options.model_validate(options, strict=True).model_dump(mode="json")
     except ValidationError as error:
         problems += [_sentence(e, ("algorithm",)) for e in error.errors()]
     merged["algorithm"] = {"name": name, **options}
@@ -215,6 +242,7 @@ def _impossible(config: Config) -> list[str]:
         problems.append(
             "output.transcript must be off where runtime.federation is 'in-process': no message crosses a wire there"
         )
+    problems += _unauditable(config)
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
     return problems + config.algorithm_class.problems(config.options, setting)
 
@@ -236,6 +264,29 @@ def _unprotectable(config: Config) -> list[str]:
             problems.append(f"local.{name} is {value}: must be 0, the local step of {algorithm.name} is DP-SGD, which has none")
     if privacy.trust == "trusted-server" and config.ledger.scope == "dataset":
         problems.append("ledger.scope is 'dataset': a trusted server's ledger is of one run, use 'run'")
+    return problems
+
+
+def _unauditable(config: Config) -> list[str]:
+    """Why canaries cannot measure this run, as far as that is known before its plan is."""
+    audit, privacy, clients = config.audit, config.privacy, sum(config.data.clients)
+    if not audit.canaries:
+        return []
+    problems, asked = [], f"audit.canaries is {audit.canaries}:"
+    if privacy.unit == "client" or config.algorithm_class.plain_sgd(config.options, privacy):
+        problems.append(
+            f"{asked} canaries are records under DP-SGD, and {config.algorithm['name']} with privacy.unit {privacy.unit!r} has none"
+        )
+    if config.runtime.federation == "in-process":
+        problems.append(f"{asked} what the server sees is read from a transcript: runtime.federation must be 'network'")
+    elif config.output.transcript != "full":
+        problems.append(
+            f"{asked} what the server sees is read from a transcript: output.transcript must be 'full', got {config.output.transcript!r}"
+        )
+    if config.ledger.scope == "dataset":
+        problems.append(f"{asked} canaries are nobody's records: ledger.scope must be 'run', got 'dataset'")
+    if audit.client != "all" and not 0 <= audit.client < clients:
+        problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
     return problems
 
 
@@ -345,5 +396,5 @@ def schema() -> dict[str, Any]:
         document.setdefault("$defs", {}).update(part.pop("$defs", {}))
         part["properties"] = {**part.get("properties", {}), "name": {"const": name}}
         part["title"] = name
-    document["properties"]["algorithm"] = {"description": "name and options", "anyOf": list(options.values())}
+    document["properties"]["algorithm"] = {"description": "name (or your own: package.module:Class) and options", "anyOf": list(options.values())}
     return document

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dpcfl_net.algorithms.base import Algorithm, registry
+from dpcfl_net.algorithms.base import Algorithm, find
 from dpcfl_net.config import Config
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_set, plan_slices
@@ -23,6 +23,7 @@ from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unpr
 from dpcfl_net.job import (
     EXPERIMENT,
     PROTOCOL,
+    Audit,
     ClientEntry,
     Experiment,
     ModelTemplate,
@@ -78,23 +79,24 @@ def make_keys(folder: Path, clients: int) -> None:
 
 
 def algorithm_of(protocol: Protocol) -> Algorithm:
-    """The algorithm that a protocol names; Refused for one that this version does not have."""
-    if protocol.algorithm not in registry():
-        raise Refused("algorithm", f"the job names algorithm {protocol.algorithm!r}, known here: {', '.join(registry())}")
-    return registry()[protocol.algorithm](protocol)
+    """The algorithm that a protocol names; Refused for one that this version, or this folder, does not have."""
+    try:
+        return find(protocol.algorithm)(protocol)
+    except ConfigError as error:
+        raise Refused("algorithm", f"the job's {error}") from error
 
 
 def make_job(config: Config, key_folder: Path) -> Job:
     """Slices, roster, plan and noise for a configuration, with the public keys found in `key_folder`.
 
-    Raises ConfigError when no noise reaches the target, DataMissing when the data set is not here.
+    Raises ConfigError when no noise reaches the target or canaries cannot be placed, DataMissing when the data set is not here.
     """
     images = open_set(config.data, config.data.root)
     truth = config.data.true_clusters
     n, insecure = len(truth), config.privacy.noise == "seeded"
     # A seed of few bits is guessed in no time: what must stay hidden from the server hangs on the salt. Only a run that
     # is stamped INSECURE hangs everything on the seed, so that it repeats bit for bit.
-    salt = hashlib.sha256(f"salt/{config.seed}".encode()).digest() if insecure else os.urandom(32)
+    salt = seeded_salt(config.seed) if insecure else os.urandom(32)
     root = str(config.seed).encode()
     order = np.random.Generator(np.random.PCG64(derive_seed(salt, "permutation"))).permutation(n)
     settings = DataSettings.model_validate(config.data.model_dump(exclude={"root"}))
@@ -106,10 +108,11 @@ def make_job(config: Config, key_folder: Path) -> Job:
         partition_seed=derive_seed(root, "partition"),
         slices=[int(k) for k in order],
         true_clusters=[truth[k] for k in order],
-        noise_seed=hashlib.sha256(b"noise\0" + salt).hexdigest() if insecure else None,
+        noise_seed=seeded_noise(salt).hex() if insecure else None,
+        audit=_audit(config, n, hashlib.sha256(b"audit\0" + salt).digest() if insecure else os.urandom(32)),
     )
     protocol = Protocol(
-        run=(hashlib.sha256(b"run\0" + salt).digest() if insecure else os.urandom(16))[:16].hex(),
+        run=seeded_run(salt) if insecure else os.urandom(16).hex(),
         name=config.name,
         algorithm=config.algorithm["name"],
         options=config.options.model_dump(mode="json"),
@@ -142,7 +145,50 @@ def make_job(config: Config, key_folder: Path) -> Job:
         oracle=experiment.true_clusters if config.algorithm_class.uses_oracle else None,
         experiment_hash=digest(experiment),
     )
-    return Job(calibrated(protocol), experiment)
+    protocol = calibrated(protocol)
+    if experiment.audit is not None and (problems := _audit_problems(protocol, experiment.audit)):
+        raise ConfigError(problems)
+    return Job(protocol, experiment)
+
+
+def seeded_salt(seed: int) -> bytes:
+    """The salt of a run with `noise: seeded`, which is no secret: seeds are small numbers."""
+    return hashlib.sha256(f"salt/{seed}".encode()).digest()
+
+
+def seeded_run(salt: bytes) -> str:
+    """The public name of such a run; it shows whether a seed was guessed right."""
+    return hashlib.sha256(b"run\0" + salt).hexdigest()[:32]
+
+
+def seeded_noise(salt: bytes) -> bytes:
+    """What all noise of such a run comes from."""
+    return hashlib.sha256(b"noise\0" + salt).digest()
+
+
+def _audit(config: Config, clients: int, secret: bytes) -> Audit | None:
+    chosen = config.audit.client
+    if not config.audit.canaries:
+        return None
+    return Audit(
+        canaries=config.audit.canaries, clients=list(range(clients)) if chosen == "all" else [chosen], secret=secret.hex()
+    )
+
+
+def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
+    """Why these canaries cannot measure this run: no DP-SGD, no claim, no place."""
+    algorithm, asked, problems = algorithm_of(protocol), f"audit.canaries is {audit.canaries}:", []
+    entries = [protocol.client(client) for client in audit.clients]
+    if not all(any(isinstance(slot, DPSGDSlot) for slot in algorithm.plan(entry)) for entry in entries):
+        problems.append(f"{asked} the plan of {protocol.algorithm} holds no DP-SGD")
+    if protocol.unprotected:
+        problems.append(f"{asked} {protocol.algorithm} claims no finite epsilon ({protocol.unprotected[0]})")
+    fewest = min(entry.records for entry in entries)
+    if audit.canaries > fewest:
+        problems.append(f"{asked} must be at most the {fewest} records of a client")
+    if audit.canaries > protocol.model.parameters:
+        problems.append(f"{asked} must be at most the {protocol.model.parameters} parameters of {protocol.model.name}")
+    return problems
 
 
 def model_template(
@@ -271,7 +317,7 @@ def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
 
 def _check_signature(path: Path, operator_key: str) -> None:
     signature = path.with_name(path.name + ".sig")
-    if not signature.exists() or not keys.verify(operator_key, path.read_bytes(), signature.read_text().strip()):
+    if not signature.exists() or not keys.verify(operator_key, path.read_bytes(), signature.read_text(errors="replace").strip()):
         raise Refused("operator-signature", f"{path.name} is not signed by the operator whose key is pinned here")
 
 
@@ -310,8 +356,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
             else []
         )
         not_covered = [*protocol.unprotected, *given, *not_covered]
-    if is_plugin(protocol.model.name):
-        not_covered.append(f"what the code of {protocol.model.name} does with the records besides, in the client's process")
+    for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
+        not_covered.append(f"what the code of {own} does with the records besides, in the client's process")
     if protocol.security == "none":
         not_covered.append("the network: messages travel in clear on loopback")
     if protocol.oracle is not None:
@@ -386,8 +432,13 @@ def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         "records": seen,
         "bytes_up": up,
         "bytes_down": round(up + 4 * p * models_down),
-        "memory": _SHARED_BYTES + min(n, live or n) * (_WORKER_BYTES + 8 * p) + 12 * p * round(asked / protocol.rounds),
+        "memory": base_memory(min(n, live or n)) + 8 * p * min(n, live or n) + 12 * p * round(asked / protocol.rounds),
     }
+
+
+def base_memory(workers: int) -> int:
+    """Bytes that the processes of a run take before any model: what all share, and each worker's own."""
+    return _SHARED_BYTES + workers * _WORKER_BYTES
 
 
 def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:

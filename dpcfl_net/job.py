@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from dpcfl_net.errors import Refused
 from dpcfl_net.types import Adjacency
@@ -111,6 +111,14 @@ class Protocol(Part):
         raise KeyError(number)
 
 
+class Audit(Part):
+    """Which clients hold canaries in place of records, and the secret that directions and bits come from: drawn before the run."""
+
+    canaries: int = Field(ge=1)
+    clients: list[int]
+    secret: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class Experiment(Part):
     """The other part, for workers and observer only. `salt` hides it behind its hash in the protocol."""
 
@@ -121,6 +129,12 @@ class Experiment(Part):
     slices: list[int]  # slices[client id] = the slice of the partition that this client holds
     true_clusters: list[int]
     noise_seed: str | None = None
+    audit: Audit | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Who is not audited has the same job, byte for byte, as where audits are unknown.
+        return {key: value for key, value in standard(self).items() if key != "audit" or value is not None}
 
 
 def canonical(part: Part) -> bytes:
@@ -170,9 +184,17 @@ def _read(path: Path, kind: type[PartType]) -> PartType:
     except ValidationError as error:
         fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise Refused("job-invalid", f"{path}: {fields}") from None
-    if canonical(part) != data:
+    if not _is_canonical(part, data):
         raise Refused("job-invalid", f"{path} is not in canonical form")
     return part
+
+
+def _is_canonical(part: Part, data: bytes) -> bool:
+    """Whether the bytes are the part's one form; a number that has none, as infinity, is read but never written."""
+    try:
+        return canonical(part) == data
+    except ValueError:
+        return False
 
 
 def differences(mine: Part, theirs: Part) -> list[str]:

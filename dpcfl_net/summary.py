@@ -17,7 +17,7 @@ from dpcfl_net.data.partition import open_client
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Job, client_key, experiment_slice, privacy_statement
 from dpcfl_net.federation.curator import CURATOR
-from dpcfl_net.job import EXPERIMENT, PROTOCOL, Experiment, canonical, digest, read_experiment, read_protocol
+from dpcfl_net.job import EXPERIMENT, PROTOCOL, Audit, Experiment, canonical, digest, read_experiment, read_protocol
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.types import Event
 
@@ -45,6 +45,8 @@ def run_document(
     mixture: dict[str, Any] = next((line for line in seen if line.get("mss") is not None), {})
     agreement = max(judged, key=lambda line: line["round"], default={})
     privacy = privacy_statement(job.protocol, replace_one)
+    if job.experiment.audit is not None:
+        privacy["audited"] = audited(job.experiment.audit)
     spent = max(spent_by_client(folder, job), default=0.0)
     privacy["epsilon_spent"] = spent if math.isfinite(spent) else None
     if job.protocol.ledger_scope == "dataset" and state != "running":
@@ -80,6 +82,13 @@ def run_document(
         },
         "seed": job.experiment.seed,
     }
+
+
+def audited(audit: Audit) -> str:
+    """What is said of a run with canaries wherever its results are."""
+    one = len(audit.clients) == 1
+    who = f"client {audit.clients[0]}" if one else f"{len(audit.clients)} clients"
+    return f"{audit.canaries} records of {who} were canaries and all others empty, for an audit: accuracy means nothing here"
 
 
 def write_run(folder: Path, document: dict[str, Any]) -> None:

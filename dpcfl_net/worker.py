@@ -19,6 +19,7 @@ from dpcfl_net.data import cache
 from dpcfl_net.data.partition import Part, open_client
 from dpcfl_net.errors import Refused
 from dpcfl_net.experiment import Job, client_key, client_slice, read_job
+from dpcfl_net.federation.audited import AuditedHost
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
 from dpcfl_net.job import PROTOCOL, digest
@@ -65,6 +66,8 @@ def make_host(
 ) -> ClientHost:
     """A client behind its gate: claim recomputed, then the ledger opened; its data is read after the first debit only.
 
+    One that is audited holds canaries in place of its records, and has an engine of its own.
+
     engine: where the clients of one process share one; otherwise the client gets its own.
     """
     algorithm = job.algorithm
@@ -80,15 +83,11 @@ def make_host(
         ledger.enrol(digest(job.protocol), Claim(epsilon, job.protocol.privacy.delta), budget)
     else:
         ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=durable)
-    seed = job.experiment.noise_seed
-    return ClientHost(
-        algorithm,
-        client,
-        ledger,
-        open_data,
-        engine or (lambda: Engine.of(job.protocol)),
-        None if seed is None else bytes.fromhex(seed),
-    )
+    seed, audit = job.experiment.noise_seed, job.experiment.audit
+    noise_seed = None if seed is None else bytes.fromhex(seed)
+    if audit is not None and client in audit.clients:
+        return AuditedHost(algorithm, client, ledger, open_data, audit, noise_seed)
+    return ClientHost(algorithm, client, ledger, open_data, engine or (lambda: Engine.of(job.protocol)), noise_seed)
 
 
 def run_worker(spec: WorkerSpec) -> None:
@@ -254,5 +253,6 @@ class Worker:
             os.read(self._wake_read, 4096)
         while self._answers:
             task_id, answer = self._answers.popleft()
-            endpoint.send_result(task_id, answer.status, answer.release, answer.reason)
+            reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
+            endpoint.send_result(task_id, answer.status, answer.release, reason)
             endpoint.heartbeat("idle")

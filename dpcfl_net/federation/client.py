@@ -96,7 +96,7 @@ class Client:
         """The slot's DP-SGD steps from `model`, (p,) float32 to (p,) float32; `pull` as `Trainer.train` has it."""
         spec = self._charge.slots[slot]
         assert isinstance(spec, DPSGDSlot)
-        key = derive(self._charge.key, "slot", slot)
+        key = slot_key(self._charge.key, slot)
         theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.noise_multiplier, key, pull)
         self.ran.append(event)
         return theta
@@ -106,7 +106,7 @@ class Client:
         spec = self._charge.slots[slot]
         assert isinstance(spec, SelectionSlot)
         counts = [self._engine.evaluator.count_correct(model, self._data) for model in models]
-        choice = exponential_mechanism(counts, spec.eta, stream(derive(self._charge.key, "slot", slot), "selection"))
+        choice = exponential_mechanism(counts, spec.eta, stream(slot_key(self._charge.key, slot), "selection"))
         self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
         return choice
 
@@ -139,7 +139,7 @@ class Client:
 
     def noisy_update(self, slot: str, model: np.ndarray) -> np.ndarray:
         """What plain SGD adds to `model`, shortened to C, with noise that hides the whole client: (p,) float32."""
-        order = stream(derive(self._charge.key, "slot", slot), "batches")
+        order = stream(slot_key(self._charge.key, slot), "batches")
         update = self._engine.sgd.train(model, self._data, order) - model
         clip = self.protocol.local.clip
         return self._noisy(slot, (shortened([update], clip) or [np.zeros(update.shape)])[0], clip).astype(np.float32)
@@ -153,7 +153,7 @@ class Client:
         spec, z = self._charge.slots[slot], self._charge.noise_multiplier
         assert isinstance(spec, GaussianSlot)
         self.ran.append(spec.event(z, self._charge.adjacency))
-        return gaussian_on_grid(value, z * spec.ratio * reach, stream(derive(self._charge.key, "slot", slot), "noise"))
+        return gaussian_on_grid(value, z * spec.ratio * reach, stream(slot_key(self._charge.key, slot), "noise"))
 
     def _without_guarantee(self, slot: str) -> None:
         """Record a slot that is raw, once for a task however many raw things its bundle holds."""
@@ -260,6 +260,11 @@ class ClientHost:
         if isinstance(release, Release):
             match_rows(describe(release.tensors), resolve(self._halves[task.kind].gives, self.algorithm.dims))
         return release, me.state, me.ran
+
+
+def slot_key(task_key: bytes, slot: str) -> bytes:
+    """The key of one slot's randomness, out of the key of its task."""
+    return derive(task_key, "slot", slot)
 
 
 def open_ledger(folder: Path, protocol: Protocol, client: int, *, durable: bool = True) -> Ledger:

@@ -126,8 +126,7 @@ class Gate:
         content = hashlib.sha256()
         for buffer in buffers(task.tensors):
             content.update(buffer)
-        fields = [self.job_hash, self.client, task.round, task.kind, rows, content.hexdigest()]
-        return hashlib.sha256(canonical(fields)).hexdigest()
+        return request_id(self.job_hash, self.client, task.round, task.kind, rows, content.hexdigest())
 
     def _known(self, request: str, task: Task) -> Answer | Charged | None:
         """What an earlier charge settles: the answer, or the debit to compute from; None for a task that is new."""
@@ -165,7 +164,7 @@ class Gate:
         names = self._bundles[task.kind]
         key = None
         if self._seed is not None:
-            key = derive(self._seed, "charge", self.client, task.round, task.kind, *names)
+            key = seeded_key(self._seed, self.client, task.round, task.kind, names)
         events = [self._events[name] for name in names]
         return self._ledger.debit(
             job=self.job_hash, request=request, round=task.round, kind=task.kind, slots=names, events=events, key=key
@@ -211,6 +210,19 @@ class Gate:
         jobs = {entry.job for entry in self._ledger.entries if entry.job} | {self.job_hash}
         if len(jobs) > 1 and jobs != set(self._ledger.enrolled()):
             raise Refused("not-enrolled", "several jobs use this ledger: each must enrol its claim before another one starts")
+
+
+def request_id(job_hash: str, client: int, round: int, kind: str, rows: Sequence[Sequence[Any]], content: str) -> str:
+    """The id under which a task is charged: whoever saw its header can compute it.
+
+    rows: (name, dtype, shape, bytes) of each tensor; content: sha256 of the bytes of all, hex.
+    """
+    return hashlib.sha256(canonical([job_hash, client, round, kind, rows, content])).hexdigest()
+
+
+def seeded_key(seed: bytes, client: int, round: int, kind: str, bundle: Sequence[str]) -> bytes:
+    """The private key of a task in a seeded run: no secret from who knows the seed."""
+    return derive(seed, "charge", client, round, kind, *bundle)
 
 
 def _answer(stored: Stored, *, cached: bool = False) -> Answer:

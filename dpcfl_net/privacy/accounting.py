@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Literal
 
+import numpy as np
+
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.privacy.loss_distributions import COARSE, CURVE, FINE, Grid, pld_by_prefix
+from dpcfl_net.privacy.loss_distributions import COARSE, CURVE, FINE, Grid, delta_curve, pld_by_prefix
 from dpcfl_net.privacy.renyi import QUICK, rdp_by_prefix
 from dpcfl_net.privacy.tally import Tally
 from dpcfl_net.types import (
@@ -32,6 +34,7 @@ __all__ = [
     "Unprotected",
     "account",
     "calibrate",
+    "deltas",
     "epsilon",
     "epsilon_by_prefix",
 ]
@@ -55,6 +58,18 @@ def epsilon(events: Iterable[Event], delta: float, adjacency: Adjacency = "zero-
     """
     _check(delta, adjacency, accountant)
     return _spent(_checked(Tally().add(events), adjacency, accountant), delta, adjacency, accountant, FINE)
+
+
+def deltas(events: Iterable[Event], epsilons: Sequence[float], adjacency: Adjacency = "zero-out") -> np.ndarray:
+    """Delta at each epsilon (not negative), by privacy loss distributions: the trade-off curve of everything in `events` together.
+
+    Delta is 1 where an event is Unprotected or has next to no noise. ValueError as in `epsilon`.
+    """
+    _check(0.5, adjacency, "pld")
+    tally = _checked(Tally().add(events), adjacency, "pld")
+    if tally.unprotected:
+        return np.ones(len(epsilons))
+    return delta_curve(tally, epsilons, adjacency, CURVE)
 
 
 def calibrate(

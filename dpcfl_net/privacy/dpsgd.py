@@ -8,6 +8,7 @@ finite is removed by selection before clipping, so that weights crafted to overf
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -57,14 +58,14 @@ class Trainer:
 
     module: the template, whose parameter values are never used. clip: bound on a record's gradient norm. batch_size: the
     expected batch (it decides the physical shape alone; the divisor is rate * N of the slot). path: "auto" takes the fast
-    path where it can; "fast" and "opacus" insist. Attributes `path`, `parameters` and `slots` (records a physical batch) tell
-    what was taken. Raises ConfigError for a task that is not classification, naming a layer without per-record gradients
+    path where it can; "fast" and "opacus" insist; an Engine is taken as it is. tap: is shown each step's noisy sum, (p,)
+    float32, before it is divided. Attributes `path`, `parameters` and `slots` (records a physical batch) tell what was taken. Raises ConfigError for a task that is not classification, naming a layer without per-record gradients
     (BatchNorm, LSTM), or a number out of range.
     """
 
     def __init__(
-        self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str = "auto",
-        task: str = "classification",
+        self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str | Engine = "auto",
+        task: str = "classification", tap: Callable[[np.ndarray], None] | None = None,
     ) -> None:  # fmt: skip
         if task != "classification":
             raise ConfigError(f"DP-SGD trains classification only, got the task {task!r}: protect whole clients (privacy.unit)")
@@ -76,7 +77,8 @@ class Trainer:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
         self.clip, self.learning_rate = float(clip), float(learning_rate)
         self.slots = physical_slots(batch_size)
-        self.path, self._engine = _engine(module, path)
+        self.path, self._engine = _engine(module, path) if isinstance(path, str) else (type(path).__name__, path)
+        self._tap = tap
         self.parameters = sum(p.numel() for p in module.parameters())
 
     def train(
@@ -104,6 +106,8 @@ class Trainer:
             for _ in range(slot.steps):
                 total = self.clipped_sum(theta, data, poisson_rows(records, slot.rate, batches))
                 gradient = gaussian_on_grid(total, noise_multiplier * self.clip, noise).astype(np.float32)
+                if self._tap is not None:
+                    self._tap(gradient)
                 gradient /= np.float32(slot.rate * records)
                 if pull is not None:
                     gradient += np.float32(pull[0]) * (theta - pull[1])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dpcfl_net.privacy.tally import Tally
 from dpcfl_net.types import Adjacency
 
@@ -31,6 +33,7 @@ _LEAST_INTERVAL, _MOST_POINTS = 1e-7, 2**18
 # What composing n releases may lose to the rounding of n-th powers of Fourier coefficients, as probability per release; and
 # the share of delta that one composition may cut off and count as infinite loss.
 _ROUNDING, _CUT = 1e-15, 1e-7
+_LEAST_DELTA = 1e-6  # a whole curve of deltas is as good as one of this size needs
 
 
 def pld_by_prefix(tallies: Sequence[Tally], delta: float, adjacency: Adjacency, grid: Grid) -> list[float]:
@@ -63,6 +66,19 @@ def pld_by_prefix(tallies: Sequence[Tally], delta: float, adjacency: Adjacency, 
             )
         found.append(float(spent))
     return found
+
+
+def delta_curve(tally: Tally, epsilons: Sequence[float], adjacency: Adjacency, grid: Grid) -> np.ndarray:
+    """Delta at each epsilon of everything in the tally, rounded up."""
+    running = dict(tally.selections)
+    releases = tally.gaussians.total() + tally.fixed.total() + tally.selections.total()
+    if not releases:
+        return np.zeros(len(epsilons))
+    interval, cut = _interval(tally, adjacency, grid), _CUT * _LEAST_DELTA
+    blocks = _blocks([running], interval, cut)
+    parts = _gaussian_prefixes([tally], adjacency, interval, cut)[0] + [blocks[item] for item in running.items()]
+    found = np.asarray(_compose(parts, cut).get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
+    return np.minimum(found + _ROUNDING * (releases + 1), 1.0)
 
 
 def _gaussians(tally: Tally, adjacency: Adjacency) -> list[tuple[float, float, int, bool]]:

@@ -75,6 +75,7 @@ def _alerts(privacy: Mapping[str, Any], epsilon: float | None) -> list[str]:
     if insecure := privacy.get("insecure"):
         why = ", ".join(sentences(insecure)) or "its settings, such as seeded noise, let others undo the protection"
         alerts.append(f"INSECURE: {why}. For reproducing and debugging only; the epsilon does not hold.")
+    alerts += [f"Audited: {said}." for said in sentences(privacy.get("audited"))]
     if epsilon is None:
         alerts.append("Unprotected: this run has no finite epsilon.")
     spent = number(privacy.get("epsilon_spent"))
