@@ -16,6 +16,7 @@ from dpcfl_net.federation.curator import CURATOR, NOBODY
 from dpcfl_net.job import digest
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.summary import ledger_folder
+from dpcfl_net.threats.split_models import given, other_than_charged, split_models
 from dpcfl_net.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected
 from dpcfl_net.wire import transcript
 from dpcfl_net.wire.messages import decode
@@ -172,6 +173,9 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
             released.add((client, header.round, header.task))
             if (client, header.round, header.task) not in paid:
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
+    shown = given(records)
+    foreign = other_than_charged(shown, job.protocol, {c: lines for c, lines in charged.items() if c != NOBODY})
+    split = split_models(shown, job.protocol, folder / "clusters.jsonl")
     silent = sorted(paid - released)
     detail = (
         unpaid[0]
@@ -182,6 +186,16 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     return [
         Check("transcript: hash chain whole", True, f"{len(records)} records{cut}"),
         Check("messages: every release was debited first", not unpaid, detail),
+        Check(
+            "messages: clients were charged for the models that the transcript shows",
+            not foreign,
+            foreign[0] if foreign else f"{len(shown.released)} ids computed from tasks are those of the debits",
+        ),
+        Check(
+            "models: clients of one cluster were given the same",
+            not split,
+            split[0] if split else f"{len(shown.tasks)} tasks compared",
+        ),
     ]
 
 

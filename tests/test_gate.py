@@ -485,34 +485,6 @@ def test_wherever_the_first_opening_ends_the_next_one_works(tmp_path):
     assert step > 25
 
 
-@pytest.mark.parametrize("where", ["before compute", "in compute", "after the answer was stored"])
-def test_a_killed_process_is_charged_once(tmp_path, where):
-    folder = used_ledger(tmp_path / "ledger")
-    drawn = tmp_path / "drawn"
-    child = os.fork()
-    if child == 0:
-        _, gate = open_gate(folder, durable=True)
-
-        def compute(charge, state):
-            if where == "before compute":
-                os._exit(9)
-            result = Half()(charge, state)
-            drawn.write_bytes(result[0].tensors["key"].tobytes())
-            if where == "in compute":
-                os._exit(9)
-            return result
-
-        ask(gate, 3, compute=compute)
-        os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    half = Half()
-    answer = try_ask(folder, task(3), half)
-    assert answer.cached == (where == "after the answer was stored")
-    if where != "before compute":
-        assert unpack(answer.release)["key"].tobytes() == drawn.read_bytes()
-    one_charge_and_one_draw(folder, task(3), half, answer, 2)
-
-
 # What a gate does not start with
 
 
