@@ -245,6 +245,14 @@ def verify(
 
 
 @app.command()
+def audit(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
+    """Epsilon from below, from the canaries of a recorded run (configs/threats/audit_*.yaml); 3 if its claim does not hold."""
+    from launch import attacks
+
+    raise typer.Exit(attacks.audit(folder))
+
+
+@app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None:
     """Write run.json and report.html of a run folder anew, or a sweep's report.html."""
     from dpcfl_net.compare import SWEEP
@@ -296,6 +304,16 @@ def reproduce(
     reproductions.reproduce(figures, scale, out)
 
 
+@app.command()
+def doctor(
+    clients: Annotated[int, typer.Option(min=1, help="workers that shall be there at once")] = 21,
+) -> None:
+    """What this machine can do, what would fail here, and the mend."""
+    from launch import doctor as doctors
+
+    raise typer.Exit(doctors.run(clients))
+
+
 @data_app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")],
@@ -305,6 +323,39 @@ def fetch(
     from dpcfl_net.data.datasets import fetch as download
 
     typer.echo(f"{name} is in {download(name, root)}")
+
+
+@attack_app.command("nan-oracle")
+def nan_oracle(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
+    """Membership of a known record, read from which updates are finite; for runs of configs/threats/nan_oracle.yaml."""
+    from launch import attacks
+
+    attacks.nan_oracle(folder)
+
+
+@attack_app.command()
+def selections(
+    folder: Annotated[Path, typer.Argument(metavar="RUN")],
+    against: Annotated[Path | None, typer.Option(metavar="RUN2", help="a second run, for comparison")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
+) -> None:
+    """What repeated cluster choices tell the server, against exact theory; for runs of configs/threats/selections_*.yaml."""
+    from launch import attacks
+
+    attacks.selections(folder, against, data_root)
+
+
+@attack_app.command()
+def invert(
+    folder: Annotated[Path, typer.Argument(metavar="RUN")],
+    against: Annotated[Path | None, typer.Option(metavar="RUN2", help="a second run on the same records: one grid")] = None,
+    records: Annotated[int, typer.Option(min=1, help="how many images to search")] = 6,
+    data_root: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
+) -> None:
+    """Images and labels of records, rebuilt from the updates; for runs of configs/threats/invert_*.yaml."""
+    from launch import attacks
+
+    attacks.invert(folder, against, records, data_root)
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dpcfl_net.report import figures
-from dpcfl_net.report.pages import html
+from dpcfl_net.report.figures import Figure
+from dpcfl_net.report.pages import html, numeric_columns
 from dpcfl_net.report.read import Line, RunView, listed, read_run, sizes, whole
 from dpcfl_net.report.statement import duration, number, percent, plain, size, statement, yes
 from dpcfl_net.report.timeline import timeline
 from dpcfl_net.runlog import write_atomically
+from dpcfl_net.threats.results import results
 
 Pair = tuple[str, str]
 
@@ -35,10 +37,14 @@ def render(view: RunView) -> str:
         figures.labels(view),
         timeline(view),
     ]
+    found = results(view.folder, view.notes)
+    pictures = [Figure(f"attack-{attack.name}", attack.title, spec=attack.figure) for attack in found]
     privacy = view.run.get("privacy")
     return html(
         "page.html.j2",
         shown,
+        apart=pictures,
+        attacks=[(attack, numeric_columns(attack), picture) for attack, picture in zip(found, pictures, strict=True)],
         view=view,
         state=_state(view),
         statement=statement(privacy if isinstance(privacy, Mapping) else None),

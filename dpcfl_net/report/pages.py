@@ -11,6 +11,7 @@ from typing import Any
 
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.runlog import write_atomically
+from dpcfl_net.threats.results import AttackResult
 
 # What a column of figures may hold: 78.1 %, +- 0.4, 3/5, 1e-4, yes, inf, or a dash for a missing one.
 FIGURE = re.compile(r"[-+−±–\d\s.,:/%e]*|yes|no|inf|not stated")
@@ -39,13 +40,16 @@ def write_page(
 
     The figures' keys must differ; one without a `spec` is named at the end with `why` it was left out.
     """
-    numeric = [(table, _numeric(table)) for table in tables]
+    numeric = [(table, numeric_columns(table)) for table in tables]
     write_atomically(path, html("study.html.j2", figures, title=title, lead=lead, alerts=alerts, tables=numeric))
     return path
 
 
-def html(template: str, figures: Sequence[Figure], **more: Any) -> str:
-    """A template of this package as text, with plotly's script within it if a figure has something to draw."""
+def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = (), **more: Any) -> str:
+    """A template of this package as text, with plotly's script within it if a figure has something to draw.
+
+    apart: figures that the template puts elsewhere by itself.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -57,12 +61,12 @@ def html(template: str, figures: Sequence[Figure], **more: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    specs = {figure.key: _finite(figure.spec) for figure in figures if figure.spec is not None}
+    specs = {figure.key: _finite(figure.spec) for figure in [*figures, *apart] if figure.spec is not None}
     script = Markup(get_plotlyjs()) if specs else ""  # the installed library's own script, nothing from a run
     return environment.get_template(template).render(figures=figures, specs=specs, plotly=script, **more)
 
 
-def _numeric(table: Table) -> list[bool]:
+def numeric_columns(table: Table | AttackResult) -> list[bool]:
     """Which columns hold nothing but figures: they are set to the right."""
     return [
         bool(table.rows) and all(FIGURE.fullmatch(row[index]) is not None for row in table.rows)

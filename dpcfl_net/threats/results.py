@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.runlog import write_atomically
 
@@ -20,8 +22,11 @@ class AttackResult:
 
     name: the file's name below RUN/attacks. headline: one sentence with the figure that counts. columns, rows: a table of
     strings, empty for none. figure: a plotly figure {data, layout, height} whose colours may be names such as "@c0" (see
-    report/figures.py), or None. facts: the numbers themselves, for programs.
+    report/figures.py), or None; with `aspect`, width over height, `height` is the most that it takes. facts: the numbers
+    themselves, for programs.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     title: str
@@ -41,12 +46,31 @@ class AttackResult:
         return path
 
 
-def results(run: Path) -> list[AttackResult]:
-    """Every result of a run folder, by name; ConfigError for a file that holds something else."""
+def results(run: Path, notes: list[str]) -> list[AttackResult]:
+    """Every result of a run folder, by name; where a file holds something else `notes` says so."""
     found = []
     for path in sorted((run / FOLDER).glob("*.json")):
         try:
-            found.append(AttackResult(**json.loads(path.read_text())))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ConfigError(f"{path} is not the result of an attack: {error}") from None
+            found.append(read_result(path))
+        except ConfigError as error:
+            notes.append(str(error))
+    return found
+
+
+def read_result(path: Path) -> AttackResult:
+    """One result; ConfigError for a file that holds something else, or a figure or table that cannot be drawn."""
+    try:
+        found = TypeAdapter(AttackResult).validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path} is not the result of an attack: {where + ': ' if where else ''}{first['msg']}") from None
+    if found.name != path.stem:
+        raise ConfigError(f"{path} is not the result of an attack of this name, but of {found.name!r}")
+    if any(len(row) != len(found.columns) for row in found.rows):
+        raise ConfigError(f"{path}: rows must have {len(found.columns)} cells, as there are columns")
+    sides = {"data": list, "layout": dict, "height": (int, float), "aspect": (int, float)}
+    figure = None if found.figure is None else {"aspect": 1, **found.figure}
+    if figure is not None and not all(isinstance(figure.get(name), kind) for name, kind in sides.items()):
+        raise ConfigError(f"{path}: figure must hold data (a list), layout (a mapping), height and, if any, aspect (numbers)")
     return found

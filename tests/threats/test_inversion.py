@@ -1,0 +1,284 @@
+"""Inversion of recorded updates: images and labels come back from raw ones, and not from those of DP-SGD."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, assert_nothing_left, dpcfl, only_run, write_config
+from typer.testing import CliRunner
+
+from dpcfl_net import config as configuration
+from dpcfl_net import models
+from dpcfl_net.data.datasets import load
+from dpcfl_net.errors import ConfigError, DataMissing
+from dpcfl_net.experiment import make_job, make_keys
+from dpcfl_net.privacy import dpsgd
+from dpcfl_net.report.page import write_report
+from dpcfl_net.summary import read_run_job
+from dpcfl_net.threats import pictures, reconstruction
+from dpcfl_net.threats.inversion import MATCHED, psnr, record_gradients
+from dpcfl_net.threats.label_inference import LabelReader, last_layer
+from dpcfl_net.threats.results import AttackResult, read_result, results
+from dpcfl_net.threats.updates import Update, read_updates
+from dpcfl_net.types import DPSGDSlot
+from launch.cli import app
+
+ONE = {
+    "data": {"dataset": "digits", "clients": [24], "shift": "none", "train_per_client": 1, "test_per_client": 10},
+    "model": {"name": "cnn"},
+    "rounds": 2,
+    "local": {"epochs": 1, "batch_size": 1, "lr": 0.1, "clip": 1.0},
+    "runtime": {"clients_per_worker": 24},
+}
+PROMISE = {"epsilon": 8, "delta": 1e-5}
+RAW = {
+    **ONE,
+    "name": "raw",
+    "privacy": {**PROMISE, "unit": "client", "trust": "trusted-server"},
+    "algorithm": {"name": "dp-fedavg", "sampling_rate": 1.0},
+}
+NOISY = {**ONE, "name": "noisy", "privacy": {**PROMISE, "noise": "seeded"}, "algorithm": {"name": "global"}}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> dict[str, Path]:
+    """Two recorded runs, each of processes on loopback, on the same 24 records."""
+    folders = {}
+    for settings in (RAW, NOISY):
+        out = tmp_path_factory.mktemp(str(settings["name"]))
+        done = dpcfl("run", write_config(out / "c", **settings), "--out", out)
+        assert done.returncode == 0, done.stderr + done.stdout
+        folders[str(settings["name"])] = only_run(out)
+        assert_nothing_left(only_run(out))
+    return folders
+
+
+@pytest.fixture(scope="module")
+def attacked(recorded) -> AttackResult:
+    """The command on both runs."""
+    raw, noisy = recorded["raw"], recorded["noisy"]
+    done = CliRunner().invoke(app, ["attack", "invert", str(raw), "--against", str(noisy), "--records", "2"])
+    assert done.exit_code == 0, done.output
+    found, beside = (read_result(folder / "attacks" / "invert.json") for folder in (raw, noisy))
+    assert found == beside
+    assert found.headline in done.output
+    return found
+
+
+def noiseless(folder: Path, clients: list[int], monkeypatch) -> reconstruction.Recording:
+    """What clients of a DP-SGD run would have sent in round 1 had the one line that adds noise not been there."""
+    job = read_run_job(folder)
+    truth = reconstruction.read_truth(job, None)
+    monkeypatch.setattr(dpsgd, "gaussian_on_grid", lambda values, *_: values)
+    found = {}
+    for client in clients:
+        (first, *_) = read_updates(folder, job, 1)[client]
+        local, m = job.protocol.local, job.protocol.model
+        module = models.build(m.name, tuple(m.input_shape), m.classes)
+        trainer = dpsgd.Trainer(module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
+        piece = job.experiment.slices[client]
+        data = reconstruction.open_client(reconstruction.DataSettings.model_validate(job.experiment.data), truth.slices[piece])
+        trained, _ = trainer.train(first.model, data, DPSGDSlot("train", 1.0, 1), 1.0, b"sixteen bytes ok")
+        found[piece] = [replace(first, change=trained - first.model)]
+    return reconstruction.Recording(job, found, noisy=False)
+
+
+@pytest.mark.scenario(34)
+def test_inversion_recovers_the_image_without_noise_and_fails_with_it(evidence, recorded, attacked, monkeypatch):
+    raw, noisy = attacked.facts["runs"]
+    blind, chance = np.mean(attacked.facts["mean_image_psnr"]), attacked.facts["label_chance"]
+    assert np.mean(noisy["psnr"]) < min(15, blind + 1)
+    evidence.got(f"DP-SGD at epsilon 8: {np.mean(noisy['psnr']):.1f} dB PSNR, {blind:.1f} for the data set's mean image")
+    assert np.mean(raw["psnr"]) > 30
+    assert raw["labels_right"] == 1
+    assert chance == pytest.approx(0.1)
+    evidence.control(f"raw updates: {np.mean(raw['psnr']):.1f} dB, all labels")
+    assert max(raw["distance"]) < MATCHED < 0.5 < min(noisy["distance"])
+
+    unnoised = noiseless(recorded["noisy"], [0, 1], monkeypatch)
+    truth, slices = reconstruction.read_truth(unnoised.job, None), sorted(unnoised.updates)
+    shown = truth.pictures(reconstruction.reconstruct(unnoised, slices).records)
+    reached = psnr(shown, truth.originals(slices)).mean()
+    assert reached > 30
+    evidence.control(f"DP-SGD that clips and adds no noise: {reached:.1f} dB")
+
+
+def test_runs_are_matched_by_record_whatever_their_client_ids(recorded):
+    raw, noisy = (reconstruction.read_recording(recorded[name]) for name in ("raw", "noisy"))
+    assert raw.job.experiment.slices != noisy.job.experiment.slices
+    assert sorted(raw.updates) == sorted(noisy.updates) == list(range(24))
+    assert (raw.noisy, noisy.noisy) == (False, True)
+    assert {len(own) for own in raw.updates.values()} == {1}
+    assert {len(own) for own in noisy.updates.values()} == {2}
+    truth = reconstruction.read_truth(raw.job, None)
+    reader = LabelReader(raw.job.protocol)
+    assert [int(reader.counts(raw.updates[k]).argmax()) for k in range(24)] == [int(own[0]) for own in truth.labels]
+
+
+def test_an_update_is_the_gradient_of_its_record(recorded):
+    run = reconstruction.read_recording(recorded["raw"])
+    truth, m = reconstruction.read_truth(run.job, None), run.job.protocol.model
+    x = (truth.originals([3]) - truth.images.mean) / truth.images.std
+    (update,) = run.updates[3]
+    expected = record_gradients(m, update.model[None])(torch.from_numpy(x).float(), torch.from_numpy(truth.labels[3]))
+    assert np.allclose(update.gradient(run.job.protocol.local), expected[0].numpy(), atol=2e-6)
+    assert (update.steps, update.noisy, update.round) == (1, False, 1)
+
+
+def test_both_reports_show_the_grid_and_the_table(recorded, attacked):
+    for folder in recorded.values():
+        text = own_part(write_report(folder))
+        assert "What the server can rebuild of records" in text
+        assert "aspect-ratio:" in text
+        figure = json.loads(re.search(r"const figures = (.*);\n", text)[1])["attack-invert"]
+        assert figure["data"][0]["source"].startswith("data:image/png;base64,")
+        said = [note["text"] for note in figure["layout"]["annotations"]]
+        assert "Rebuilt: noisy updates of epsilon 8" in said
+        assert sum(word.endswith(" dB") for word in said) == 4
+        assert ">raw: updates as they are</td>" in text
+        assert "src=" not in text
+
+
+def test_hostile_or_damaged_results_do_no_harm(recorded, tmp_path):
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(recorded["raw"], folder, ignore=shutil.ignore_patterns("transcript*", "keys", "addresses"))
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    figure = {"data": [{"type": "scatter", "name": evil}], "layout": {"title": {"text": evil}}, "height": 100}
+    AttackResult("b", evil, evil, [evil], [evil], [[evil]], figure, evil).write(folder)
+    (folder / "attacks" / "c.json").write_text('{"name": "c", "title": "t", "headline": "h", "rows": [["x"]]}')
+    (folder / "attacks" / "d.json").write_text("{")
+    (folder / "attacks" / "e.json").write_text(
+        '{"name": "e", "title": "t", "headline": "h", "figure": {"height": "1;color:red"}}'
+    )
+    text = own_part(write_report(folder))
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert text.count("&lt;/script&gt;") >= 5
+    notes: list[str] = []
+    assert [found.name for found in results(folder, notes) if found.name != "invert"] == ["b"]
+    assert [re.search(r"(\w)\.json", note)[1] for note in notes] == ["c", "d", "e"]
+    assert all(note.replace("'", "&#39;") in text for note in notes)
+
+
+@pytest.mark.parametrize("image", [(1, 8, 8), (3, 5, 7)])
+def test_the_grid_is_a_png_of_the_images(image):
+    import base64
+    import io
+
+    Image = pytest.importorskip("PIL.Image")
+    values = np.linspace(0, 1, 2 * int(np.prod(image))).reshape(2, *image)
+    figure = pictures.grid([pictures.Row("one", values, []), pictures.Row("two", values, ["a", "b < c"])])
+    with Image.open(io.BytesIO(base64.b64decode(figure["data"][0]["source"].split(",")[1]))) as opened:
+        pixels = np.asarray(opened)
+    high, wide = (24, 24) if image[0] == 1 else (25, 35)
+    head = round(pictures.HEAD * high)
+    times = high // image[1]
+    seen = pixels[head : head + high : times, :wide:times]
+    assert np.array_equal(seen[..., :3], np.broadcast_to(np.rint(255 * values[0]).transpose(1, 2, 0), (*image[1:], 3)))
+    assert set(np.unique(pixels[..., 3])) == {0, 255}
+    assert not pixels[:head, :, 3].any()
+    assert [note["text"] for note in figure["layout"]["annotations"]] == ["one", "two", "a", "b &lt; c"]
+
+
+def test_psnr():
+    flat = np.full((1, 1, 4, 4), 0.5)
+    assert psnr(flat + 0.1, flat) == pytest.approx([20])
+    assert psnr(flat, flat) == pytest.approx([100])
+
+
+@pytest.mark.parametrize("name", ["linear", "cnn"])
+def test_counts_of_labels_are_read_from_a_batch(tmp_path, name):
+    """One step on a whole batch of three labels; equal counts of all ten would be right for 9 of 30."""
+    records = 30
+    job = job_of(tmp_path, model={"name": name}, data={**ONE["data"], "clients": [2], "train_per_client": records})
+    m = job.protocol.model
+    images = reconstruction.read_truth(job, None).images
+    rows = np.flatnonzero(np.isin(images.train_y, [1, 4, 7]))[:records]
+    model = models.initial(m.name, tuple(m.input_shape), m.classes, 0)
+    x = torch.from_numpy((images.train_x[rows] / 255).astype(np.float32))
+    each = record_gradients(m, np.tile(model, (records, 1)))(x, torch.from_numpy(images.train_y[rows].astype(np.int64)))
+    change = -np.float32(job.protocol.local.lr) * each.mean(0).numpy()
+    counts = LabelReader(job.protocol).counts([Update(0, 1, model, change, steps=1, noisy=False)])
+    true = np.bincount(images.train_y[rows], minlength=10)
+    assert counts.sum() == pytest.approx(records)
+    assert np.minimum(counts, true).sum() > 25
+
+
+def test_an_update_of_many_records_gives_counts_and_no_image(finished_run):
+    found = reconstruction.attack(finished_run)
+    assert found.figure is None
+    assert found.facts["clients"] == 8
+    assert any("Images were not searched: an update of small is of 700 records" in said for said in found.sentences)
+    assert 0.8 < found.facts["runs"][0]["labels_right"] <= 1
+
+
+def test_mistakes_are_sentences(recorded, finished_run, tmp_path):
+    for arguments, said in (
+        ((recorded["raw"], None, 25), "records is 25: must lie in 1..24"),
+        ((recorded["raw"], finished_run), "the runs differ in data"),
+        ((tmp_path,), "is not a run folder"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            reconstruction.attack(*arguments)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for part in ("protocol.json", "experiment.json"):
+        (bare / part).write_bytes((recorded["raw"] / part).read_bytes())
+    with pytest.raises(ConfigError, match=r"no transcript\.msgpack: record the run with output\.transcript=full"):
+        reconstruction.attack(bare)
+    template = read_run_job(recorded["raw"]).protocol.model
+    for other in ({"task": "regression", "classes": 1}, {"layout": template.layout[:-2]}):
+        with pytest.raises(ConfigError, match="last linear layer"):
+            last_layer(template.model_copy(update=other))
+
+
+def test_the_configurations_that_come_along_differ_in_who_adds_the_noise_alone():
+    raw, noisy = (
+        configuration.load(ROOT / "configs" / "threats" / f"invert_{name}.yaml", ["data.dataset=digits"])
+        for name in ("raw", "dp")
+    )
+    for part in ("data", "model", "rounds", "local", "seed", "output"):
+        assert getattr(raw, part) == getattr(noisy, part)
+    assert raw.privacy.epsilon == noisy.privacy.epsilon
+    assert (raw.privacy.trust, noisy.privacy.trust) == ("trusted-server", "untrusted-server")
+    assert raw.output.transcript == "full"
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_mnist_as_the_configurations_have_it(tmp_path):
+    """The figures of configs/threats/invert_raw.yaml and invert_dp.yaml."""
+    try:
+        load("mnist")
+    except DataMissing as missing:
+        pytest.skip(str(missing))
+    folders = []
+    for name in ("raw", "dp"):
+        done = dpcfl("run", ROOT / "configs" / "threats" / f"invert_{name}.yaml", "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr + done.stdout
+        folders.append(only_run(tmp_path / name))
+    found = reconstruction.attack(*folders)
+    raw, noisy = found.facts["runs"]
+    assert np.mean(raw["psnr"]) > 35
+    assert np.mean(noisy["psnr"]) < 15
+    assert raw["labels_right"] == 1
+
+
+def job_of(tmp_path: Path, **changes):
+    """A job in memory, of RAW with some sections changed."""
+    settings = configuration.load(write_config(tmp_path, **{**RAW, **changes}))
+    make_keys(tmp_path / "keys", sum(settings.data.clients))
+    return make_job(settings, tmp_path / "keys")
+
+
+def own_part(page: Path) -> str:
+    """The page without plotly's script."""
+    return re.sub(r"<script>/\*\*.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
