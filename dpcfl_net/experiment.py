@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
 SERVER_SEES = "anything against the server itself: it is trusted, and sees every sampled client's update and cluster identifier as they are"
+CLUSTERS_SHOW = (
+    "which cluster a client belongs to: epsilon is of one record, and all of a client's records together speak for its cluster"
+)
 NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
     "the search for hyper-parameters",
@@ -317,7 +320,9 @@ def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
 
 def _check_signature(path: Path, operator_key: str) -> None:
     signature = path.with_name(path.name + ".sig")
-    if not signature.exists() or not keys.verify(operator_key, path.read_bytes(), signature.read_text(errors="replace").strip()):
+    if not signature.exists() or not keys.verify(
+        operator_key, path.read_bytes(), signature.read_text(errors="replace").strip()
+    ):
         raise Refused("operator-signature", f"{path.name} is not signed by the operator whose key is pinned here")
 
 
@@ -362,6 +367,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         not_covered.append("the network: messages travel in clear on loopback")
     if protocol.oracle is not None:
         not_covered.append("cluster membership: the oracle's true clusters stand in the job in plain sight")
+    elif not by_client and algorithm.max_models > 1:
+        not_covered.append(CLUSTERS_SHOW)
     privacy = protocol.privacy
     return {
         "unit": privacy.unit,

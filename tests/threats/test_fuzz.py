@@ -1,0 +1,227 @@
+"""The fuzzer finds nothing in a bounded number of inputs; and it finds each check that is left out in a bounded number."""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpcfl_net import job, tensors
+from dpcfl_net.errors import Refused
+from dpcfl_net.threats import fuzz
+from dpcfl_net.threats.fuzz_readers import Finding
+from dpcfl_net.wire import client, journal, keys, lane, messages, payload, server, transcript
+from dpcfl_net.wire.messages import Header, WireError, decode, unpack_strict
+from dpcfl_net.wire.payload import Assembly
+
+INPUTS = {"codec": 8000, "chunks": 1500, "server": 6000, "client": 3000, "flood": 3500, "transcript": 500, "job": 500}
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory) -> dict[str, fuzz.Target]:
+    return {target.name: target for target in fuzz.targets(tmp_path_factory.mktemp("fuzz"))}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_nothing_but_refusals_comes_out_and_nothing_false_is_believed(targets, name):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = fuzz.fuzz(targets[name], INPUTS[name], seed=3)
+    refused = sum(found.tally.values()) - found.tally["accepted"] - found.tally["delivered"]
+    assert found.inputs >= INPUTS[name]
+    assert found.tally["accepted"] > 0 < refused  # it gets through, and it is turned down
+    assert 0 < found.peak < fuzz.MOST_TRACED
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < fuzz.MOST_RESIDENT
+    if name in ("server", "client"):
+        assert found.tally["delivered"] > 30
+        assert {"sequence", "boot", "run", "job", "version", "template", "chunk", "hash", "norm", "schema"} <= set(found.tally)
+
+
+def test_the_shares_of_the_targets_make_a_whole(targets):
+    assert sum(target.share for target in targets.values()) == pytest.approx(1)
+    assert INPUTS.keys() == targets.keys()
+
+
+@pytest.mark.parametrize("name", ["codec", "chunks", "server", "client", "transcript", "job"])
+def test_hypothesis_finds_no_counterexample_either(targets, name):
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.randoms(use_true_random=False))
+    def check(rng: Random) -> None:
+        targets[name].run(rng, Counter())
+
+    check()
+
+
+def _naive(data: bytes | memoryview) -> Any:
+    return msgpack.unpackb(data)
+
+
+def _open_schema() -> type[Header]:
+    class Open(Header):
+        model_config = {**Header.model_config, "extra": "ignore"}
+
+    return Open
+
+
+def _unhashed(self: Assembly) -> dict[str, np.ndarray]:
+    return tensors.split([list(row) for row in self.header.tensors], self._buffer)
+
+
+def _anywhere(self: Assembly, index: int, chunk: memoryview) -> bool:
+    start = index * payload.CHUNK
+    self._buffer[start : start + len(chunk)] = chunk
+    self._digest.update(chunk)
+    self.received += 1
+    return self.received == self.header.chunks
+
+
+def _any_boot(self: server.ServerEndpoint, route: bytes, number: int, header: Header) -> Any:
+    peer = self._peers[number]
+    if peer.route != route:
+        raise WireError("no-hello", "")
+    peer.lane.admit(header)
+    return peer
+
+
+def _any_route(self: server.ServerEndpoint, route: bytes, number: int, header: Header) -> Any:
+    peer = self._peers[number]
+    if header.boot != peer.boot:
+        raise WireError("boot", "")
+    peer.lane.admit(header)
+    return peer
+
+
+def _put_aside_first(header: Header, chunks: list[bytes | None]) -> Any:
+    assembly = Assembly(header)
+    try:
+        for index, chunk in enumerate(chunks):
+            assembly.add(index, memoryview(chunk or b""))
+        return assembly.tensors()
+    except WireError:
+        return None
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _yes(*_: Any) -> bool:
+    return True
+
+
+def _unchecked(assembly: Assembly, *_: Any) -> dict[str, np.ndarray]:
+    return assembly.tensors()
+
+
+def _forgetful(known: Any, key: str, value: Any) -> None:
+    known.clear()
+    known[key] = value
+
+
+BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who should notice, where, the check, what stands there instead)
+    "sizes that agree": ("codec", messages, "_check_payload", _nothing),
+    "limits of the decoder, and its errors": ("codec", messages, "unpack_strict", _naive),
+    "no field twice": ("codec", messages, "_said_once", dict),
+    "no unknown field": ("codec", messages, "Header", _open_schema()),
+    "the hash of a payload": ("chunks", payload.Assembly, "tensors", _unhashed),
+    "the order of chunks": ("chunks", payload.Assembly, "add", _anywhere),
+    "rising sequence numbers, server": ("server", lane.Lane, "admit", _nothing),
+    "run, job and version, server": ("server", lane.Stamp, "require_same", _nothing),
+    "the boot of the HELLO": ("server", server.ServerEndpoint, "_known", _any_boot),
+    "the connection of the HELLO": ("server", server.ServerEndpoint, "_known", _any_route),
+    "one connection a client": ("server", server.ServerEndpoint, "_alive", lambda self, peer: False),
+    "boots that were used": ("server", server, "remember", _forgetful),
+    "the template, server": ("server", server, "match_template", _nothing),
+    "the norm bound, server": ("server", server, "checked", _unchecked),
+    "hash and finite values, server": ("server", payload.Assembly, "tensors", _unhashed),
+    "rising sequence numbers, client": ("client", lane.Lane, "admit", _nothing),
+    "run, job and version, client": ("client", lane.Stamp, "require_same", _nothing),
+    "the template, client": ("client", client, "match_template", _nothing),
+    "the norm bound, client": ("client", client, "checked", _unchecked),
+    "a bound on what is remembered": ("flood", lane, "REMEMBERED", 1 << 30),
+    "a bound on codes": ("flood", journal, "CODES", 1 << 30),
+    "a bound on what waits": ("flood", lane, "CONTROLS", 1 << 30),
+    "records of the right form": ("transcript", transcript, "_well_formed", _yes),
+    "nothing put aside for chunks that are empty": ("transcript", transcript, "_assemble", _put_aside_first),
+    "the chain of a transcript": ("transcript", transcript.Reader, "_verify", lambda self, found: transcript.Record(*msgpack.unpackb(found[0]))),
+    "the operator's signature": ("job", keys, "verify", _yes),
+    "the canonical form": ("job", job, "_is_canonical", _yes),
+}  # fmt: skip
+MOST = {"codec": 6000, "chunks": 3000, "server": 60_000, "client": 60_000, "flood": 35_000, "transcript": 4000, "job": 2000}
+
+
+SLOW = ("a bound on what is remembered", "a bound on what waits")
+
+
+@pytest.mark.parametrize("left_out", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BROKEN])
+def test_a_check_that_is_left_out_is_noticed(targets, monkeypatch, left_out):
+    name, where, check, instead = BROKEN[left_out]
+    assert hasattr(where, check)
+    monkeypatch.setattr(where, check, instead)
+    with pytest.raises(Finding) as caught:
+        fuzz.fuzz(targets[name], MOST[name], seed=2)
+    assert f"--target {name} --seed 2" in caught.value.__notes__[0]
+    monkeypatch.undo()
+    first = int(caught.value.__notes__[0].split("--first ")[1].split()[0])
+    fuzz.fuzz(targets[name], 1, seed=2, first=first)  # the same input is harmless with the check in its place
+
+
+def found_by_the_fuzzer(said: dict[str, Any], again: tuple[str, Any]) -> bytes:
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_map_header(len(said) + 1)
+    for name, value in (*said.items(), again):
+        packer.pack(name)
+        packer.pack(value)
+    return packer.bytes()
+
+
+def test_a_field_said_twice_is_refused():
+    said = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "BYE"}
+    assert decode(msgpack.packb(said)).sequence == 1
+    with pytest.raises(WireError, match="twice"):
+        unpack_strict(found_by_the_fuzzer(said, ("sequence", 9)))
+
+
+def test_codes_of_a_client_s_own_choice_do_not_fill_the_memory():
+    kept = journal.Journal(None)
+    for number in range(10_000):
+        kept.failed("client 1", WireError(f"client-{number}", ""))
+    kept.failed("client 1", WireError("sequence", ""))
+    assert len(kept.failures) <= journal.CODES + 2
+    assert kept.failures["sequence"] == 1
+    assert sum(kept.failures.values()) == 10_001
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace('"lr":0.5', '"lr":Infinity'),
+        lambda text: text.replace('"rounds":20', '"rounds":' + "9" * 5000),
+    ],
+)
+def test_a_job_with_a_number_that_has_no_canonical_form_is_refused(tmp_path, targets, change: Callable[[str], str]):
+    text = targets["job"]._data.decode()  # type: ignore[attr-defined]
+    assert change(text) != text
+    (tmp_path / job.PROTOCOL).write_text(change(text))
+    with pytest.raises(Refused, match="job-invalid"):
+        job.read_protocol(tmp_path / job.PROTOCOL)
+
+
+def test_the_door_prints_what_became_of_the_inputs(capsys):
+    assert fuzz.main(["--inputs", "300", "--target", "chunks"]) == 0
+    assert "chunks: 300 inputs" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        fuzz.main(["--target", "nobody"])
+
+
+def test_the_door_says_how_to_have_a_finding_again(monkeypatch, capsys):
+    monkeypatch.setattr(payload.Assembly, "tensors", _unhashed)
+    assert fuzz.main(["--inputs", "3000", "--target", "chunks"]) == 1
+    assert "--target chunks --seed 0 --first" in capsys.readouterr().err
