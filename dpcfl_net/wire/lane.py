@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from dpcfl_net.wire.messages import VERSION, WINDOW, Header, WireError, encode
 from dpcfl_net.wire.payload import Assembly, Payload
@@ -15,6 +15,8 @@ from dpcfl_net.wire.payload import Assembly, Payload
 CONTROLS = 256  # small messages that may wait for a peer that does not read
 REMEMBERED = 256  # ids of messages kept to recognise a repetition
 
+K = TypeVar("K")
+V = TypeVar("V")
 Send = Callable[[Header, bytes, memoryview | None], bool]
 
 
@@ -186,7 +188,7 @@ class Lane:
         return None
 
 
-def remember(known: OrderedDict[str, Any], key: str, value: Any) -> None:
+def remember(known: OrderedDict[K, V], key: K, value: V) -> None:
     """Put the newest last and let the oldest go beyond REMEMBERED."""
     known[key] = value
     known.move_to_end(key)

@@ -96,6 +96,7 @@ def unpack_strict(data: bytes | memoryview) -> dict[str, Any]:
             max_map_len=32,
             max_ext_len=0,
             ext_hook=_no_ext,
+            object_pairs_hook=_said_once,
         )
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise WireError("not-msgpack", plain(f"{type(error).__name__}: {error}", 120)) from None
@@ -144,6 +145,14 @@ def _check_payload(header: Header) -> None:
 
 def _no_ext(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code}")
+
+
+def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A map that says no field twice: of two values the reader would believe one, and another reader the other."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
 
 
 def plain(text: str, limit: int = 500) -> str:

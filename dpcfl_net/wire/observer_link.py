@@ -26,6 +26,7 @@ from dpcfl_net.wire.sockets import Arrived, Listener, join_curve, new_socket, re
 COORDINATOR = "coordinator"
 BATCH = 256
 END_LINGER_MS = 30_000
+AHEAD = 4  # rounds of models that the coordinator may be ahead of what the observer has read
 Phase = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,19}$")]  # a word that the algorithm chooses for what people see
 Work = Literal["train", "wait", "send", "aggregate", "cluster", "evaluate"]
 Round = Annotated[int, Field(ge=0, le=10**6)]
@@ -124,7 +125,7 @@ class ObserverInbox:
     bind, run, job, security, keys, on_failure: as for ServerEndpoint. coordinator_key, client_keys: public CURVE keys;
     models and the end are believed from the coordinator's key only, personal figures and spans of client i from its own
     (with security "none", on loopback, senders are believed). parameters: p; max_models: the most rows, which together
-    bound what the inbox will ever hold.
+    bound what the inbox will ever hold. A sender that is further AHEAD is cut off ("flood") and may connect again.
     """
 
     def __init__(
@@ -149,7 +150,8 @@ class ObserverInbox:
         self._senders = {-1: _Sender(), **{client: _Sender() for client in client_keys}}
         self._boots: OrderedDict[str, None] = OrderedDict()
         self._by_key = {**{key: client for client, key in client_keys.items()}, coordinator_key: -1} if self._curve else {}
-        self._listener = Listener(zmq.PULL, bind, security, keys, self._by_key, context, 4 * UNREAD_LIMIT)
+        unread = 4 * UNREAD_LIMIT + AHEAD * 4 * parameters * max_models
+        self._listener = Listener(zmq.PULL, bind, security, keys, self._by_key, context, unread)
         self._socket, self.address = self._listener.socket, self._listener.address
 
     def poll(self, timeout_s: float) -> list[Models | Personal | Span | End]:
@@ -262,7 +264,7 @@ class ObserverOutbox:
     """Sends notes to the observer and never reads anything, so that nothing the observer knows can flow back.
 
     sender: "coordinator" or a client id; connect, run, job, security, server_key, keys: as for ClientEndpoint.
-    While the observer does not read, sending waits; after patience_s the note is given up, and so are all after it that
+    While the observer cannot be reached, sending waits; after patience_s the note is given up, and so are all after it that
     do not go at once, until one does. `dropped` counts them. No observer ever stops a run.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import zmq
 
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.wire.journal import Journal
+from dpcfl_net.wire.journal import TOLD, Journal
 from dpcfl_net.wire.lane import Stamp, Stream, remember
 from dpcfl_net.wire.messages import Header, Template, WireError, decode, encode, match_template, plain, word
 from dpcfl_net.wire.payload import Assembly, Payload, as_payload, checked
@@ -70,7 +70,7 @@ class ServerEndpoint:
         if self._curve and len(self._by_key) != len(clients):
             raise ConfigError("two clients of the roster have the same public key")
         self._by_route: dict[bytes, int] = {}
-        self._route_failures: Counter[bytes] = Counter()
+        self._route_failures: OrderedDict[bytes, int] = OrderedDict()
         self._events: list[ServerEvent] = []
         self._next_heartbeat = 0.0
         self._peers = {client: Peer(client, self._stamp, self._send) for client in sorted(clients)}
@@ -349,7 +349,7 @@ class ServerEndpoint:
     def _client_refused(self, peer: Peer, header: Header) -> None:
         """The client turned a message down; if it was the open task, no answer will come."""
         error = WireError(header.code, header.reason)
-        self._journal.failed(peer.name, WireError(f"client-{header.code}"[:64], header.reason))
+        self._journal.failed(peer.name, WireError(f"{TOLD}{header.code}"[:64], header.reason))
         self._events.append(self._failed(peer, error, peer.open is not None and peer.open.id == header.parent))
 
     # failures
@@ -361,7 +361,7 @@ class ServerEndpoint:
             peer = None
         self._journal.failed(self._name(client), error)
         about = "" if header is None else header.parent if header.kind == "CHUNK" else header.id
-        self._route_failures[arrived.route] += 1
+        remember(self._route_failures, arrived.route, self._route_failures.get(arrived.route, 0) + 1)
         if self._route_failures[arrived.route] > FAILURES:
             self._listener.guard.cut(arrived.fd)
             self._route_failures.clear()

@@ -39,11 +39,19 @@ def _is_loopback(host: str) -> bool:
 
 
 def new_socket(context: zmq.Context, kind: int, peers: int = 1) -> zmq.Socket:
-    """A socket with the limits and heartbeats of the wire; `peers` sizes the queue of connections not yet accepted."""
+    """A socket with the limits and heartbeats of the wire; `peers` sizes the queue of connections not yet accepted.
+
+    libzmq 4.3 aborts the whole process if a peer goes away while its messages wait because a queue is full, and a heartbeat of
+    either side comes next. So a listening socket queues without a limit of its own (the ConnectionGuard has one, in bytes) and
+    leaves heartbeats to whoever connects: their TTL ends a connection of which nothing is heard.
+    """
     made = context.socket(kind)
     made.maxmsgsize = MAX_FRAME
     made.sndhwm = made.rcvhwm = HIGH_WATER
-    made.heartbeat_ivl, made.heartbeat_timeout, made.heartbeat_ttl = 5_000, 30_000, 30_000
+    if kind in (zmq.ROUTER, zmq.PULL):
+        made.rcvhwm = 0
+    else:
+        made.heartbeat_ivl, made.heartbeat_timeout, made.heartbeat_ttl = 5_000, 30_000, 30_000
     made.handshake_ivl = 10_000
     made.reconnect_ivl, made.reconnect_ivl_max = 100, 5_000
     made.backlog = peers + 128

@@ -155,13 +155,24 @@ class Reader:
             record = Record(*msgpack.unpackb(body))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise self._broken() from error
-        if record.number != self.records or not isinstance(record.header, bytes):
+        if not _well_formed(record) or record.number != self.records:
             raise self._broken()
         self.records, self.digest = self.records + 1, digest
         return record
 
     def _broken(self) -> Refused:
         return Refused("transcript-broken", f"{self.path}: record {self.records} is not the one that was written")
+
+
+def _well_formed(record: Record) -> bool:
+    """Whether the fields have their types: whoever makes the chain anew can write anything into it."""
+    return (
+        type(record.number) is int
+        and type(record.time) is float
+        and type(record.direction) is type(record.peer) is str
+        and type(record.header) is bytes
+        and type(record.payload) in (bytes, type(None))
+    )
 
 
 def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.ndarray] | None]]:
@@ -190,11 +201,12 @@ def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.nd
 
 
 def _assemble(header: Header, chunks: list[bytes | None]) -> dict[str, np.ndarray] | None:
-    assembly = Assembly(header)
+    whole = [chunk for chunk in chunks if chunk is not None]
+    if len(whole) < len(chunks) or sum(map(len, whole)) != header.size:  # nothing is put aside for bytes that are not there
+        return None
     try:
-        for index, chunk in enumerate(chunks):
-            if chunk is None:
-                return None
+        assembly = Assembly(header)
+        for index, chunk in enumerate(whole):
             assembly.add(index, memoryview(chunk))
         return assembly.tensors()
     except WireError:

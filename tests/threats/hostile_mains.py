@@ -1,0 +1,35 @@
+"""What two processes of a run become in a test: a coordinator that checks nothing, and a worker in bad hands."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+STEPS = "hostile-steps"  # file of the run folder: client, steps
+
+
+def careless_coordinator(spec: Any) -> None:
+    """`run_coordinator` without the check of norms, and without the one of numbers that are not finite."""
+    from dpcfl_net import coordinator, tensors
+    from dpcfl_net.wire.payload import Assembly
+
+    def unchecked(self: Assembly) -> dict[str, Any]:
+        return tensors.split([list(row) for row in self.header.tensors], self._buffer)
+
+    coordinator.check_release = lambda algorithm, client, tensors: None
+    Assembly.tensors = unchecked
+    coordinator.run_coordinator(spec)
+
+
+def worker_or_worse(spec: Any) -> None:
+    """`run_worker`, but for the one client that the folder's STEPS names."""
+    from dpcfl_net.threats import hostile_worker
+    from dpcfl_net.worker import run_worker
+
+    client, steps = (spec.job / STEPS).read_text().split()
+    if spec.client != int(client):
+        run_worker(spec)
+    elif code := hostile_worker.main(
+        [str(spec.job), "--client", client, "--connect", spec.connect, "--keys", str(spec.keys), "--steps", steps]
+    ):
+        sys.exit(code)
