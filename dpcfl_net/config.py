@@ -396,5 +396,8 @@ def schema() -> dict[str, Any]:
         document.setdefault("$defs", {}).update(part.pop("$defs", {}))
         part["properties"] = {**part.get("properties", {}), "name": {"const": name}}
         part["title"] = name
-    document["properties"]["algorithm"] = {"description": "name (or your own: package.module:Class) and options", "anyOf": list(options.values())}
+    document["properties"]["algorithm"] = {
+        "description": "name (or your own: package.module:Class) and options",
+        "anyOf": list(options.values()),
+    }
     return document

@@ -14,7 +14,9 @@ import numpy as np
 from dpcfl_net import config as configuration
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Job, client_slice
-from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.federation.client import slot_key
+from dpcfl_net.federation.gate import seeded_key
+from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.summary import read_run_job
 from dpcfl_net.threats.nan_probe import NanProbe, NanProbeOnOpacus
 from dpcfl_net.threats.results import AttackResult
@@ -92,7 +94,7 @@ def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
     slot = next(slot for slot in job.algorithm.plan(entry) if isinstance(slot, DPSGDSlot))
     seed, found = bytes.fromhex(job.experiment.noise_seed or ""), []
     for t in range(1, job.protocol.rounds + 1):
-        key = derive(derive(seed, "charge", client, t, KIND, *bundle), "slot", slot.name)
+        key = slot_key(seeded_key(seed, client, t, KIND, bundle), slot.name)
         batches = stream(key, "batches")
         drawn = [poisson_rows(entry.records, slot.rate, batches) for _ in range(slot.steps)]
         found.append(bool(np.isin(held, np.concatenate(drawn)).any()))
