@@ -43,6 +43,7 @@ from dpcfl_net.wire.endpoint import Payload, ServerEndpoint
 from dpcfl_net.wire.lane import new_id
 from dpcfl_net.wire.messages import CHUNK, WINDOW, Header, WireError, encode
 from dpcfl_net.wire.observer_link import End, Models, ObserverInbox, ObserverOutbox, Personal, Span
+from dpcfl_net.wire.server import FAILURES
 
 
 @pytest.fixture
@@ -152,6 +153,26 @@ def test_a_stream_of_broken_messages_gets_the_connection_cut(server: ServerEndpo
         ends.until(lambda: 0 not in server.ready)
         ends.joined()
         assert ends.round(honest, 1, 1, UPDATE).kind == "result"
+        assert server.failures == {"not-msgpack": FAILURES + 1}  # the rest is dropped without a word
+
+
+def test_what_a_connection_left_behind_gets_no_other_one_cut(server: ServerEndpoint) -> None:
+    """The next connection is likely to get the descriptor of the one that has ended."""
+    with Liar(server.address, 0) as liar:
+        ends = Ends(server)
+        assert liar.hello(ends).kind == "WELCOME"
+        for _ in range(1000):
+            liar.socket.send(b"junk")
+        time.sleep(0.2)
+    time.sleep(0.1)
+    with Liar(server.address, 1) as other:
+        said = other.say("HELLO", client=1)
+        time.sleep(0.2)
+        ends.until(lambda: server.failures["not-msgpack"] > FAILURES and other.hears(parent=said.id, kind="WELCOME"))
+        for _ in range(20):
+            server.poll(0.01)
+            other.listen()
+        assert not other.closed
 
 
 FLOODED_AND_LEFT = """

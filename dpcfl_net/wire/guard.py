@@ -26,8 +26,8 @@ class ConnectionGuard:
 
     libzmq holds a multipart message until its last frame has come and bounds frames in size but not in number, so an
     endless message would fill the memory unseen. What a connection has sent (TCP_INFO) is compared with what it has
-    delivered, and it is cut when more than `unread_limit` bytes stand between. Without TCP_INFO (not Linux) only
-    handshakes are logged.
+    delivered, and it is cut when more than `unread_limit` bytes stand between. Very short messages take more memory than that:
+    about 5 times as much under CURVE, 20 times in clear. Without TCP_INFO (not Linux) only handshakes are logged.
     """
 
     def __init__(self, watched: zmq.Socket, unread_limit: int = UNREAD_LIMIT) -> None:

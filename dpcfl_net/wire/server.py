@@ -197,7 +197,9 @@ class ServerEndpoint:
             self._handle(arrived)
 
     def _handle(self, arrived: Arrived) -> None:
-        """Check one message in the order of the threat model and act on it."""
+        """Check one message in the order of the threat model and act on it; drop it if its connection was cut for others."""
+        if self._route_failures.get(arrived.route, 0) > FAILURES:
+            return
         header: Header | None = None
         client = self._by_key.get(arrived.user) if self._curve else self._by_route.get(arrived.route)
         try:
@@ -250,11 +252,15 @@ class ServerEndpoint:
 
     def _alive(self, peer: Peer) -> bool:
         """Whether the peer's connection still exists; if not, it has left."""
-        header = self._stamp.header(kind="HEARTBEAT", code="idle")
-        if peer.route is not None and self._send_to(peer.route, encode(header), None) is not None:
+        if peer.route is not None and self._there(peer.route):
             return True
         self._left(peer)
         return False
+
+    def _there(self, route: bytes) -> bool:
+        """Whether the connection still exists."""
+        header = self._stamp.header(kind="HEARTBEAT", code="idle")
+        return self._send_to(route, encode(header), None) is not None
 
     def _join(self, peer: Peer, route: bytes, header: Header) -> None:
         peer.lane.restart()
@@ -273,7 +279,6 @@ class ServerEndpoint:
     def _left(self, peer: Peer) -> None:
         if peer.route is not None:
             self._by_route.pop(peer.route, None)
-            self._route_failures.pop(peer.route, None)
         peer.route = None
         peer.lane.restart()
         if peer.client in self.ready:
@@ -362,9 +367,8 @@ class ServerEndpoint:
         self._journal.failed(self._name(client), error)
         about = "" if header is None else header.parent if header.kind == "CHUNK" else header.id
         remember(self._route_failures, arrived.route, self._route_failures.get(arrived.route, 0) + 1)
-        if self._route_failures[arrived.route] > FAILURES:
-            self._listener.guard.cut(arrived.fd)
-            self._route_failures.clear()
+        if self._route_failures[arrived.route] > FAILURES and self._there(arrived.route):
+            self._listener.guard.cut(arrived.fd)  # of a connection that has ended the descriptor may be another's by now
         if header is None or header.kind != "ERROR":
             answer = {"kind": "ERROR", "parent": about, "code": word(error.code), "reason": plain(error.reason)}
             if peer is not None:
