@@ -79,6 +79,7 @@ def _flood_server(session: ServerSession, kinds: list[Say], how: str) -> None:
     speaker = session.speakers[5 if how == "stranger" else 0]
     for say in kinds:
         session.socket.full = False
+        session.reconnect(speaker)  # a connection is cut for too many broken messages: what it says then counts for nothing
         _hello(session, speaker)
         speaker.about = session.ask(0, 1, "train")
         session.socket.full = how == "does not read" and say is not _hello_of_a_new_boot
