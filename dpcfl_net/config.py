@@ -64,7 +64,25 @@ class RuntimeSettings(Section):
         description="in-process: all clients in one process without sockets, same bits; for sweeps and quick looks",
     )
     transport: TransportSettings = Field(default=TransportSettings(), description="how bytes travel")
-    slots: int | Literal["auto"] = Field(default="auto", description="workers that may compute at once; auto: one per core")
+    slots: int | Literal["auto"] = Field(
+        default="auto", description="workers that may compute on the CPU at once; auto: one per core"
+    )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$",
+        description="where workers compute: auto (GPUs if there are any and torch is built with CUDA), cpu, cuda (all GPUs), "
+        "cuda:N (one, from 0); a GPU's bits are not the CPU's",
+    )
+    gpus: list[Annotated[str, Field(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]] = Field(
+        default=[], description="UUIDs of the GPUs or MIG slices to use and no other, as nvidia-smi -L prints them"
+    )
+    gpu_placement: Literal["round-robin", "free-memory"] = Field(
+        default="round-robin", description="how workers are dealt out to several GPUs: in turn, or by free memory"
+    )
+    slots_per_gpu: int = Field(default=1, ge=1, description="workers that may compute on one GPU at once, the others wait")
+    gpu_memory_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="most of a GPU's memory that one worker may allocate; null: no cap"
+    )
     round_timeout_s: float = Field(default=600, gt=0, description="a client that has not answered by then is missing")
     join_timeout_s: float = Field(default=120, gt=0, description="how long the coordinator waits for its clients")
     orphan_timeout_s: float = Field(default=60, gt=0, description="a worker without a coordinator for so long leaves")
@@ -242,9 +260,23 @@ def _impossible(config: Config) -> list[str]:
         problems.append(
             "output.transcript must be off where runtime.federation is 'in-process': no message crosses a wire there"
         )
+    problems += _undivided(config.runtime)
     problems += _unauditable(config)
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
     return problems + config.algorithm_class.problems(config.options, setting)
+
+
+def _undivided(runtime: RuntimeSettings) -> list[str]:
+    """Devices that contradict each other, or what is to compute on them."""
+    problems = []
+    if runtime.gpus and runtime.device not in ("auto", "cuda"):
+        problems.append(f"runtime.gpus is {runtime.gpus}: runtime.device must be cuda or auto then, got {runtime.device!r}")
+    if runtime.federation == "in-process" and (runtime.gpus or runtime.device not in ("auto", "cpu")):
+        problems.append(
+            f"runtime.device is {runtime.device!r}, runtime.gpus {runtime.gpus}: must be auto or cpu, and none, where "
+            "runtime.federation is 'in-process', which computes on the CPU"
+        )
+    return problems
 
 
 def _unprotectable(config: Config) -> list[str]:

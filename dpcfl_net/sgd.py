@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dpcfl_net import devices
 from dpcfl_net.layers import channels_last, plan, side_by_side
 from dpcfl_net.losses import each_loss
 
@@ -31,6 +32,11 @@ class PlainSGD:
         self._layers = plan(module)
         self._theta, self._gradient = _flattened(self._module)
 
+    def to(self, device: torch.device) -> None:
+        """Take parameters and gradients there (`devices.lend`)."""
+        self._module.to(device)
+        self._theta, self._gradient = _flattened(self._module)
+
     def train(
         self,
         theta: np.ndarray,
@@ -45,15 +51,16 @@ class PlainSGD:
         pull = (mu, centre): adds mu (theta - centre) to every gradient (FedProx). beside: a second model, (p,), whose
         outputs are added to this one's and which stays as it is (FedCAM). Momentum starts anew at every call.
         """
+        device = devices.lend(self)
         offsets = None if beside is None else self._outputs(beside, data)
-        centre = None if pull is None else torch.from_numpy(np.array(pull[1], np.float32))
+        centre: Any = None if pull is None else torch.from_numpy(np.array(pull[1], np.float32)).to(device)
         self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
         velocity = torch.zeros_like(self._theta)
-        whole = data.batch(np.arange(len(data)), len(data)) if len(data) <= KEPT else None
+        whole = _batch(data, np.arange(len(data)), device) if len(data) <= KEPT else None
         for _ in range(self._epochs):
             for piece in pieces(order.permutation(len(data)), self._batch_size):
-                rows = torch.from_numpy(piece)
-                x, y = data.batch(piece, len(piece)) if whole is None else (whole[0][rows], whole[1][rows])
+                rows = torch.from_numpy(piece).to(device)
+                x, y = _batch(data, piece, device) if whole is None else (whole[0][rows], whole[1][rows])
                 outputs = self._forward(x)
                 if offsets is not None:
                     outputs = outputs + offsets[rows]
@@ -65,13 +72,14 @@ class PlainSGD:
                     self._gradient.add_(self._theta - centre, alpha=pull[0])
                 velocity.mul_(self._momentum).add_(self._gradient)
                 self._theta.add_(velocity, alpha=-self._lr)
-        return self._theta.numpy().copy()
+        return self._theta.cpu().numpy().copy()
 
     @torch.no_grad()
     def mean_losses(self, models: np.ndarray, data: Any, beside: np.ndarray | None = None) -> np.ndarray:
         """The mean loss on all records of each of the (M, p) models in evaluation mode, (M,) float64; inf if one is not finite."""
+        device = devices.lend(self)
         offsets = None if beside is None else self._outputs(beside, data)
-        _, y = data.batch(np.arange(len(data)), len(data))
+        y = data.batch(np.arange(len(data)), len(data))[1].to(device)
         found = []
         for outputs in self._outputs_of(models, data):
             each = each_loss(self._task, outputs if offsets is None else outputs + offsets, y).double()
@@ -82,8 +90,8 @@ class PlainSGD:
         """Outputs of each of the (M, p) models, of all at once where their layers allow it."""
         if self._layers is None:
             return (self._outputs(model, data) for model in models)
-        thetas = torch.from_numpy(np.array(models, np.float32))
-        return torch.cat([side_by_side(self._layers, thetas, x) for x in _inputs(data)], 1)
+        thetas = torch.from_numpy(np.array(models, np.float32)).to(self._theta.device)
+        return torch.cat([side_by_side(self._layers, thetas, x) for x in self._inputs(data)], 1)
 
     @torch.no_grad()
     def _outputs(self, theta: np.ndarray, data: Any) -> torch.Tensor:
@@ -91,7 +99,7 @@ class PlainSGD:
         self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
         self._module.eval()
         try:
-            return torch.cat([self._forward(x) for x in _inputs(data)])
+            return torch.cat([self._forward(x) for x in self._inputs(data)])
         finally:
             self._module.train()
 
@@ -99,10 +107,15 @@ class PlainSGD:
         outputs: torch.Tensor = self._module(channels_last(x))
         return outputs
 
+    def _inputs(self, data: Any) -> Iterator[torch.Tensor]:
+        """All of a client's inputs in its order, 256 at a time."""
+        device = self._theta.device
+        return (data.batch(piece, len(piece))[0].to(device) for piece in pieces(np.arange(len(data)), 256))
 
-def _inputs(data: Any) -> Iterator[torch.Tensor]:
-    """All of a client's inputs in its order, 256 at a time."""
-    return (data.batch(piece, len(piece))[0] for piece in pieces(np.arange(len(data)), 256))
+
+def _batch(data: Any, rows: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = data.batch(rows, len(rows))
+    return x.to(device), y.to(device)
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
@@ -113,7 +126,7 @@ def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
 def _flattened(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """One vector of all parameters and one of all gradients, of which the module's own are views from here on."""
     parameters = list(module.parameters())
-    theta = torch.zeros(sum(p.numel() for p in parameters))
+    theta = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
     gradient = torch.zeros_like(theta)
     at = 0
     for parameter in parameters:

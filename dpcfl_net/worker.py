@@ -15,8 +15,10 @@ from typing import Any
 
 import zmq
 
+from dpcfl_net import devices
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import Part, open_client
+from dpcfl_net.devices import CPU, Device
 from dpcfl_net.errors import Refused
 from dpcfl_net.experiment import Job, client_key, client_slice, read_job
 from dpcfl_net.federation.audited import AuditedHost
@@ -39,7 +41,10 @@ Turns = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything a worker is started with: paths and addresses, never a secret."""
+    """Everything a worker is started with: paths and addresses, never a secret.
+
+    slots: the folder of the compute slots, and how many of its host's workers may compute on the CPU at once.
+    """
 
     job: Path
     client: int
@@ -52,6 +57,7 @@ class WorkerSpec:
     data_root: str | None = None
     slots: tuple[Path, int] | None = None
     orphan_timeout_s: float = 60
+    device: Device = CPU
 
 
 def make_host(
@@ -95,25 +101,39 @@ def run_worker(spec: WorkerSpec) -> None:
 
     Raises Refused for a job or a server that must not be served, RunFailed for an orphan.
     """
-    settle()
+    settle(spec.device)
     job = read_job(spec.job, spec.operator_key)
     host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, budget=spec.ledger_budget)
     with zmq.Context() as context:
         Worker(spec, job, host, context, turns(spec)).serve()
 
 
-def settle() -> None:
-    """Make a freshly started process one that computes in a single thread, with a random state of its own."""
+def settle(device: Device) -> None:
+    """Make a freshly started process one that computes on `device` and in a single thread, with a random state of its own."""
     import torch
 
+    devices.use(device)
     torch.set_num_threads(1)
     # Forked siblings share the parent's seed; no noise comes from it. torch.manual_seed also looks for GPUs, for milliseconds.
     torch.default_generator.manual_seed(int.from_bytes(os.urandom(7), "big"))
 
 
 def turns(spec: WorkerSpec) -> Turns:
-    """Context managers inside which this process may compute."""
-    return Slots(*spec.slots).hold if spec.slots else contextlib.nullcontext
+    """Context managers inside which this process may compute: a core's slot, or a lease of its GPU."""
+    device = spec.device
+    if device.uuid is None:
+        return Slots(*spec.slots).hold if spec.slots else contextlib.nullcontext
+    slots = Slots(spec.slots[0] / device.uuid, device.slots_per_gpu) if spec.slots else None
+
+    @contextlib.contextmanager
+    def lease() -> Iterator[None]:
+        with slots.hold() if slots else contextlib.nullcontext():
+            try:
+                yield
+            finally:
+                devices.release()
+
+    return lease
 
 
 class Worker:

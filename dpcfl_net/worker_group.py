@@ -29,7 +29,7 @@ class GroupSpec:
 
 def run_group(spec: GroupSpec) -> None:
     """Serve whoever is summoned until the launcher closes the pipe and all have left; fails as the first client that fails."""
-    settle()
+    settle(spec.worker.device)
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS)
     Group(spec, read_job(spec.worker.job, spec.worker.operator_key), context).serve()

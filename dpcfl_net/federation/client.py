@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dpcfl_net import devices
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.gate import Charge, Gate
 from dpcfl_net.job import Protocol, digest
 from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
+from dpcfl_net.privacy.durable import Disk
 from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.randomness import derive, stream
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from dpcfl_net.sgd import PlainSGD
 
 Part = Literal["train", "validation"]
+ON_GPU = "computed-on-gpu"  # in a ledger's folder: a charge without an answer may have been computed on one
 
 
 class Engine:
@@ -209,6 +212,7 @@ class ClientHost:
             adjacency=self.protocol.privacy.adjacency,
             ledger=ledger,
             noise_seed=noise_seed,
+            deterministic=_repeatable(ledger.folder),
         )
 
     def answer(self, task: Task) -> Answer:
@@ -265,6 +269,14 @@ class ClientHost:
 def slot_key(task_key: bytes, slot: str) -> bytes:
     """The key of one slot's randomness, out of the key of its task."""
     return derive(task_key, "slot", slot)
+
+
+def _repeatable(ledger: Path) -> bool:
+    """Whether a task that a crash cut may be computed again: not where a GPU did it, whatever device this process has."""
+    marker = ledger / ON_GPU
+    if not devices.repeatable() and not marker.exists():
+        Disk().replace(marker, b"")
+    return not marker.exists()
 
 
 def open_ledger(folder: Path, protocol: Protocol, client: int, *, durable: bool = True) -> Ledger:

@@ -87,9 +87,10 @@ class CanaryPath:
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(n, 2) zeros: a canary has no class."""
-        return torch.zeros((len(x), 2))
+        return torch.zeros((len(x), 2), device=x.device)
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
         """Logits, and the canaries' gradients in theta's precision as one part."""
         numbers = x.flatten(1)[:, 0].long()
-        return self.logits(theta, x), [Rows(self._canaries.gradients(numbers, self._norm, theta.dtype), 0)]
+        gradients = self._canaries.gradients(numbers.cpu(), self._norm, theta.dtype)
+        return self.logits(theta, x), [Rows(gradients.to(theta.device), 0)]

@@ -59,7 +59,7 @@ class Rows:
         whole = last - last % BLOCK
         # Blocks are added up in float64, so that the inflation does not grow with the layer.
         inflation = 1 + (BLOCK + 4) * limits.eps + terms * torch.finfo(torch.float64).eps
-        squares = torch.full((self.values.shape[0],), terms * limits.tiny, dtype=torch.float64)
+        squares = self.values.new_full((self.values.shape[0],), terms * limits.tiny, dtype=torch.float64)
         if whole:
             squares += _squares(self.values[..., :whole].unflatten(-1, (-1, BLOCK)))
         if whole < last:
@@ -115,7 +115,7 @@ def clipped_sum(parts: list[Part], usable: torch.Tensor, clip: float, parameters
 
     The rest is removed by selection, which is always executed: multiplying it by zero would turn inf into NaN.
     """
-    squares = torch.zeros(usable.shape[0], dtype=torch.float64)
+    squares = torch.zeros(usable.shape[0], dtype=torch.float64, device=usable.device)
     for part in parts:
         squares += part.squared_norms()
     # NaN is not below infinity either.
@@ -124,7 +124,7 @@ def clipped_sum(parts: list[Part], usable: torch.Tensor, clip: float, parameters
     factors = (target / squares.sqrt_()).clamp_(max=1.0).masked_fill_(removed, 0.0).to(dtype)
     # A mask of bits selects six times as fast as masked_fill.
     keep = removed.to(_BITS[dtype]).sub_(1)
-    out = torch.empty(parameters, dtype=dtype)
+    out = torch.empty(parameters, dtype=dtype, device=usable.device)
     for part in parts:
         part.add_clipped(factors, keep, out)
     return out

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dpcfl_net import devices
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.layers import plan
 from dpcfl_net.losses import each_loss, each_right
@@ -121,13 +122,14 @@ class Trainer:
         """(p,) float64: the sum of the clipped gradients of the records `rows`, in theta's precision within a piece."""
         _processor()
         weights = _tensor(theta)
-        total, slots = np.zeros(self.parameters), torch.arange(self.slots)
+        total = torch.zeros(self.parameters, dtype=torch.float64, device=weights.device)
+        slots = torch.arange(self.slots, device=weights.device)
         for piece in pieces(rows, self.slots):
-            x, y = data.batch(piece, self.slots)
+            x, y = (values.to(weights.device) for values in data.batch(piece, self.slots))
             logits, parts = self._engine.gradients(weights, x, y)
             usable = _finite(logits) & (slots < len(piece))
-            total += clipping.clipped_sum(parts, usable, self.clip, self.parameters, weights.dtype).numpy()
-        return total
+            total += clipping.clipped_sum(parts, usable, self.clip, self.parameters, weights.dtype)
+        return total.cpu().numpy()
 
 
 class Evaluator:
@@ -165,8 +167,9 @@ class Evaluator:
         losses, right = [np.empty(0)], [np.empty(0, bool)]
         for piece in pieces(np.arange(len(data)), EVALUATION_SLOTS):
             x, y = data.batch(piece, EVALUATION_SLOTS)
-            outputs = sum(self._engine.logits(weights, x).double() for weights in models)
+            outputs = sum(self._engine.logits(weights, x.to(weights.device)).double() for weights in models)
             assert isinstance(outputs, torch.Tensor)
+            outputs = outputs.cpu()
             finite = _finite(outputs).numpy()
             loss = each_loss(self._task, outputs, y).numpy()
             losses.append(np.where(finite, loss, np.inf)[: len(piece)])
@@ -204,7 +207,7 @@ def pieces(rows: np.ndarray, slots: int) -> list[np.ndarray]:
 
 def _tensor(theta: np.ndarray) -> torch.Tensor:
     # A model as it comes off the wire is read-only, which torch has no word for: that one is copied.
-    return torch.from_numpy(np.require(theta, requirements=["C", "W"]))
+    return torch.from_numpy(np.require(theta, requirements=["C", "W"])).to(devices.torch_device())
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:
@@ -216,6 +219,7 @@ def _processor() -> None:
     # Denormals slow arithmetic down by what is in the data; both settings belong to a thread or can be changed by others.
     torch.set_flush_denormal(True)
     torch.set_float32_matmul_precision("highest")
+    devices.strict_arithmetic()
 
 
 def _engine(module: nn.Module, path: str) -> tuple[str, Engine]:

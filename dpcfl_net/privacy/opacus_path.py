@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dpcfl_net import devices
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.privacy.clipping import Part, Rows
 from dpcfl_net.privacy.plain_path import PlainPath, fill
@@ -33,6 +34,7 @@ class OpacusPath:
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
         """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
+        devices.lend(self._sampled)
         self._sampled.to(theta.dtype)
         fill(self._parameters, theta)
         with torch.enable_grad(), warnings.catch_warnings():

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import nn
 
+from dpcfl_net import devices
 from dpcfl_net.errors import ConfigError
 
 
@@ -24,6 +25,7 @@ class PlainPath:
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(n, classes) for a batch."""
+        devices.lend(self.module)
         self.module.to(theta.dtype)
         fill(list(self.module.parameters()), theta)
         with torch.no_grad():
