@@ -47,6 +47,7 @@ class CoordinatorSpec:
     join_timeout_s: float = 120
     max_live: int | None = None  # most clients connected at once; None: all are, and nobody is summoned
     summons: Connection | None = None  # to the launcher: whom to start
+    lost: Connection | None = None  # from the launcher: who cannot be started again
 
 
 def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:
@@ -101,7 +102,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         write_atomically(spec.folder / "addresses" / COORDINATOR, endpoint.address)
         fed = NetworkFederation(
             protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, join_timeout_s=spec.join_timeout_s,
-            max_live=spec.max_live, tell=teller(spec.summons), warn=records.warn,
+            max_live=spec.max_live, tell=teller(spec.summons), lost=lost_ones(spec.lost), warn=records.warn,
         )  # fmt: skip
         fed.curator = curator
         fed.join()
@@ -130,6 +131,21 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
 def teller(summons: Connection | None) -> Callable[[str, int], None] | None:
     """How to tell the launcher whom to start and who may go; plain words, since it trusts nothing that a server sends."""
     return None if summons is None else lambda word, client: summons.send_bytes(f"{word} {client}".encode())
+
+
+def lost_ones(pipe: Connection | None) -> Callable[[], list[int]]:
+    """What the launcher has said since it was last asked, of clients that it has given up."""
+
+    def learn() -> list[int]:
+        found = []
+        try:
+            while pipe is not None and pipe.poll():
+                found.append(int(pipe.recv_bytes(64)))
+        except EOFError:  # the launcher has ended, and everybody ends with it
+            return found
+        return found
+
+    return learn
 
 
 def check_release(algorithm: Algorithm, client: int, tensors: dict[str, np.ndarray]) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -76,9 +77,21 @@ def client_key(client: int) -> str:
 
 def make_keys(folder: Path, clients: int) -> None:
     """Key pairs for everybody of one run on one machine: operator, coordinator, observer and the clients."""
+    make_operator_keys(folder)
+    make_client_keys(folder, range(clients))
+
+
+def make_operator_keys(folder: Path) -> None:
+    """The operator's signing key, and the key pairs of coordinator and observer."""
     keys.write_operator_key(folder, OPERATOR)
-    for name in (COORDINATOR, OBSERVER, *map(client_key, range(clients))):
+    for name in (COORDINATOR, OBSERVER):
         keys.write_keypair(folder, name)
+
+
+def make_client_keys(folder: Path, clients: Iterable[int]) -> None:
+    """The key pairs of some clients, where these will run."""
+    for client in clients:
+        keys.write_keypair(folder, client_key(client))
 
 
 def algorithm_of(protocol: Protocol) -> Algorithm:

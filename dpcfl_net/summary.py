@@ -33,9 +33,12 @@ def read_run_job(folder: Path) -> Job:
 
 
 def run_document(
-    folder: Path, job: Job, *, state: str, wall_s: float, processes: int, replace_one: float | None
+    folder: Path, job: Job, *, state: str, wall_s: float, processes: int, replace_one: float | None, devices: dict[str, int]
 ) -> dict[str, Any]:
-    """The whole of run.json; figures that are not there yet are null."""
+    """The whole of run.json; figures that are not there yet are null.
+
+    devices: how many worker processes compute on what, "cpu" or a GPU's UUID; empty where that is not known.
+    """
     server = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "server" and "bytes_up" in line]
     observed = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "observer"]
     clusters = runlog.read(folder / "clusters.jsonl")
@@ -60,6 +63,7 @@ def run_document(
         "rounds_done": max((line["round"] for line in server), default=0),
         "wall_s": round(wall_s, 3),
         "processes": processes,
+        "devices": devices,
         "bytes_up": sum(line["bytes_up"] for line in server),
         "bytes_down": sum(line["bytes_down"] for line in server),
         "privacy": privacy,

@@ -14,7 +14,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.errors import DpcflError, RunFailed
+from dpcfl_net.errors import DpcflError
+from launch.launcher import failure
 
 
 def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None:
@@ -60,7 +61,6 @@ class Child:
     spec: Any
     log: Path
     process: Any = None
-    restarts: int = 0
 
     def launch(self, context: Any) -> None:
         """Start it; with a forkserver context it is forked from the preloaded parent."""
@@ -77,12 +77,7 @@ class Child:
 
     def failure(self, code: int | None) -> DpcflError:
         """What to tell the user when the run cannot go on without it."""
-        lines = self.log.read_text().strip().splitlines() if self.log.exists() else []
-        last = lines[-1] if lines else "no message"
-        error = RunFailed(f"{self.title} ended with code {code}: {last} (log: {self.log})")
-        if code in (2, 3):
-            error.exit_code = code
-        return error
+        return failure(self.title, code, self.log)
 
 
 def stop(processes: list[Any], patience_s: float) -> None:

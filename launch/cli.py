@@ -51,6 +51,55 @@ def run(
 
 
 @app.command()
+def launch(
+    config: Annotated[Path | None, typer.Argument(help="YAML file of one experiment")] = None,
+    overrides: Overrides = None,
+    on: Annotated[str, typer.Option(help="local, ray, slurm or ssh")] = "local",
+    hosts: Annotated[Path | None, typer.Option(help="ssh: YAML file of the hosts (docs/multi-host.md)")] = None,
+    address: Annotated[str | None, typer.Option(help="this machine's, as workers reach it (default: found out)")] = None,
+    bind: Annotated[str | None, typer.Option(help="where to listen, if not at --address (0.0.0.0: everywhere)")] = None,
+    ports: Annotated[str, typer.Option(help="of coordinator and observer; 0 for any")] = "0,0",
+    root: Annotated[str | None, typer.Option(help="ray, slurm: folder for keys and ledgers on each host")] = None,
+    python: Annotated[str | None, typer.Option(help="slurm: the Python of the nodes (default: this one)")] = None,
+    cpus_per_worker: Annotated[float, typer.Option(help="ray: CPUs of a worker's bundle")] = 1.0,
+    gpus_per_worker: Annotated[float, typer.Option(help="ray: GPUs of a worker's bundle, fractions allowed")] = 0.0,
+    out: Annotated[Path, typer.Option(help="parent of the run folder")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run; takes no configuration")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="ask the hosts, say who would run where, start nothing")] = False,
+    sbatch: Annotated[Path | None, typer.Option(help="slurm: write a batch script to this file, start nothing")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="--sbatch: nodes")] = 1,
+    cpus: Annotated[int, typer.Option(min=1, help="--sbatch: CPUs of each node")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="--sbatch: GPUs of each node")] = 0,
+    time: Annotated[str, typer.Option(help="--sbatch: time limit, as SLURM writes it")] = "1:00:00",
+) -> None:
+    """Run an experiment with its workers on other hosts: coordinator and observer here, keys and ledgers there."""
+    from dpcfl_net.errors import ConfigError
+    from launch import launching
+
+    try:
+        first, second = map(int, ports.split(","))
+    except ValueError:
+        raise ConfigError(f"--ports is {ports!r}: must be two numbers, for example 5700,5701") from None
+    options = launching.Options(on, hosts, address, bind, (first, second), root, python, cpus_per_worker, gpus_per_worker)
+    if resume is not None:
+        if config is not None or overrides or dry_run or sbatch:
+            raise ConfigError("--resume takes no configuration, no overrides, no --dry-run and no --sbatch: the job is signed")
+        raise typer.Exit(launching.resume(resume, options))
+    if config is None:
+        raise ConfigError("give a configuration file, or --resume RUN")
+    if sbatch is not None:
+        if on != "slurm":
+            raise ConfigError(f"--sbatch belongs to --on slurm; --on is {on!r}")
+        shape = {"nodes": nodes, "cpus": cpus, "gpus": gpus, "time": time}
+        launching.write_script(config, overrides or [], out, options, sbatch, shape)
+        return
+    if dry_run:
+        launching.dry_run(config, overrides or [], options)
+        return
+    raise typer.Exit(launching.new(config, overrides or [], out, options))
+
+
+@app.command()
 def sweep(
     config: Annotated[Path, typer.Argument(help="YAML file of one experiment")],
     axes: Annotated[
@@ -166,16 +215,20 @@ def worker(
     ledger_budget: Annotated[float | None, typer.Option(help="scope dataset: total epsilon over all runs")] = None,
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     orphan_timeout: Annotated[float, typer.Option(help="leave after so many seconds without a coordinator")] = 60.0,
+    gpu: Annotated[str | None, typer.Option(help="UUID of the GPU to compute on (default: the CPU)")] = None,
+    turns: Annotated[Path | None, typer.Option(help="folder that workers of this host share to compute one at a time")] = None,
 ) -> None:
     """Start one client alone, on any host."""
+    from dpcfl_net.devices import Device
     from dpcfl_net.worker import WorkerSpec, run_worker
 
     key = operator_key.read_text().strip()
     run_worker(
         WorkerSpec(
-            job, client, connect, observer, keys, key, ledgers, ledger_budget, data_root, orphan_timeout_s=orphan_timeout
+            job, client, connect, observer, keys, key, ledgers, ledger_budget, data_root, (turns, 1) if turns else None,
+            orphan_timeout, Device(gpu),
         )
-    )
+    )  # fmt: skip
 
 
 @app.command()
@@ -267,20 +320,26 @@ def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="dpsgd: speed against peers; live: a thousand clients on this machine")] = "dpsgd",
+    what: Annotated[
+        str,
+        typer.Argument(help="dpsgd: speed against peers; live: a thousand clients on this machine; gpu: 21 workers on one GPU"),
+    ] = "dpsgd",
     clients: Annotated[int, typer.Option(min=1, help="live: clients enrolled")] = 1000,
     sampled: Annotated[int, typer.Option(min=1, help="live: clients sampled a round, and connected at most")] = 100,
     per_worker: Annotated[int, typer.Option(min=1, help="live: clients that share a process")] = 1,
+    slots_per_gpu: Annotated[int, typer.Option(min=1, help="gpu: workers that compute at once")] = 1,
 ) -> None:
-    """Measure: DP-SGD as ratios against peers in one run, or seconds a round and memory of many clients."""
+    """Measure: DP-SGD as ratios against peers in one run, seconds a round and memory of many clients, or leases of a GPU."""
     from dpcfl_net import bench as benches
     from dpcfl_net.errors import ConfigError
-    from launch import bench_live
+    from launch import bench_gpu, bench_live
 
-    if what not in ("dpsgd", "live"):
-        raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd or live")
+    if what not in ("dpsgd", "live", "gpu"):
+        raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd, live or gpu")
     if what == "live":
         bench_live.live(clients, sampled, group=per_worker)
+    elif what == "gpu":
+        bench_gpu.gpu(slots_per_gpu)
     else:
         benches.dpsgd()
 

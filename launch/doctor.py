@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dpcfl_net.devices import visible_gpus
 from dpcfl_net.errors import DpcflError
 
 Verdict = Literal["good", "note", "fails"]
@@ -158,7 +159,11 @@ def gpus() -> Finding:
         )
     if not usable:
         return Finding("GPUs", "good", "none: workers compute on the CPU")
-    return Finding("GPUs", "note", "; ".join(listed) or "usable", "nothing: workers of this version compute on the CPU")
+    free = ", ".join(f"{gpu.free / 2**30:.1f} GiB free on {gpu.uuid}" for gpu in visible_gpus())
+    found = f"{'; '.join(listed) or 'usable'}; {free or 'none given to this process'}; torch is built with CUDA {torch.version.cuda}"
+    return Finding(
+        "GPUs", "good", f"{found}. runtime.slots_per_gpu workers (1 unless set) compute on each at once, the others wait"
+    )
 
 
 def _nvidia_smi() -> list[str]:

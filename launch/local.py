@@ -1,234 +1,156 @@
-"""All processes of a run on this machine: forked from one preloaded parent, watched, restarted, and stopped for good."""
+"""Workers on this machine: forked from one preloaded parent, each in its turn on a core or a GPU."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.config import Config
-from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
-from dpcfl_net.errors import RunFailed
-from dpcfl_net.experiment import COORDINATOR, OBSERVER
-from dpcfl_net.job import PROTOCOL
-from dpcfl_net.observer import ObserverSpec, run_observer
-from dpcfl_net.one_process import OneProcessSpec, run_in_one_process
-from dpcfl_net.worker import WorkerSpec
-from launch.child import Child, stop
-from launch.crew import Crew
+from dpcfl_net.config import RuntimeSettings
+from dpcfl_net.devices import CPU, Device
+from dpcfl_net.worker import WorkerSpec, run_worker
+from dpcfl_net.worker_group import GroupSpec, run_group
+from launch.child import Child
+from launch.launcher import Node, Posting
 
-BIND = "tcp://127.0.0.1:*"
 STOP_S = 4.0
+PRELOAD = "launch.preload"
 
 
-def compute_slots(config: Config) -> int:
-    """Workers that compute at once: as the configuration says, else one per core that this process may use."""
-    if config.runtime.federation == "in-process":
-        return 1
-    slots = config.runtime.slots
-    return len(os.sched_getaffinity(0)) if slots == "auto" else slots
+def forkserver() -> Any:
+    """The context whose processes are forked from a parent that has everything loaded and no thread, socket or GPU."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = "1"  # before that parent starts
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOAD])
+    return context
 
 
-def worker_processes(config: Config, clients: int) -> int:
-    """The most worker processes that are there at once; none where all is done in one process."""
-    runtime = config.runtime
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def compute_slots(runtime: RuntimeSettings) -> int:
+    """Workers that compute at once on this host: as the configuration says, else one per core that this process may use."""
     if runtime.federation == "in-process":
-        return 0
-    size = runtime.clients_per_worker
-    return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
+        return 1
+    return cores() if runtime.slots == "auto" else runtime.slots
 
 
-@dataclass
-class LocalRun:
-    """The processes of one run folder."""
+class LocalHandle:
+    """A worker forked here. pipe: to a group, whom to serve."""
 
-    folder: Path
-    config: Config
-    clients: int
-    operator_key: str
-    children: dict[str, Child] = field(default_factory=dict)
+    def __init__(self, child: Child, pipe: Connection | None) -> None:
+        self._child, self._pipe = child, pipe
+        self._code: int | None = None
+        self.sentinel: int = child.process.sentinel
+        self.log_path = child.log
 
-    def __post_init__(self) -> None:
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[name] = "1"  # before the parent of all workers starts
-        os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-        os.environ["DPCFL_PRELOAD_JOB"] = json.dumps(
-            {"folder": str(self.folder), "operator_key": self.operator_key, "data_root": self.config.data.root}
-        )
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["launch.preload"])
-        shutil.rmtree(self.folder / "addresses", ignore_errors=True)  # of the processes before a resume
-        for name in ("logs", "addresses"):
-            (self.folder / name).mkdir(exist_ok=True)
-        self._crew: Crew | None = None
-        self._summons: Connection | None = None
+    def poll(self) -> int | None:
+        """See `launcher.Handle`."""
+        return self.wait(0)
 
-    def start(self) -> None:
-        """Observer and coordinator, then every worker, unless they are more than may be connected at once."""
-        runtime, keys = self.config.runtime, self.folder / "keys"
-        self._spawn(
-            OBSERVER, run_observer,
-            ObserverSpec(
-                self.folder, self.operator_key, BIND, keys, self.folder, self.config.data.root, self.config.output.evaluate_every
-            ),
-        )  # fmt: skip
-        observer = self._address(OBSERVER)
-        self._summons, theirs = multiprocessing.Pipe(duplex=False)
-        self._spawn(
-            COORDINATOR,
-            run_coordinator,
-            CoordinatorSpec(
-                self.folder / PROTOCOL,
-                self.operator_key,
-                BIND,
-                observer,
-                keys,
-                self.folder,
-                self.config.output.transcript,
-                self.config.output.keep_checkpoints,
-                runtime.quorum,
-                runtime.round_timeout_s,
-                runtime.join_timeout_s,
-                runtime.max_live_workers,
-                theirs,
-            ),
-        )
-        theirs.close()
-        self._crew = self._hire(self._address(COORDINATOR), observer)
-        if self.clients <= runtime.max_live_workers:
-            self._crew.summon(range(self.clients))
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """See `launcher.Handle`."""
+        if self._child.process is not None and wait([self.sentinel], timeout_s):
+            self._code = self._child.take_exit()
+        return self._code
 
-    def watch(self, tick: Callable[[], None], interval_s: float = 0.3) -> None:
-        """Call `tick` until coordinator and observer are done; restart crashed workers; RunFailed when it cannot go on."""
-        assert self._crew is not None
-        ticked = 0.0
-        while self.children:
-            self._crew.tend()
-            self._attend(max(0.0, ticked + interval_s - time.monotonic()))
-            if time.monotonic() - ticked >= interval_s:
-                tick()
-                ticked = time.monotonic()
+    def signal(self, number: int) -> None:
+        """See `launcher.Handle`."""
+        if self.poll() is None:
+            os.kill(self._child.process.pid, number)
 
-    def _attend(self, patience_s: float) -> None:
-        """Wait for news for so long: a summons, or the end of a process."""
-        assert self._crew is not None
-        roles = {child.process.sentinel: child for child in self.children.values()}
-        summons = [self._summons] if self._summons is not None else []
-        for source in wait([*roles, *self._crew.sentinels, *summons], timeout=patience_s):
-            if source is self._summons:
-                self._hear()
-            elif source in roles:
-                child = roles[source]
-                del self.children[child.title]
-                if code := child.take_exit():
-                    raise child.failure(code)
-            else:
-                self._crew.ended(source)
+    def kill(self) -> None:
+        """See `launcher.Handle`."""
+        if self.poll() is None:
+            self._child.process.kill()
 
-    def _hear(self) -> None:
-        """Every word that the coordinator has said; after the last one it is gone."""
-        assert self._crew is not None
-        assert self._summons is not None
+    def tell(self, word: str) -> None:
+        """See `launcher.Handle`."""
+        assert self._pipe is not None, "a process of one client is told nothing"
         try:
-            while self._summons.poll():
-                self._crew.hear(self._summons.recv_bytes(64))
-        except (EOFError, OSError):  # it has ended, or said what no coordinator says
-            self._summons.close()
-            self._summons = None
+            self._pipe.send_bytes(word.encode())
+        except (BrokenPipeError, OSError):
+            return  # it has ended, or is leaving; it is told when it runs again
 
     def finish(self) -> None:
-        """After the coordinator's goodbye: let the workers leave by themselves."""
-        assert self._crew is not None
-        self._crew.finish()
-        deadline = time.monotonic() + STOP_S
-        while self._crew.sentinels and time.monotonic() < deadline:
-            for sentinel in wait(self._crew.sentinels, timeout=0.1):
-                self._crew.ended(sentinel)
+        """See `launcher.Handle`."""
+        if self._pipe is not None:
+            self._pipe.close()  # a group leaves when nobody can summon any more
 
-    def stop(self) -> None:
-        """Ask, then insist: no process of this run outlives it."""
-        workers = self._crew.processes if self._crew is not None else []
-        stop([child.process for child in self.children.values() if child.process is not None] + workers, STOP_S)
-        if self._summons is not None:
-            self._summons.close()
-
-    def _hire(self, address: str, observer: str) -> Crew:
-        runtime, ledger = self.config.runtime, self.config.ledger
-        spec = WorkerSpec(
-            self.folder,
-            0,
-            address,
-            observer,
-            self.folder / "keys",
-            self.operator_key,
-            self.folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(),
-            ledger.budget,
-            self.config.data.root,
-            (self.folder / "addresses" / "slots", compute_slots(self.config)),
-            runtime.orphan_timeout_s,
-        )
-        return Crew(
-            spec, self.folder / "logs", self.clients, size=runtime.clients_per_worker, most=runtime.max_live_workers,
-            max_restarts=runtime.max_restarts, must_all=runtime.quorum == 1, context=self._context,
-        )  # fmt: skip
-
-    def _spawn(self, title: str, main: Callable[[Any], None], spec: Any) -> None:
-        log = self.folder / "logs" / f"{title}.log"
-        self.children[title] = Child(title, main, spec, log)
-        self.children[title].launch(self._context)
-
-    def _address(self, name: str) -> str:
-        path, child = self.folder / "addresses" / name, self.children[name]
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if path.exists():
-                return path.read_text()
-            if not child.process.is_alive():
-                raise child.failure(child.process.exitcode)
-            time.sleep(0.02)
-        raise RunFailed(f"the {name} did not say where it listens within 60 s; see {child.log}")
+    def close(self) -> None:
+        """See `launcher.Handle`."""
+        self.finish()
 
 
-@dataclass
-class OneProcessRun:
-    """A run without workers: one process for everybody, watched and stopped as the many are."""
+class LocalLauncher:
+    """Starts workers of one job here.
 
-    folder: Path
-    config: Config
-    operator_key: str
+    spec: a worker's, its client and device to be filled in. logs: the folder of their logs. devices: of each posting by its
+    first client; the CPU for those that it does not name.
+    """
 
-    def __post_init__(self) -> None:
-        (self.folder / "logs").mkdir(exist_ok=True)
-        os.environ["OMP_NUM_THREADS"] = "1"
-        ledger, output = self.config.ledger, self.config.output
-        spec = OneProcessSpec(
-            self.folder, self.operator_key, self.folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(),
-            ledger.budget, self.config.data.root, output.keep_checkpoints, self.config.runtime.quorum, output.evaluate_every,
-        )  # fmt: skip
-        self._child = Child("in-process", run_in_one_process, spec, self.folder / "logs" / "in-process.log")
+    def __init__(self, spec: WorkerSpec, logs: Path, devices: Mapping[int, Device]) -> None:
+        self._spec, self._logs, self._devices, self._context = spec, logs, devices, forkserver()
+        self._started: list[LocalHandle] = []
 
-    def start(self) -> None:
-        """Start the process."""
-        self._child.launch(multiprocessing.get_context("forkserver"))
+    def capacity(self) -> list[Node]:
+        """This machine."""
+        return [here()]
 
-    def watch(self, tick: Callable[[], None], interval_s: float = 0.3) -> None:
-        """Call `tick` until it has ended; RunFailed if it failed."""
-        while not wait([self._child.process.sentinel], timeout=interval_s):
-            tick()
-        if code := self._child.take_exit():
-            raise self._child.failure(code)
+    def start(self, posting: Posting) -> LocalHandle:
+        """See `launcher.Launcher`."""
+        first = posting.clients[0]
+        worker = replace(self._spec, client=first, device=self._devices.get(first, CPU))
+        if posting.group:
+            theirs, ours = multiprocessing.Pipe(duplex=False)
+            handle = LocalHandle(self._fork(posting, run_group, GroupSpec(worker, theirs)), ours)
+            theirs.close()
+        else:
+            handle = LocalHandle(self._fork(posting, run_worker, worker), None)
+        self._started = [*(other for other in self._started if other.poll() is None), handle]
+        return handle
 
-    def finish(self) -> None:
-        """Nobody else is there."""
+    def close(self) -> None:
+        """Ask, then insist: none outlives this."""
+        end(self._started)
 
-    def stop(self) -> None:
-        """End it if it runs still."""
-        if self._child.process is not None:
-            stop([self._child.process], STOP_S)
+    def _fork(self, posting: Posting, main: Callable[[Any], None], spec: Any) -> Child:
+        child = Child(posting.title, main, spec, self._logs / posting.log)
+        child.launch(self._context)
+        return child
+
+
+def end(handles: Sequence[LocalHandle]) -> None:
+    """SIGTERM to all, SIGKILL to who is there after `STOP_S`."""
+    import signal
+
+    for handle in handles:
+        handle.signal(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_S
+    for handle in handles:
+        if handle.wait(max(0.05, deadline - time.monotonic())) is None:
+            handle.kill()
+            handle.wait()
+        handle.close()
+
+
+def here() -> Node:
+    """This machine as a place for workers."""
+    import socket
+
+    import psutil
+
+    from dpcfl_net.devices import visible_gpus
+
+    gpus = tuple(f"{gpu.name} {gpu.uuid}" for gpu in visible_gpus())
+    host = socket.gethostname()
+    return Node(host, host, cores(), psutil.virtual_memory().available, gpus)

@@ -84,7 +84,9 @@ class ProgressTail:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._tails = {name: JsonlTail(folder / f"{name}.jsonl") for name in ("metrics", "clusters", "messages", "spans")}
+        self._tails = {
+            name: JsonlTail(folder / f"{name}.jsonl") for name in ("metrics", "clusters", "messages", "spans", "warnings")
+        }
         self._mappings: dict[str, tuple[tuple[int, int], Line]] = {}
         self._served: dict[int, Line] = {}
         self._observed: dict[int, Line] = {}
@@ -139,6 +141,8 @@ class ProgressTail:
                 more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
                 named = ", ".join(map(str, missing[:NAMED]))
                 self._warnings.append(f"round {line.get('round')}: no answer from client {named}{more}")
+        # The coordinator's own are for its log; a worker that is lost or started again is for whoever looks on.
+        self._warnings += [str(line.get("text")) for line in self._tails["warnings"].new() if line.get("view") == "launcher"]
 
     def _mapping(self, name: str) -> Line:
         path = self.folder / name

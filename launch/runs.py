@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,8 @@ from dpcfl_net.errors import ConfigError, DpcflError
 from dpcfl_net.experiment import Job
 from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.plugins import short
-from launch import local
+from launch import local, processes
+from launch.sites import Here, Site
 
 
 class Shown(Protocol):
@@ -36,7 +37,7 @@ class Shown(Protocol):
 def new(path: Path, overrides: Iterable[str], out: Path) -> int:
     """Make a job and run it; the exit code."""
     config = configuration.load(path, overrides)
-    code, _ = _run(_folder(config, out), config)
+    code, _ = run_and_report(new_folder(config, out), config)
     return code
 
 
@@ -47,7 +48,7 @@ def quickstart(path: Path, out: Path) -> int:
     done: list[dict[str, Any]] = []
     for override in ([], ["algorithm.name=global"], ["algorithm.name=local"]):
         config = configuration.load(path, override)
-        code, document = _run(_folder(config, out), config)
+        code, document = run_and_report(new_folder(config, out), config)
         if code:
             return code
         done.append(document)
@@ -58,12 +59,24 @@ def quickstart(path: Path, out: Path) -> int:
 def resume(folder: Path) -> int:
     """Go on with a run that was stopped or killed: the same signed job, ledgers and checkpoints."""
     config = configuration.load(folder / "config.yaml")
+    if (folder / "placement.json").exists():
+        raise ConfigError(f"the workers of {folder} are on other hosts: go on with dpcfl launch --resume {folder} --on ...")
+    return 0 if is_finished(folder) else go_on(folder, config)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether nothing is left to do in a run folder, which is said; Refused if its job is not signed."""
     summary.read_run_job(folder)
     document = read_document(folder)
-    if document.get("state") == "finished":
+    finished = document.get("state") == "finished"
+    if finished:
         print(f"{folder} is finished: {document['rounds_done']} rounds")
-        return 0
-    code, _ = _run(folder, config, before=float(document.get("wall_s", 0.0)))
+    return finished
+
+
+def go_on(folder: Path, config: Config, site: Site | None = None) -> int:
+    """Go on with an interrupted run; the exit code."""
+    code, _ = run_and_report(folder, config, before=float(read_document(folder).get("wall_s", 0.0)), site=site)
     return code
 
 
@@ -107,6 +120,7 @@ def report(folder: Path) -> None:
         wall_s=before.get("wall_s", _wall(folder)),
         processes=before.get("processes", len(job.protocol.roster) + 2),
         replace_one=replace_one,
+        devices=before.get("devices", {}),
     )
     summary.write_run(folder, document)
     print(write_report(folder))
@@ -169,8 +183,12 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
         print("the last record was cut by a crash")
 
 
-def run_in(folder: Path, config: Config, screen: Shown, before: float = 0.0) -> tuple[dict[str, Any], DpcflError | None]:
+def run_in(
+    folder: Path, config: Config, screen: Shown, before: float = 0.0, site: Site | None = None
+) -> tuple[dict[str, Any], DpcflError | None]:
     """Start or go on with the run of a folder, watch, stop everything; (run.json, what it failed of, if it did).
+
+    site: where its workers are, this machine unless it is given.
 
     Prints nothing itself; Ctrl-C and SIGTERM end in state `interrupted`. ConfigError while another process runs the folder.
     """
@@ -179,20 +197,22 @@ def run_in(folder: Path, config: Config, screen: Shown, before: float = 0.0) -> 
             prepare(folder, config)
         operator_key = (folder / "operator.pub").read_text().strip()
         job = experiment.read_job(folder, operator_key)
+        site = site or Here()
         alone, clients = config.runtime.federation == "in-process", len(job.protocol.roster)
-        processes = (
-            local.OneProcessRun(folder, config, operator_key)
+        run = (
+            processes.OneProcessRun(folder, config, operator_key)
             if alone
-            else local.LocalRun(folder, config, clients, operator_key)
+            else processes.FederationRun(folder, config, clients, operator_key, site)
         )
-        book = Book(folder, job, before, 1 if alone else local.worker_processes(config, clients) + 2)
+        count = 1 if alone else processes.worker_processes(config, clients) + 2
+        book = Book(folder, job, before, count, (lambda: {"cpu": 1}) if alone else site.devices)
         state, failure = "failed", None
         signal.signal(signal.SIGTERM, _interrupt)
         try:
-            processes.start()
+            run.start()
             book.write("running")
-            processes.watch(lambda: screen.update(book.look()))
-            processes.finish()
+            run.watch(lambda: screen.update(book.look()))
+            run.finish()
             screen.update(book.look())
             state = "finished"
         except KeyboardInterrupt:
@@ -201,28 +221,32 @@ def run_in(folder: Path, config: Config, screen: Shown, before: float = 0.0) -> 
             failure = error
         finally:
             screen.close()
-            processes.stop()
+            run.stop()
             document = book.write(state, last=True)
     return document, failure
 
 
-def _run(folder: Path, config: Config, before: float = 0.0) -> tuple[int, dict[str, Any]]:
+def run_and_report(folder: Path, config: Config, before: float = 0.0, site: Site | None = None) -> tuple[int, dict[str, Any]]:
     """A run as a person sees it, with its report; (exit code, run.json)."""
     from dpcfl_net.report.page import write_report
     from launch.screen import open_screen
 
     screen = open_screen()
-    document, failure = run_in(folder, config, screen, before)
+    document, failure = run_in(folder, config, screen, before, site)
     write_report(folder)
     if failure is not None:
-        print(f"what was done is in {folder}; go on with: dpcfl run --resume {folder}")
+        print(f"what was done is in {folder}; go on with: {_again(folder, site)}")
         raise failure
     if document["state"] == "interrupted":
-        print(f"stopped after round {document['rounds_done']} of {config.rounds}; go on with: dpcfl run --resume {folder}")
+        print(f"stopped after round {document['rounds_done']} of {config.rounds}; go on with: {_again(folder, site)}")
         return 130, document
     screen.finish(document)
     print(f"run folder {folder}, report {folder / 'report.html'}")
     return 0, document
+
+
+def _again(folder: Path, site: Site | None) -> str:
+    return f"dpcfl run --resume {folder}" if site is None else f"dpcfl launch --resume {folder} --on ... (as before)"
 
 
 @contextmanager
@@ -242,8 +266,8 @@ def _held(folder: Path) -> Iterator[None]:
 class Book:
     """Keeps run.json and the epsilon lines while a run goes; the operator's side, which may know everything."""
 
-    def __init__(self, folder: Path, job: Job, before: float, processes: int) -> None:
-        self.folder, self.job, self.before, self._processes = folder, job, before, processes
+    def __init__(self, folder: Path, job: Job, before: float, processes: int, devices: Callable[[], dict[str, int]]) -> None:
+        self.folder, self.job, self.before, self._processes, self._devices = folder, job, before, processes, devices
         self.started = time.time()
         self._replace_one: float | None = None
         self._round, self._cost, self._counted = 0, 0.0, 0.0
@@ -276,6 +300,7 @@ class Book:
             wall_s=wall,
             processes=self._processes,
             replace_one=self._replace_one,
+            devices=self._devices(),
         )
         summary.write_run(self.folder, document)
         return document
@@ -288,9 +313,10 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def prepare(folder: Path, config: Config) -> None:
-    """Keys, the signed job and the resolved configuration: all that a run starts from."""
-    experiment.make_keys(folder / "keys", sum(config.data.clients))
+def prepare(folder: Path, config: Config, site: Site | None = None) -> None:
+    """Keys, each made where it is used, the signed job and the resolved configuration: all that a run starts from."""
+    experiment.make_operator_keys(folder / "keys")
+    (site or Here()).enrol(folder / "keys", sum(config.data.clients), config.runtime.clients_per_worker)
     job = experiment.make_job(config, folder / "keys")
     _write_config(folder, config)
     experiment.write_job(job, folder, folder / "keys")
@@ -303,7 +329,8 @@ def _write_config(folder: Path, config: Config) -> None:
     (folder / "config.yaml").write_text(text)
 
 
-def _folder(config: Config, out: Path) -> Path:
+def new_folder(config: Config, out: Path) -> Path:
+    """An empty run folder below `out`, named after the configuration and the time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     stem = f"{config.name}-{short(config.algorithm['name'])}-{stamp}"
     for count in range(100):
@@ -330,7 +357,7 @@ def _print_job(job: Job, config: Config) -> None:
         print(f"  plan of a client: {count} x {slot}")
     for slot, count in Counter(job.algorithm.curator_plan()).items():
         print(f"  plan of the trusted server: {count} x {slot}")
-    slots = local.compute_slots(config)
+    slots = local.compute_slots(config.runtime)
     minutes = experiment.step_seconds(job, config.data.root) * cost["steps"] / slots / 60
     print(
         f"expected: {cost['steps']:,} steps over {cost['records']:,} records, about {minutes:.1f} minutes of computing in {slots} slots here; "

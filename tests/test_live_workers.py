@@ -22,6 +22,7 @@ from dpcfl_net.verify import verify_run
 from dpcfl_net.worker import WorkerSpec, make_host
 from launch import bench_live, runs
 from launch.crew import Crew
+from launch.local import LocalLauncher
 
 TWELVE = {
     "name": "twelve",
@@ -155,10 +156,8 @@ def test_the_bound_holds_whatever_happens():
 
 
 def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
-    crew = Crew(
-        WorkerSpec(tmp_path, 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path), tmp_path, 12, size=1, most=3,
-        max_restarts=2, must_all=True, context=None,
-    )  # fmt: skip
+    spec = WorkerSpec(tmp_path, 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path)
+    crew = Crew(LocalLauncher(spec, tmp_path, {}), 12, size=1, most=3, max_restarts=2, must_all=True, report=print, lose=print)
     crew.hear(b"summon 11")
     for word in (b"summon 12", b"summon -1", b"start 3", b"summon", b"\xff\xff"):
         with pytest.raises(RunFailed, match="the coordinator asked for"):

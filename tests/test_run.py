@@ -23,7 +23,7 @@ from dpcfl_net.verify import verify_run
 from dpcfl_net.worker import make_host
 
 RUN_KEYS = {
-    "name", "algorithm", "state", "rounds_done", "wall_s", "processes", "bytes_up", "bytes_down", "privacy", "final", "versions", "seed",
+    "name", "algorithm", "state", "rounds_done", "wall_s", "processes", "devices", "bytes_up", "bytes_down", "privacy", "final", "versions", "seed",
 }  # fmt: skip
 PRIVACY_KEYS = {
     "unit", "adjacency", "trust", "epsilon", "delta", "accountant", "noise_multiplier", "epsilon_spent", "epsilon_replace_one",
@@ -58,6 +58,7 @@ def test_run_folder_holds_every_file_and_run_json_exactly_its_keys(finished_run)
     assert document["state"] == "finished"
     assert document["rounds_done"] == 6
     assert document["processes"] == 10
+    assert document["devices"] == {"cpu": 8}
     assert document["privacy"]["insecure"] is True
     assert document["privacy"]["epsilon_spent"] <= document["privacy"]["epsilon"] == 5
     assert document["privacy"]["epsilon_replace_one"] > 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ class NetworkFederation(Federation):
 
     max_live, tell: where there are more clients than may be connected at once, each is summoned when it is to be asked, at
     most max_live at a time, a larger call in waves; `tell` passes the word on to whoever starts clients. One that does not
-    come within join_timeout_s is missing from the round.
+    come within join_timeout_s is missing from the round. lost: who is newly known never to come again; nobody waits for them.
     """
 
     def __init__(
@@ -47,10 +47,12 @@ class NetworkFederation(Federation):
         join_timeout_s: float = 120,
         max_live: int | None = None,
         tell: Callable[[Word, int], None] | None = None,
+        lost: Callable[[], Iterable[int]] = tuple,
         warn: Report = lambda text: None,
     ) -> None:
         super().__init__(protocol, quorum=quorum)
         self.endpoint, self.timeout_s, self.join_timeout_s, self._warn = endpoint, timeout_s, join_timeout_s, warn
+        self._learn, self._lost = lost, set[int]()
         self._muster: Muster | None = None
         if tell is not None and max_live is not None and max_live < len(self.clients):
             self._muster = Muster(max_live, tell, endpoint.bye)
@@ -78,7 +80,8 @@ class NetworkFederation(Federation):
         if self._muster is not None:
             return
         deadline = time.monotonic() + self.join_timeout_s
-        while len(self.endpoint.ready) < len(self.clients) and time.monotonic() < deadline:
+        while set(self.clients) - set(self.endpoint.ready) - self._lost and time.monotonic() < deadline:
+            self._lost.update(self._learn())
             self.endpoint.poll(min(0.5, max(0.0, deadline - time.monotonic())))
         absent = sorted(set(self.clients) - set(self.endpoint.ready))
         said = f"clients {_named(absent)} did not join within {self.join_timeout_s:g} s"
@@ -100,6 +103,7 @@ class NetworkFederation(Federation):
         payloads: dict[tuple[Any, ...], Payload] = {}
         call = _Call(self._muster.in_turn(tasks) if self._muster is not None else list(tasks))
         while call.queue or call.waiting:
+            self._give_up_the_lost(call)
             for client in self._admit(call):
                 tensors = tasks[client]
                 same = tuple(
@@ -137,6 +141,16 @@ class NetworkFederation(Federation):
                 call.waiting[client] = time.monotonic() + self.timeout_s
         elif kind == "left":
             muster.left(client, busy=client in call.waiting)
+
+    def _give_up_the_lost(self, call: _Call) -> None:
+        self._lost.update(self._learn())
+        call.queue = [client for client in call.queue if client not in self._lost]
+        for client in sorted(self._lost & set(call.waiting)):
+            del call.waiting[client]
+            self.endpoint.cancel(client)
+            if self._muster is not None:
+                self._muster.give_up(client)
+            self._warn(f"client {client} is lost: round {self.round} goes on without it")
 
     def _miss_the_late(self, call: _Call) -> None:
         now = time.monotonic()

@@ -1,0 +1,243 @@
+"""The agent: stands in for the launcher on a worker's host, as long as its standard input is open.
+
+    python -m launch.agent --root DIR --run NAME --node NAME
+
+Orders come in on standard input, reports go out on standard output (`agent_messages`). Keys and ledgers stay in
+DIR/NAME/NODE, and a client is never begun anew where they are missing: that would spend its privacy twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net import __version__
+from dpcfl_net.devices import assign, visible_gpus
+from dpcfl_net.errors import ConfigError, DpcflError, Refused
+from dpcfl_net.experiment import client_key, make_client_keys
+from dpcfl_net.privacy.ledger import COUNTER, LINES
+from dpcfl_net.runlog import write_atomically
+from dpcfl_net.wire import keys
+from dpcfl_net.worker import WorkerSpec
+from launch.agent_messages import (
+    FILES,
+    LONGEST,
+    Brief,
+    Briefed,
+    Ended,
+    Enrol,
+    Hello,
+    Keys,
+    LedgerLines,
+    Order,
+    Report,
+    Signal,
+    Start,
+    Trouble,
+    read_order,
+)  # fmt: skip
+from launch.launcher import Posting
+from launch.local import LocalHandle, LocalLauncher, compute_slots, here
+
+LOG_TAIL = 8192
+MIRROR_S = 1.0
+
+
+class Agent:
+    """Serves one launcher. folder: of this run on this host. orders, reports: descriptors to read from and to write to."""
+
+    def __init__(self, folder: Path, slots: Path, orders: int, reports: int) -> None:
+        self.folder, self._slots, self._orders, self._reports = folder, slots, orders, reports
+        self._unread, self._held = bytearray(), contextlib.ExitStack()
+        self._launcher: LocalLauncher | None = None
+        self._running: dict[int, tuple[int, LocalHandle]] = {}  # by sentinel: the posting's first client, its handle
+        self._log_from: dict[Path, int] = {}
+        self._ledgers: dict[int, _Mirror] = {}
+
+    def serve(self) -> None:
+        """Follow orders until standard input ends, which is how a launcher, or the way to it, is known to be gone."""
+        node = here()
+        self._say(Hello(version=__version__, host=node.where, cores=node.cores, memory=node.memory, gpus=list(node.gpus)))
+        try:
+            while True:
+                for source in wait([self._orders, *self._running], timeout=MIRROR_S):
+                    if source != self._orders:
+                        self._ended(source)
+                    elif not self._read():
+                        return
+                self._mirror()
+        finally:
+            if self._launcher is not None:
+                self._launcher.close()
+            self._held.close()
+
+    def _read(self) -> bool:
+        """Take in what has come and follow whole lines; False at the end."""
+        piece = os.read(self._orders, 1 << 20)
+        self._unread += piece
+        if len(self._unread) > LONGEST:
+            raise Refused("agent-line", f"an order is longer than {LONGEST} bytes")
+        while (end := self._unread.find(b"\n")) >= 0:
+            line = bytes(self._unread[:end])
+            del self._unread[: end + 1]
+            self._follow(read_order(line))
+        return bool(piece)
+
+    def _follow(self, order: Order) -> None:
+        if isinstance(order, Enrol):
+            self._say(Keys(keys=self._enrol(order)))
+        elif isinstance(order, Brief):
+            self._launcher = self._brief(order)
+        elif isinstance(order, Start):
+            self._start(Posting(range(order.first, order.first + order.count), order.group))
+        else:
+            for handle in [handle for first, handle in self._running.values() if first == order.first]:
+                if isinstance(order, Signal):
+                    handle.signal(order.number)
+                elif order.word == "end":
+                    handle.finish()
+                else:
+                    handle.tell(order.word)
+
+    def _enrol(self, order: Enrol) -> dict[int, str]:
+        kept = self.folder / "keys"
+        strangers = [c for c in order.clients if order.known and not (kept / f"{client_key(c)}.secret").exists()]
+        if strangers:
+            raise Refused(
+                "stranger",
+                f"no keys and ledger of client {strangers[0]} in {self.folder}: it was enrolled elsewhere and is not begun anew",
+            )
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._held.enter_context(_alone(self.folder))
+        if not order.known:
+            make_client_keys(kept, order.clients)
+        return {client: keys.read_public(kept, client_key(client)) for client in order.clients}
+
+    def _brief(self, order: Brief) -> LocalLauncher:
+        """Put the job where workers read it. They check the operator's signature themselves."""
+        if set(order.files) != FILES:
+            raise Refused("agent-line", f"a job is {', '.join(sorted(FILES))}, got {', '.join(sorted(order.files))}")
+        for name in ("logs", "ledgers"):
+            (self.folder / name).mkdir(exist_ok=True, mode=0o700)
+        for name, text in order.files.items():
+            write_atomically(self.folder / name, text)
+        spec = WorkerSpec(
+            self.folder, 0, order.connect, order.observer, self.folder / "keys", order.operator_key, self.folder / "ledgers",
+            None, order.data_root, (self._slots, compute_slots(order.runtime)), order.runtime.orphan_timeout_s,
+        )  # fmt: skip
+        devices = assign(order.runtime, len(order.firsts), visible_gpus())
+        self._say(Briefed(devices=[device.uuid or "cpu" for device in devices]))
+        return LocalLauncher(spec, self.folder / "logs", dict(zip(order.firsts, devices, strict=True)))
+
+    def _start(self, posting: Posting) -> None:
+        if self._launcher is None:
+            raise Refused("agent-line", "start before the job is there")
+        log = self.folder / "logs" / posting.log
+        self._log_from[log] = log.stat().st_size if log.exists() else 0
+        handle = self._launcher.start(posting)
+        self._running[handle.sentinel] = (posting.clients[0], handle)
+        for client in posting.clients:
+            self._ledgers.setdefault(client, _Mirror(client, self.folder / "ledgers" / client_key(client)))
+
+    def _ended(self, sentinel: Any) -> None:
+        first, handle = self._running.pop(sentinel)
+        code = handle.wait()
+        handle.close()
+        assert code is not None
+        self._mirror()
+        log = handle.log_path.read_bytes()[self._log_from[handle.log_path] :] if handle.log_path.exists() else b""
+        self._say(Ended(first=first, code=code, log=log[-LOG_TAIL:].decode(errors="replace")))
+
+    def _mirror(self) -> None:
+        for ledger in self._ledgers.values():
+            if (news := ledger.news()) is not None:
+                self._say(news)
+
+    def _say(self, report: Report) -> None:
+        line = memoryview(report.line())
+        while line:
+            line = line[os.write(self._reports, line) :]
+
+
+class _Mirror:
+    """What of a client's ledger the launcher has not seen: entries of the plan that it made, neither keys nor releases."""
+
+    def __init__(self, client: int, folder: Path) -> None:
+        self._client, self._folder = client, folder
+        self._counter, self._sent, self._digest = b"", 0, hashlib.sha256().digest()
+
+    def news(self) -> LedgerLines | None:
+        """Whole lines that are new, or all of them where a crash had the file written again; None if nothing is."""
+        try:
+            counter = (self._folder / COUNTER).read_bytes()  # before the lines: a ledger in use may grow in between
+        except FileNotFoundError:
+            return None
+        if counter == self._counter:
+            return None
+        content = (self._folder / LINES).read_bytes()
+        content = content[: content.rfind(b"\n") + 1]
+        same = hashlib.sha256(content[: self._sent]).digest() == self._digest
+        start = self._sent if same else 0
+        self._counter, self._sent, self._digest = counter, len(content), hashlib.sha256(content).digest()
+        return LedgerLines(client=self._client, at=start, lines=content[start:].decode(), counter=counter.decode())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run an agent on this process's standard input and output; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m launch.agent", description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, required=True, help="folder for the runs of this host")
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--node", required=True)
+    chosen = parser.parse_args(arguments)
+    reports = os.dup(1)
+    os.dup2(2, 1)  # whatever else prints must not look like a report
+    os.set_inheritable(reports, False)
+    try:
+        for name in (chosen.run, chosen.node):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+                raise ConfigError(f"{name!r} cannot name a folder: letters, digits, dot, dash and underscore")
+        root = chosen.root.expanduser() / chosen.run
+        Agent(root / chosen.node, root / "slots", 0, reports).serve()
+    except DpcflError as error:
+        with contextlib.suppress(OSError):  # the launcher may be gone; the exit code says it too
+            os.write(reports, Trouble(reason=str(error), code=error.exit_code).line())
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        return 4
+    return 0
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder: two agents must not start one client twice. Waits a little for one that is just leaving."""
+    import time
+
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + 10
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"{folder} is held by another agent") from None
+                time.sleep(0.1)
+                continue
+            break
+        yield
+    finally:
+        os.close(handle)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

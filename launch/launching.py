@@ -1,0 +1,191 @@
+"""`dpcfl launch`: the same job with its workers on this machine, on a Ray cluster, in a SLURM allocation, or behind ssh."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net import config as configuration
+from dpcfl_net.config import Config
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.runlog import write_atomically
+from launch import runs, slurm, ssh
+from launch.sites import Elsewhere, Here, Listening, Site
+
+WAYS = ("local", "ray", "slurm", "ssh")
+PLACEMENT = "placement.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command was asked for; `on` is one of WAYS. cpus, gpus: of a worker, for Ray."""
+
+    on: str
+    hosts: Path | None = None
+    address: str | None = None
+    bind: str | None = None
+    ports: tuple[int, int] = (0, 0)
+    root: str | None = None
+    python: str | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.on not in WAYS:
+            problems.append(f"--on is {self.on!r}: must be {', '.join(WAYS)}")
+        if (self.hosts is None) == (self.on == "ssh"):
+            problems.append("--hosts FILE belongs to --on ssh, which needs it")
+        if self.on == "local" and (self.address or self.bind or any(self.ports) or self.root or self.python):
+            problems.append("--address, --bind, --ports, --root and --python are for other hosts; --on is 'local'")
+        if self.on == "ssh" and (self.root or self.python):
+            problems.append("--root and --python: put root and python into the hosts file")
+        if self.on == "ray" and self.python:
+            problems.append("--python: Ray's workers run the Python that the cluster runs")
+        if self.on != "ray" and (self.cpus, self.gpus) != (1.0, 0.0):
+            problems.append("--cpus-per-worker and --gpus-per-worker are for --on ray")
+        if self.cpus <= 0 or self.gpus < 0:
+            problems.append(
+                f"--cpus-per-worker is {self.cpus:g}, --gpus-per-worker {self.gpus:g}: must be above 0 and at least 0"
+            )
+        if problems:
+            raise ConfigError(problems)
+
+
+def new(path: Path, overrides: list[str], out: Path, options: Options) -> int:
+    """Make a job whose clients' keys are made where they will run, and run it; the exit code."""
+    config = configuration.load(path, overrides)
+    _check(config, options)
+    if options.on == "local":
+        return runs.new(path, overrides, out)
+    folder = runs.new_folder(config, out)
+    name = f"{folder.name}-{secrets.token_hex(4)}"  # hosts may serve several launchers whose folders have one name
+    with _site(config, options, name, folder / "logs") as site:
+        placed = site.places(sum(config.data.clients), config.runtime.clients_per_worker)
+        write_atomically(folder / PLACEMENT, json.dumps({"on": options.on, "run": name, "placed": placed}, indent=1) + "\n")
+        runs.prepare(folder, config, site)
+        print(_who_runs_where(site, placed, config))
+        code, _ = runs.run_and_report(folder, config, site=site)
+    return code
+
+
+def resume(folder: Path, options: Options) -> int:
+    """Go on with a run whose workers were elsewhere: each again where its ledger is."""
+    placement = _placement(folder)
+    if placement["on"] != options.on:
+        raise ConfigError(f"--on is {options.on!r}: the workers of {folder} were started by {placement['on']!r}")
+    config = configuration.load(folder / "config.yaml")
+    if runs.is_finished(folder):
+        return 0
+    with _site(config, options, placement["run"], folder / "logs", placement["placed"]) as site:
+        site.enrol(folder / "keys", sum(config.data.clients), config.runtime.clients_per_worker)
+        return runs.go_on(folder, config, site=site)
+
+
+def dry_run(path: Path, overrides: list[str], options: Options) -> None:
+    """Ask the hosts what they have, and print who would run where; nothing is enrolled or started."""
+    import tempfile
+
+    config = configuration.load(path, overrides)
+    _check(config, options)
+    clients, size = sum(config.data.clients), config.runtime.clients_per_worker
+    if options.on == "local":
+        from launch.processes import worker_processes
+
+        node = Here().capacity()[0]
+        print(f"coordinator, observer and {worker_processes(config, clients)} worker processes at most on {node.name}")
+        return
+    with tempfile.TemporaryDirectory() as logs, _site(config, options, f"dry-run-{secrets.token_hex(4)}", Path(logs)) as site:
+        print(_who_runs_where(site, site.places(clients, size), config))
+
+
+def write_script(path: Path, overrides: list[str], out: Path, options: Options, to: Path, shape: dict[str, Any]) -> None:
+    """The batch script for `sbatch`; the configuration is checked now rather than when the allocation comes."""
+    config = configuration.load(path, overrides)
+    _check(config, options)
+    given = {"--address": options.address, "--bind": options.bind, "--root": options.root, "--python": options.python}
+    again = [word for name, value in given.items() if value is not None for word in (name, value)]
+    again += ["--ports", ",".join(map(str, options.ports))] if any(options.ports) else []
+    command = [sys.executable, "-m", "launch.cli", "launch", str(path.resolve()), *overrides, "--on", "slurm", *again]
+    command += ["--out", str(out.resolve())]
+    to.write_text(slurm.script(command, name=config.name, **shape))
+    print(f"{to}: submit it with sbatch {to}")
+
+
+def _check(config: Config, options: Options) -> None:
+    """What does not go together with workers on other hosts."""
+    problems = []
+    if options.on != "local":
+        if config.runtime.federation == "in-process":
+            problems.append("runtime.federation is 'in-process': has no workers to put on other hosts, must be 'network'")
+        if config.ledger.scope == "dataset":
+            problems.append("ledger.scope is 'dataset': works with --on local only, the books of other hosts are of one run")
+        if config.runtime.transport.security == "none" and not _is_loopback(options.address):
+            problems.append("runtime.transport.security is 'none': allowed on loopback only, must be 'curve' between hosts")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _is_loopback(address: str | None) -> bool:
+    try:
+        return address is not None and ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+@contextmanager
+def _site(config: Config, options: Options, run: str, logs: Path, placed: list[str] | None = None) -> Iterator[Elsewhere]:
+    """The hosts of a run, answered and with room for its workers; closed at the end, whatever happened."""
+    logs.mkdir(parents=True, exist_ok=True)
+    root, cluster = options.root or ssh.ROOT, None
+    if options.on == "ssh":
+        assert options.hosts is not None
+        file = ssh.read_hosts(options.hosts)
+        hosts, address = file.dialled(run, logs), options.address or ssh.own_address(file)
+    elif options.on == "slurm":
+        nodes = slurm.allocation()
+        hosts = slurm.dialled(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs)
+        address = options.address or slurm.own_address()
+    else:
+        from launch import ray
+
+        workers = -(-sum(config.data.clients) // config.runtime.clients_per_worker)
+        cluster = ray.Cluster(workers, options.cpus, options.gpus)
+        hosts, address = ray.dialled(cluster, root=root, run=run), options.address or cluster.own_address()
+    site = Elsewhere(hosts, Listening(address, options.bind, options.ports), placed)
+    try:
+        site.open()
+        yield site
+    finally:
+        site.close()
+        if cluster is not None:
+            cluster.close()
+
+
+def _placement(folder: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads((folder / PLACEMENT).read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} has no {PLACEMENT}: its workers ran here, use dpcfl run --resume") from None
+    return document
+
+
+def _who_runs_where(site: Site, placed: list[str], config: Config) -> str:
+    """A line for each host."""
+    size, clients = config.runtime.clients_per_worker, sum(config.data.clients)
+    lines = ["coordinator and observer: here"]
+    for node in site.capacity():
+        firsts = [k * size for k, name in enumerate(placed) if name == node.name]
+        theirs = ", ".join(f"{first}-{min(first + size, clients) - 1}" if size > 1 else str(first) for first in firsts)
+        gpus = f", GPUs {'; '.join(node.gpus)}" if node.gpus else ""
+        lines.append(
+            f"{node.name} ({node.where}): {node.cores} cores, {node.memory / 2**30:.1f} GiB available{gpus}; clients {theirs or 'none'}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""Hosts that ssh reaches, or any other command that a hosts file names for them (kubectl exec, ip netns exec)."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpcfl_net.errors import ConfigError
+from launch.lines import CommandLine
+from launch.remote import Host
+
+ROOT = "~/.local/state/dpcfl"
+# No passwords are asked for, and a host that is cut off is noticed within half a minute.
+OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+DISCARD = 9  # a port to ask a route for; nothing is sent
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class Entry(BaseModel):
+    """A host of the file: an ssh address, or `through`, a command that runs its last arguments there."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Annotated[str, Field(pattern=NAME)]
+    address: str | None = None
+    options: list[str] = []  # for ssh, beside those of ~/.ssh/config
+    through: list[str] = []
+    workers: Annotated[int, Field(ge=1)] | None = None
+    python: str | None = None
+    data_root: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Entry:
+        if (self.address is None) == (not self.through):
+            raise ValueError("give address (for ssh) or through (a command), one of both")
+        if self.options and self.through:
+            raise ValueError("options are for ssh; put those of another command into through")
+        if self.address is not None and self.address.startswith("-"):
+            raise ValueError(f"address is {self.address!r}: must not begin with a dash")
+        return self
+
+    def command(self, python: str, root: str, run: str) -> list[str]:
+        """What starts the agent there, with its standard input and output here."""
+        agent = [self.python or python, "-m", "launch.agent", "--root", root, "--run", run, "--node", self.name]
+        if self.through:
+            return [*self.through, *agent]
+        assert self.address is not None
+        return ["ssh", *OPTIONS, *self.options, self.address, "exec " + shlex.join(agent)]
+
+
+class HostsFile(BaseModel):
+    """The hosts, and what they have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    hosts: Annotated[list[Entry], Field(min_length=1)]
+    python: str = "python3"
+    root: str = ROOT
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> HostsFile:
+        names = [entry.name for entry in self.hosts]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two hosts are called {twice[0]!r}")
+        return self
+
+    def dialled(self, run: str, logs: Path) -> list[Host]:
+        """The hosts with the commands that reach them."""
+        return [
+            Host(
+                entry.name,
+                partial(CommandLine, entry.command(self.python, self.root, run), logs / f"host_{entry.name}.log"),
+                entry.workers,
+                entry.data_root,
+            )
+            for entry in self.hosts
+        ]
+
+
+def read_hosts(path: Path) -> HostsFile:
+    """Read a hosts file; ConfigError names what does not fit."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--hosts {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--hosts {path} is not YAML: {error}") from None
+    try:
+        return HostsFile.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError([f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]) from None
+
+
+def own_address(hosts: HostsFile) -> str:
+    """This machine's address on the way to the first host; ConfigError if there is no telling."""
+    entry = hosts.hosts[0]
+    if entry.address is None:
+        raise ConfigError("give --address, this machine's as workers reach it: the first host is not reached by ssh")
+    told = subprocess.run(["ssh", "-G", *entry.options, entry.address], capture_output=True, text=True, check=False).stdout
+    name = next((line.split(" ", 1)[1] for line in told.splitlines() if line.startswith("hostname ")), entry.address)
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"no route to {entry.address} ({error}): give --address, this machine's as workers reach it"
+        ) from None

@@ -1,0 +1,344 @@
+"""Workers behind agents: keys made where they run, the same bits as here, hosts that fail, strangers, hostile lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, processes_of, write_config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpcfl_net import runlog
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.verify import verify_run
+from launch import slurm
+from launch.agent_messages import Enrol, Tell, read_order, read_report
+from launch.remote import place
+from launch.ssh import read_hosts
+
+AT = ["--address", "127.0.0.1"]
+
+
+def hosts_file(folder: Path, *entries: dict, **more) -> Path:
+    """Hosts whose agents run on this machine; the commands that reach them are `env` unless an entry says otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "hosts.yaml"
+    hosts = [{"name": name, "through": ["env"]} | entry for name, entry in zip("ab", entries or ({}, {}), strict=False)]
+    path.write_text(yaml.safe_dump({"python": sys.executable, "root": str(folder / "root"), "hosts": hosts, **more}))
+    return path
+
+
+def launch(config: Path, hosts: Path, out: Path, *more, **kwargs) -> subprocess.CompletedProcess:
+    return dpcfl("launch", config, "--on", "ssh", "--hosts", hosts, *AT, "--out", out, *more, **kwargs)
+
+
+def started(config: Path, hosts: Path, out: Path) -> tuple[subprocess.Popen, Path]:
+    """A run that has finished its second round, and its folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [*DPCFL, "launch", str(config), "--on", "ssh", "--hosts", str(hosts), *AT, "--out", str(out)], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and process.poll() is None:
+        folders = [path for path in out.iterdir() if (path / "protocol.json").exists()]
+        if folders and done_rounds(folders[0]) >= 2:
+            return process, folders[0]
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError(process.communicate()[0])
+
+
+def done_rounds(folder: Path) -> int:
+    return max((line["round"] for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line), default=0)
+
+
+def agent_of(root: Path, node: str) -> psutil.Process:
+    """The agent of a host, by its arguments."""
+    (found,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (words := process.info["cmdline"] or []) and "launch.agent" in words and str(root) in words and node in words
+    ]
+    return found
+
+
+def last_state(folder: Path):
+    _, state = Checkpoints(folder / "checkpoints", 2).newest()
+    return state
+
+
+def assert_same_bits(one: Path, other: Path) -> None:
+    first, second = last_state(one), last_state(other)
+    np.testing.assert_array_equal(first.models, second.models)
+    assert first.assignment == second.assignment
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory) -> tuple[Path, Path]:
+    """A finished run of 8 clients on two hosts, the same job as `finished_run`; (its folder, the hosts' root)."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    done = launch(write_config(folder / "c"), hosts_file(folder), folder / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a (" in done.stdout
+    run = only_run(folder / "out")
+    assert_nothing_left(folder)
+    return run, folder / "root"
+
+
+def test_the_same_bits_as_with_workers_here(elsewhere, finished_run):
+    run, _ = elsewhere
+    assert_same_bits(run, finished_run)
+    one, other = (json.loads((folder / "run.json").read_text()) for folder in (run, finished_run))
+    assert one["final"] == other["final"]
+    assert one["privacy"] == other["privacy"]
+
+
+def test_everything_agrees_from_the_operators_copies(elsewhere):
+    checks = verify_run(elsewhere[0], None)
+    assert len(checks) > 5
+    assert all(check.holds for check in checks), checks
+
+
+def test_secret_keys_and_releases_stay_where_their_client_is(elsewhere):
+    run, root = elsewhere
+    assert {path.name for path in (run / "keys").glob("client_*")} == {f"client_{c:04d}.public" for c in range(8)}
+    assert {path.name for path in run.glob("ledgers/client_*/*")} == {"ledger.jsonl", "counter"}
+    secrets = sorted(root.glob("*/*/keys/client_*.secret"))
+    assert [path.stem for path in sorted(secrets, key=lambda path: path.name)] == [f"client_{c:04d}" for c in range(8)]
+    assert {path.parent.parent.name for path in secrets} == {"a", "b"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+    assert {stat.S_IMODE(path.parent.stat().st_mode) for path in secrets} == {0o700}
+    words = [path.read_text().strip() for path in secrets]
+    for path in [*run.rglob("*"), *root.glob("*/*/logs/*")]:
+        if path.is_file():
+            content = path.read_bytes()
+            assert not [word for word in words if word.encode() in content], path
+
+
+def test_a_host_that_is_lost_comes_back_with_its_ledgers(tmp_path, finished_run):
+    process, run = started(write_config(tmp_path / "c"), hosts_file(tmp_path), tmp_path / "out")
+    root = tmp_path / "root"
+    arguments = {word for p in processes_of(root) for word in (*p.cmdline(), *p.environ().values())}
+    secrets = [path.read_text().strip() for path in root.glob("*/*/keys/*.secret")]
+    assert len(secrets) == 8
+    assert not [word for word in secrets if any(word in argument for argument in arguments)]
+    agent_of(root, "b").kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert_same_bits(run, finished_run)
+    told = [line["text"] for line in runlog.read(run / "warnings.jsonl") if line.get("view") == "launcher"]
+    assert len(told) == 4
+    assert all("started again" in text and "host b" in text for text in told)
+    assert "host b" in output
+    assert all(check.holds for check in verify_run(run, None))
+    assert_nothing_left(tmp_path)
+
+
+def test_the_run_goes_on_without_a_host_that_never_comes_back(tmp_path):
+    once = ["sh", "-c", f'test ! -e {tmp_path}/down || exit 7; exec "$@"', "once"]
+    runtime = {"quorum": 0.5, "max_restarts": 0}
+    config = write_config(tmp_path / "c", runtime=runtime, algorithm={"name": "global"}, rounds=8)
+    process, run = started(config, hosts_file(tmp_path, {}, {"through": once}), tmp_path / "out")
+    (tmp_path / "down").touch()
+    agent_of(tmp_path / "root", "b").kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    document = json.loads((run / "run.json").read_text())
+    assert (document["state"], document["rounds_done"]) == ("finished", 8)
+    told = [line["text"] for line in runlog.read(run / "warnings.jsonl") if line.get("view") == "launcher"]
+    assert len([text for text in told if "missing from now on" in text]) == 4
+    last = [line for line in runlog.read(run / "metrics.jsonl") if "bytes_up" in line][-1]
+    assert len(last["missing"]) == 4
+    assert document["wall_s"] < 300  # not one round waits its ten minutes for who cannot come
+    assert_nothing_left(tmp_path)
+
+
+def test_an_interrupted_run_goes_on_where_its_ledgers_are_and_nowhere_else(tmp_path, finished_run):
+    hosts = hosts_file(tmp_path)
+    process, run = started(write_config(tmp_path / "c"), hosts, tmp_path / "out")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert_nothing_left(tmp_path)
+    again = ["launch", "--resume", run, "--on", "ssh", "--hosts", hosts, *AT]
+
+    there = next((tmp_path / "root").glob("*/b"))
+    there.rename(there.with_name("elsewhere"))
+    done = dpcfl(*again)
+    assert done.returncode == 4
+    assert "is not begun anew" in done.stderr
+    there.with_name("elsewhere").rename(there)
+
+    assert dpcfl("run", "--resume", run).returncode == 2  # its workers are not here
+    done = dpcfl(*again)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_bits(run, finished_run)
+    assert_nothing_left(tmp_path)
+
+
+def test_a_launcher_that_is_killed_leaves_no_worker_behind(tmp_path):
+    process, _ = started(write_config(tmp_path / "c"), hosts_file(tmp_path), tmp_path / "out")
+    process.kill()
+    process.communicate()
+    assert_nothing_left(tmp_path, seconds=15)
+
+
+def test_groups_of_clients_behind_an_agent(tmp_path):
+    config = write_config(
+        tmp_path / "c", runtime={"clients_per_worker": 3}, rounds=3, model={"name": "linear"}, algorithm={"name": "global"}
+    )
+    done = launch(config, hosts_file(tmp_path), tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "clients 0-2, 6-7" in done.stdout
+    assert_nothing_left(tmp_path)
+
+
+def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path):
+    hosts = hosts_file(tmp_path, {"workers": 3}, {"workers": 1})
+    done = launch(write_config(tmp_path / "c"), hosts, tmp_path / "out", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "coordinator and observer: here"
+    assert [line.partition(";")[2].strip() for line in lines[1:]] == ["clients 0, 1, 2, 4, 5, 6", "clients 3, 7"]
+    assert not (tmp_path / "root").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_ssh_is_called_with_the_agents_words_quoted_for_the_other_shell(tmp_path, monkeypatch):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    stub = tools / "ssh"
+    stub.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/words\neval "exec sh -c \\"\\${{$#}}\\""\n')
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    root = tmp_path / "a 'root' of $odd name"
+    hosts = hosts_file(tmp_path, {"through": [], "address": "me@there", "options": ["-p", "99"]}, root=str(root))
+    done = launch(write_config(tmp_path / "c", rounds=2, algorithm={"name": "global"}), hosts, tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(root.glob("*/a/keys/*.secret"))) == 8
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[words.index("-p") : words.index("-p") + 3] == ["-p", "99", "me@there"]
+    assert "BatchMode=yes" in words
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"through": ["sh", "-c", "echo no such luck >&2; exit 9"]}, "host a: exit code 9: no such luck"),
+        ({"through": ["/no/such/program"]}, "host a:"),
+        ({"through": ["sh", "-c", "echo good morning"]}, "host a: agent-line"),
+        ({"through": ["sh", "-c", """echo '{"say":"hello","version":"0.0.0","host":"h","cores":1,"memory":1,"gpus":[]}'; cat"""]},
+         "host a: version: dpcfl_net 0.0.0 is installed there"),
+        ({"python": "/no/such/python"}, "/no/such/python"),
+    ],
+)  # fmt: skip
+def test_a_host_that_does_not_answer_well_is_named(tmp_path, entry, said):
+    done = launch(write_config(tmp_path / "c"), hosts_file(tmp_path, entry), tmp_path / "out")
+    assert done.returncode == 4
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ("hosts: []", "hosts"),
+        ("hosts: [{name: a}]", "give address (for ssh) or through"),
+        ("hosts: [{name: a, address: x, through: [y]}]", "give address (for ssh) or through"),
+        ("hosts: [{name: a, address: '-oProxyCommand=x'}]", "must not begin with a dash"),
+        ("hosts: [{name: ../a, address: x}]", "hosts.0.name"),
+        ("hosts: [{name: a, address: x}, {name: a, address: y}]", "two hosts are called 'a'"),
+        ("hosts: [{name: a, address: x, cores: 3}]", "hosts.0.cores"),
+        ("hosts: [{name: a, address: x, workers: 0}]", "hosts.0.workers"),
+        (":", "YAML"),
+    ],
+)
+def test_a_hosts_file_that_does_not_fit_is_refused_by_field(tmp_path, hosts, said):
+    path = tmp_path / "hosts.yaml"
+    path.write_text(hosts)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_hosts(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--on", "moon"], "--on is 'moon'"),
+        (["--on", "ssh"], "--hosts FILE"),
+        (["--on", "local", "--address", "1.2.3.4"], "--address"),
+        (["--on", "slurm"], "inside an allocation"),
+        (["--on", "ssh", "--hosts", "HOSTS", "--ports", "12"], "--ports"),
+        (["--on", "ssh", "--hosts", "HOSTS", "--address", "10.0.0.1", "runtime.transport.security=none"], "loopback only"),
+        (["--on", "ssh", "--hosts", "HOSTS", *AT, "runtime.federation=in-process", "output.transcript=off"], "no workers"),
+        (["--on", "slurm", "--sbatch", "OUT", "--time", "$(rm)"], "--time"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    hosts = str(hosts_file(tmp_path))
+    words = [{"HOSTS": hosts, "OUT": str(tmp_path / "job.sh")}.get(word, word) for word in arguments]
+    done = dpcfl("launch", write_config(tmp_path / "c"), *words, "--out", tmp_path / "out")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.integers(1, 60))
+def test_workers_are_dealt_in_proportion(shares, postings):
+    where = place(postings, shares)
+    for k, share in enumerate(shares):
+        exact = postings * share / sum(shares)
+        assert abs(where.count(k) - exact) < len(shares)
+        assert share or not where.count(k)
+
+
+def test_lines_of_another_version_are_refused():
+    assert read_order(Enrol(clients=[1], known=False).line()) == Enrol(clients=[1], known=False)
+    for line in (b"", b"{}", b"[]", b'{"do":"enrol","clients":[-1],"known":true}', b'{"do":"tell","first":1,"word":"x","more":1}',
+                 b'{"do":"signal","first":1,"number":"9"}', b"\xff", b'{"do":"run"}', Tell(first=1, word="end").line()[:-3]):  # fmt: skip
+        with pytest.raises(Refused, match="agent-line"):
+            read_order(line)
+    with pytest.raises(Refused, match="agent-line"):
+        read_report(b'{"say":"ledger","client":1,"at":-1,"lines":"","counter":""}')
+
+
+# SLURM's own words
+
+
+def test_slurms_counts_of_cpus():
+    assert slurm.cpus_of("4(x2),2", 3) == [4, 4, 2]
+    with pytest.raises(ConfigError, match="names 1 nodes, the allocation has 2"):
+        slurm.cpus_of("4", 2)
+
+
+def test_the_batch_script_runs_the_command_that_it_was_made_from(tmp_path):
+    config = write_config(tmp_path / "a b")
+    done = dpcfl("launch", config, "--on", "slurm", "--sbatch", tmp_path / "job.sh", "--nodes", 2, "--cpus", 4, "--gpus", 1, "--time", "2:00:00",
+                 "--address", "10.0.0.1", "--out", tmp_path / "out", "seed=3")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / "job.sh").read_text()
+    assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=False).returncode == 0
+    assert {"#SBATCH --nodes=2", "#SBATCH --cpus-per-task=4", "#SBATCH --gres=gpu:1", "#SBATCH --time=2:00:00"} <= set(
+        script.splitlines()
+    )
+    assert f"launch '{config}' seed=3 --on slurm --address 10.0.0.1 --out {tmp_path / 'out'}" in script
+
+
+assert SMALL["privacy"]["noise"] == "seeded"  # what makes bits comparable between the runs above
