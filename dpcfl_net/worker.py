@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import zmq
 from dpcfl_net import devices
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import Part, open_client
-from dpcfl_net.devices import CPU, Device
+from dpcfl_net.devices import Device
 from dpcfl_net.errors import Refused
 from dpcfl_net.experiment import Job, client_key, client_slice, read_job
 from dpcfl_net.federation.audited import AuditedHost
@@ -35,29 +34,9 @@ from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ClientEndpoint, ClientEvent
 from dpcfl_net.wire.messages import resolve
 from dpcfl_net.wire.observer_link import ObserverOutbox
+from dpcfl_net.worker_spec import WorkerSpec
 
 Turns = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """Everything a worker is started with: paths and addresses, never a secret.
-
-    slots: the folder of the compute slots, and how many of its host's workers may compute on the CPU at once.
-    """
-
-    job: Path
-    client: int
-    connect: str
-    observer: str | None
-    keys: Path
-    operator_key: str
-    ledgers: Path
-    ledger_budget: float | None = None
-    data_root: str | None = None
-    slots: tuple[Path, int] | None = None
-    orphan_timeout_s: float = 60
-    device: Device = CPU
 
 
 def make_host(

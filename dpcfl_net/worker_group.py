@@ -6,25 +6,17 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from multiprocessing.connection import Connection
 
 import zmq
 
 from dpcfl_net.experiment import Job, read_job
 from dpcfl_net.federation.client import Engine
-from dpcfl_net.worker import Worker, WorkerSpec, make_host, settle, turns
+from dpcfl_net.worker import Worker, make_host, settle, turns
+from dpcfl_net.worker_spec import GroupSpec
 
 SOCKETS = 4096  # a client has four; ZeroMQ's own limit would do for 250 clients
-
-
-@dataclass(frozen=True)
-class GroupSpec:
-    """What such a process is started with: a worker's specification, its client to be filled in, and where summonses come from."""
-
-    worker: WorkerSpec
-    summons: Connection
 
 
 def run_group(spec: GroupSpec) -> None:

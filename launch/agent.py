@@ -27,7 +27,7 @@ from dpcfl_net.experiment import client_key, make_client_keys
 from dpcfl_net.privacy.ledger import COUNTER, LINES
 from dpcfl_net.runlog import write_atomically
 from dpcfl_net.wire import keys
-from dpcfl_net.worker import WorkerSpec
+from dpcfl_net.worker_spec import WorkerSpec
 from launch.agent_messages import (
     FILES,
     LONGEST,

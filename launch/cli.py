@@ -220,7 +220,8 @@ def worker(
 ) -> None:
     """Start one client alone, on any host."""
     from dpcfl_net.devices import Device
-    from dpcfl_net.worker import WorkerSpec, run_worker
+    from dpcfl_net.worker import run_worker
+    from dpcfl_net.worker_spec import WorkerSpec
 
     key = operator_key.read_text().strip()
     run_worker(

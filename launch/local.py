@@ -13,8 +13,7 @@ from typing import Any
 
 from dpcfl_net.config import RuntimeSettings
 from dpcfl_net.devices import CPU, Device
-from dpcfl_net.worker import WorkerSpec, run_worker
-from dpcfl_net.worker_group import GroupSpec, run_group
+from dpcfl_net.worker_spec import GroupSpec, WorkerSpec
 from launch.child import Child
 from launch.launcher import Node, Posting
 
@@ -42,6 +41,19 @@ def compute_slots(runtime: RuntimeSettings) -> int:
     if runtime.federation == "in-process":
         return 1
     return cores() if runtime.slots == "auto" else runtime.slots
+
+
+# Named here and imported there: whoever only starts workers, as an agent does, need not load what they compute with.
+def _serve_one(spec: WorkerSpec) -> None:
+    from dpcfl_net.worker import run_worker
+
+    run_worker(spec)
+
+
+def _serve_group(spec: GroupSpec) -> None:
+    from dpcfl_net.worker_group import run_group
+
+    run_group(spec)
 
 
 class LocalHandle:
@@ -112,10 +124,10 @@ class LocalLauncher:
         worker = replace(self._spec, client=first, device=self._devices.get(first, CPU))
         if posting.group:
             theirs, ours = multiprocessing.Pipe(duplex=False)
-            handle = LocalHandle(self._fork(posting, run_group, GroupSpec(worker, theirs)), ours)
+            handle = LocalHandle(self._fork(posting, _serve_group, GroupSpec(worker, theirs)), ours)
             theirs.close()
         else:
-            handle = LocalHandle(self._fork(posting, run_worker, worker), None)
+            handle = LocalHandle(self._fork(posting, _serve_one, worker), None)
         self._started = [*(other for other in self._started if other.poll() is None), handle]
         return handle
 

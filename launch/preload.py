@@ -39,7 +39,14 @@ def read_first_job(folder: str, operator_key: str, data_root: str | None) -> Non
 
 setproctitle.setproctitle("dpcfl parent of all workers")
 torch.set_num_threads(1)
-for module in ("launch.local", "dpcfl_net.models", "dpcfl_net.privacy.fast_path", "zmq.auth.thread", "safetensors.numpy"):
+for module in (
+    "launch.processes",
+    "dpcfl_net.worker_group",
+    "dpcfl_net.models",
+    "dpcfl_net.privacy.fast_path",
+    "zmq.auth.thread",
+    "safetensors.numpy",
+):
     importlib.import_module(module)
 # multiprocessing runs the launcher's main module again in each child, unless it is there already.
 sys.modules["__main__"] = importlib.import_module("launch.cli")

@@ -13,7 +13,7 @@ from dpcfl_net.devices import assign, visible_gpus
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.experiment import OBSERVER, client_key, make_client_keys
 from dpcfl_net.wire.keys import read_public
-from dpcfl_net.worker import WorkerSpec
+from dpcfl_net.worker_spec import WorkerSpec
 from launch.agent_messages import FILES, Brief, Enrol
 from launch.launcher import Launcher, Node
 from launch.remote import HELLO_S, Host, Post, RemoteLauncher, close_all, node_of, place

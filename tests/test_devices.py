@@ -25,7 +25,8 @@ from dpcfl_net.nvidia_smi import memory_by_process
 from dpcfl_net.privacy.dpsgd import Evaluator
 from dpcfl_net.sgd import PlainSGD
 from dpcfl_net.types import Task
-from dpcfl_net.worker import WorkerSpec, make_host, turns
+from dpcfl_net.worker import make_host, turns
+from dpcfl_net.worker_spec import WorkerSpec
 from launch import doctor
 
 A, B, C = (f"GPU-{letter * 8}-1111-2222-3333-444444444444" for letter in "abc")

@@ -19,7 +19,8 @@ from dpcfl_net.federation.muster import BYE_AGAIN_S, INSIST_S, Muster
 from dpcfl_net.simulate import simulate
 from dpcfl_net.types import Task
 from dpcfl_net.verify import verify_run
-from dpcfl_net.worker import WorkerSpec, make_host
+from dpcfl_net.worker import make_host
+from dpcfl_net.worker_spec import WorkerSpec
 from launch import bench_live, runs
 from launch.crew import Crew
 from launch.local import LocalLauncher

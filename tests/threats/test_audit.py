@@ -39,7 +39,8 @@ from dpcfl_net.threats.audit_gather import APART, EVERY_STEP, LIKELIHOOD, ROUNDS
 from dpcfl_net.threats.audit_record import Record
 from dpcfl_net.threats.audit_scores import Apart, likelihood, measured, over_time
 from dpcfl_net.types import Task
-from dpcfl_net.worker import WorkerSpec, make_host, run_worker
+from dpcfl_net.worker import make_host, run_worker
+from dpcfl_net.worker_spec import WorkerSpec
 from launch import runs
 from launch.cli import main
 

@@ -1,0 +1,38 @@
+"""What worker processes are started with: light, for whoever starts them without computing anything itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from dpcfl_net.devices import CPU, Device
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Everything a worker is started with: paths and addresses, never a secret.
+
+    slots: the folder of the compute slots, and how many of its host's workers may compute on the CPU at once.
+    """
+
+    job: Path
+    client: int
+    connect: str
+    observer: str | None
+    keys: Path
+    operator_key: str
+    ledgers: Path
+    ledger_budget: float | None = None
+    data_root: str | None = None
+    slots: tuple[Path, int] | None = None
+    orphan_timeout_s: float = 60
+    device: Device = CPU
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """What such a process is started with: a worker's specification, its client to be filled in, and where summonses come from."""
+
+    worker: WorkerSpec
+    summons: Connection
