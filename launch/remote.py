@@ -178,12 +178,11 @@ class Post:
         if line is not None:
             line.hang_up()
 
-    def close(self) -> None:
-        """Hang up, and wait for everything to be gone."""
-        self.hang_up()
+    def join(self, seconds: float) -> None:
+        """Wait for everything to be gone after `hang_up`, for so long at most: no thread of a post keeps a process alive."""
         thread = self._thread
         if thread is not None:
-            thread.join(2 * LEAVE_S)
+            thread.join(seconds)
 
     def _attend(self, again: bool) -> None:
         """The thread: dial, listen, and report every worker as lost when the line ends."""
@@ -213,6 +212,8 @@ class Post:
             self.trouble = str(error)
             return False
         self._line = line
+        if self._closing:
+            line.hang_up()
         try:
             for data in line.reports():
                 report = read_report(data)
@@ -296,11 +297,12 @@ class RemoteLauncher:
 
 
 def close_all(posts: Sequence[Post]) -> None:
-    """Hang up on all, then wait for each."""
+    """Hang up on all, then wait for all of them together."""
     for post in posts:
         post.hang_up()
+    deadline = time.monotonic() + 2 * LEAVE_S
     for post in posts:
-        post.close()
+        post.join(max(0.0, deadline - time.monotonic()))
 
 
 def node_of(post: Post) -> Node:

@@ -110,6 +110,7 @@ class Elsewhere:
 
     def __init__(self, hosts: Sequence[Host], listening: Listening, placed: Sequence[str] | None = None) -> None:
         self._listening, self._size, self._placed = listening, 1, placed
+        self._closed = False
         self._posts = [Post(host) for host in hosts]
         self._of: list[Post] = []  # the post of each posting
 
@@ -179,6 +180,9 @@ class Elsewhere:
 
     def close(self) -> None:
         """See `Site`."""
+        if self._closed:
+            return
+        self._closed = True
         close_all(self._posts)
 
     def _clients_of(self, post: Post, clients: int) -> list[int]:

@@ -89,14 +89,25 @@ def assert_same_bits(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory) -> tuple[Path, Path]:
-    """A finished run of 8 clients on two hosts, the same job as `finished_run`; (its folder, the hosts' root)."""
+    """A finished run of 8 clients on two hosts, the same job as `finished_run`; (its folder, the hosts' root).
+
+    One host is reached by `ssh`, here a program that notes its words and gives the last one to a shell, as ssh does.
+    """
     folder = tmp_path_factory.mktemp("elsewhere")
-    done = launch(write_config(folder / "c"), hosts_file(folder), folder / "out")
+    (folder / "tools").mkdir()
+    stub = folder / "tools" / "ssh"
+    stub.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {folder}/words\neval "exec sh -c \\"\\${{$#}}\\""\n')
+    stub.chmod(0o755)
+    root = folder / "a 'root' of $odd name"
+    over_ssh = {"through": [], "address": "me@there", "options": ["-p", "99"]}
+    hosts = hosts_file(folder, over_ssh, {}, root=str(root))
+    environment = os.environ | {"PATH": f"{folder / 'tools'}:{os.environ['PATH']}"}
+    done = launch(write_config(folder / "c"), hosts, folder / "out", env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a (" in done.stdout
     run = only_run(folder / "out")
     assert_nothing_left(folder)
-    return run, folder / "root"
+    return run, root
 
 
 def test_the_same_bits_as_with_workers_here(elsewhere, finished_run):
@@ -151,14 +162,14 @@ def test_a_host_that_is_lost_comes_back_with_its_ledgers(tmp_path, finished_run)
 def test_the_run_goes_on_without_a_host_that_never_comes_back(tmp_path):
     once = ["sh", "-c", f'test ! -e {tmp_path}/down || exit 7; exec "$@"', "once"]
     runtime = {"quorum": 0.5, "max_restarts": 0}
-    config = write_config(tmp_path / "c", runtime=runtime, algorithm={"name": "global"}, rounds=8)
+    config = write_config(tmp_path / "c", runtime=runtime)
     process, run = started(config, hosts_file(tmp_path, {}, {"through": once}), tmp_path / "out")
     (tmp_path / "down").touch()
     agent_of(tmp_path / "root", "b").kill()
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     document = json.loads((run / "run.json").read_text())
-    assert (document["state"], document["rounds_done"]) == ("finished", 8)
+    assert (document["state"], document["rounds_done"]) == ("finished", 6)
     told = [line["text"] for line in runlog.read(run / "warnings.jsonl") if line.get("view") == "launcher"]
     assert len([text for text in told if "missing from now on" in text]) == 4
     last = [line for line in runlog.read(run / "metrics.jsonl") if "bytes_up" in line][-1]
@@ -169,7 +180,7 @@ def test_the_run_goes_on_without_a_host_that_never_comes_back(tmp_path):
 
 def test_an_interrupted_run_goes_on_where_its_ledgers_are_and_nowhere_else(tmp_path, finished_run):
     hosts = hosts_file(tmp_path)
-    process, run = started(write_config(tmp_path / "c"), hosts, tmp_path / "out")
+    process, run = started(write_config(tmp_path / "c", runtime={"clients_per_worker": 3}), hosts, tmp_path / "out")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
@@ -186,7 +197,8 @@ def test_an_interrupted_run_goes_on_where_its_ledgers_are_and_nowhere_else(tmp_p
     assert dpcfl("run", "--resume", run).returncode == 2  # its workers are not here
     done = dpcfl(*again)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_bits(run, finished_run)
+    assert json.loads((run / "placement.json").read_text())["placed"] == ["a", "b", "a"]
+    assert_same_bits(run, finished_run)  # three clients to a process, too
     assert_nothing_left(tmp_path)
 
 
@@ -195,16 +207,6 @@ def test_a_launcher_that_is_killed_leaves_no_worker_behind(tmp_path):
     process.kill()
     process.communicate()
     assert_nothing_left(tmp_path, seconds=15)
-
-
-def test_groups_of_clients_behind_an_agent(tmp_path):
-    config = write_config(
-        tmp_path / "c", runtime={"clients_per_worker": 3}, rounds=3, model={"name": "linear"}, algorithm={"name": "global"}
-    )
-    done = launch(config, hosts_file(tmp_path), tmp_path / "out")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "clients 0-2, 6-7" in done.stdout
-    assert_nothing_left(tmp_path)
 
 
 def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path):
@@ -218,21 +220,11 @@ def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_ssh_is_called_with_the_agents_words_quoted_for_the_other_shell(tmp_path, monkeypatch):
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    stub = tools / "ssh"
-    stub.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/words\neval "exec sh -c \\"\\${{$#}}\\""\n')
-    stub.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    root = tmp_path / "a 'root' of $odd name"
-    hosts = hosts_file(tmp_path, {"through": [], "address": "me@there", "options": ["-p", "99"]}, root=str(root))
-    done = launch(write_config(tmp_path / "c", rounds=2, algorithm={"name": "global"}), hosts, tmp_path / "out")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list(root.glob("*/a/keys/*.secret"))) == 8
-    words = (tmp_path / "words").read_text().splitlines()
+def test_ssh_is_called_with_the_agents_words_quoted_for_the_other_shell(elsewhere):
+    words = (elsewhere[0].parents[1] / "words").read_text().splitlines()
     assert words[words.index("-p") : words.index("-p") + 3] == ["-p", "99", "me@there"]
     assert "BatchMode=yes" in words
+    assert len(list(elsewhere[1].glob("*/a/keys/*.secret"))) == 4
 
 
 # what is refused
