@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import SMALL, dpcfl, only_run, write_config
+from conftest import SMALL, only_run, write_config
 
 from dpcfl_net import config, experiment, models, runlog, summary
 from dpcfl_net.algorithms.base import registry
@@ -19,6 +21,7 @@ from dpcfl_net.privacy.dpsgd import Evaluator
 from dpcfl_net.simulate import simulate
 from dpcfl_net.verify import verify_run
 from dpcfl_net.worker import make_host
+from launch import runs
 
 ROUNDS = 4
 MATRIX = {
@@ -94,15 +97,19 @@ def run(job, folder):
 
 @pytest.fixture(scope="module")
 def network_run(tmp_path_factory):
-    """A finished run of a case with a process for every client, made once: (its folder, what it printed)."""
+    """A finished run of a case with a process for every client, made once: (its folder, what it printed).
+
+    All of them are started from this process, so that the parent of their workers is loaded once.
+    """
     made = {}
 
     def get(case):
         if case not in made:
             out = tmp_path_factory.mktemp(case)
-            done = dpcfl("run", write_config(out / "c", **changes_of(case)), "--out", out / "runs")
-            assert done.returncode == 0, done.stderr + done.stdout
-            made[case] = only_run(out / "runs"), done.stdout
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                code = runs.new(write_config(out / "c", **changes_of(case)), [], out / "runs")
+            assert code == 0, said.getvalue()
+            made[case] = only_run(out / "runs"), said.getvalue()
         return made[case]
 
     return get
