@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "CPU", "Device", "Gpu", "assign", "lend", "release", "repeatable", "strict_arithmetic", "torch_device", "use", "visible_gpus",
+    "CPU", "Device", "Gpu", "assign", "deal", "lend", "release", "repeatable", "strict_arithmetic", "torch_device", "use", "visible_gpus",
 ]  # fmt: skip
 
 # Read when CUDA starts. The proof in privacy/clipping.py is about IEEE arithmetic of the stated width, so nothing in the
@@ -79,6 +79,11 @@ def assign(settings: Settings, workers: int, gpus: Sequence[Gpu]) -> list[Device
     by_memory = settings.gpu_placement == "free-memory"
     dealt = _by_free_memory(chosen, workers) if by_memory else [chosen[worker % len(chosen)] for worker in range(workers)]
     return [Device(gpu.uuid, settings.gpu_memory_fraction, settings.slots_per_gpu) for gpu in dealt]
+
+
+def deal(settings: Settings, workers: int) -> list[Device]:
+    """As `assign`, with the GPUs that are here; a configuration for the CPU does not ask for any."""
+    return assign(settings, workers, [] if settings.device == "cpu" else visible_gpus())
 
 
 def _chosen(settings: Settings, gpus: list[Gpu]) -> list[Gpu]:

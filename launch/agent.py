@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net import __version__
-from dpcfl_net.devices import assign, visible_gpus
+from dpcfl_net.devices import deal
 from dpcfl_net.errors import ConfigError, DpcflError, Refused
 from dpcfl_net.experiment import client_key, make_client_keys
 from dpcfl_net.privacy.ledger import COUNTER, LINES
@@ -134,7 +134,7 @@ class Agent:
             self.folder, 0, order.connect, order.observer, self.folder / "keys", order.operator_key, self.folder / "ledgers",
             None, order.data_root, (self._slots, compute_slots(order.runtime)), order.runtime.orphan_timeout_s,
         )  # fmt: skip
-        devices = assign(order.runtime, len(order.firsts), visible_gpus())
+        devices = deal(order.runtime, len(order.firsts))
         self._say(Briefed(devices=[device.uuid or "cpu" for device in devices]))
         return LocalLauncher(spec, self.folder / "logs", dict(zip(order.firsts, devices, strict=True)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dpcfl_net.config import Config
-from dpcfl_net.devices import assign, visible_gpus
+from dpcfl_net.devices import deal
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.experiment import OBSERVER, client_key, make_client_keys
 from dpcfl_net.wire.keys import read_public
@@ -80,7 +80,7 @@ class Here:
             folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(), ledger.budget, config.data.root,
             (folder / "addresses" / "slots", compute_slots(runtime)), runtime.orphan_timeout_s,
         )  # fmt: skip
-        devices = assign(runtime, len(firsts), visible_gpus())
+        devices = deal(runtime, len(firsts))
         self._devices = [device.uuid or "cpu" for device in devices]
         self._launcher = LocalLauncher(spec, folder / "logs", dict(zip(firsts, devices, strict=True)))
         return self._launcher

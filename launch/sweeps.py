@@ -19,7 +19,7 @@ import yaml
 from dpcfl_net import __version__, compare, runlog
 from dpcfl_net import config as configuration
 from dpcfl_net.config import Config
-from dpcfl_net.devices import CPU, assign, visible_gpus
+from dpcfl_net.devices import CPU, deal
 from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.plugins import short
 from dpcfl_net.report.statement import duration, percent
@@ -166,7 +166,7 @@ def job_key(config: Config) -> str:
     # Who may be missing, and how bytes travel, stand in a result and in its privacy statement; slots and patience do not.
     settings["runtime"] = {key: settings["runtime"][key] for key in ("quorum", "transport")}
     # So do the bits of a GPU, which are not the CPU's.
-    if assign(config.runtime, 1, visible_gpus()) != [CPU]:
+    if deal(config.runtime, 1) != [CPU]:
         settings["runtime"]["device"] = "cuda"
     canonical = json.dumps([__version__, settings], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
