@@ -71,8 +71,9 @@ class LocalHandle:
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """See `launcher.Handle`."""
-        if self._child.process is not None and wait([self.sentinel], timeout_s):
-            self._code = self._child.take_exit()
+        if self._code is None and wait([self.sentinel], timeout_s):
+            self._child.process.join()
+            self._code = self._child.process.exitcode
         return self._code
 
     def signal(self, number: int) -> None:
@@ -99,8 +100,10 @@ class LocalHandle:
             self._pipe.close()  # a group leaves when nobody can summon any more
 
     def close(self) -> None:
-        """See `launcher.Handle`."""
+        """See `launcher.Handle`. Not before: whoever watches the sentinel must find it open when the process has ended."""
         self.finish()
+        if self.poll() is not None and self._child.process is not None:
+            self._child.take_exit()
 
 
 class LocalLauncher:

@@ -133,6 +133,7 @@ def sshd(tmp_path_factory):
         yield server
 
 
+@pytest.mark.slow
 @needs_sshd
 def test_over_ssh_the_same_bits_and_keys_that_stay_on_their_hosts(sshd, config, tmp_path, finished_run):
     root = tmp_path / "there"
@@ -150,6 +151,7 @@ def test_over_ssh_the_same_bits_and_keys_that_stay_on_their_hosts(sshd, config, 
     assert sorted(path.name for path in root.glob("*/*/") if path.name != "slots") == ["one", "two"]
 
 
+@pytest.mark.slow
 @needs_sshd
 def test_a_host_that_ssh_does_not_reach_is_named_with_what_ssh_said(sshd, config, tmp_path):
     (nobody,) = engines.free_ports(1)

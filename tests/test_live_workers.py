@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
+from multiprocessing.connection import wait
 
 import numpy as np
 import psutil
@@ -23,6 +25,7 @@ from dpcfl_net.worker import make_host
 from dpcfl_net.worker_spec import WorkerSpec
 from launch import bench_live, runs
 from launch.crew import Crew
+from launch.launcher import Posting
 from launch.local import LocalLauncher
 
 TWELVE = {
@@ -163,6 +166,26 @@ def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
     for word in (b"summon 12", b"summon -1", b"start 3", b"summon", b"\xff\xff"):
         with pytest.raises(RunFailed, match="the coordinator asked for"):
             crew.hear(word)
+
+
+def test_a_worker_that_ends_while_another_starts_is_still_seen_to_end(tmp_path):
+    """Its descriptor stays open until whoever watches it has taken its exit code; closed, its number would soon be another's."""
+    (tmp_path / "logs").mkdir()
+    spec = WorkerSpec(tmp_path / "no job", 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path)
+    launcher = LocalLauncher(spec, tmp_path / "logs", {})
+    first = launcher.start(Posting(range(1)))
+    assert wait([first.sentinel], 60)
+    assert first.poll() == 3
+    second = launcher.start(Posting(range(1, 2)))
+    assert wait([first.sentinel], 0) == [first.sentinel]
+    assert second.wait(60) == 3
+    assert "no protocol.json" in second.log_path.read_text()
+    for handle in (first, second):
+        handle.close()
+        assert handle.poll() == 3
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(handle.sentinel)
+    launcher.close()
 
 
 # whole runs

@@ -42,6 +42,7 @@ from dpcfl_net.errors import ConfigError, DpcflError
 from dpcfl_net.experiment import read_job
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.one_process import Hosts
+from dpcfl_net.privacy import memory
 from dpcfl_net.threats.hostile_messages import CANARY, MESSAGES, pickle_that_writes
 from dpcfl_net.threats.hostile_worker import STEPS, Outcome, play
 from dpcfl_net.types import Answer, Task
@@ -50,7 +51,7 @@ from dpcfl_net.wire.guard import ConnectionGuard
 from dpcfl_net.wire.lane import Stamp
 from dpcfl_net.wire.messages import CHUNK, MAX_HEADER, Header, WireError, decode
 from dpcfl_net.wire.payload import Assembly, Payload
-from launch import crew, local, runs
+from launch import local, processes, runs
 
 MIB = 1 << 20
 BASE = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "RESULT", "code": "release"}  # fmt: skip
@@ -336,6 +337,7 @@ def flooded(security: str, mebibytes: int) -> tuple[Outcome, float, int]:
 @contextlib.contextmanager
 def highest_memory() -> Iterator[Callable[[], float]]:
     """By how many MiB this process has grown at its highest, looked at every millisecond."""
+    memory.give_back_freed()  # by earlier tests: what grows into that would not be seen
     before, sizes, done = rss(), [0.0], threading.Event()
 
     def look() -> None:
@@ -369,9 +371,9 @@ def real_run(folder: Path, steps: str, *, careless: bool = False) -> DpcflError 
     runs.prepare(folder, settings)
     (folder / hostile_mains.STEPS).write_text(f"3 {steps}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew, "run_worker", hostile_mains.worker_or_worse)
+        patch.setattr(local, "_serve_one", hostile_mains.worker_or_worse)
         if careless:
-            patch.setattr(local, "run_coordinator", hostile_mains.careless_coordinator)
+            patch.setattr(processes, "run_coordinator", hostile_mains.careless_coordinator)
         _, failure = runs.run_in(folder, settings, SimpleNamespace(update=lambda view: None, close=lambda: None))
     assert_nothing_left(folder)
     return failure
