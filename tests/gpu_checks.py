@@ -1,4 +1,5 @@
-"""What must hold of the DP-SGD engine on the device of its process. `python gpu_checks.py CHECK [UUID]` runs one, in a process of its own.
+"""What must hold of the DP-SGD engine on the device of its process. `python gpu_checks.py CHECK[,CHECK...] [UUID]` runs them in a process of
+their own: on a GPU one at a time, since a process has one device, for good.
 
 Without a UUID everything is on the CPU: that tries the checks themselves.
 """
@@ -138,4 +139,5 @@ CHECKS = {check.__name__: check for check in (near_cpu, repeats, removes, neighb
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    CHECKS[sys.argv[1]](Device(sys.argv[2] if len(sys.argv) > 2 else None))
+    for name in sys.argv[1].split(","):
+        CHECKS[name](Device(sys.argv[2] if len(sys.argv) > 2 else None))
