@@ -1,24 +1,23 @@
-"""From a configuration to a signed job: slices, plan, calibrated noise, the two parts, and the privacy statement."""
+"""From a configuration to a signed job: slices, plan, calibrated noise, and the two parts."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm, find
 from dpcfl_net.config import Config
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_set, plan_slices
+from dpcfl_net.data.partition import DataSettings, Slice, open_set, plan_slices
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unprotected
 from dpcfl_net.job import (
@@ -38,24 +37,13 @@ from dpcfl_net.job import (
 )
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.privacy.remembered import remembered
-from dpcfl_net.types import DPSGDSlot, SelectionSlot, Slot, UnprotectedSlot
+from dpcfl_net.types import DPSGDSlot, Slot
 from dpcfl_net.wire import keys
 
 if TYPE_CHECKING:
     from torch import nn
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
-SERVER_SEES = "anything against the server itself: it is trusted, and sees every sampled client's update and cluster identifier as they are"
-CLUSTERS_SHOW = (
-    "which cluster a client belongs to: epsilon is of one record, and all of a client's records together speak for its cluster"
-)
-NOT_COVERED = [
-    "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
-    "the search for hyper-parameters",
-    "evaluation on test data by the observer, which is outside the protocol",
-    "what sizes and times of messages show of public things",
-    "the same source image in several clients: the guarantee is for a client's own slice",
-]
 
 
 @dataclass(frozen=True)
@@ -349,136 +337,3 @@ def experiment_slice(experiment: Experiment, client: int, root: str | None) -> t
     settings = DataSettings.model_validate(experiment.data)
     images = open_set(settings, root)
     return settings, plan_slices(settings, images, experiment.partition_seed)[experiment.slices[client]]
-
-
-def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str, Any]:
-    """The statement that every run prints: unit, adjacency, trust, numbers, what is covered and what is not."""
-    algorithm, by_client = algorithm_of(protocol), protocol.privacy.unit == "client"
-    z = [noise for noise in noisy_plans(algorithm).values() if noise is not None]
-    least = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
-    covered, not_covered = list(algorithm.covers), [*algorithm.caveats, *NOT_COVERED]
-    if protocol.privacy.delta >= 1 / least:
-        what, count = ("clients", "n") if by_client else ("records", "N")
-        warning = f"it allows a few {what} to be given away whole"
-        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / least:g}: {warning}")
-    if protocol.privacy.trust == "trusted-server":
-        covered = ["what the server publishes each round: noisy sums of clipped updates, and labels where they are released"]
-        not_covered.insert(0, SERVER_SEES)
-    if protocol.privacy.noise == "seeded":
-        not_covered.insert(0, "anything against who knows the seed: noise is seeded, so it can be subtracted (INSECURE)")
-    if protocol.unprotected:
-        covered = []
-        given = (
-            [f"the rest of the releases: their noise is that of epsilon {protocol.privacy.epsilon:g} by themselves"]
-            if z
-            else []
-        )
-        not_covered = [*protocol.unprotected, *given, *not_covered]
-    for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
-        not_covered.append(f"what the code of {own} does with the records besides, in the client's process")
-    if protocol.security == "none":
-        not_covered.append("the network: messages travel in clear on loopback")
-    if protocol.oracle is not None:
-        not_covered.append("cluster membership: the oracle's true clusters stand in the job in plain sight")
-    elif not by_client and algorithm.max_models > 1:
-        not_covered.append(CLUSTERS_SHOW)
-    privacy = protocol.privacy
-    return {
-        "unit": privacy.unit,
-        "adjacency": privacy.adjacency,
-        "trust": privacy.trust,
-        "epsilon": None if protocol.unprotected else privacy.epsilon,
-        "delta": privacy.delta,
-        "accountant": privacy.accountant,
-        "noise_multiplier": {"min": min(z), "max": max(z)} if z else None,
-        "epsilon_spent": 0.0,
-        "epsilon_replace_one": replace_one,
-        "claim_of_paper": algorithm.claim_of_paper,
-        "ledger_scope": protocol.ledger_scope,
-        "covered": covered,
-        "not_covered": not_covered,
-        "insecure": privacy.noise == "seeded",
-    }
-
-
-def replace_one_epsilon(protocol: Protocol) -> float | None:
-    """The largest client's epsilon of the same run under replacement of a record (or client), by PLD; None if it is infinite."""
-    from dpcfl_net.privacy import accounting
-
-    algorithm = algorithm_of(protocol)
-    plans = [plan_events(list(plan), z, "replace-one") for plan, z in noisy_plans(algorithm).items() if z is not None]
-    if protocol.unprotected:
-        sound = algorithm.sound_events()
-        plans = [] if sound is None else [sound]
-    found = max(
-        (accounting.epsilon(events, protocol.privacy.delta, adjacency="replace-one") for events in plans), default=math.inf
-    )
-    return found if math.isfinite(found) else None
-
-
-# Measured with the small CNN: what the shared libraries, and one worker beside them, add to the memory of a machine.
-_SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20
-
-
-def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
-    """What a run will cost, from the protocol alone: steps, records, bytes on the wire, memory of all processes.
-
-    live: the most clients connected at once, all of them if it is not given.
-    """
-    algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
-    asked = algorithm.answers_expected
-    if algorithm.plain_sgd(algorithm.options, protocol.privacy):
-        records = [entry.records for entry in protocol.roster]
-        each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
-        steps, seen, selections = round(asked * each), round(asked * protocol.local.epochs * sum(records) / n), 0
-        models_down = asked * (algorithm.max_models - 1)
-    else:
-        gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
-        share = asked / (n * protocol.rounds)  # a plan holds every round, though not everybody may be asked in each
-        steps = round(share * sum(slot.steps for slot, _ in gradient))
-        seen = int(share * sum(s.steps * s.rate * e.records for s, e in gradient))
-        selections = sum(
-            isinstance(slot, SelectionSlot | UnprotectedSlot) for entry in protocol.roster for slot in algorithm.plan(entry)
-        )
-        models_down = selections * (algorithm.max_models - 1)  # in a window every client gets every model
-    sends = any(
-        set(spec.shape) & {"p", "update", "body"} for half in algorithm.halves().values() for spec in half.gives.values()
-    )
-    up = round(4 * p * asked) if sends else 0
-    return {
-        "clients": n,
-        "parameters": p,
-        "steps": steps,
-        "records": seen,
-        "bytes_up": up,
-        "bytes_down": round(up + 4 * p * models_down),
-        "memory": base_memory(min(n, live or n)) + 8 * p * min(n, live or n) + 12 * p * round(asked / protocol.rounds),
-    }
-
-
-def base_memory(workers: int) -> int:
-    """Bytes that the processes of a run take before any model: what all share, and each worker's own."""
-    return _SHARED_BYTES + workers * _WORKER_BYTES
-
-
-def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
-    """Seconds of one local step here, measured on a client's records; the result is thrown away."""
-    import torch
-
-    from dpcfl_net.federation.client import Engine
-
-    torch.set_num_threads(1)
-    engine, entry = Engine.of(job.protocol), job.protocol.roster[0]
-    settings, piece = client_slice(job, entry.id, root)
-    data = open_client(settings, piece, root)
-    theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
-    if job.algorithm.plain_sgd(job.algorithm.options, job.protocol.privacy):
-        engine.sgd.train(theta, data, np.random.default_rng())
-        start = time.perf_counter()
-        engine.sgd.train(theta, data, np.random.default_rng())
-        return (time.perf_counter() - start) / (job.protocol.local.epochs * -(-entry.records // job.protocol.local.batch_size))
-    slot = DPSGDSlot("timing", min(1.0, job.protocol.local.batch_size / entry.records), steps)
-    engine.trainer.train(theta, data, slot, entry.noise_multiplier, os.urandom(32))
-    start = time.perf_counter()
-    engine.trainer.train(theta, data, slot, entry.noise_multiplier, os.urandom(32))
-    return (time.perf_counter() - start) / steps

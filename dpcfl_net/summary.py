@@ -15,10 +15,11 @@ import yaml
 from dpcfl_net import __version__, runlog
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.experiment import Job, client_key, experiment_slice, privacy_statement
+from dpcfl_net.experiment import Job, client_key, experiment_slice
 from dpcfl_net.federation.curator import CURATOR
 from dpcfl_net.job import EXPERIMENT, PROTOCOL, Audit, Experiment, canonical, digest, read_experiment, read_protocol
 from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.statement import privacy_statement
 from dpcfl_net.types import Event
 
 LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")

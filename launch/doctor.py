@@ -135,7 +135,7 @@ def memory_for(clients: int) -> Callable[[], Finding]:
     def look() -> Finding:
         import psutil
 
-        from dpcfl_net.experiment import base_memory
+        from dpcfl_net.expectations import base_memory
 
         free, wanted = psutil.virtual_memory().available, base_memory(clients)
         found = f"{free / 2**30:.1f} GiB available, about {wanted / 2**30:.1f} for {clients} workers before their models"

@@ -91,7 +91,7 @@ class LocalHandle:
         assert self._pipe is not None, "a process of one client is told nothing"
         try:
             self._pipe.send_bytes(word.encode())
-        except (BrokenPipeError, OSError):
+        except OSError:
             return  # it has ended, or is leaving; it is told when it runs again
 
     def finish(self) -> None:

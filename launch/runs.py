@@ -19,9 +19,11 @@ from dpcfl_net import config as configuration
 from dpcfl_net import experiment, runlog, summary
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError
+from dpcfl_net.expectations import expectations, step_seconds
 from dpcfl_net.experiment import Job
 from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.plugins import short
+from dpcfl_net.statement import replace_one_epsilon
 from launch import local, processes
 from launch.sites import Here, Site
 
@@ -112,7 +114,7 @@ def report(folder: Path) -> None:
     summary.write_epsilon_lines(folder, job)
     done = max((line["round"] for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
-    replace_one = before.get("privacy", {}).get("epsilon_replace_one") or experiment.replace_one_epsilon(job.protocol)
+    replace_one = before.get("privacy", {}).get("epsilon_replace_one") or replace_one_epsilon(job.protocol)
     document = summary.run_document(
         folder,
         job,
@@ -306,7 +308,7 @@ class Book:
         return document
 
     def _compute_replace_one(self) -> None:
-        self._replace_one = experiment.replace_one_epsilon(self.job.protocol)
+        self._replace_one = replace_one_epsilon(self.job.protocol)
 
 
 def _interrupt(*_: object) -> None:
@@ -345,7 +347,7 @@ def new_folder(config: Config, out: Path) -> Path:
 
 def _print_job(job: Job, config: Config) -> None:
     """The plan and what it will cost on a machine like this one."""
-    protocol, cost = job.protocol, experiment.expectations(job.protocol, config.runtime.max_live_workers)
+    protocol, cost = job.protocol, expectations(job.protocol, config.runtime.max_live_workers)
     z = sorted({round(noise, 5) for noise in noisy_plans(job.algorithm).values() if noise is not None}) or ["none"]
     print(
         f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters"
@@ -358,7 +360,7 @@ def _print_job(job: Job, config: Config) -> None:
     for slot, count in Counter(job.algorithm.curator_plan()).items():
         print(f"  plan of the trusted server: {count} x {slot}")
     slots = local.compute_slots(config.runtime)
-    minutes = experiment.step_seconds(job, config.data.root) * cost["steps"] / slots / 60
+    minutes = step_seconds(job, config.data.root) * cost["steps"] / slots / 60
     print(
         f"expected: {cost['steps']:,} steps over {cost['records']:,} records, about {minutes:.1f} minutes of computing in {slots} slots here; "
         f"{cost['bytes_up'] / 1e6:.1f} MB up, {cost['bytes_down'] / 1e6:.1f} MB down; "

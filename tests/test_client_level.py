@@ -28,6 +28,7 @@ from dpcfl_net.privacy import accounting
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.sgd import PlainSGD
 from dpcfl_net.simulate import simulate
+from dpcfl_net.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.types import RAW, CuratorSlot, FixedSizeGaussian, SampledGaussian
 from dpcfl_net.worker import make_host
 
@@ -322,10 +323,10 @@ def test_what_is_published_is_said_to_be_without_a_guarantee_and_what_it_costs_i
     z = job.protocol.curator_noise_multiplier
     claimed = accounting.epsilon([FixedSizeGaussian(z, 6, 12, 4)], 1e-2, adjacency="replace-one", accountant="rdp")
     assert claimed == pytest.approx(4, abs=0.01)
-    sound = experiment.replace_one_epsilon(job.protocol)
+    sound = replace_one_epsilon(job.protocol)
     worse = (0.6 / z**2 + 2 * 0.4 / z**2) ** -0.5  # sqrt(2) C_s instead of C_s
     assert sound == pytest.approx(accounting.epsilon([FixedSizeGaussian(worse, 6, 12, 4)], 1e-2, adjacency="replace-one"))
-    statement = experiment.privacy_statement(job.protocol, sound)
+    statement = privacy_statement(job.protocol, sound)
     assert statement["epsilon"] is None
     assert "epsilon 4" in statement["claim_of_paper"]
     assert "does not hold" in statement["not_covered"][0]

@@ -23,6 +23,7 @@ from dpcfl_net import config, experiment, runlog, summary
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.compare import Result
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.expectations import expectations
 from dpcfl_net.experiment import read_job
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.claim import plan_events, protected
@@ -33,6 +34,7 @@ from dpcfl_net.privacy.client_draws import full_events, paper_events, selection_
 from dpcfl_net.privacy.tilting import draw, near_mass, printed_bounds, probabilities, sharp_bounds, top_mass
 from dpcfl_net.reproduce.base import find
 from dpcfl_net.simulate import simulate
+from dpcfl_net.statement import privacy_statement
 from dpcfl_net.types import GaussianSlot, SampledGaussian, UnprotectedSlot
 from dpcfl_net.verify import verify_run
 
@@ -218,7 +220,7 @@ def test_raw_modes_have_no_finite_epsilon(mode, tmp_path):
 def test_what_the_statement_says(tmp_path):
     def said(name, algorithm, privacy=None):
         (tmp_path / name).mkdir()
-        return experiment.privacy_statement(job_for(tmp_path / name, algorithm, privacy).protocol, None)
+        return privacy_statement(job_for(tmp_path / name, algorithm, privacy).protocol, None)
 
     full = said("full", {})
     assert (full["unit"], full["epsilon"]) == ("sample", 5)
@@ -481,7 +483,7 @@ def test_a_crash_in_mid_round_changes_no_draw(tmp_path, monkeypatch):
 
 def test_what_a_run_is_expected_to_cost(tmp_path):
     job = job_for(tmp_path, {"drawn": 2})
-    expected = experiment.expectations(job.protocol)
+    expected = expectations(job.protocol)
     assert expected["steps"] == 2 * ROUNDS * 9  # of the 4 * ROUNDS * 9 that are paid for
     assert expected["bytes_up"] == expected["bytes_down"] == 2 * ROUNDS * 4 * job.protocol.model.parameters
 

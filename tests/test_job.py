@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dpcfl_net import config, experiment
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.job import Experiment, LocalTraining, Protocol, canonical, differences, digest, read_protocol
+from dpcfl_net.statement import privacy_statement
 from dpcfl_net.worker import make_host
 
 
@@ -63,7 +64,7 @@ def test_only_the_oracle_sees_true_clusters(made):
     _, folder = made
     job = experiment.make_job(config.resolve({**SMALL, "algorithm": {"name": "oracle"}}), folder / "keys")
     assert job.protocol.oracle == job.experiment.true_clusters
-    statement = experiment.privacy_statement(job.protocol, None)
+    statement = privacy_statement(job.protocol, None)
     assert any("oracle" in line for line in statement["not_covered"])
 
 

@@ -20,10 +20,11 @@ from dpcfl_net import config, models, plugins
 from dpcfl_net.data import cache, datasets, own
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.experiment import algorithm_of, make_job, make_keys, model_template, privacy_statement
+from dpcfl_net.experiment import algorithm_of, make_job, make_keys, model_template
 from dpcfl_net.federation.client import Engine
 from dpcfl_net.privacy import model_check
 from dpcfl_net.privacy.dpsgd import Trainer
+from dpcfl_net.statement import privacy_statement
 
 EXAMPLES = ROOT / "docs" / "examples"
 # Without the current folder on the path: what is found there was put there by the command itself.
