@@ -6,6 +6,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def _steps(batch: int, reps: int, seconds: float) -> dict[str, Any]:
         begin = time.process_time()
         run(4)
         counts[name] = max(4, int(4 * seconds / (time.process_time() - begin)))
-    times = _interleave({name: (lambda run=run, n=counts[name]: run(n)) for name, run in ways.items()}, reps)
+    times = _interleave({name: partial(run, counts[name]) for name, run in ways.items()}, reps)
     return _row(f"batch {batch}", {name: [t / counts[name] for t in times[name]] for name in ways})
 
 

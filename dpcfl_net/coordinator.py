@@ -25,7 +25,7 @@ from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ServerEndpoint
 from dpcfl_net.wire.messages import resolve
 from dpcfl_net.wire.observer_link import ObserverOutbox
-from dpcfl_net.wire.transcript import Transcript
+from dpcfl_net.wire.transcript import Mode, Transcript
 
 LOGGED = {"HELLO", "WELCOME", "TASK", "RESULT", "ERROR", "BYE"}
 
@@ -40,7 +40,7 @@ class CoordinatorSpec:
     observer: str | None
     keys: Path
     folder: Path
-    transcript: str = "headers"
+    transcript: Mode = "headers"
     keep_checkpoints: int = 2
     quorum: float = 1.0
     round_timeout_s: float = 600

@@ -11,7 +11,7 @@ import numpy as np
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import Job, algorithm_of, client_slice
 from dpcfl_net.job import Protocol
-from dpcfl_net.types import DPSGDSlot, SelectionSlot, UnprotectedSlot
+from dpcfl_net.types import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
 
 # Measured with the small CNN: what the shared libraries, and one worker beside them, add to the memory of a machine.
 _SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20
@@ -74,8 +74,9 @@ def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
         start = time.perf_counter()
         engine.sgd.train(theta, data, np.random.default_rng())
         return (time.perf_counter() - start) / (job.protocol.local.epochs * -(-entry.records // job.protocol.local.batch_size))
+    z = given(entry.noise_multiplier)
     slot = DPSGDSlot("timing", min(1.0, job.protocol.local.batch_size / entry.records), steps)
-    engine.trainer.train(theta, data, slot, entry.noise_multiplier, os.urandom(32))
+    engine.trainer.train(theta, data, slot, z, os.urandom(32))
     start = time.perf_counter()
-    engine.trainer.train(theta, data, slot, entry.noise_multiplier, os.urandom(32))
+    engine.trainer.train(theta, data, slot, z, os.urandom(32))
     return (time.perf_counter() - start) / steps

@@ -84,7 +84,8 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
         shown = curator.shown if curator is not None else {}
         if algorithm.personal:
             for client in shown.get("clients", fed.clients):
-                observer.take(_personal(job, hosts[client], client, t, spec.data_root))
+                if (personal := _personal(job, hosts[client], client, t, spec.data_root)) is not None:
+                    observer.take(personal)
         observer.take(Models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **shown))
 
     records.joined()
@@ -96,8 +97,11 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
             curator.close()
 
 
-def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal:
-    """What a client's own process would tell the observer of its personal model."""
+def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal | None:
+    """What a client's own process would tell the observer of its personal model; None while it has none."""
+    model = host.personal_model()
+    if model is None:
+        return None
     settings, piece = client_slice(job, client, root)
-    accuracy, loss = host.engine.evaluator.accuracy_and_loss(host.personal_model(), open_client(settings, piece, root, "test"))
+    accuracy, loss = host.engine.evaluator.accuracy_and_loss(model, open_client(settings, piece, root, "test"))
     return Personal(client, t, accuracy, loss)

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-DTYPES = {"f4": np.dtype("<f4"), "i8": np.dtype("<i8")}
+DTYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "i8": np.dtype("<i8")}
 
 
 def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:

@@ -90,6 +90,13 @@ def _whole(name: str, value: int) -> None:
         raise ValueError(f"{name} must be a whole number >= 0, got {value!r}")
 
 
+def given(noise_multiplier: float | None) -> float:
+    """The noise multiplier of a plan that holds noise; ValueError where the job names none for it."""
+    if noise_multiplier is None:
+        raise ValueError("the plan holds releases with noise, and the job names no noise multiplier for it")
+    return noise_multiplier
+
+
 @dataclass(frozen=True)
 class DPSGDSlot:
     """One task's DP-SGD: `steps` steps, each on a Poisson batch of sampling rate `rate` (1: every record)."""
@@ -98,9 +105,9 @@ class DPSGDSlot:
     rate: float
     steps: int
 
-    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
         """What the accountant sees; replace-one's doubled sensitivity is the accountant's part."""
-        return SampledGaussian(noise_multiplier, self.rate, self.steps)
+        return SampledGaussian(given(noise_multiplier), self.rate, self.steps)
 
 
 @dataclass(frozen=True)
@@ -115,10 +122,10 @@ class GaussianSlot:
     ratio: float = 1.0
     doubles: bool = True
 
-    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
         """The accountant doubles every sensitivity under replace-one: where it does not double, the noise counts twice."""
         told = 2 if adjacency == "replace-one" and not self.doubles else 1
-        return SampledGaussian(told * self.ratio * noise_multiplier, 1.0, 1)
+        return SampledGaussian(told * self.ratio * given(noise_multiplier), 1.0, 1)
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ class SelectionSlot:
     name: str
     eta: float
 
-    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
         """Zero-out moves every count by 0 or +1 together (range eta); replace-one by -1..+1 (range 2 eta)."""
         return BoundedRangeSelection(self.eta if adjacency == "zero-out" else 2 * self.eta, 1)
 
@@ -140,7 +147,7 @@ class UnprotectedSlot:
     name: str
     reason: str
 
-    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
         """The same whatever the noise."""
         return Unprotected(self.reason)
 
@@ -173,11 +180,11 @@ class CuratorSlot:
     population: int
     parts: tuple[tuple[str, float], ...] = (("sums", 1.0),)
 
-    def event(self, noise_multiplier: float, adjacency: Adjacency = "zero-out") -> Event:
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
         """All parts together: z is noise over the sensitivity under add/remove (Poisson) or replace-one (fixed size)."""
         if self.sampling == "fixed":
-            return FixedSizeGaussian(noise_multiplier, int(self.sample_size), self.population, 1)
-        return SampledGaussian(noise_multiplier, self.sample_size / self.population, 1)
+            return FixedSizeGaussian(given(noise_multiplier), int(self.sample_size), self.population, 1)
+        return SampledGaussian(given(noise_multiplier), self.sample_size / self.population, 1)
 
     def part_noise(self, noise_multiplier: float, part: str) -> float:
         """The noise multiplier of one part, over that part's own sensitivity; KeyError for a part that is not there."""
@@ -217,7 +224,7 @@ class Task:
 class Release:
     """The only thing a client half may return: named arrays, all of them outputs of charged mechanisms."""
 
-    def __init__(self, **tensors: np.ndarray) -> None:
+    def __init__(self, **tensors: np.ndarray | np.generic) -> None:
         self.tensors = {name: np.asarray(value) for name, value in tensors.items()}
 
 

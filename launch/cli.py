@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -187,10 +187,10 @@ def coordinator(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     out: Annotated[Path, typer.Option(help="run folder; holds the checkpoints to go on from")] = Path("run"),
-    transcript: Annotated[str, typer.Option(help="off, headers or full")] = "headers",
-    quorum: Annotated[float, typer.Option(help="fraction of clients that must answer")] = 1.0,
-    round_timeout: Annotated[float, typer.Option(help="seconds")] = 600.0,
-    join_timeout: Annotated[float, typer.Option(help="seconds")] = 120.0,
+    transcript: Annotated[Literal["off", "headers", "full"], typer.Option(help="what is kept of every message")] = "headers",
+    quorum: Annotated[float, typer.Option(min=0.0, max=1.0, help="fraction of clients that must answer")] = 1.0,
+    round_timeout: Annotated[float, typer.Option(min=0.0, help="seconds")] = 600.0,
+    join_timeout: Annotated[float, typer.Option(min=0.0, help="seconds")] = 120.0,
 ) -> None:
     """Start the coordinator alone, on any host."""
     from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator

@@ -348,12 +348,12 @@ def new_folder(config: Config, out: Path) -> Path:
 def _print_job(job: Job, config: Config) -> None:
     """The plan and what it will cost on a machine like this one."""
     protocol, cost = job.protocol, expectations(job.protocol, config.runtime.max_live_workers)
-    z = sorted({round(noise, 5) for noise in noisy_plans(job.algorithm).values() if noise is not None}) or ["none"]
+    z = sorted({round(noise, 5) for noise in noisy_plans(job.algorithm).values() if noise is not None})
     print(
         f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters"
     )
     print(
-        f"epsilon {protocol.privacy.epsilon:g} at delta {protocol.privacy.delta:g}: noise multiplier {', '.join(map(str, z))}"
+        f"epsilon {protocol.privacy.epsilon:g} at delta {protocol.privacy.delta:g}: noise multiplier {', '.join(map(str, z)) or 'none'}"
     )
     for slot, count in Counter(job.algorithm.plan(protocol.roster[0])).items():
         print(f"  plan of a client: {count} x {slot}")

@@ -40,6 +40,8 @@ def test_help_and_import_load_nothing_heavy():
         (["account", "--json", "nowhere.json"], 2, "cannot read"),
         (["data", "fetch", "imagenet"], 2, "unknown data set"),
         (["bench", "flying"], 2, "must be"),
+        (["coordinator", "protocol.json", "--transcript", "half"], 2, "'off', 'headers', 'full'"),
+        (["coordinator", "protocol.json", "--quorum", "7"], 2, "'--quorum'"),
     ],
 )
 def test_a_users_mistake_is_a_sentence_and_an_exit_code(arguments, code, words):

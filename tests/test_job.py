@@ -76,12 +76,17 @@ def test_a_reformatted_protocol_is_refused(made, tmp_path):
         read_protocol(path)
 
 
-def test_a_job_that_costs_more_than_it_promises_is_refused_before_data_is_read(made, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("noise", "why"),
+    [(lambda z: 0.97 * z, r"claim: the signed plan costs"), (lambda z: None, r"claim: .*names no noise multiplier")],
+    ids=["too-little", "none"],
+)
+def test_a_job_that_costs_more_than_it_promises_is_refused_before_data_is_read(made, tmp_path, monkeypatch, noise, why):
     job, _ = made
-    roster = [entry.model_copy(update={"noise_multiplier": entry.noise_multiplier * 0.97}) for entry in job.protocol.roster]
+    roster = [entry.model_copy(update={"noise_multiplier": noise(entry.noise_multiplier)}) for entry in job.protocol.roster]
     cheap = experiment.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment)
     monkeypatch.setattr("dpcfl_net.worker.client_slice", lambda *_: pytest.fail("data was looked at"))
-    with pytest.raises(Refused, match="claim"):
+    with pytest.raises(Refused, match=why):
         make_host(cheap, 0, tmp_path)
 
 

@@ -31,7 +31,7 @@ class ClientLevel(Algorithm):
 
     protects = (("client", "trusted-server"),)
     stateful = False  # what a client sends depends on earlier rounds, and so on whether it was drawn then
-    Options: type[Sampled] = Sampled
+    Options = Sampled
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
@@ -99,6 +99,11 @@ class ClientLevel(Algorithm):
 class OneModel(ClientLevel):
     """A round of DP-FedAvg; subclasses say how a client trains."""
 
+    @property
+    def update_size(self) -> int:
+        """How many parameters a client's update has."""
+        return self.protocol.model.parameters
+
     def round(self, state: State, t: int, fed: Federation) -> State:
         released = fed.release(self.noisy_sum, model=state.models[0])
         if released is None:
@@ -113,8 +118,7 @@ class OneModel(ClientLevel):
         """Sample, collect, clip to C, sum, add noise."""
         answers = me.call(self.train, {client: {"model": model} for client in me.sample("round")})
         updates = {client: [(0, update)] for client, update in answers.column("update").items()}
-        size = self.dims[str(self.train.client_half.gives["update"].shape[0])]
-        sums, _ = me.noisy_sums("round", "sums", updates, (1, int(size)), self.protocol.local.clip)
+        sums, _ = me.noisy_sums("round", "sums", updates, (1, self.update_size), self.protocol.local.clip)
         me.show_observer(clients=list(answers))
         return Release(sum=sums[0])
 

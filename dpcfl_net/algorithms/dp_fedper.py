@@ -28,9 +28,13 @@ class DPFedPer(OneModel):
     stateful = True
 
     @property
-    def dims(self) -> dict[str, int | tuple[int, int]]:
+    def update_size(self) -> int:
         head = sum(math.prod(shape) for _, shape in self.protocol.model.layout[-2:])  # weight and bias of the last layer
-        return {**super().dims, "body": self.protocol.model.parameters - head}
+        return self.protocol.model.parameters - head
+
+    @property
+    def dims(self) -> dict[str, int | tuple[int, int]]:
+        return {**super().dims, "body": self.update_size}
 
     def personal_model(self, state: Mapping[str, Any]) -> Any:
         return state.get("model")
@@ -38,7 +42,7 @@ class DPFedPer(OneModel):
     @on_client(bundle=["raw"], takes={"model": MODEL}, gives={"update": BODY})
     def train(self, me: Client, model: np.ndarray) -> Release:
         """The server's body under the own head (the first time, the server's head), trained together; the body's change."""
-        body = self.dims["body"]
+        body = self.update_size
         start = model.copy()
         if "model" in me.state:
             start[body:] = me.state["model"][body:]

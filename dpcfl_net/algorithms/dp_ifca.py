@@ -42,7 +42,7 @@ class DPIFCA(Choosing):
         return State(models, [None] * len(fed.clients), {"phase": "window"})
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        assignment = dict(zip(fed.clients, state.assignment, strict=True))
+        assignment: dict[int, Any] = dict(zip(fed.clients, state.assignment, strict=True))
         if t <= self.window:
             phase = "window"
             assignment, updates = self.choose(fed, state.models, assignment)

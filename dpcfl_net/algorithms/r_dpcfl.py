@@ -16,7 +16,7 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.combine import add_by_cluster
 from dpcfl_net.job import ClientEntry
-from dpcfl_net.types import DPSGDSlot, Release, Slot, State
+from dpcfl_net.types import DPSGDSlot, Release, Slot, State, given
 
 PICTURE = (
     "coordinates", "posteriors", "labels", "centres", "deviations", "candidates", "scores", "mss", "mss_plain", "mpo", "clusters",
@@ -77,7 +77,7 @@ class RDPCFL(Choosing):
         """That of the noise in each coordinate of a first update, lr c z sqrt(K) / N, which everybody knows; None if clients differ."""
         local = self.protocol.local
         found = {
-            local.lr * local.clip * entry.noise_multiplier * math.sqrt(local.epochs) / entry.records
+            local.lr * local.clip * given(entry.noise_multiplier) * math.sqrt(local.epochs) / entry.records
             for entry in self.protocol.roster
         }
         return found.pop() if len(found) == 1 else None
@@ -97,7 +97,7 @@ class RDPCFL(Choosing):
         if t == 1:
             return self.cluster(state, fed)
         soft_until, phase = int(state.memory["soft_until"]), "frozen"  # E_c
-        assignment = dict(zip(fed.clients, state.assignment, strict=True))
+        assignment: dict[int, Any] = dict(zip(fed.clients, state.assignment, strict=True))
         if len(state.models) == 1:
             phase = "single"
         elif t <= soft_until:

@@ -22,8 +22,12 @@ class ClientSide(Protocol):
     """What the client's floor needs to know of an algorithm; `algorithms.base.Algorithm` is one."""
 
     protocol: Job
-    name: str
-    protects: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def protects(self) -> tuple[tuple[str, str], ...]: ...
 
     @property
     def dims(self) -> dict[str, int | tuple[int, int]]: ...

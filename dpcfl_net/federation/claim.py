@@ -79,7 +79,10 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
             "claim",
             f"the plan's unprotected releases are {unprotected(plan)}, the job owns up to {algorithm.protocol.unprotected}",
         )
-    events = plan_events(protected(plan), noise, privacy.adjacency)
+    try:
+        events = plan_events(protected(plan), noise, privacy.adjacency)
+    except ValueError as error:
+        raise Refused("claim", str(error)) from None
     document = {
         "events": [{"type": type(event).__name__, **asdict(event)} for event in events],
         "delta": privacy.delta,

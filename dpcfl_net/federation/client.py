@@ -100,7 +100,7 @@ class Client:
         spec = self._charge.slots[slot]
         assert isinstance(spec, DPSGDSlot)
         key = slot_key(self._charge.key, slot)
-        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.noise_multiplier, key, pull)
+        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.z, key, pull)
         self.ran.append(event)
         return theta
 
@@ -153,7 +153,7 @@ class Client:
 
     def _noisy(self, slot: str, value: np.ndarray, reach: float) -> np.ndarray:
         """Noise on what moves by at most `reach` when whoever is protected is taken out, or when a number is exchanged."""
-        spec, z = self._charge.slots[slot], self._charge.noise_multiplier
+        spec, z = self._charge.slots[slot], self._charge.z
         assert isinstance(spec, GaussianSlot)
         self.ran.append(spec.event(z, self._charge.adjacency))
         return gaussian_on_grid(value, z * spec.ratio * reach, stream(slot_key(self._charge.key, slot), "noise"))

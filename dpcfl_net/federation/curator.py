@@ -174,19 +174,19 @@ class Desk:
     def ran(self) -> list[Event]:
         """The events of the slots whose every part ran once, with the noise and the sampling that were planned."""
         events: list[Event] = []
-        z = self._charge.noise_multiplier
         for name, spec in self._charge.slots.items():
             if isinstance(spec, UnprotectedSlot):
-                events += [spec.event(z)] * self._unprotected.count(name)
+                events += [spec.event(None)] * self._unprotected.count(name)
                 continue
             assert isinstance(spec, CuratorSlot)
+            z = self._charge.z
             planned = sorted((name, part, spec.part_noise(z, part)) for part, _ in spec.parts)
             if name in self._sampled and sorted(entry for entry in self._noised if entry[0] == name) == planned:
                 events.append(spec.event(z, self._charge.adjacency))
         return events
 
     def _noisy(self, slot: str, part: str, values: np.ndarray, sensitivity: float) -> np.ndarray:
-        z = self._slot(slot).part_noise(self._charge.noise_multiplier, part)
+        z = self._slot(slot).part_noise(self._charge.z, part)
         self._noised.append((slot, part, z))
         return gaussian_on_grid(values, z * sensitivity, self._stream(slot, f"noise {part}"))
 

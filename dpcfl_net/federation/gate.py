@@ -26,6 +26,7 @@ from dpcfl_net.types import (
     Slot,
     Task,
     Unprotected,
+    given,
 )
 
 ClientState = dict[str, np.ndarray]
@@ -38,8 +39,13 @@ class Charge:
 
     key: bytes = field(repr=False)
     slots: Mapping[str, Slot]
-    noise_multiplier: float
+    noise_multiplier: float | None
     adjacency: Adjacency
+
+    @property
+    def z(self) -> float:
+        """The noise multiplier, which a plan with noise has."""
+        return given(self.noise_multiplier)
 
 
 Compute = Callable[[Charge, ClientState], tuple[Release, ClientState, list[Event]]]
@@ -62,7 +68,7 @@ class Gate:
         rounds: int,
         plan: Sequence[Slot],
         bundles: Mapping[str, Sequence[str]],
-        noise_multiplier: float,
+        noise_multiplier: float | None,
         adjacency: Adjacency,
         ledger: Ledger,
         noise_seed: bytes | None = None,

@@ -22,6 +22,8 @@ class InProcessFederation(Federation):
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         answers = {client: self.hosts[client].answer(Task(self.round, kind, tensors)) for client, tensors in tasks.items()}
-        released = {client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"}
+        released: dict[int, Arrays] = {
+            client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"
+        }
         self.missing, self.answered = sorted(set(tasks) - set(released)), len(released)
         return released

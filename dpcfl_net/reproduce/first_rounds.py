@@ -20,7 +20,7 @@ from dpcfl_net.job import ClientEntry, ModelTemplate, Protocol, derive_seed
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.reproduce.base import Scale
-from dpcfl_net.types import DPSGDSlot
+from dpcfl_net.types import DPSGDSlot, given
 
 MODELS = {"mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cifar-cnn", "digits": "digits-cnn"}
 
@@ -171,4 +171,4 @@ def _solved(algorithm: str, rounds: int, records: int, parts: str) -> float:
             "roster": [ClientEntry(id=0, public_key="", records=records, noise_multiplier=1.0)],
         }
     )  # fmt: skip
-    return calibrated(protocol).roster[0].noise_multiplier
+    return given(calibrated(protocol).roster[0].noise_multiplier)

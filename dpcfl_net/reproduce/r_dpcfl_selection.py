@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class SelectionCost(Reproduction):
         for name, ratio in ratios.items():
             really = spent(own, own["joint"] * ratio)
             context.say(f"{name}: noise x {ratio:.3f}, which really spends epsilon {really:.3f}")
-            axes = {
+            axes: dict[str, Sequence[Any]] = {
                 "privacy.epsilon": [really],
                 "algorithm.selection.budget_fraction": [FRACTION * TARGET / really],
                 "algorithm.name": ["r-dpcfl"],

@@ -44,7 +44,12 @@ class Regression(Reproduction):
             for ease, noise in NOISE.items():
                 for title, options in SYSTEMS.items():
                     own = {**options, "clusters": len(sizes)} if options["name"] == "rr-cluster" else options
-                    axes = {"data.clients": [sizes], "data.noise": [noise], "algorithm": [own], "seed": SEEDS[context.scale]}
+                    axes: dict[str, Sequence[Any]] = {
+                        "data.clients": [sizes],
+                        "data.noise": [noise],
+                        "algorithm": [own],
+                        "seed": SEEDS[context.scale],
+                    }
                     for result in context.results(path, axes):
                         count, error = unused(result), off(result)
                         dead.setdefault((f"{shape}, {ease}", title), []).append(count)

@@ -69,7 +69,7 @@ def read_result(path: Path) -> AttackResult:
         raise ConfigError(f"{path} is not the result of an attack of this name, but of {found.name!r}")
     if any(len(row) != len(found.columns) for row in found.rows):
         raise ConfigError(f"{path}: rows must have {len(found.columns)} cells, as there are columns")
-    sides = {"data": list, "layout": dict, "height": (int, float), "aspect": (int, float)}
+    sides: dict[str, Any] = {"data": list, "layout": dict, "height": (int, float), "aspect": (int, float)}
     figure = None if found.figure is None else {"aspect": 1, **found.figure}
     if figure is not None and not all(isinstance(figure.get(name), kind) for name, kind in sides.items()):
         raise ConfigError(f"{path}: figure must hold data (a list), layout (a mapping), height and, if any, aspect (numbers)")
