@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dpcfl_net.data import cache
 from dpcfl_net.experiment import algorithm_of
 from dpcfl_net.federation.claim import noisy_plans, plan_events
 from dpcfl_net.job import Protocol
 from dpcfl_net.plugins import is_plugin
+from dpcfl_net.privacy.remembered import cost, remembered
+from dpcfl_net.types import Event
 
 SERVER_SEES = "anything against the server itself: it is trusted, and sees every sampled client's update and cluster identifier as they are"
 CLUSTERS_SHOW = (
@@ -82,7 +85,15 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     if protocol.unprotected:
         sound = algorithm.sound_events()
         plans = [] if sound is None else [sound]
-    found = max(
-        (accounting.epsilon(events, protocol.privacy.delta, adjacency="replace-one") for events in plans), default=math.inf
-    )
+    delta = protocol.privacy.delta
+
+    def spent(events: list[Event]) -> float:
+        """Solved once on a host, as noise is."""
+        question = cost(events, delta, "replace-one", "pld")
+        found: float = remembered(
+            cache.folder() / "claims", question, lambda: accounting.epsilon(events, delta, adjacency="replace-one")
+        )
+        return found
+
+    found = max(map(spent, plans), default=math.inf)
     return found if math.isfinite(found) else None

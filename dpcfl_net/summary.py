@@ -13,12 +13,24 @@ from typing import Any
 import yaml
 
 from dpcfl_net import __version__, runlog
+from dpcfl_net.data import cache
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Job, client_key, experiment_slice
 from dpcfl_net.federation.curator import CURATOR
-from dpcfl_net.job import EXPERIMENT, PROTOCOL, Audit, Experiment, canonical, digest, read_experiment, read_protocol
+from dpcfl_net.job import (
+    EXPERIMENT,
+    PROTOCOL,
+    Audit,
+    Experiment,
+    PrivacyTarget,
+    canonical,
+    digest,
+    read_experiment,
+    read_protocol,
+)
 from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.privacy.remembered import cost, remembered
 from dpcfl_net.statement import privacy_statement
 from dpcfl_net.types import Event
 
@@ -144,10 +156,6 @@ def spent_by_client(folder: Path, job: Job) -> list[float]:
 
 def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     """For each client, epsilon after each of the run's charged rounds; nothing for a client without a ledger here."""
-    from dpcfl_net.privacy.accounting import epsilon_by_prefix
-
-    privacy = job.protocol.privacy
-    known: dict[tuple[Any, ...], list[float]] = {}
     by_ledger: dict[Path, list[float]] = {}
     for entry in job.protocol.roster:
         where = paying_ledger(folder, job, entry.id)
@@ -159,12 +167,24 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
         groups: dict[int, list[Event]] = {}
         for t, events in charged_by_round(folder, job, entry.id):
             groups.setdefault(t, []).extend(events)
-        key = tuple((t, tuple(events)) for t, events in sorted(groups.items()))
-        if key not in known:
-            filled = [groups.get(t, []) for t in range(1, max(groups, default=0) + 1)]
-            known[key] = [round(e, 6) for e in epsilon_by_prefix(filled, privacy.delta, privacy.adjacency, privacy.accountant)]
-        by_ledger[where] = known[key]
+        charged = tuple(tuple(groups.get(t, ())) for t in range(1, max(groups, default=0) + 1))
+        by_ledger[where] = list(_curve(charged, job.protocol.rounds, job.protocol.privacy))
     return [by_ledger[paying_ledger(folder, job, entry.id)] for entry in job.protocol.roster]
+
+
+@lru_cache(maxsize=256)
+def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: PrivacyTarget) -> list[float]:
+    """Epsilon after each round's charges; that of a whole run is remembered, for runs that differ in their seed."""
+    from dpcfl_net.privacy.accounting import epsilon_by_prefix
+
+    def computed() -> list[float]:
+        return [round(e, 6) for e in epsilon_by_prefix(charged, privacy.delta, privacy.adjacency, privacy.accountant)]
+
+    if len(charged) < rounds:
+        return computed()
+    questions = [cost(events, privacy.delta, privacy.adjacency, privacy.accountant) for events in charged]
+    found: list[float] = remembered(cache.folder() / "claims", {"by_round": questions}, computed)
+    return found
 
 
 def write_epsilon_lines(folder: Path, job: Job) -> None:

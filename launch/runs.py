@@ -27,6 +27,8 @@ from dpcfl_net.statement import replace_one_epsilon
 from launch import local, processes
 from launch.sites import Here, Site
 
+FIRST_COUNT_S = 1.0  # what counting epsilon is taken to cost before the first time: a run of seconds counts at its end only
+
 
 class Shown(Protocol):
     """Where a run's progress is shown."""
@@ -272,7 +274,7 @@ class Book:
         self.folder, self.job, self.before, self._processes, self._devices = folder, job, before, processes, devices
         self.started = time.time()
         self._replace_one: float | None = None
-        self._round, self._cost, self._counted = 0, 0.0, 0.0
+        self._round, self._cost, self._counted = 0, FIRST_COUNT_S, time.monotonic()
         self._statement = threading.Thread(target=self._compute_replace_one, daemon=True)
         self._statement.start()
 

@@ -54,9 +54,11 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
-    """Claims and data caches of the tests go to a folder of their own."""
+    """Claims and data caches of the tests go to a folder of their own, one for all test processes."""
     before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    os.environ["XDG_CACHE_HOME"] = str(cache)
     yield
     os.environ.pop("XDG_CACHE_HOME")
     if before is not None:

@@ -18,6 +18,7 @@ from conftest import DPCFL, ROOT, assert_nothing_left, at_a_terminal, dpcfl, onl
 from dpcfl_net import runlog, summary
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.experiment import read_job
+from dpcfl_net.privacy import accounting
 from dpcfl_net.simulate import simulate
 from dpcfl_net.verify import verify_run
 from dpcfl_net.worker import make_host
@@ -115,6 +116,25 @@ def test_an_interrupted_client_computation_resumes_to_the_same_bits(finished_run
 @pytest.fixture(scope="module")
 def undisturbed(finished_run):
     return last_models(finished_run)
+
+
+def test_what_whole_runs_of_one_plan_spend_is_computed_once_on_a_host(finished_run, tmp_path, monkeypatch):
+    job, asked = job_of(finished_run), []
+    real = accounting.epsilon_by_prefix
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(accounting, "epsilon_by_prefix", lambda *question: asked.append(question) or real(*question))
+    found = []
+    for _ in range(2):
+        summary._curve.cache_clear()  # as in another process
+        found.append(summary.epsilon_curves(finished_run, job))
+    assert len(asked) == len({tuple(map(tuple, groups)) for groups, *_ in asked}) == 1
+    assert found[0] == found[1]
+    written = [
+        line["epsilon_spent_by_client"]
+        for line in runlog.read(finished_run / "metrics.jsonl")
+        if "epsilon_spent_by_client" in line
+    ]
+    assert [list(curve) for curve in zip(*written, strict=True)] == found[0]
 
 
 def test_kill_of_the_whole_tree_in_mid_round_then_resume(undisturbed, tmp_path):

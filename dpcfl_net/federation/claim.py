@@ -7,13 +7,13 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.privacy.remembered import remembered
+from dpcfl_net.privacy.remembered import cost, remembered
 from dpcfl_net.types import (
     Adjacency,
     BoundedRangeSelection,
@@ -83,22 +83,17 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
         events = plan_events(protected(plan), noise, privacy.adjacency)
     except ValueError as error:
         raise Refused("claim", str(error)) from None
-    document = {
-        "events": [{"type": type(event).__name__, **asdict(event)} for event in events],
-        "delta": privacy.delta,
-        "adjacency": privacy.adjacency,
-        "accountant": privacy.accountant,
-    }
-    epsilon = remembered(cache, document, lambda: _account(document))
+    question = cost(events, privacy.delta, privacy.adjacency, privacy.accountant)
+    epsilon = remembered(cache, question, lambda: _account(question))
     if epsilon is None or epsilon > privacy.epsilon:
         raise Refused("claim", f"the signed plan costs client {client} epsilon {epsilon}, the job promises {privacy.epsilon:g}")
     return math.inf if unprotected(plan) else epsilon
 
 
-def _account(document: dict[str, Any]) -> float | None:
+def _account(question: dict[str, Any]) -> float | None:
     run = subprocess.run(
         [sys.executable, "-m", "dpcfl_net.privacy.accounting"],
-        input=json.dumps(document),
+        input=json.dumps(question),
         capture_output=True,
         text=True,
         check=False,

@@ -6,11 +6,14 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from dpcfl_net.types import Adjacency, Event
 
 # What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
 SOURCES = (
@@ -40,6 +43,12 @@ def remembered(folder: Path, question: dict[str, Any], answer: Callable[[], Any]
             draft.write_text(json.dumps({"answer": answer()}))
             os.replace(draft, stored)
         return json.loads(stored.read_text())["answer"]
+
+
+def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
+    """The question what epsilon events cost, as `privacy.accounting` reads it from standard input too."""
+    listed = [{"type": type(event).__name__, **asdict(event)} for event in events]
+    return {"events": listed, "delta": delta, "adjacency": adjacency, "accountant": accountant}
 
 
 @cache
