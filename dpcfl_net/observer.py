@@ -81,6 +81,7 @@ class Observer:
 
     def __init__(self, spec: ObserverSpec, job: Job) -> None:
         self.job, self.truth = job, job.experiment.true_clusters
+        self._known = DataSettings.model_validate(job.experiment.data).clusters_known
         self._every = spec.evaluate_every
         self._metrics, self._clusters = Lines(spec.folder / "metrics.jsonl"), Lines(spec.folder / "clusters.jsonl")
         self._spans = Lines(spec.folder / "spans.jsonl")
@@ -141,15 +142,20 @@ class Observer:
         found = entry.assignment
         if any(cluster is None for cluster in found):
             return
-        self._clusters.write({
-            "view": "observer", "round": t, "ari": metrics.adjusted_rand_index(self.truth, found),
+        judged = {
+            "ari": metrics.adjusted_rand_index(self.truth, found),
             "assignment_accuracy": metrics.assignment_accuracy(self.truth, found),
-            "recovered": metrics.recovered(self.truth, found), "minority_recovered": metrics.minority_recovered(self.truth, found),
-            "assigned": found,
-        })  # fmt: skip
+            "recovered": metrics.recovered(self.truth, found),
+            "minority_recovered": metrics.minority_recovered(self.truth, found),
+        }
+        self._clusters.write({"view": "observer", "round": t, **(judged if self._known else {}), "assigned": found})
 
     def _write_labels(self, note: Models) -> None:
         """How often the labels of a round's clients are right, as sent and as released, under the names that fit the sent ones."""
+        labelled = np.unique([m for m in note.labels if m is not None]).size
+        if not self._known:
+            self._clusters.write({"view": "observer", "round": note.round, "labelled": labelled})
+            return
         true = [self.truth[client] for client in note.clients]
         names = metrics.best_names(true, note.labels)
         # A label that nobody sent is named after a cluster that none of the others is: released ones may still be of it.
@@ -163,7 +169,7 @@ class Observer:
 
         self._clusters.write({
             "view": "observer", "round": note.round, "label_accuracy": right(note.labels),
-            "released_label_accuracy": right(note.released), "labelled": np.unique([m for m in note.labels if m is not None]).size,
+            "released_label_accuracy": right(note.released), "labelled": labelled,
         })  # fmt: skip
 
 

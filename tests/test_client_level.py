@@ -392,6 +392,25 @@ def test_labels_are_judged_as_sent_and_as_released(finished):
     assert dpcfl("verify", folder).returncode == 0
 
 
+def test_clusters_that_nobody_knows_are_not_judged(tmp_path):
+    data = {
+        "dataset": "digits",
+        "clients": [12],
+        "shift": "none",
+        "partition": "dirichlet",
+        "alpha": 0.5,
+        "train_per_client": 60,
+    }
+    changes = document(RR, REPLACED, data=data, runtime={"federation": "in-process"}, output={"transcript": "off"})
+    done = dpcfl("run", write_config(tmp_path / "c", **changes), "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr + done.stdout
+    folder = only_run(tmp_path / "runs")
+    lines = [line for line in runlog.read(folder / "clusters.jsonl") if line["view"] == "observer"]
+    assert {key for line in lines for key in line} == {"view", "round", "assigned", "labelled"}
+    final = json.loads((folder / "run.json").read_text())["final"]
+    assert [final[key] for key in ("clusters_recovered", "minority_recovered", "ari")] == [None] * 3
+
+
 # ---- the plain local step
 
 

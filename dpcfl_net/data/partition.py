@@ -83,6 +83,11 @@ class DataSettings(BaseModel):
         """The cluster of each client, in natural order."""
         return [cluster for cluster, size in enumerate(self.clients) for _ in range(size)]
 
+    @property
+    def clusters_known(self) -> bool:
+        """Whether `true_clusters` is how clients differ: with label proportions or roles of their own nobody knows who is like whom."""
+        return self.partition == "equal"
+
 
 def _contradiction(data: DataSettings) -> str | None:
     """Which of dataset, shift and partition do not belong together, and what does."""
