@@ -90,10 +90,10 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     def spent(events: list[Event]) -> float:
         """Solved once on a host, as noise is."""
         question = cost(events, delta, "replace-one", "pld")
-        found: float = remembered(
+        found: float | None = remembered(
             cache.folder() / "claims", question, lambda: accounting.epsilon(events, delta, adjacency="replace-one")
         )
-        return found
+        return math.inf if found is None else found  # a worker that asks the same keeps infinity as null
 
     found = max(map(spent, plans), default=math.inf)
     return found if math.isfinite(found) else None

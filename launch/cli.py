@@ -21,6 +21,14 @@ app.add_typer(data_app, name="data")
 attack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What a server could do with what it recorded.")
 app.add_typer(attack_app, name="attack")
 
+
+def _above_zero(value: float) -> float:
+    """What an option must be that the configuration has above 0 too."""
+    if not value > 0:
+        raise typer.BadParameter(f"{value:g} is not above 0")
+    return value
+
+
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")
 ]
@@ -188,9 +196,9 @@ def coordinator(
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     out: Annotated[Path, typer.Option(help="run folder; holds the checkpoints to go on from")] = Path("run"),
     transcript: Annotated[Literal["off", "headers", "full"], typer.Option(help="what is kept of every message")] = "headers",
-    quorum: Annotated[float, typer.Option(min=0.0, max=1.0, help="fraction of clients that must answer")] = 1.0,
-    round_timeout: Annotated[float, typer.Option(min=0.0, help="seconds")] = 600.0,
-    join_timeout: Annotated[float, typer.Option(min=0.0, help="seconds")] = 120.0,
+    quorum: Annotated[float, typer.Option(callback=_above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
+    round_timeout: Annotated[float, typer.Option(callback=_above_zero, help="seconds")] = 600.0,
+    join_timeout: Annotated[float, typer.Option(callback=_above_zero, help="seconds")] = 120.0,
 ) -> None:
     """Start the coordinator alone, on any host."""
     from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpcfl_net import config, experiment
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.job import Experiment, LocalTraining, Protocol, canonical, differences, digest, read_protocol
-from dpcfl_net.statement import privacy_statement
+from dpcfl_net.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.worker import make_host
 
 
@@ -66,6 +66,13 @@ def test_only_the_oracle_sees_true_clusters(made):
     assert job.protocol.oracle == job.experiment.true_clusters
     statement = privacy_statement(job.protocol, None)
     assert any("oracle" in line for line in statement["not_covered"])
+
+
+def test_an_answer_that_is_infinite_is_kept_as_null(made, monkeypatch):
+    job, _ = made
+    assert replace_one_epsilon(job.protocol) > job.protocol.privacy.epsilon
+    monkeypatch.setattr("dpcfl_net.statement.remembered", lambda *_: None)
+    assert replace_one_epsilon(job.protocol) is None
 
 
 def test_a_reformatted_protocol_is_refused(made, tmp_path):

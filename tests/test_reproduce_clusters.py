@@ -91,6 +91,10 @@ def test_table_1_runs_every_pair_that_can_be_promised(tmp_path):
     (row,) = [row for row in outcome.tables[0].rows if row[:2] == ["RR-Cluster (IFCA)", "4"]]
     assert row[2] == "66.6"
     assert row[3].startswith("62.0 +- 0.0")
+    (claim,) = [
+        claim for claim in outcome.claims if "imbalanced, paper: rebalancing raises the accuracy of DP-IFCA" in claim.text
+    ]
+    assert claim.measured.startswith("+5.0 +- 0.0 points at epsilon 2, ")
     assert FEDPER.under("paper") is None
     assert FESEM[0].under("labels-first") is None
     assert len(ALL) * len(GUARANTEES) == 24

@@ -165,6 +165,14 @@ def gain(found: Found, setting: str, guarantee: str, pair: tuple[System, System]
     return None if not all(both) else statistics.fmean(both[1] or []) - statistics.fmean(both[0] or [])
 
 
+def _error(found: Found, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> str:
+    """The standard error of a gain, where both have several runs."""
+    both = [found[setting, guarantee, system.title, epsilon] for system in pair]
+    if min(map(len, both)) < 2:
+        return ""
+    return f" +- {math.sqrt(sum(statistics.variance(values) / len(values) for values in both)):.1f}"
+
+
 def gains(found: Found) -> list[Claim]:
     """Rebalancing helps each base, as the paper's table says for all of them."""
     claims = []
@@ -173,7 +181,10 @@ def gains(found: Found) -> list[Claim]:
             for pair in (IFCA, FESEM, FEDCAM):
                 at = {e: value for e in EPSILONS if (value := gain(found, setting, guarantee, pair, e)) is not None}
                 if at:
-                    measured = ", ".join(f"{value:+.1f} points at epsilon {e}" for e, value in at.items())
+                    measured = ", ".join(
+                        f"{value:+.1f}{_error(found, setting, guarantee, pair, e)} points at epsilon {e}"
+                        for e, value in at.items()
+                    )
                     claims.append(Claim(
                         f"{setting}, {guarantee}: rebalancing raises the accuracy of {pair[0].title}", measured, min(at.values()) > 0, _cause(guarantee)
                     ))  # fmt: skip
