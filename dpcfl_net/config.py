@@ -23,9 +23,9 @@ from dpcfl_net.algorithms.base import Algorithm, Setting, find, registry
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.job import LocalTraining, PrivacyTarget
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.plugins import load as load_function
+from dpcfl_net.protocol import LocalTraining, PrivacyTarget
 
 
 class Section(BaseModel):
@@ -344,7 +344,7 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
     problems = shift_problems(config.data, images)
     by_record = not config.algorithm_class.plain_sgd(config.options, config.privacy)
     if known_model and (images.task == "regression" or is_plugin(config.model.name) or is_plugin(config.data.dataset)):
-        from dpcfl_net.experiment import model_template
+        from dpcfl_net.build import model_template
 
         try:
             model_template(config.model.name, images.input_shape, images.classes, seed=0, task=images.task, by_record=by_record)

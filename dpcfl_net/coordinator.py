@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.algorithms.base import Algorithm
+from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.errors import Refused
-from dpcfl_net.experiment import COORDINATOR, algorithm_of, read_signed_protocol
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.curator import Curator
 from dpcfl_net.federation.network import NetworkFederation
-from dpcfl_net.job import Protocol, digest
+from dpcfl_net.protocol import Protocol, digest, read_signed_protocol
 from dpcfl_net.runlog import Lines, say, write_atomically
 from dpcfl_net.types import State
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ServerEndpoint
+from dpcfl_net.wire.keys import COORDINATOR
 from dpcfl_net.wire.messages import resolve
 from dpcfl_net.wire.observer_link import ObserverOutbox
 from dpcfl_net.wire.transcript import Mode, Transcript
@@ -46,8 +46,8 @@ class CoordinatorSpec:
     round_timeout_s: float = 600
     join_timeout_s: float = 120
     max_live: int | None = None  # most clients connected at once; None: all are, and nobody is summoned
-    summons: Connection | None = None  # to the launcher: whom to start
-    lost: Connection | None = None  # from the launcher: who cannot be started again
+    summons: int | None = None  # descriptor of a pipe to the launcher: whom to start
+    lost: int | None = None  # of one from the launcher: who cannot be started again
 
 
 def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:
@@ -102,7 +102,8 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         write_atomically(spec.folder / "addresses" / COORDINATOR, endpoint.address)
         fed = NetworkFederation(
             protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, join_timeout_s=spec.join_timeout_s,
-            max_live=spec.max_live, tell=teller(spec.summons), lost=lost_ones(spec.lost), warn=records.warn,
+            max_live=spec.max_live, tell=teller(_pipe(spec.summons, readable=False)), lost=lost_ones(_pipe(spec.lost)),
+            warn=records.warn,
         )  # fmt: skip
         fed.curator = curator
         fed.join()
@@ -126,6 +127,11 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         if curator is not None:
             curator.close()
         transcript.close()
+
+
+def _pipe(descriptor: int | None, *, readable: bool = True) -> Connection | None:
+    """One end of a pipe that was inherited."""
+    return None if descriptor is None else Connection(descriptor, readable=readable, writable=not readable)
 
 
 def teller(summons: Connection | None) -> Callable[[str, int], None] | None:

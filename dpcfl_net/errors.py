@@ -7,6 +7,7 @@ class DpcflError(Exception):
     """Base of every error with a message for a person: printed without a traceback."""
 
     exit_code = 4
+    told = False  # whether the person has read it already
 
 
 class ConfigError(DpcflError):

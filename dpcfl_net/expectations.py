@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.data.partition import open_client
-from dpcfl_net.experiment import Job, algorithm_of, client_slice
-from dpcfl_net.job import Protocol
+from dpcfl_net.experiment import Job, client_slice
+from dpcfl_net.protocol import Protocol
 from dpcfl_net.types import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
 
 # Measured with the small CNN: what the shared libraries, and one worker beside them, add to the memory of a machine.

@@ -16,10 +16,11 @@ from dpcfl_net import runlog
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.clustering import metrics
 from dpcfl_net.data.partition import DataSettings, Part, Slice, open_many, open_set, plan_slices
-from dpcfl_net.experiment import OBSERVER, Job, read_job
-from dpcfl_net.job import digest
+from dpcfl_net.experiment import Job, read_job
+from dpcfl_net.protocol import digest
 from dpcfl_net.runlog import Lines, say, write_atomically
 from dpcfl_net.wire import keys
+from dpcfl_net.wire.keys import OBSERVER
 from dpcfl_net.wire.observer_link import End, Models, ObserverInbox, Personal, Span
 
 # After the end the observer leaves once nobody has said anything for QUIET_S, or figures are LATE_S late.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from dpcfl_net.checkpoint import Checkpoints
@@ -17,20 +16,7 @@ from dpcfl_net.observer import Observer, ObserverSpec
 from dpcfl_net.types import State
 from dpcfl_net.wire.observer_link import Models, Personal
 from dpcfl_net.worker import make_host
-
-
-@dataclass(frozen=True)
-class OneProcessSpec:
-    """Everything that such a run is started with."""
-
-    folder: Path
-    operator_key: str
-    ledgers: Path
-    ledger_budget: float | None = None
-    data_root: str | None = None
-    keep_checkpoints: int = 2
-    quorum: float = 1.0
-    evaluate_every: int = 1
+from dpcfl_net.worker_spec import OneProcessSpec
 
 
 class Hosts(Mapping[int, ClientHost]):

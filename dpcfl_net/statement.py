@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.data import cache
-from dpcfl_net.experiment import algorithm_of
 from dpcfl_net.federation.claim import noisy_plans, plan_events
-from dpcfl_net.job import Protocol
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.privacy.remembered import cost, remembered
+from dpcfl_net.protocol import Protocol
 from dpcfl_net.types import Event
 
 SERVER_SEES = "anything against the server itself: it is trusted, and sees every sampled client's update and cluster identifier as they are"

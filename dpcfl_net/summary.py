@@ -16,23 +16,15 @@ from dpcfl_net import __version__, runlog
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.experiment import Job, client_key, experiment_slice
+from dpcfl_net.experiment import EXPERIMENT, Audit, Experiment, Job, experiment_slice, read_experiment
 from dpcfl_net.federation.curator import CURATOR
-from dpcfl_net.job import (
-    EXPERIMENT,
-    PROTOCOL,
-    Audit,
-    Experiment,
-    PrivacyTarget,
-    canonical,
-    digest,
-    read_experiment,
-    read_protocol,
-)
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.privacy.remembered import cost, remembered
+from dpcfl_net.protocol import PROTOCOL, PrivacyTarget, canonical, digest, read_protocol
+from dpcfl_net.run_lock import is_running
 from dpcfl_net.statement import privacy_statement
 from dpcfl_net.types import Event
+from dpcfl_net.wire.keys import client_key
 
 LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")
 
@@ -106,6 +98,25 @@ def audited(audit: Audit) -> str:
     one = len(audit.clients) == 1
     who = f"client {audit.clients[0]}" if one else f"{len(audit.clients)} clients"
     return f"{audit.canaries} records of {who} were canaries and all others empty, for an audit: accuracy means nothing here"
+
+
+def read_document(folder: Path) -> dict[str, Any]:
+    """run.json, empty where there is none yet; ConfigError if it cannot be read.
+
+    A run that says `running` while no process holds its folder was cut off: it is `interrupted`.
+    """
+    path = folder / "run.json"
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); write it again with: dpcfl report {folder}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} does not hold a run; write it again with: dpcfl report {folder}")
+    if document.get("state") == "running" and not is_running(folder):
+        document["state"] = "interrupted"
+    return document
 
 
 def write_run(folder: Path, document: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ from dpcfl_net.errors import DpcflError
 from dpcfl_net.experiment import Job, read_job
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
 from dpcfl_net.federation.curator import CURATOR, NOBODY
-from dpcfl_net.job import digest
 from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.protocol import digest
 from dpcfl_net.summary import ledger_folder
 from dpcfl_net.threats.split_models import given, other_than_charged, split_models
 from dpcfl_net.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected

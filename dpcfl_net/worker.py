@@ -19,19 +19,20 @@ from dpcfl_net.data import cache
 from dpcfl_net.data.partition import Part, open_client
 from dpcfl_net.devices import Device
 from dpcfl_net.errors import Refused
-from dpcfl_net.experiment import Job, client_key, client_slice, read_job
+from dpcfl_net.experiment import Job, client_slice, read_job
 from dpcfl_net.federation.audited import AuditedHost
 from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
-from dpcfl_net.job import PROTOCOL, digest
 from dpcfl_net.privacy import memory
 from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.ledger_entries import Claim
+from dpcfl_net.protocol import PROTOCOL, digest
 from dpcfl_net.runlog import say
 from dpcfl_net.slots import Slots
 from dpcfl_net.types import Answer, Task
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ClientEndpoint, ClientEvent
+from dpcfl_net.wire.keys import client_key
 from dpcfl_net.wire.messages import resolve
 from dpcfl_net.wire.observer_link import ObserverOutbox
 from dpcfl_net.worker_spec import WorkerSpec
@@ -71,7 +72,7 @@ def make_host(
     seed, audit = job.experiment.noise_seed, job.experiment.audit
     noise_seed = None if seed is None else bytes.fromhex(seed)
     if audit is not None and client in audit.clients:
-        return AuditedHost(algorithm, client, ledger, open_data, audit, noise_seed)
+        return AuditedHost(algorithm, client, ledger, open_data, audit.in_model(job.protocol.model.parameters), noise_seed)
     return ClientHost(algorithm, client, ledger, open_data, engine or (lambda: Engine.of(job.protocol)), noise_seed)
 
 

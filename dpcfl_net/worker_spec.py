@@ -36,3 +36,17 @@ class GroupSpec:
 
     worker: WorkerSpec
     summons: Connection
+
+
+@dataclass(frozen=True)
+class OneProcessSpec:
+    """Everything that a run in one process is started with."""
+
+    folder: Path
+    operator_key: str
+    ledgers: Path
+    ledger_budget: float | None = None
+    data_root: str | None = None
+    keep_checkpoints: int = 2
+    quorum: float = 1.0
+    evaluate_every: int = 1

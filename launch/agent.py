@@ -23,10 +23,10 @@ from typing import Any
 from dpcfl_net import __version__
 from dpcfl_net.devices import deal
 from dpcfl_net.errors import ConfigError, DpcflError, Refused
-from dpcfl_net.experiment import client_key, make_client_keys
 from dpcfl_net.privacy.ledger import COUNTER, LINES
 from dpcfl_net.runlog import write_atomically
 from dpcfl_net.wire import keys
+from dpcfl_net.wire.keys import client_key, make_client_keys
 from dpcfl_net.worker_spec import WorkerSpec
 from launch.agent_messages import (
     FILES,
@@ -110,7 +110,7 @@ class Agent:
 
     def _enrol(self, order: Enrol) -> dict[int, str]:
         kept = self.folder / "keys"
-        strangers = [c for c in order.clients if order.known and not (kept / f"{client_key(c)}.secret").exists()]
+        strangers = [c for c in order.clients if order.known and not keys.secret_path(kept, client_key(c)).exists()]
         if strangers:
             raise Refused(
                 "stranger",

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dpcfl_net.config import RuntimeSettings
 from dpcfl_net.errors import Refused
-from dpcfl_net.job import EXPERIMENT, PROTOCOL
+from dpcfl_net.experiment import EXPERIMENT
+from dpcfl_net.protocol import PROTOCOL
 
 FILES = {PROTOCOL, f"{PROTOCOL}.sig", EXPERIMENT, f"{EXPERIMENT}.sig"}  # of a signed job
 LONGEST = 64 * 2**20  # bytes of a line: a job of many clients

@@ -15,7 +15,7 @@ import psutil
 
 from dpcfl_net import config as configuration
 from dpcfl_net import runlog
-from launch import runs
+from launch import running
 
 QUIET_ROUNDS = 2  # the last ones: memory is measured in them, which disturbs the others
 
@@ -28,7 +28,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
     """
     with tempfile.TemporaryDirectory(prefix="dpcfl-live-") as folder:
         watcher = _Watcher(rounds)
-        document, failure = runs.run_in(Path(folder), _config(clients, sampled, rounds, group), watcher)
+        document, failure = running.run_in(Path(folder), _config(clients, sampled, rounds, group), watcher)
         if failure is not None:
             raise failure
         if document["state"] != "finished":

@@ -171,7 +171,7 @@ def job(
 @app.command()
 def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, help="how many clients")]) -> None:
     """Make the keys of operator, coordinator, observer and clients; secrets are files that only you can read."""
-    from dpcfl_net.experiment import make_keys
+    from dpcfl_net.wire.keys import make_keys
 
     make_keys(folder, clients)
     typer.echo(f"{clients + 2} connection keys and the operator's signing key in {folder}")
@@ -180,7 +180,7 @@ def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, help="how m
 @app.command()
 def diff(mine: Path, theirs: Path) -> None:
     """Where two protocol.json differ, field by field: when a coordinator and a worker hold different jobs."""
-    from dpcfl_net.job import differences, read_protocol
+    from dpcfl_net.protocol import differences, read_protocol
 
     found = differences(read_protocol(mine), read_protocol(theirs))
     typer.echo("\n".join(found) if found else "the same")
@@ -433,12 +433,10 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         code = app(args=arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        sys.exit(error.exit_code)
     except DpcflError as error:
-        print(f"error: {error}", file=sys.stderr)
+        for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
+            if not error.told:
+                print(f"error: {problem}", file=sys.stderr)
         sys.exit(error.exit_code)
     except typer.Exit as leave:
         sys.exit(leave.exit_code)

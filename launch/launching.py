@@ -16,7 +16,7 @@ from dpcfl_net import config as configuration
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.runlog import write_atomically
-from launch import runs, slurm, ssh
+from launch import running, runs, slurm, ssh
 from launch.sites import Elsewhere, Here, Listening, Site
 
 WAYS = ("local", "ray", "slurm", "ssh")
@@ -65,14 +65,14 @@ def new(path: Path, overrides: list[str], out: Path, options: Options) -> int:
     _check(config, options)
     if options.on == "local":
         return runs.new(path, overrides, out)
-    folder = runs.new_folder(config, out)
+    folder = running.new_folder(config, out)
     name = f"{folder.name}-{secrets.token_hex(4)}"  # hosts may serve several launchers whose folders have one name
     with _site(config, options, name, folder / "logs") as site:
         placed = site.places(sum(config.data.clients), config.runtime.clients_per_worker)
         write_atomically(folder / PLACEMENT, json.dumps({"on": options.on, "run": name, "placed": placed}, indent=1) + "\n")
-        runs.prepare(folder, config, site)
+        running.prepare(folder, config, site)
         print(_who_runs_where(site, placed, config))
-        code, _ = runs.run_and_report(folder, config, site=site)
+        code, _ = running.run_and_report(folder, config, site=site)
     return code
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGTERM
 from typing import Any
 
 from dpcfl_net.config import RuntimeSettings
 from dpcfl_net.devices import CPU, Device
 from dpcfl_net.worker_spec import GroupSpec, WorkerSpec
 from launch.child import Child
+from launch.interrupts import held_back
 from launch.launcher import Node, Posting
 
 STOP_S = 4.0
-PRELOAD = "launch.preload"
+PRELOAD, JOB = "launch.preload", "DPCFL_PRELOAD_JOB"
 
 
 def forkserver() -> Any:
@@ -29,6 +33,17 @@ def forkserver() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
+
+
+def preload(folder: Path, operator_key: str, data_root: str | None) -> None:
+    """Start that parent, which reads the job in `folder` too; nothing happens if it runs already."""
+    forkserver()
+    os.environ[JOB] = json.dumps({"folder": str(folder), "operator_key": operator_key, "data_root": data_root})
+    try:
+        with held_back():
+            ensure_running()
+    finally:
+        del os.environ[JOB]
 
 
 def cores() -> int:
@@ -62,7 +77,7 @@ class LocalHandle:
     def __init__(self, child: Child, pipe: Connection | None) -> None:
         self._child, self._pipe = child, pipe
         self._code: int | None = None
-        self.sentinel: int = child.process.sentinel
+        self.sentinel: int = child.sentinel
         self.log_path = child.log
 
     def poll(self) -> int | None:
@@ -71,20 +86,18 @@ class LocalHandle:
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """See `launcher.Handle`."""
-        if self._code is None and wait([self.sentinel], timeout_s):
-            self._child.process.join()
-            self._code = self._child.process.exitcode
+        if self._code is None:
+            self._code = self._child.wait(timeout_s)
         return self._code
 
     def signal(self, number: int) -> None:
         """See `launcher.Handle`."""
         if self.poll() is None:
-            os.kill(self._child.process.pid, number)
+            self._child.signal(number)
 
     def kill(self) -> None:
         """See `launcher.Handle`."""
-        if self.poll() is None:
-            self._child.process.kill()
+        self.signal(SIGKILL)
 
     def tell(self, word: str) -> None:
         """See `launcher.Handle`."""
@@ -102,8 +115,8 @@ class LocalHandle:
     def close(self) -> None:
         """See `launcher.Handle`. Not before: whoever watches the sentinel must find it open when the process has ended."""
         self.finish()
-        if self.poll() is not None and self._child.process is not None:
-            self._child.take_exit()
+        if self.poll() is not None:
+            self._child.close()
 
 
 class LocalLauncher:
@@ -146,10 +159,9 @@ class LocalLauncher:
 
 def end(handles: Sequence[LocalHandle]) -> None:
     """SIGTERM to all, SIGKILL to who is there after `STOP_S`."""
-    import signal
-
     for handle in handles:
-        handle.signal(signal.SIGTERM)
+        handle.signal(SIGTERM)
+        handle.signal(SIGCONT)  # one that is stopped hears nothing
     deadline = time.monotonic() + STOP_S
     for handle in handles:
         if handle.wait(max(0.05, deadline - time.monotonic())) is None:

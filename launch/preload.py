@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,11 +20,16 @@ import torch
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.errors import DpcflError
 from dpcfl_net.experiment import client_slice, read_job
-from dpcfl_net.job import digest
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.privacy import remembered
+from dpcfl_net.protocol import digest
+from launch import local
+from launch.interrupts import SIGNALS
 
-JOB = "DPCFL_PRELOAD_JOB"  # environment: {"folder", "operator_key", "data_root"} of the first run, in JSON
+# Signals at a terminal concern the launcher. They were held back until here.
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def read_first_job(folder: str, operator_key: str, data_root: str | None) -> None:
@@ -52,8 +58,8 @@ for module in (
 sys.modules["__main__"] = importlib.import_module("launch.cli")
 registry()
 remembered.accountant()
-if JOB in os.environ:
+if local.JOB in os.environ:  # {"folder", "operator_key", "data_root"} of the first run, in JSON
     with contextlib.suppress(DpcflError):  # each worker meets the same trouble, and says so where it is heard
-        read_first_job(**json.loads(os.environ.pop(JOB)))
+        read_first_job(**json.loads(os.environ.pop(local.JOB)))
 gc.collect()
 gc.freeze()

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
-import os
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from signal import SIGTERM
+from typing import Any, Protocol
 
 from dpcfl_net.config import Config
-from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
+from dpcfl_net.coordinator import CoordinatorSpec
 from dpcfl_net.errors import RunFailed
-from dpcfl_net.experiment import COORDINATOR, OBSERVER
-from dpcfl_net.job import PROTOCOL
-from dpcfl_net.observer import ObserverSpec, run_observer
-from dpcfl_net.one_process import OneProcessSpec, run_in_one_process
+from dpcfl_net.experiment import Job, read_operator_key
+from dpcfl_net.observer import ObserverSpec
+from dpcfl_net.protocol import PROTOCOL
 from dpcfl_net.runlog import Lines
+from dpcfl_net.wire.keys import COORDINATOR, OBSERVER
+from dpcfl_net.worker_spec import OneProcessSpec
 from launch.child import Child, stop
 from launch.crew import Crew
+from launch.interpreter import Interpreter
+from launch.interrupts import Interrupts
 from launch.local import STOP_S, forkserver
 from launch.sites import Site
 
@@ -37,49 +39,84 @@ def worker_processes(config: Config, clients: int) -> int:
     return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
 
 
+# What the processes of these names run, as `Interpreter` takes it.
+MAINS = {COORDINATOR: "dpcfl_net.coordinator:run_coordinator", OBSERVER: "dpcfl_net.observer:run_observer"}
+
+
+class Run(Protocol):
+    """The processes of one run folder, from the first to the last."""
+
+    def warm(self) -> None:
+        """Start what can load its libraries before there is a job."""
+
+    def start(self, job: Job, interrupts: Interrupts) -> None:
+        """Start the run of a job that lies in the folder; KeyboardInterrupt as `Interrupts.check`."""
+
+    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
+        """Call `tick` until coordinator and observer are done; RunFailed when it cannot go on, KeyboardInterrupt as above."""
+
+    def finish(self) -> None:
+        """After the last round: let who is still there leave."""
+
+    def stop(self) -> None:
+        """Ask, then insist: no process of this run outlives it."""
+
+    def devices(self) -> dict[str, int]:
+        """How many worker processes compute on what."""
+
+    def processes(self) -> int:
+        """The most processes that are there at once."""
+
+
+def run_of(folder: Path, config: Config, site: Site) -> Run:
+    """The processes that a configuration asks for."""
+    if config.runtime.federation == "in-process":
+        return OneProcessRun(folder, config)
+    return FederationRun(folder, config, site)
+
+
 @dataclass
 class FederationRun:
-    """The processes of one run folder; `site` says where its workers are."""
+    """Coordinator and observer here, each a fresh interpreter; workers where `site` has them."""
 
     folder: Path
     config: Config
-    clients: int
-    operator_key: str
     site: Site
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, Interpreter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._context = forkserver()
-        os.environ["DPCFL_PRELOAD_JOB"] = json.dumps(
-            {"folder": str(self.folder), "operator_key": self.operator_key, "data_root": self.config.data.root}
-        )
         shutil.rmtree(self.folder / "addresses", ignore_errors=True)  # of the processes before a resume
         for name in ("logs", "addresses"):
             (self.folder / name).mkdir(exist_ok=True)
         self._crew: Crew | None = None
-        self._summons: Connection | None = None
-        self._losses: Connection | None = None
+        self._summons: Connection | None
+        self._losses: Connection | None
+        self._summons, self._telling = multiprocessing.Pipe(duplex=False)
+        self._told, self._losses = multiprocessing.Pipe(duplex=False)
         self._warnings = Lines(self.folder / "warnings.jsonl")
 
-    def start(self) -> None:
-        """Observer and coordinator, then every worker, unless they are more than may be connected at once."""
-        runtime, keys = self.config.runtime, self.folder / "keys"
-        self._spawn(
-            OBSERVER, run_observer,
+    def warm(self) -> None:
+        """See `Run`."""
+        pipes = (self._telling.fileno(), self._told.fileno())
+        self._spawn(COORDINATOR, pass_fds=pipes)
+        self._spawn(OBSERVER, extra=("DPCFL_DATA", "XDG_CACHE_HOME"))
+
+    def start(self, job: Job, interrupts: Interrupts) -> None:
+        """See `Run`: observer and coordinator, then every worker, unless they are more than may be connected at once."""
+        runtime, keys, operator_key = self.config.runtime, self.folder / "keys", read_operator_key(self.folder)
+        clients = len(job.protocol.roster)
+        self.children[OBSERVER].start(
             ObserverSpec(
-                self.folder, self.operator_key, self.site.bind(OBSERVER), keys, self.folder, self.config.data.root,
+                self.folder, operator_key, self.site.bind(OBSERVER), keys, self.folder, self.config.data.root,
                 self.config.output.evaluate_every,
-            ),
+            )
         )  # fmt: skip
-        observer = self._address(OBSERVER)
-        self._summons, theirs = multiprocessing.Pipe(duplex=False)
-        told, self._losses = multiprocessing.Pipe(duplex=False)
-        self._spawn(
-            COORDINATOR,
-            run_coordinator,
+        self.site.preload(self.folder, operator_key, self.config.data.root)
+        observer = self._address(OBSERVER, interrupts)
+        self.children[COORDINATOR].start(
             CoordinatorSpec(
                 self.folder / PROTOCOL,
-                self.operator_key,
+                operator_key,
                 self.site.bind(COORDINATOR),
                 observer,
                 keys,
@@ -90,48 +127,52 @@ class FederationRun:
                 runtime.round_timeout_s,
                 runtime.join_timeout_s,
                 runtime.max_live_workers,
-                theirs,
-                told,
-            ),
+                self._telling.fileno(),
+                self._told.fileno(),
+            )
         )
-        theirs.close()
-        told.close()
-        launcher = self.site.launcher(
-            self.folder, self.config, self.operator_key, self.site.reached(self._address(COORDINATOR)), self.site.reached(observer)
-        )  # fmt: skip
+        connect = self.site.reached(self._address(COORDINATOR, interrupts))
+        self._telling.close()
+        self._told.close()
+        launcher = self.site.launcher(self.folder, self.config, operator_key, connect, self.site.reached(observer))
         self._crew = Crew(
-            launcher, self.clients, size=runtime.clients_per_worker, most=runtime.max_live_workers,
+            launcher, clients, size=runtime.clients_per_worker, most=runtime.max_live_workers,
             max_restarts=runtime.max_restarts, must_all=runtime.quorum == 1, report=self._report, lose=self._lose,
         )  # fmt: skip
-        if self.clients <= runtime.max_live_workers:
-            self._crew.summon(range(self.clients))
+        if clients <= runtime.max_live_workers:
+            self._crew.summon(range(clients))
 
-    def watch(self, tick: Callable[[], None], interval_s: float = 0.3) -> None:
-        """Call `tick` until coordinator and observer are done; restart crashed workers; RunFailed when it cannot go on."""
+    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
+        """See `Run`; restarts crashed workers."""
         assert self._crew is not None
         ticked = 0.0
         while self.children:
             self._crew.tend()
-            self._attend(max(0.0, ticked + interval_s - time.monotonic()))
+            self._attend(max(0.0, ticked + interval_s - time.monotonic()), interrupts)
             if time.monotonic() - ticked >= interval_s:
                 tick()
                 ticked = time.monotonic()
 
-    def _attend(self, patience_s: float) -> None:
-        """Wait for news for so long: a summons, or the end of a process."""
+    def _attend(self, patience_s: float, interrupts: Interrupts) -> None:
+        """Wait for news for so long: a signal, a summons, or the end of a process."""
         assert self._crew is not None
-        roles = {child.process.sentinel: child for child in self.children.values()}
+        roles = {child.sentinel: child for child in self.children.values()}
         summons = [self._summons] if self._summons is not None else []
-        for source in wait([*roles, *self._crew.sentinels, *summons], timeout=patience_s):
+        found = wait([*roles, *self._crew.sentinels, *summons, interrupts.fileno()], timeout=patience_s)
+        interrupts.check()  # first: a signal to all processes ends some of them, which is no failure then
+        for source in found:
             if source is self._summons:
                 self._hear()
             elif source in roles:
-                child = roles[source]
-                del self.children[child.title]
-                if code := child.take_exit():
-                    raise child.failure(code)
-            else:
+                self._ended(roles[source])
+            elif source != interrupts.fileno():
                 self._crew.ended(source)
+
+    def _ended(self, child: Interpreter) -> None:
+        if code := child.wait():
+            raise child.failure(code)
+        del self.children[child.title]
+        child.close()
 
     def _hear(self) -> None:
         """Every word that the coordinator has said; after the last one it is gone."""
@@ -145,7 +186,7 @@ class FederationRun:
             self._summons = None
 
     def finish(self) -> None:
-        """After the coordinator's goodbye: let the workers leave by themselves."""
+        """See `Run`: after the coordinator's goodbye."""
         assert self._crew is not None
         self._crew.finish()
         deadline = time.monotonic() + STOP_S
@@ -154,13 +195,24 @@ class FederationRun:
                 self._crew.ended(sentinel)
 
     def stop(self) -> None:
-        """Ask, then insist: no process of this run outlives it."""
+        """See `Run`."""
+        for child in self.children.values():
+            child.signal(SIGTERM)
         self.site.close()
-        stop([child.process for child in self.children.values() if child.process is not None], STOP_S)
-        for pipe in (self._summons, self._losses):
+        stop([*self.children.values()], STOP_S)
+        self.children.clear()
+        for pipe in (self._summons, self._losses, self._telling, self._told):
             if pipe is not None:
                 pipe.close()
         self._warnings.close()
+
+    def devices(self) -> dict[str, int]:
+        """See `Run`."""
+        return self.site.devices()
+
+    def processes(self) -> int:
+        """See `Run`."""
+        return worker_processes(self.config, sum(self.config.data.clients)) + 2
 
     def _lose(self, client: int) -> None:
         assert self._losses is not None
@@ -170,20 +222,18 @@ class FederationRun:
     def _report(self, text: str) -> None:
         self._warnings.write({"view": "launcher", "time": time.time(), "text": text})
 
-    def _spawn(self, title: str, main: Callable[[Any], None], spec: Any) -> None:
-        log = self.folder / "logs" / f"{title}.log"
-        self.children[title] = Child(title, main, spec, log)
-        self.children[title].launch(self._context)
+    def _spawn(self, title: str, **how: Any) -> None:
+        self.children[title] = Interpreter(title, MAINS[title], self.folder / "logs" / f"{title}.log", **how)
 
-    def _address(self, name: str) -> str:
+    def _address(self, name: str, interrupts: Interrupts) -> str:
         path, child = self.folder / "addresses" / name, self.children[name]
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if path.exists():
                 return path.read_text()
-            if not child.process.is_alive():
-                raise child.failure(child.process.exitcode)
-            time.sleep(0.02)
+            interrupts.check()
+            if (code := child.wait(0.02)) is not None:
+                raise child.failure(code)
         raise RunFailed(f"the {name} did not say where it listens within 60 s; see {child.log}")
 
 
@@ -193,32 +243,54 @@ class OneProcessRun:
 
     folder: Path
     config: Config
-    operator_key: str
 
     def __post_init__(self) -> None:
         (self.folder / "logs").mkdir(exist_ok=True)
+        self._child: Child | None = None
+
+    def warm(self) -> None:
+        """See `Run`: there is nothing to load before the job."""
+
+    def start(self, job: Job, interrupts: Interrupts) -> None:
+        """See `Run`."""
         ledger, output = self.config.ledger, self.config.output
         spec = OneProcessSpec(
-            self.folder, self.operator_key, self.folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(),
+            self.folder, read_operator_key(self.folder), self.folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(),
             ledger.budget, self.config.data.root, output.keep_checkpoints, self.config.runtime.quorum, output.evaluate_every,
         )  # fmt: skip
-        self._child = Child("in-process", run_in_one_process, spec, self.folder / "logs" / "in-process.log")
-
-    def start(self) -> None:
-        """Start the process."""
+        self._child = Child("in-process", serve_in_one_process, spec, self.folder / "logs" / "in-process.log")
         self._child.launch(forkserver())
 
-    def watch(self, tick: Callable[[], None], interval_s: float = 0.3) -> None:
-        """Call `tick` until it has ended; RunFailed if it failed."""
-        while not wait([self._child.process.sentinel], timeout=interval_s):
+    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
+        """See `Run`."""
+        assert self._child is not None
+        while self._child.sentinel not in wait([self._child.sentinel, interrupts.fileno()], timeout=interval_s):
+            interrupts.check()
             tick()
-        if code := self._child.take_exit():
+        interrupts.check()
+        if code := self._child.wait():
             raise self._child.failure(code)
 
     def finish(self) -> None:
-        """Nobody else is there."""
+        """See `Run`: nobody else is there."""
 
     def stop(self) -> None:
-        """End it if it runs still."""
-        if self._child.process is not None:
-            stop([self._child.process], STOP_S)
+        """See `Run`."""
+        if self._child is not None:
+            stop([self._child], STOP_S)
+            self._child = None
+
+    def devices(self) -> dict[str, int]:
+        """See `Run`."""
+        return {"cpu": 1}
+
+    def processes(self) -> int:
+        """See `Run`."""
+        return 1
+
+
+def serve_in_one_process(spec: OneProcessSpec) -> None:
+    """What the one process runs; the launcher itself need not load what computes."""
+    from dpcfl_net.one_process import run_in_one_process
+
+    run_in_one_process(spec)

@@ -11,8 +11,7 @@ from typing import Protocol
 from dpcfl_net.config import Config
 from dpcfl_net.devices import deal
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.experiment import OBSERVER, client_key, make_client_keys
-from dpcfl_net.wire.keys import read_public
+from dpcfl_net.wire.keys import OBSERVER, client_key, make_client_keys, public_path, read_public
 from dpcfl_net.worker_spec import WorkerSpec
 from launch.agent_messages import FILES, Brief, Enrol
 from launch.launcher import Launcher, Node
@@ -33,6 +32,9 @@ class Site(Protocol):
 
     def reached(self, address: str) -> str:
         """How workers reach what listens at `address`."""
+
+    def preload(self, folder: Path, operator_key: str, data_root: str | None) -> None:
+        """Have loaded what every worker of the job in `folder` needs, while nobody waits for it yet."""
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """What starts the workers of the job in `folder`."""
@@ -68,6 +70,12 @@ class Here:
     def reached(self, address: str) -> str:
         """See `Site`."""
         return address
+
+    def preload(self, folder: Path, operator_key: str, data_root: str | None) -> None:
+        """See `Site`."""
+        from launch.local import preload
+
+        preload(folder, operator_key, data_root)
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """See `Site`."""
@@ -147,9 +155,10 @@ class Elsewhere:
         for post in dict.fromkeys(self._of):
             post.wait_for(post.enrolled, HELLO_S)
             for client, key in post.keys.items():
-                path = keys / f"{client_key(client)}.public"
+                path = public_path(keys, client_key(client))
                 if self._placed is not None and read_public(keys, client_key(client)) != key:
                     raise Refused("keys", f"client {client} on {post.host.name} has not the key that the job names")
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.write_text(key + "\n")
 
     def bind(self, role: str) -> str:
@@ -160,6 +169,9 @@ class Elsewhere:
     def reached(self, address: str) -> str:
         """See `Site`."""
         return f"tcp://{_bracketed(self._listening.address)}:{address.rpartition(':')[2]}"
+
+    def preload(self, folder: Path, operator_key: str, data_root: str | None) -> None:
+        """See `Site`: agents load it where they are."""
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """See `Site`."""

@@ -16,14 +16,14 @@ from typing import Any
 
 import yaml
 
-from dpcfl_net import __version__, compare, runlog
+from dpcfl_net import __version__, compare, runlog, summary
 from dpcfl_net import config as configuration
 from dpcfl_net.config import Config
 from dpcfl_net.devices import CPU, deal
 from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.plugins import short
 from dpcfl_net.report.statement import duration, percent
-from launch import comparison, runs
+from launch import comparison, running
 
 STORE = "store"
 OPEN, CLOSE, QUOTES = "[{(", "]})", "'\""
@@ -72,7 +72,7 @@ class Sweep:
 
     def done(self) -> list[bool]:
         """Which cells have a finished run in the store."""
-        return [runs.read_document(cell_folder(cell.config, self.store)).get("state") == FINISHED for cell in self.cells]
+        return [summary.read_document(cell_folder(cell.config, self.store)).get("state") == FINISHED for cell in self.cells]
 
     def write(self, states: Sequence[str]) -> None:
         """sweep.json: what was asked for, and how far it is."""
@@ -146,10 +146,10 @@ def run_cell(config: Config, store: Path) -> CellOutcome:
     try:
         if not (folder / "protocol.json").exists():
             _prepare(folder, config)
-        before = runs.read_document(folder)
+        before = summary.read_document(folder)
         if before.get("state") == FINISHED:
             return CellOutcome(folder, FINISHED, True, 0.0)
-        document, failure = runs.run_in(folder, config, OneLine(), float(before.get("wall_s", 0.0)))
+        document, failure = running.run_in(folder, config, OneLine(), float(before.get("wall_s", 0.0)))
     except DpcflError as error:
         return CellOutcome(folder, FAILED, False, time.monotonic() - start, _one_line(error))
     return CellOutcome(folder, document["state"], False, time.monotonic() - start, _one_line(failure or ""))
@@ -251,7 +251,7 @@ def _prepare(folder: Path, config: Config) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        runs.prepare(draft, config)
+        running.prepare(draft, config)
         draft.rename(folder)
     except OSError:
         if not (folder / "protocol.json").exists():  # else another process was faster, with the same job
@@ -268,7 +268,7 @@ def _line(number: int, total: int, label: str, outcome: CellOutcome) -> str:
 def _words(outcome: CellOutcome) -> str:
     if outcome.state != FINISHED:
         return f"{outcome.state}: {outcome.error}" if outcome.error else outcome.state
-    final = runs.read_document(outcome.folder)["final"]
+    final = summary.read_document(outcome.folder)["final"]
     spent = "cached" if outcome.cached else duration(outcome.seconds)
     return f"accuracy {percent(final['accuracy_mean'])}, worst {percent(final['accuracy_worst'])}  {spent}"
 

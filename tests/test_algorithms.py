@@ -13,6 +13,7 @@ from conftest import SMALL, only_run, write_config
 
 from dpcfl_net import config, experiment, models, runlog, summary
 from dpcfl_net.algorithms.base import registry
+from dpcfl_net.build import make_job
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.errors import ConfigError, Refused
@@ -20,6 +21,7 @@ from dpcfl_net.experiment import experiment_slice, read_job
 from dpcfl_net.privacy.dpsgd import Evaluator
 from dpcfl_net.simulate import simulate
 from dpcfl_net.verify import verify_run
+from dpcfl_net.wire.keys import make_keys
 from dpcfl_net.worker import make_host
 from launch import runs
 
@@ -79,8 +81,8 @@ def changes_of(case):
 
 def job_for(folder, algorithm, **changes):
     document = {**SMALL, **TINY, "algorithm": algorithm, **changes}
-    experiment.make_keys(folder, 4)
-    return experiment.make_job(config.resolve(document), folder)
+    make_keys(folder, 4)
+    return make_job(config.resolve(document), folder)
 
 
 def run(job, folder):

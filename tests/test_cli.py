@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import ROOT, dpcfl, write_config
 
-from dpcfl_net import experiment
+from dpcfl_net.wire.keys import make_keys
 
 
 def test_help_and_import_load_nothing_heavy():
@@ -68,7 +68,7 @@ def test_account_reads_events_and_solves_for_noise(tmp_path):
 
 def test_keygen_and_job_write_a_signed_job_with_private_keys(tmp_path):
     assert dpcfl("keygen", tmp_path / "keys", "--clients", 8).returncode == 0
-    for secret in (tmp_path / "keys").glob("*.secret"):
+    for secret in (tmp_path / "keys").glob("*/*.secret"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     again = dpcfl("keygen", tmp_path / "keys", "--clients", 8)
     assert (again.returncode, "not overwritten" in again.stderr) == (2, True)
@@ -91,10 +91,10 @@ def made_job(tmp_path_factory):
 
 
 def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(made_job, tmp_path):
-    experiment.make_keys(tmp_path / "others", 1)
+    make_keys(tmp_path / "others", 1)
     done = dpcfl(
         "worker", made_job, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", made_job / "keys",
-        "--operator-key", tmp_path / "others/operator.public", "--ledgers", tmp_path / "ledgers",
+        "--operator-key", tmp_path / "others/operator/operator.public", "--ledgers", tmp_path / "ledgers",
     )  # fmt: skip
     assert done.returncode == 3
     assert "operator-signature" in done.stderr
@@ -103,7 +103,7 @@ def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(made_job, tmp_pat
 
 def test_an_open_secret_key_is_refused(made_job, tmp_path):
     shutil.copytree(made_job, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "keys/client_0000.secret").chmod(0o644)
+    (tmp_path / "keys/client_0000/client_0000.secret").chmod(0o644)
     done = dpcfl(
         "worker", tmp_path, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "keys",
         "--operator-key", tmp_path / "operator.pub", "--ledgers", tmp_path / "ledgers",

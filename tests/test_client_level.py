@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from dpcfl_net import config, experiment, runlog
+from dpcfl_net.build import make_job
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.clustering import metrics
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
@@ -30,6 +31,7 @@ from dpcfl_net.sgd import PlainSGD
 from dpcfl_net.simulate import simulate
 from dpcfl_net.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.types import RAW, CuratorSlot, FixedSizeGaussian, SampledGaussian
+from dpcfl_net.wire.keys import make_keys
 from dpcfl_net.worker import make_host
 
 CLIENTS = 12
@@ -47,8 +49,8 @@ def document(algorithm, privacy, **changes):
 
 def job_for(folder, algorithm, privacy, **changes):
     resolved = config.resolve(document(algorithm, privacy, **changes))
-    experiment.make_keys(folder / "keys", CLIENTS)
-    return experiment.make_job(resolved, folder / "keys")
+    make_keys(folder / "keys", CLIENTS)
+    return make_job(resolved, folder / "keys")
 
 
 def desk(slot, key, noise=1.0, clients=20):

@@ -17,14 +17,16 @@ import torch
 from conftest import ROOT, SMALL, dpcfl
 from records import Images, small, start
 
-from dpcfl_net import config, devices, experiment, models
+from dpcfl_net import config, devices, models
+from dpcfl_net.build import make_job
 from dpcfl_net.devices import CPU, Device
 from dpcfl_net.errors import ConfigError, RunFailed
-from dpcfl_net.job import digest
 from dpcfl_net.nvidia_smi import memory_by_process
 from dpcfl_net.privacy.dpsgd import Evaluator
+from dpcfl_net.protocol import digest
 from dpcfl_net.sgd import PlainSGD
 from dpcfl_net.types import Task
+from dpcfl_net.wire.keys import make_keys
 from dpcfl_net.worker import make_host, turns
 from dpcfl_net.worker_spec import WorkerSpec
 from launch import doctor
@@ -185,8 +187,8 @@ def test_settings_that_cannot_be_are_named(changes, words):
 def job_for(folder: Path, **runtime):
     document = {**SMALL, "data": {"dataset": "digits", "clients": [2, 2]}, "algorithm": {"name": "global"}, "rounds": 2}
     if not (folder / "keys").exists():
-        experiment.make_keys(folder / "keys", 4)
-    return experiment.make_job(config.resolve({**document, "runtime": runtime}), folder / "keys")
+        make_keys(folder / "keys", 4)
+    return make_job(config.resolve({**document, "runtime": runtime}), folder / "keys")
 
 
 def test_the_host_s_devices_are_no_part_of_the_signed_protocol(tmp_path):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpcfl_net import config, experiment, runlog, summary
+from dpcfl_net.build import make_job
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.compare import Result
 from dpcfl_net.errors import ConfigError
@@ -37,6 +38,7 @@ from dpcfl_net.simulate import simulate
 from dpcfl_net.statement import privacy_statement
 from dpcfl_net.types import GaussianSlot, SampledGaussian, UnprotectedSlot
 from dpcfl_net.verify import verify_run
+from dpcfl_net.wire.keys import make_keys
 
 NEVER = 1e-7  # the chance of a false alarm that a statistical test may have
 ROUNDS = 4
@@ -55,8 +57,8 @@ def document(algorithm, privacy=None, **changes):
 
 
 def job_for(folder, algorithm, privacy=None, **changes):
-    experiment.make_keys(folder, 4)
-    return experiment.make_job(config.resolve(document(algorithm, privacy, **changes)), folder)
+    make_keys(folder, 4)
+    return make_job(config.resolve(document(algorithm, privacy, **changes)), folder)
 
 
 # ---- the exponential mechanism over clients

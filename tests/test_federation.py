@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from conftest import SMALL
 
-from dpcfl_net import config, experiment
+from dpcfl_net import config
+from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.build import make_job
 from dpcfl_net.coordinator import check_release
 from dpcfl_net.errors import RunFailed
-from dpcfl_net.experiment import COORDINATOR, algorithm_of, client_key
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.network import NetworkFederation
-from dpcfl_net.job import digest
+from dpcfl_net.protocol import digest
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ClientEndpoint, ServerEndpoint
+from dpcfl_net.wire.keys import COORDINATOR, client_key, make_keys
 from dpcfl_net.wire.messages import resolve
 
 
@@ -26,8 +28,8 @@ from dpcfl_net.wire.messages import resolve
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federation")
     document = {**SMALL, "data": {"dataset": "digits", "clients": [2, 2]}, "algorithm": {"name": "global"}, "rounds": 2}
-    experiment.make_keys(folder, 4)
-    return experiment.make_job(config.resolve(document), folder), folder
+    make_keys(folder, 4)
+    return make_job(config.resolve(document), folder), folder
 
 
 class Actor(threading.Thread):

@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcfl_net import config, experiment
+from dpcfl_net.build import make_job
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.job import Experiment, LocalTraining, Protocol, canonical, differences, digest, read_protocol
+from dpcfl_net.experiment import Experiment
+from dpcfl_net.protocol import LocalTraining, Protocol, canonical, differences, digest, read_protocol
 from dpcfl_net.statement import privacy_statement, replace_one_epsilon
+from dpcfl_net.wire.keys import make_keys
 from dpcfl_net.worker import make_host
 
 
@@ -21,8 +24,8 @@ def made(tmp_path_factory):
     """(job, its folder) for an unseeded configuration."""
     folder = tmp_path_factory.mktemp("job")
     document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}
-    experiment.make_keys(folder / "keys", 8)
-    job = experiment.make_job(config.resolve(document), folder / "keys")
+    make_keys(folder / "keys", 8)
+    job = make_job(config.resolve(document), folder / "keys")
     experiment.write_job(job, folder, folder / "keys")
     return job, folder
 
@@ -48,21 +51,21 @@ def test_two_jobs_of_one_seed_permute_their_clients_differently(made):
     """Without `seeded` the permutation hangs on fresh randomness: no server can guess it from a small seed."""
     job, folder = made
     document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}
-    orders = {tuple(experiment.make_job(config.resolve(document), folder / "keys").experiment.slices) for _ in range(4)}
+    orders = {tuple(make_job(config.resolve(document), folder / "keys").experiment.slices) for _ in range(4)}
     orders.add(tuple(job.experiment.slices))
     assert len(orders) == 5  # five equal draws of 8! have chance below 1e-18; any two equal, 2.5e-4
 
 
 def test_a_seeded_job_repeats_but_for_nothing(made):
     _, folder = made
-    jobs = [experiment.make_job(config.resolve(SMALL), folder / "keys") for _ in range(2)]
+    jobs = [make_job(config.resolve(SMALL), folder / "keys") for _ in range(2)]
     assert canonical(jobs[0].protocol) == canonical(jobs[1].protocol)
     assert canonical(jobs[0].experiment) == canonical(jobs[1].experiment)
 
 
 def test_only_the_oracle_sees_true_clusters(made):
     _, folder = made
-    job = experiment.make_job(config.resolve({**SMALL, "algorithm": {"name": "oracle"}}), folder / "keys")
+    job = make_job(config.resolve({**SMALL, "algorithm": {"name": "oracle"}}), folder / "keys")
     assert job.protocol.oracle == job.experiment.true_clusters
     statement = privacy_statement(job.protocol, None)
     assert any("oracle" in line for line in statement["not_covered"])
@@ -101,7 +104,7 @@ def test_targets_that_no_noise_reaches_are_configuration_errors(made):
     _, folder = made
     options = {"name": "r-dpcfl", "clusters": 4, "selection": {"rounds_fraction": 0.5, "budget_fraction": 0.9}}
     with pytest.raises(ConfigError, match=r"privacy\.epsilon"):
-        experiment.make_job(config.resolve({**SMALL, "algorithm": options}), folder / "keys")
+        make_job(config.resolve({**SMALL, "algorithm": options}), folder / "keys")
 
 
 def test_differences_are_told_field_by_field(made):

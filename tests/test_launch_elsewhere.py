@@ -141,11 +141,11 @@ def test_everything_agrees_from_the_operators_copies(elsewhere):
 
 def test_secret_keys_and_releases_stay_where_their_client_is(elsewhere):
     run, root = elsewhere
-    assert {path.name for path in (run / "keys").glob("client_*")} == {f"client_{c:04d}.public" for c in range(8)}
+    assert {path.name for path in (run / "keys").glob("client_*/*")} == {f"client_{c:04d}.public" for c in range(8)}
     assert {path.name for path in run.glob("ledgers/client_*/*")} == {"ledger.jsonl", "counter"}
-    secrets = sorted(root.glob("*/*/keys/client_*.secret"))
+    secrets = sorted(root.glob("*/*/keys/client_*/*.secret"))
     assert [path.stem for path in sorted(secrets, key=lambda path: path.name)] == [f"client_{c:04d}" for c in range(8)]
-    assert {path.parent.parent.name for path in secrets} == {"a", "b"}
+    assert {path.parents[2].name for path in secrets} == {"a", "b"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
     assert {stat.S_IMODE(path.parent.stat().st_mode) for path in secrets} == {0o700}
     words = [path.read_text().strip() for path in secrets]
@@ -161,7 +161,7 @@ def test_a_host_that_is_lost_comes_back_with_its_ledgers(tmp_path, finished_run)
     agent_of(root, "b").kill()
     arguments = {word for process in processes_of(root) for word in words_of(process)}
     assert any("launch.agent" in argument for argument in arguments)
-    secrets = [path.read_text().strip() for path in root.glob("*/*/keys/*.secret")]
+    secrets = [path.read_text().strip() for path in root.glob("*/*/keys/*/*.secret")]
     assert len(secrets) == 8
     assert not [word for word in secrets if any(word in argument for argument in arguments)]
     output, _ = process.communicate(timeout=120)
@@ -240,7 +240,7 @@ def test_ssh_is_called_with_the_agents_words_quoted_for_the_other_shell(elsewher
     words = (elsewhere[0].parents[1] / "words").read_text().splitlines()
     assert words[words.index("-p") : words.index("-p") + 3] == ["-p", "99", "me@there"]
     assert "BatchMode=yes" in words
-    assert len(list(elsewhere[1].glob("*/a/keys/*.secret"))) == 4
+    assert len(list(elsewhere[1].glob("*/a/keys/*/*.secret"))) == 4
 
 
 # what is refused

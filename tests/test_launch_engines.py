@@ -89,7 +89,7 @@ def assert_same_run(folder: Path, reference: Path) -> None:
 
 def assert_keys_are_there_alone(folder: Path, root: Path) -> None:
     """Every client's secret key is in one host's folder, readable by its owner alone; the run folder has public halves."""
-    here = {path.name for path in (folder / "keys").iterdir()}
+    here = {path.name for path in (folder / "keys").glob("*/*")}
     assert {f"client_{c:04d}.public" for c in CLIENTS} <= here, here
     assert not [name for name in here if name.startswith("client") and name.endswith(".secret")]
     there = [*root.rglob("client*.secret")]

@@ -23,7 +23,7 @@ from dpcfl_net.types import Task
 from dpcfl_net.verify import verify_run
 from dpcfl_net.worker import make_host
 from dpcfl_net.worker_spec import WorkerSpec
-from launch import bench_live, runs
+from launch import bench_live, running
 from launch.crew import Crew
 from launch.launcher import Posting
 from launch.local import LocalLauncher
@@ -239,7 +239,7 @@ def run(folder, watching=None, **runtime):
     """A whole run of TWELVE from this process; (its folder, who watched)."""
     folder.mkdir(parents=True)
     watching = watching or Watching()
-    document, failure = runs.run_in(folder, config.resolve({**SMALL, **TWELVE, "runtime": runtime}), watching)
+    document, failure = running.run_in(folder, config.resolve({**SMALL, **TWELVE, "runtime": runtime}), watching)
     assert failure is None, failure
     assert document["state"] == "finished"
     assert_nothing_left(folder)
@@ -302,11 +302,11 @@ def test_ctrl_c_between_summonses_leaves_nothing_and_the_run_resumes(everybody, 
     folder, watching = tmp_path / "run", Watching(lambda process: signal.raise_signal(signal.SIGINT))
     folder.mkdir()
     settings = config.resolve({**SMALL, **TWELVE, "runtime": {"max_live_workers": 3}})
-    document, failure = runs.run_in(folder, settings, watching)
+    document, failure = running.run_in(folder, settings, watching)
     assert (document["state"], failure) == ("interrupted", None)
     assert 1 <= document["rounds_done"] < 4
     assert_nothing_left(folder, 0)
-    document, failure = runs.run_in(folder, config.load(folder / "config.yaml"), Watching())
+    document, failure = running.run_in(folder, config.load(folder / "config.yaml"), Watching())
     assert (document["state"], failure) == ("finished", None)
     assert_nothing_left(folder)
     assert models(folder) == models(everybody)

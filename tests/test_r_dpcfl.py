@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 from conftest import SMALL
 
-from dpcfl_net import config, experiment
+from dpcfl_net import config
+from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.build import make_job
 from dpcfl_net.errors import RunFailed
-from dpcfl_net.experiment import algorithm_of
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.wire.keys import make_keys
 
 
 @pytest.fixture(scope="module")
 def protocol(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
-    experiment.make_keys(folder, 8)
+    make_keys(folder, 8)
     document = {**copy.deepcopy(SMALL), "rounds": 20}
-    return experiment.make_job(config.resolve(document), folder).protocol
+    return make_job(config.resolve(document), folder).protocol
 
 
 class Scripted(Federation):
@@ -160,10 +162,8 @@ def test_the_noise_of_a_first_update_is_what_the_server_reckons_with(tmp_path, e
     from dpcfl_net.federation.client import Engine
     from dpcfl_net.types import DPSGDSlot
 
-    experiment.make_keys(tmp_path, 8)
-    job = experiment.make_job(
-        config.resolve({**copy.deepcopy(SMALL), "local": {"batch_size": 32, "lr": 0.5, "epochs": epochs}}), tmp_path
-    )
+    make_keys(tmp_path, 8)
+    job = make_job(config.resolve({**copy.deepcopy(SMALL), "local": {"batch_size": 32, "lr": 0.5, "epochs": epochs}}), tmp_path)
     settings, piece = client_slice(job, 0, None)
     data, engine, z = open_client(settings, piece), Engine.of(job.protocol), job.protocol.roster[0].noise_multiplier
     theta = np.zeros(job.protocol.model.parameters, np.float32)

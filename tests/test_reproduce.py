@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from conftest import ROOT, SMALL, dpcfl
 
+from dpcfl_net.build import make_job
 from dpcfl_net.clustering import mixture
 from dpcfl_net.config import resolve
 from dpcfl_net.errors import ConfigError, RunFailed
-from dpcfl_net.experiment import make_job, make_keys
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce import (
@@ -30,6 +30,7 @@ from dpcfl_net.reproduce.first_rounds import Bank, configuration, keys, noise_of
 from dpcfl_net.reproduce.plots import lines, points, slope
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan, noise_multiplier, update_variance
 from dpcfl_net.simulate import simulate
+from dpcfl_net.wire.keys import make_keys
 from launch import reproduce
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpcfl_net import signing
 from dpcfl_net import tensors as named
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.types import TensorSpec
@@ -249,7 +250,7 @@ def test_assembly_refuses_what_is_not_finite_or_not_what_was_hashed(value: float
 def test_keys_are_private_files_that_are_never_overwritten(tmp_path: object) -> None:
     folder = tmp_path / "keys"  # type: ignore[operator]
     public = keys.write_keypair(folder, "client-3")
-    assert (folder / "client-3.secret").stat().st_mode & 0o777 == 0o600
+    assert (folder / "client-3/client-3.secret").stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
     assert keys.read_public(folder, "client-3") == public
     secret = keys.read_secret(folder, "client-3")
@@ -259,11 +260,11 @@ def test_keys_are_private_files_that_are_never_overwritten(tmp_path: object) -> 
         keys.write_keypair(folder, "client-3")
     assert keys.read_secret(folder, "client-3") == secret
     for mode in (0o640, 0o604, 0o660):
-        (folder / "client-3.secret").chmod(mode)
+        (folder / "client-3/client-3.secret").chmod(mode)
         with pytest.raises(Refused) as caught:
             keys.read_secret(folder, "client-3")
         assert caught.value.code == "key-permissions"
-    (folder / "client-3.public").write_text("nonsense")
+    (folder / "client-3/client-3.public").write_text("nonsense")
     with pytest.raises(ConfigError):
         keys.read_public(folder, "client-3")
     with pytest.raises(ConfigError):
@@ -272,15 +273,15 @@ def test_keys_are_private_files_that_are_never_overwritten(tmp_path: object) -> 
 
 def test_signature_holds_for_the_very_bytes_and_key_only(tmp_path: object) -> None:
     one, two = tmp_path / "one", tmp_path / "two"  # type: ignore[operator]
-    public, other = keys.write_operator_key(one), keys.write_operator_key(two)
-    signature = keys.sign(one / "operator.secret", b"a job")
-    assert keys.verify(public, b"a job", signature)
-    assert not keys.verify(public, b"a jot", signature)
-    assert not keys.verify(other, b"a job", signature)
-    assert not keys.verify(public, b"a job", signature[:-2] + ("00" if signature[-2:] != "00" else "11"))
-    assert not keys.verify("zz", b"a job", signature)
-    assert not keys.verify(public, b"a job", "")
+    public, other = signing.write_operator_key(one), signing.write_operator_key(two)
+    signature = signing.sign(one / "operator.secret", b"a job")
+    assert signing.verify(public, b"a job", signature)
+    assert not signing.verify(public, b"a jot", signature)
+    assert not signing.verify(other, b"a job", signature)
+    assert not signing.verify(public, b"a job", signature[:-2] + ("00" if signature[-2:] != "00" else "11"))
+    assert not signing.verify("zz", b"a job", signature)
+    assert not signing.verify(public, b"a job", "")
     (one / "operator.secret").chmod(0o644)
     with pytest.raises(Refused) as caught:
-        keys.sign(one / "operator.secret", b"a job")
+        signing.sign(one / "operator.secret", b"a job")
     assert caught.value.code == "key-permissions"

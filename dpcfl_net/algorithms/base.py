@@ -12,9 +12,9 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from dpcfl_net import plugins
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.job import ClientEntry, LocalTraining, PrivacyTarget, Protocol
+from dpcfl_net.protocol import ClientEntry, LocalTraining, PrivacyTarget, Protocol
 from dpcfl_net.types import ClientHalf, Event, Slot, State, TensorSpec
 
 MODEL = TensorSpec("f4", ("p",))
@@ -207,3 +207,11 @@ def find(name: str) -> type[Algorithm]:
     if not (isinstance(own, type) and issubclass(own, Algorithm)):
         raise ConfigError(f"algorithm.name is {name!r}: must be a class derived from dpcfl_net.algorithms.base.Algorithm")
     return own
+
+
+def algorithm_of(protocol: Protocol) -> Algorithm:
+    """The algorithm that a protocol names; Refused for one that this version, or this folder, does not have."""
+    try:
+        return find(protocol.algorithm)(protocol)
+    except ConfigError as error:
+        raise Refused("algorithm", f"the job's {error}") from error

@@ -12,7 +12,7 @@ from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, at_cur
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.curator import Desk
-from dpcfl_net.job import ClientEntry, PrivacyTarget
+from dpcfl_net.protocol import ClientEntry, PrivacyTarget
 from dpcfl_net.types import CuratorSlot, RawSlot, Release, Slot, State
 
 

@@ -13,9 +13,9 @@ from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_e
 from dpcfl_net.federation.base import Federation, Results
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.combine import mean
-from dpcfl_net.job import ClientEntry, PrivacyTarget
 from dpcfl_net.privacy.client_draws import paper_events, selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.tilting import draw, probabilities, top_mass
+from dpcfl_net.protocol import ClientEntry, PrivacyTarget
 from dpcfl_net.types import DPSGDSlot, GaussianSlot, Release, Slot, State, TensorSpec, UnprotectedSlot
 
 LOSS = TensorSpec("f4")

@@ -11,7 +11,7 @@ from dpcfl_net.algorithms.base import Options, Setting
 from dpcfl_net.algorithms.halves import Choosing, too_many_clusters
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.combine import add_by_cluster
-from dpcfl_net.job import ClientEntry
+from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import Slot, State
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpcfl_net.algorithms.halves import FromModel
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.combine import mean
-from dpcfl_net.job import ClientEntry
+from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import Slot, State
 
 

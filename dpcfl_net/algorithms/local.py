@@ -10,7 +10,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, full_epochs, on_client
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
-from dpcfl_net.job import ClientEntry
+from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import DPSGDSlot, Release, Slot, State
 
 

@@ -12,7 +12,7 @@ from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_e
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.combine import mean
-from dpcfl_net.job import ClientEntry
+from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import DPSGDSlot, Release, Slot, State
 
 

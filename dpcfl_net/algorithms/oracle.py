@@ -9,7 +9,7 @@ import numpy as np
 from dpcfl_net.algorithms.halves import FromModel
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.combine import add_by_cluster
-from dpcfl_net.job import ClientEntry
+from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import Slot, State
 
 

@@ -15,7 +15,7 @@ from dpcfl_net.errors import RunFailed
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.combine import add_by_cluster
-from dpcfl_net.job import ClientEntry
+from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import DPSGDSlot, Release, Slot, State, given
 
 PICTURE = (

@@ -9,7 +9,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.r_dpcfl import RDPCFL, Clustering
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.job import ClientEntry
+from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import DPSGDSlot, Slot
 
 

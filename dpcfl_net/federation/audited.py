@@ -18,19 +18,14 @@ from dpcfl_net import tensors
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.client import ClientHost, Engine, Part
 from dpcfl_net.federation.gate import Charge
-from dpcfl_net.job import Audit, Protocol
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
 from dpcfl_net.privacy.dpsgd import Trainer
 from dpcfl_net.privacy.durable import Disk
 from dpcfl_net.privacy.ledger import Ledger
+from dpcfl_net.protocol import Protocol
 from dpcfl_net.types import Event, Release, Task
 
 FOLDER = "canaries"  # in the folder of the client's ledger
-
-
-def canaries_of(audit: Audit, protocol: Protocol) -> Canaries:
-    """The job's canaries: the same directions for all of its audited clients, bits of each one's own."""
-    return Canaries(audit.canaries, protocol.model.parameters, bytes.fromhex(audit.secret))
 
 
 def taped(ledger: Path, round: int, kind: str) -> np.ndarray | None:
@@ -43,11 +38,10 @@ class AuditedHost(ClientHost):
     """As `ClientHost`; the training records are canaries, the others (`open_data`) its own."""
 
     def __init__(
-        self, algorithm: ClientSide, client: int, ledger: Ledger, open_data: Callable[[Part], Any], audit: Audit,
+        self, algorithm: ClientSide, client: int, ledger: Ledger, open_data: Callable[[Part], Any], canaries: Canaries,
         noise_seed: bytes | None,
     ) -> None:  # fmt: skip
         protocol = algorithm.protocol
-        canaries = canaries_of(audit, protocol)
         tap = self._tap = Tap(ledger.folder, canaries, protocol.local.clip)
 
         def records(part: Part) -> Any:

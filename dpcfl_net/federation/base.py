@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dpcfl_net.errors import RunFailed
-from dpcfl_net.job import ClientEntry, derive_seed
-from dpcfl_net.job import Protocol as Job
+from dpcfl_net.protocol import ClientEntry, derive_seed
+from dpcfl_net.protocol import Protocol as Job
 from dpcfl_net.types import ClientHalf, Slot
 
 if TYPE_CHECKING:

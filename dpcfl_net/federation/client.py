@@ -16,17 +16,17 @@ from dpcfl_net import devices
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.gate import Charge, Gate
-from dpcfl_net.job import Protocol, digest
-from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
 from dpcfl_net.privacy.durable import Disk
 from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.protocol import Protocol, digest
 from dpcfl_net.tensors import describe
 from dpcfl_net.types import Answer, DPSGDSlot, Event, GaussianSlot, RawSlot, Release, SelectionSlot, Task, UnprotectedSlot
 from dpcfl_net.wire.messages import match_rows, resolve
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch loads where something is computed, not wherever an algorithm is named
+    from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
     from dpcfl_net.sgd import PlainSGD
 
 Part = Literal["train", "validation"]
@@ -51,6 +51,8 @@ class Engine:
     @cached_property
     def trainer(self) -> Trainer:
         """DP-SGD."""
+        from dpcfl_net.privacy.dpsgd import Trainer
+
         local = self._local
         return Trainer(
             self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task
@@ -59,6 +61,8 @@ class Engine:
     @cached_property
     def evaluator(self) -> Evaluator:
         """Accuracy, losses and counts."""
+        from dpcfl_net.privacy.dpsgd import Evaluator
+
         return Evaluator(self._module(), self._template.task)
 
     @cached_property

@@ -14,12 +14,12 @@ import numpy as np
 from dpcfl_net.errors import RunFailed
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.gate import Charge, Gate
-from dpcfl_net.job import Protocol as Job
-from dpcfl_net.job import digest
 from dpcfl_net.privacy.client_level import COUNT_SCALE
 from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid, shortened
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.protocol import Protocol as Job
+from dpcfl_net.protocol import digest
 from dpcfl_net.tensors import unpack
 from dpcfl_net.types import ClientHalf, CuratorSlot, Event, Release, Slot, Task, UnprotectedSlot
 

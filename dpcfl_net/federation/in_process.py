@@ -8,7 +8,7 @@ import numpy as np
 
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.client import ClientHost
-from dpcfl_net.job import Protocol
+from dpcfl_net.protocol import Protocol
 from dpcfl_net.tensors import unpack
 from dpcfl_net.types import Task
 

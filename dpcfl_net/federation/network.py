@@ -12,7 +12,7 @@ import numpy as np
 from dpcfl_net.errors import RunFailed
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.muster import Muster, Word
-from dpcfl_net.job import Protocol
+from dpcfl_net.protocol import Protocol
 from dpcfl_net.wire.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]

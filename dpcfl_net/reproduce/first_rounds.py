@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.build import calibrated
 from dpcfl_net.config import Config, resolve
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
-from dpcfl_net.experiment import calibrated
-from dpcfl_net.job import ClientEntry, ModelTemplate, Protocol, derive_seed
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.protocol import ClientEntry, ModelTemplate, Protocol, derive_seed
 from dpcfl_net.reproduce.base import Scale
 from dpcfl_net.types import DPSGDSlot, given
 

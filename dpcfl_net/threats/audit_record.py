@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.algorithms.halves import FromModel
+from dpcfl_net.build import seeded_noise, seeded_run, seeded_salt
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.experiment import Job, read_job, seeded_noise, seeded_run, seeded_salt
-from dpcfl_net.federation.audited import canaries_of, taped
+from dpcfl_net.experiment import Audit, Job, read_job
+from dpcfl_net.federation.audited import taped
 from dpcfl_net.federation.client import slot_key
 from dpcfl_net.federation.gate import seeded_key
-from dpcfl_net.job import PROTOCOL, Audit, Protocol, digest
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.privacy.ledger_entries import Entry
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import stream
+from dpcfl_net.protocol import PROTOCOL, Protocol, digest
 from dpcfl_net.summary import ledger_folder
 from dpcfl_net.types import DPSGDSlot, Event, Slot
 from dpcfl_net.wire import transcript
@@ -53,7 +54,7 @@ class Record:
             )
         self.audit: Audit = self.job.experiment.audit
         self.protocol: Protocol = self.job.protocol
-        self.canaries = canaries_of(self.audit, self.protocol)
+        self.canaries = self.audit.in_model(self.protocol.model.parameters)
         self.algorithm = self.job.algorithm
 
     def bits(self, client: int) -> np.ndarray:

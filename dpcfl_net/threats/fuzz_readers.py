@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
-from dpcfl_net import experiment, job, tensors
+from dpcfl_net import protocol, signing, tensors
 from dpcfl_net.errors import Refused
 from dpcfl_net.threats import fuzz_bytes
-from dpcfl_net.wire import keys, messages, observer_link, payload, transcript
+from dpcfl_net.wire import messages, observer_link, payload, transcript
 from dpcfl_net.wire.messages import Header, WireError
 
 T = TypeVar("T")
@@ -290,11 +290,11 @@ class Jobs:
     name, share = "job", 0.06
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / job.PROTOCOL
-        self._signature = folder / f"{job.PROTOCOL}.sig"
-        self._key = keys.write_operator_key(folder / "operator")
-        self._data = job.canonical(job.Protocol.model_validate_json(json.dumps(PROTOCOL)))
-        self._signed = keys.sign(folder / "operator" / "operator.secret", self._data).encode()
+        self._path = folder / protocol.PROTOCOL
+        self._signature = folder / f"{protocol.PROTOCOL}.sig"
+        self._key = signing.write_operator_key(folder / "operator")
+        self._data = protocol.canonical(protocol.Protocol.model_validate_json(json.dumps(PROTOCOL)))
+        self._signed = signing.sign(folder / "operator" / "operator.secret", self._data).encode()
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
         what = rng.randrange(4)
@@ -305,14 +305,14 @@ class Jobs:
         self._path.write_bytes(data)
         self._signature.write_bytes(signature)
         if what == 3:
-            found = attempt(lambda: job.read_protocol(self._path), tally, data)
+            found = attempt(lambda: protocol.read_protocol(self._path), tally, data)
         else:
-            found = attempt(lambda: experiment.read_signed_protocol(self._path, key), tally, (data, signature))
+            found = attempt(lambda: protocol.read_signed_protocol(self._path, key), tally, (data, signature))
             require(found is None or data == self._data, "a job that the operator never signed", (data, signature))
         if found is not None:
-            again = attempt(lambda: job.canonical(found), Counter(), data)
+            again = attempt(lambda: protocol.canonical(found), Counter(), data)
             require(again == data, "a job that says something else than its bytes", data)
-            require(job.digest(found) == hashlib.sha256(data).hexdigest(), "a job of another hash than its bytes", data)
+            require(protocol.digest(found) == hashlib.sha256(data).hexdigest(), "a job of another hash than its bytes", data)
         return 1
 
 

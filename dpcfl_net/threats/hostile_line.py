@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from dpcfl_net.job import Protocol, digest
+from dpcfl_net.protocol import Protocol, digest
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.lane import Stamp
 from dpcfl_net.wire.messages import Header, Template, decode, encode, resolve
@@ -46,7 +46,8 @@ class Target:
     @classmethod
     def of(cls, protocol: Protocol, client: int, connect: str, key_folder: Path) -> Target:
         """A client of a job; KeyError for one that is not in its roster."""
-        from dpcfl_net.experiment import algorithm_of, client_key
+        from dpcfl_net.algorithms.base import algorithm_of
+        from dpcfl_net.wire.keys import client_key
 
         algorithm, name = algorithm_of(protocol), client_key(protocol.client(client).id)
         return cls(

@@ -17,7 +17,7 @@ from pathlib import Path
 import zmq
 
 from dpcfl_net.errors import ConfigError, DpcflError
-from dpcfl_net.job import PROTOCOL, read_protocol
+from dpcfl_net.protocol import PROTOCOL, read_protocol
 from dpcfl_net.threats.hostile_line import Line, Target
 from dpcfl_net.threats.hostile_messages import ANSWERS, MESSAGES, endless, honest
 from dpcfl_net.wire.messages import Header

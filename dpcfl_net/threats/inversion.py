@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from dpcfl_net.job import ModelTemplate
+from dpcfl_net.protocol import ModelTemplate
 
 STEPS = 600
 RATE = 0.1  # Adam's, at the start; inputs have a deviation of about one

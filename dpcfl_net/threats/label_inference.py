@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.job import ModelTemplate, Protocol
+from dpcfl_net.protocol import ModelTemplate, Protocol
 from dpcfl_net.threats.inversion import record_gradients
 from dpcfl_net.threats.updates import Update
 

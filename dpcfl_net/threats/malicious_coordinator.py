@@ -19,14 +19,15 @@ from typing import Any, Literal
 
 import msgpack
 
+from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.errors import DpcflError
-from dpcfl_net.experiment import COORDINATOR, algorithm_of, client_key
-from dpcfl_net.job import PROTOCOL, Protocol, digest, read_protocol
+from dpcfl_net.protocol import PROTOCOL, Protocol, digest, read_protocol
 from dpcfl_net.runlog import Lines, say
 from dpcfl_net.tensors import pack
 from dpcfl_net.threats.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_half
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ServerEndpoint, ServerEvent
+from dpcfl_net.wire.keys import COORDINATOR, client_key
 from dpcfl_net.wire.messages import Header, resolve
 from dpcfl_net.wire.peers import Peer
 from dpcfl_net.wire.transcript import Transcript

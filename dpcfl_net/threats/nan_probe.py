@@ -15,8 +15,8 @@ from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
-from dpcfl_net.job import ClientEntry
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import DPSGDSlot, Release, Slot, State, UnprotectedSlot
 
 if TYPE_CHECKING:

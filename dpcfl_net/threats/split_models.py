@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpcfl_net import runlog
-from dpcfl_net.algorithms.base import Algorithm
-from dpcfl_net.experiment import algorithm_of
+from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.federation.gate import request_id
-from dpcfl_net.job import Protocol, digest
 from dpcfl_net.privacy.ledger_entries import Entry
+from dpcfl_net.protocol import Protocol, digest
 from dpcfl_net.wire.messages import Header, WireError, decode
 from dpcfl_net.wire.transcript import Record
 

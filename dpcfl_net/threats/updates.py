@@ -10,7 +10,7 @@ import numpy as np
 
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Job
-from dpcfl_net.job import LocalTraining
+from dpcfl_net.protocol import LocalTraining
 from dpcfl_net.types import DPSGDSlot, GaussianSlot
 from dpcfl_net.wire import transcript
 from dpcfl_net.wire.messages import Header

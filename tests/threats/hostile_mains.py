@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from dpcfl_net.coordinator import CoordinatorSpec
+
 STEPS = "hostile-steps"  # file of the run folder: client, steps
 
 
-def careless_coordinator(spec: Any) -> None:
+def careless_coordinator(spec: CoordinatorSpec) -> None:
     """`run_coordinator` without the check of norms, and without the one of numbers that are not finite."""
     from dpcfl_net import coordinator, tensors
     from dpcfl_net.wire.payload import Assembly

@@ -23,13 +23,13 @@ from dpcfl_net import models, summary, tensors
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.experiment import read_job
+from dpcfl_net.experiment import EXPERIMENT, read_job
 from dpcfl_net.federation.audited import taped
-from dpcfl_net.job import EXPERIMENT, PROTOCOL, canonical
 from dpcfl_net.privacy import clipping, dpsgd
 from dpcfl_net.privacy.accounting import SampledGaussian, deltas, epsilon
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
 from dpcfl_net.privacy.dpsgd import Trainer
+from dpcfl_net.protocol import PROTOCOL, canonical
 from dpcfl_net.report.statement import statement
 from dpcfl_net.simulate import simulate
 from dpcfl_net.threats import audit_bounds
@@ -41,7 +41,7 @@ from dpcfl_net.threats.audit_scores import Apart, likelihood, measured, over_tim
 from dpcfl_net.types import Task
 from dpcfl_net.worker import make_host, run_worker
 from dpcfl_net.worker_spec import WorkerSpec
-from launch import runs
+from launch import running
 from launch.cli import main
 
 NEVER = 1e-7  # the chance at which these tests let a sound run be accused
@@ -97,7 +97,7 @@ def one_batch() -> None:
 
 def record(folder, config, breaking: Callable[[], None] | None = None):
     """A run of real processes over loopback, forked here so that what `breaking` does to the workers comes along."""
-    runs.prepare(folder, config)
+    running.prepare(folder, config)
     operator, forked = (folder / "operator.pub").read_text().strip(), multiprocessing.get_context("fork")
 
     def work(client: int) -> None:
@@ -233,7 +233,7 @@ def test_a_tape_that_is_not_what_was_released_is_noticed(sound, tmp_path):
 
 
 def test_without_canaries_there_is_nothing_to_audit(tmp_path):
-    runs.prepare(tmp_path, audited(audit={}))
+    running.prepare(tmp_path, audited(audit={}))
     assert "audit" not in yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert b"audit" not in (tmp_path / EXPERIMENT).read_bytes()
     with pytest.raises(ConfigError, match="was not audited"):
@@ -242,7 +242,7 @@ def test_without_canaries_there_is_nothing_to_audit(tmp_path):
 
 def test_where_nothing_is_sent_every_step_is_audited_all_the_same(tmp_path):
     config = audited(algorithm={"name": "local"}, audit={"canaries": 1400, "client": 1})
-    runs.prepare(tmp_path, config)
+    running.prepare(tmp_path, config)
     simulate(read_job(tmp_path, (tmp_path / "operator.pub").read_text().strip()), tmp_path)
     result = audit_run(tmp_path, false_alarm=NEVER)
     assert result.facts["broken"] == []
@@ -320,7 +320,7 @@ def test_the_products_clipping_brings_a_canary_to_the_clip_norm_and_an_empty_slo
 )  # fmt: skip
 def test_an_audit_that_cannot_work_is_refused_with_the_reason(changes, said, tmp_path):
     with pytest.raises(ConfigError) as refused:
-        runs.prepare(tmp_path, audited(**changes))
+        running.prepare(tmp_path, audited(**changes))
     assert said in str(refused.value)
 
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpcfl_net import job, tensors
+from dpcfl_net import protocol, signing, tensors
 from dpcfl_net.errors import Refused
 from dpcfl_net.threats import fuzz
 from dpcfl_net.threats.fuzz_readers import Finding
-from dpcfl_net.wire import client, journal, keys, lane, messages, payload, server, transcript
+from dpcfl_net.wire import client, journal, lane, messages, payload, server, transcript
 from dpcfl_net.wire.messages import Header, WireError, decode, unpack_strict
 from dpcfl_net.wire.payload import Assembly
 
@@ -151,8 +151,8 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "records of the right form": ("transcript", transcript, "_well_formed", _yes),
     "nothing put aside for chunks that are empty": ("transcript", transcript, "_assemble", _put_aside_first),
     "the chain of a transcript": ("transcript", transcript.Reader, "_verify", lambda self, found: transcript.Record(*msgpack.unpackb(found[0]))),
-    "the operator's signature": ("job", keys, "verify", _yes),
-    "the canonical form": ("job", job, "_is_canonical", _yes),
+    "the operator's signature": ("job", signing, "verify", _yes),
+    "the canonical form": ("job", protocol, "_is_canonical", _yes),
 }  # fmt: skip
 MOST = {"codec": 6000, "chunks": 3000, "server": 60_000, "client": 60_000, "flood": 35_000, "transcript": 4000, "job": 2000}
 
@@ -209,9 +209,9 @@ def test_codes_of_a_client_s_own_choice_do_not_fill_the_memory():
 def test_a_job_with_a_number_that_has_no_canonical_form_is_refused(tmp_path, targets, change: Callable[[str], str]):
     text = targets["job"]._data.decode()  # type: ignore[attr-defined]
     assert change(text) != text
-    (tmp_path / job.PROTOCOL).write_text(change(text))
+    (tmp_path / protocol.PROTOCOL).write_text(change(text))
     with pytest.raises(Refused, match="job-invalid"):
-        job.read_protocol(tmp_path / job.PROTOCOL)
+        protocol.read_protocol(tmp_path / protocol.PROTOCOL)
 
 
 def test_the_door_prints_what_became_of_the_inputs(capsys):

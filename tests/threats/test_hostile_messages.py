@@ -51,7 +51,7 @@ from dpcfl_net.wire.guard import ConnectionGuard
 from dpcfl_net.wire.lane import Stamp
 from dpcfl_net.wire.messages import CHUNK, MAX_HEADER, Header, WireError, decode
 from dpcfl_net.wire.payload import Assembly, Payload
-from launch import local, processes, runs
+from launch import local, processes, running
 
 MIB = 1 << 20
 BASE = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "RESULT", "code": "release"}  # fmt: skip
@@ -368,13 +368,13 @@ FOUR = {
 def real_run(folder: Path, steps: str, *, careless: bool = False) -> DpcflError | None:
     """A run of coordinator, observer and four worker processes, client 3 in bad hands; what it failed of, if it did."""
     settings = config.resolve(FOUR)
-    runs.prepare(folder, settings)
+    running.prepare(folder, settings)
     (folder / hostile_mains.STEPS).write_text(f"3 {steps}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "_serve_one", hostile_mains.worker_or_worse)
         if careless:
-            patch.setattr(processes, "run_coordinator", hostile_mains.careless_coordinator)
-        _, failure = runs.run_in(folder, settings, SimpleNamespace(update=lambda view: None, close=lambda: None))
+            patch.setitem(processes.MAINS, "coordinator", "hostile_mains:careless_coordinator")
+        _, failure = running.run_in(folder, settings, SimpleNamespace(update=lambda view: None, close=lambda: None))
     assert_nothing_left(folder)
     return failure
 

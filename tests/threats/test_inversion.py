@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from dpcfl_net import config as configuration
 from dpcfl_net import models
+from dpcfl_net.build import make_job
 from dpcfl_net.data.datasets import load
 from dpcfl_net.errors import ConfigError, DataMissing
-from dpcfl_net.experiment import make_job, make_keys
 from dpcfl_net.privacy import dpsgd
 from dpcfl_net.report.page import write_report
 from dpcfl_net.summary import read_run_job
@@ -27,6 +27,7 @@ from dpcfl_net.threats.label_inference import LabelReader, last_layer
 from dpcfl_net.threats.results import AttackResult, read_result, results
 from dpcfl_net.threats.updates import Update, read_updates
 from dpcfl_net.types import DPSGDSlot
+from dpcfl_net.wire.keys import make_keys
 from launch.cli import app
 
 ONE = {

@@ -16,8 +16,9 @@ from conftest import DPCFL, ROOT, assert_nothing_left
 from leak_scan import Secrets, scan, secrets_of, view
 from wire_ends import open_things
 
+from dpcfl_net import signing
 from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.experiment import COORDINATOR, Job, client_key, make_keys, read_job, write_job
+from dpcfl_net.experiment import Job, read_job, write_job
 from dpcfl_net.federation.client import Engine
 from dpcfl_net.privacy.dpsgd import poisson_rows
 from dpcfl_net.privacy.ledger import read_ledger
@@ -28,6 +29,7 @@ from dpcfl_net.threats.split_models import given, other_than_charged, split_mode
 from dpcfl_net.types import DPSGDSlot, Task
 from dpcfl_net.verify import verify_run
 from dpcfl_net.wire import keys
+from dpcfl_net.wire.keys import COORDINATOR, client_key, make_keys
 from dpcfl_net.wire.messages import decode, encode
 from dpcfl_net.wire.transcript import Transcript, messages, read
 from dpcfl_net.worker import make_host
@@ -257,7 +259,7 @@ def test_a_job_that_the_operator_did_not_sign_is_refused(finished_run, tmp_path,
             codes.add(error.value.code)
     assert codes == {"operator-signature", "experiment-hash"}
     evidence.got("signed by another operator: the worker leaves with exit code 3; a changed byte, no signature: refused")
-    monkeypatch.setattr(keys, "verify", lambda *_: True)
+    monkeypatch.setattr(signing, "verify", lambda *_: True)
     believed = read_job(forged, pinned)
     host = make_host(believed, 0, tmp_path / "believed", durable=False)
     answer = host.answer(Task(1, "train", make(usual_half(job.algorithm), job.algorithm, "honest", 1, 0)))

@@ -33,14 +33,15 @@ from wire_ends import (
 from dpcfl_net import config
 from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
 from dpcfl_net.errors import Refused
-from dpcfl_net.experiment import COORDINATOR, read_job
-from dpcfl_net.job import digest
+from dpcfl_net.experiment import read_job
+from dpcfl_net.protocol import digest
 from dpcfl_net.wire import sockets, transcript
 from dpcfl_net.wire.endpoint import ServerEndpoint
+from dpcfl_net.wire.keys import COORDINATOR
 from dpcfl_net.wire.lane import Lane
 from dpcfl_net.wire.messages import Header
 from dpcfl_net.wire.sockets import AllowList
-from launch import runs
+from launch import running
 
 GREETING = 64  # bytes with which a ZMTP 3 connection begins; whoever says more before the other side's is dropped
 
@@ -174,7 +175,7 @@ def start_worker(folder: Path, address: str, ledgers: Path) -> subprocess.Popen:
 
 
 def prepared(folder: Path, security: str) -> Path:
-    runs.prepare(
+    running.prepare(
         folder,
         config.resolve(
             {

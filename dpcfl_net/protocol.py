@@ -1,4 +1,4 @@
-"""The signed job: what everyone may know (protocol), what the server may not (experiment), one canonical form, one hash."""
+"""The public part of a signed job: all that the coordinator is started with; one canonical form, one hash."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import weakref
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpcfl_net.errors import Refused
+from dpcfl_net.signing import check_signature
 from dpcfl_net.types import Adjacency
 
-PROTOCOL, EXPERIMENT = "protocol.json", "experiment.json"
+PROTOCOL = "protocol.json"
 
 
 class Part(BaseModel):
@@ -111,32 +112,6 @@ class Protocol(Part):
         raise KeyError(number)
 
 
-class Audit(Part):
-    """Which clients hold canaries in place of records, and the secret that directions and bits come from: drawn before the run."""
-
-    canaries: int = Field(ge=1)
-    clients: list[int]
-    secret: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-
-class Experiment(Part):
-    """The other part, for workers and observer only. `salt` hides it behind its hash in the protocol."""
-
-    salt: str
-    seed: int
-    data: dict[str, Any]
-    partition_seed: int
-    slices: list[int]  # slices[client id] = the slice of the partition that this client holds
-    true_clusters: list[int]
-    noise_seed: str | None = None
-    audit: Audit | None = None
-
-    @model_serializer(mode="wrap")
-    def _as_written(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Who is not audited has the same job, byte for byte, as where audits are unknown.
-        return {key: value for key, value in standard(self).items() if key != "audit" or value is not None}
-
-
 def canonical(part: Part) -> bytes:
     """The one byte form that is hashed and signed: sorted keys, no spaces, shortest round-trip numbers."""
     return json.dumps(part.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -163,18 +138,18 @@ def derive_seed(secret: bytes, purpose: str, bits: int = 63) -> int:
 
 def read_protocol(path: Path) -> Protocol:
     """Read a protocol file; Refused names what does not fit, or that the bytes are not the canonical form."""
-    return _read(path, Protocol)
+    return read_part(path, Protocol)
 
 
-def read_experiment(path: Path, protocol: Protocol) -> Experiment:
-    """Read the experiment part and hold it to the hash that the protocol carries."""
-    experiment = _read(path, Experiment)
-    if digest(experiment) != protocol.experiment_hash:
-        raise Refused("experiment-hash", f"{path} is not the experiment that the signed protocol names")
-    return experiment
+def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
+    """The protocol; Refused unless the pinned operator signed it."""
+    protocol = read_protocol(path)
+    check_signature(path, operator_key)
+    return protocol
 
 
-def _read(path: Path, kind: type[PartType]) -> PartType:
+def read_part(path: Path, kind: type[PartType]) -> PartType:
+    """Read one part of a job; Refused as `read_protocol`."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

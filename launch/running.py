@@ -1,0 +1,241 @@
+"""One run from its configuration to its report: prepared whole or not at all, watched, stopped for good, written down."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from dpcfl_net import summary
+from dpcfl_net.build import make_job
+from dpcfl_net.config import Config
+from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
+from dpcfl_net.experiment import OPERATOR_PUB, Job, read_job, read_operator_key, write_job
+from dpcfl_net.plugins import short
+from dpcfl_net.run_lock import held
+from dpcfl_net.statement import replace_one_epsilon
+from dpcfl_net.wire.keys import make_operator_keys
+from launch import processes
+from launch.interrupts import Interrupts
+from launch.sites import Here, Site
+
+FIRST_COUNT_S = 1.0  # what counting epsilon is taken to cost before the first time: a run of seconds counts at its end only
+STATEMENT_S = 1.0  # how long a stopped run waits for its epsilon under replacement, which a report computes as well
+
+
+class Shown(Protocol):
+    """Where a run's progress is shown."""
+
+    def update(self, view: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def new_folder(config: Config, out: Path) -> Path:
+    """An empty run folder below `out`, named after the configuration and the time; ConfigError if none can be made."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stem = f"{config.name}-{short(config.algorithm['name'])}-{stamp}"
+    for count in range(100):
+        folder = out / (stem if not count else f"{stem}-{count}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.exists():
+                raise ConfigError(f"{out} is no folder: run folders cannot be made in it") from None
+            continue
+        except OSError as error:
+            raise ConfigError(f"the run folder {folder} cannot be made: {error.strerror}") from None
+        return folder
+    raise ConfigError(f"no free name for a run folder {out / stem}")
+
+
+def prepare(folder: Path, config: Config, site: Site | None = None) -> None:
+    """Keys, each made where it is used, the signed job and the resolved configuration: all that a run starts from."""
+    make_operator_keys(folder / "keys")
+    (site or Here()).enrol(folder / "keys", sum(config.data.clients), config.runtime.clients_per_worker)
+    job = make_job(config, folder / "keys")
+    write_config(folder, config)
+    write_job(job, folder, folder / "keys")
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether all that a run starts from is there: what `prepare` writes last is."""
+    return (folder / OPERATOR_PUB).exists()
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write the resolved configuration: itself a valid CONFIG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(config.model_dump(mode="json", exclude={"algorithms"}), sort_keys=False, default_flow_style=None)
+    (folder / "config.yaml").write_text(text)
+
+
+def run_and_report(folder: Path, config: Config, before: float = 0.0, site: Site | None = None) -> tuple[int, dict[str, Any]]:
+    """A run as a person sees it, with its report; (exit code, run.json)."""
+    from launch.screen import open_screen
+
+    with Interrupts() as interrupts:
+        screen = open_screen()
+        document, failure = run_in(folder, config, screen, before, site, interrupts, tell=_tell)
+        if not document:
+            print("stopped before the run began: nothing is left of it")
+            return 130, document
+        reported = _report(folder, interrupts)
+    again = f"go on with: {_again(folder, site)}"
+    if failure is not None:
+        print(f"what was done is in {folder}; {again}")
+        raise failure
+    if document["state"] == "interrupted":
+        print(f"stopped after round {document['rounds_done']} of {config.rounds}; {again}")
+        return 130, document
+    screen.finish(document)
+    print(f"run folder {folder}, report {folder / 'report.html' if reported else f'not written: dpcfl report {folder}'}")
+    return 0 if reported else 130, document
+
+
+def run_in(
+    folder: Path,
+    config: Config,
+    screen: Shown,
+    before: float = 0.0,
+    site: Site | None = None,
+    interrupts: Interrupts | None = None,
+    tell: Callable[[DpcflError], None] = lambda failure: None,
+) -> tuple[dict[str, Any], DpcflError | None]:
+    """Start or go on with the run of a folder, watch, stop everything; (run.json, what it failed of, if it did).
+
+    site: where its workers are, this machine unless it is given. tell: hears of a failure at once, before the end is written
+    down. Prints nothing itself; a signal ends in state `interrupted`, or in no document and no folder if nothing had begun.
+    ConfigError while another process runs the folder.
+    """
+    if interrupts is None:
+        with Interrupts() as own:
+            return run_in(folder, config, screen, before, site, own, tell)
+    site = site or Here()
+    with held(folder):
+        run = processes.run_of(folder, config, site)
+        book: Book | None = None
+        state, failure = "failed", None
+        try:
+            with interrupts.raising():
+                interrupts.check()
+                run.warm()
+                job = _job(folder, config, site)
+            book = Book(folder, job, before, run)
+            run.start(job, interrupts)
+            book.write("running")
+            run.watch(lambda: screen.update(book.look()), interrupts)
+            run.finish()
+            screen.update(book.look())
+            state = "finished"
+        except KeyboardInterrupt:
+            state = "interrupted"
+        except (DpcflError, OSError) as error:
+            failure = error if isinstance(error, DpcflError) else RunFailed(_words(folder, error))
+            screen.close()
+            tell(failure)
+        finally:
+            screen.close()
+            run.stop()
+        if book is None:
+            if not is_prepared(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # half of a job is none
+            if failure is not None:
+                raise failure
+            return {}, None
+        try:
+            return book.write(state, last=True), failure
+        except OSError as error:
+            return book.document, failure or RunFailed(_words(folder, error))
+
+
+def _job(folder: Path, config: Config, site: Site) -> Job:
+    """The folder's signed job, made if it is a new folder."""
+    if not is_prepared(folder):
+        prepare(folder, config, site)
+    return read_job(folder, read_operator_key(folder))
+
+
+def _report(folder: Path, interrupts: Interrupts) -> bool:
+    """Write report.html, unless a second signal, or the first in a run that is done, says that nobody waits for it."""
+    from dpcfl_net.report.page import write_report
+
+    if interrupts.count > 1:
+        return False
+    try:
+        with interrupts.raising():
+            write_report(folder)
+    except KeyboardInterrupt:
+        return False
+    except OSError as error:
+        print(f"warning: {_words(folder, error)}", file=sys.stderr)
+        return False
+    return True
+
+
+def _tell(failure: DpcflError) -> None:
+    """Say at once what a run failed of; `launch.cli.main` does not repeat it."""
+    print(f"error: {failure}", file=sys.stderr, flush=True)
+    failure.told = True
+
+
+def _words(folder: Path, error: OSError) -> str:
+    return f"{error.filename or folder}: {error.strerror or error}"
+
+
+def _again(folder: Path, site: Site | None) -> str:
+    return f"dpcfl run --resume {folder}" if site is None else f"dpcfl launch --resume {folder} --on ... (as before)"
+
+
+class Book:
+    """Keeps run.json and the epsilon lines while a run goes; the operator's side, which may know everything."""
+
+    def __init__(self, folder: Path, job: Job, before: float, run: processes.Run) -> None:
+        self.folder, self.job, self.before, self._run = folder, job, before, run
+        self.document: dict[str, Any] = {}
+        self.started = time.time()
+        self._replace_one: float | None = None
+        self._round, self._cost, self._counted = 0, FIRST_COUNT_S, time.monotonic()
+        self._statement = threading.Thread(target=self._compute_replace_one, daemon=True)
+        self._statement.start()
+
+    def look(self) -> Any:
+        """The screen's view; now and then the epsilon lines are brought up to date, at a tenth of the time at most."""
+        from launch.progress import tail_progress
+
+        view = tail_progress(self.folder)
+        if view.round > self._round and time.monotonic() - self._counted > 10 * self._cost:
+            start = time.monotonic()
+            summary.write_epsilon_lines(self.folder, self.job)
+            self._round, self._counted = view.round, time.monotonic()
+            self._cost = self._counted - start
+            view = tail_progress(self.folder)
+        return view
+
+    def write(self, state: str, *, last: bool = False) -> dict[str, Any]:
+        """Bring run.json up to date."""
+        if last:
+            self._statement.join(None if state == "finished" else STATEMENT_S)
+            with contextlib.suppress(OSError):  # a full disk: they follow from the ledgers, and run.json matters more
+                summary.write_epsilon_lines(self.folder, self.job)
+        self.document = summary.run_document(
+            self.folder,
+            self.job,
+            state=state,
+            wall_s=self.before + time.time() - self.started,
+            processes=self._run.processes(),
+            replace_one=self._replace_one,
+            devices=self._run.devices(),
+        )
+        summary.write_run(self.folder, self.document)
+        return self.document
+
+    def _compute_replace_one(self) -> None:
+        self._replace_one = replace_one_epsilon(self.job.protocol)
