@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,8 +18,9 @@ from dpcfl_net.data import cache
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Audit, Experiment, Job
-from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unprotected
+from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, protected, without_guarantee
 from dpcfl_net.plugins import is_plugin
+from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.remembered import remembered
 from dpcfl_net.protocol import ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
 from dpcfl_net.types import DPSGDSlot, Slot
@@ -29,6 +30,34 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@dataclass(frozen=True)
+class Secrets:
+    """What a job draws at random, of 256 bits each but for the public name `run`; noise: None where each task draws its own."""
+
+    salt: bytes
+    audit: bytes
+    run: bytes
+    noise: bytes | None
+
+    @classmethod
+    def of(cls, config: Config) -> Secrets:
+        """From the operating system; with seeded noise all from `privacy.noise_seed` and the seed, one-way."""
+        if config.privacy.noise == "os":
+            return cls(os.urandom(32), os.urandom(32), os.urandom(16), None)
+        seed = config.privacy.noise_seed
+        root = os.urandom(32) if seed is None else bytes.fromhex(seed)
+        salt, audit, run, noise = (derive(root, purpose, config.seed) for purpose in ("salt", "audit", "run", "noise"))
+        return cls(salt, audit, run[:16], noise)
+
+
+def with_noise_seed(config: Config) -> Config:
+    """The configuration with a noise seed of its own where it needs one and names none."""
+    privacy = config.privacy
+    if privacy.noise == "os" or privacy.noise_seed is not None:
+        return config
+    return config.model_copy(update={"privacy": privacy.model_copy(update={"noise_seed": os.urandom(32).hex()})})
+
+
 def make_job(config: Config, key_folder: Path) -> Job:
     """Slices, roster, plan and noise for a configuration, with the public keys found in `key_folder`.
 
@@ -36,11 +65,10 @@ def make_job(config: Config, key_folder: Path) -> Job:
     """
     images = open_set(config.data, config.data.root)
     truth = config.data.true_clusters
-    n, insecure = len(truth), config.privacy.noise == "seeded"
-    # A seed of few bits is guessed in no time: what must stay hidden from the server hangs on the salt. Only a run that
-    # is stamped INSECURE hangs everything on the seed, so that it repeats bit for bit.
-    salt = seeded_salt(config.seed) if insecure else os.urandom(32)
-    root = str(config.seed).encode()
+    # A seed of few bits is guessed in no time: what must stay hidden from the server hangs on secrets of 256 bits. A run with
+    # seeded noise has one such secret for all of them, so that it repeats bit for bit.
+    secrets = Secrets.of(config)
+    n, salt, root = len(truth), secrets.salt, str(config.seed).encode()
     order = np.random.Generator(np.random.PCG64(derive_seed(salt, "permutation"))).permutation(n)
     settings = DataSettings.model_validate(config.data.model_dump(exclude={"root"}))
     pieces = plan_slices(settings, images, derive_seed(root, "partition"))
@@ -51,17 +79,17 @@ def make_job(config: Config, key_folder: Path) -> Job:
         partition_seed=derive_seed(root, "partition"),
         slices=[int(k) for k in order],
         true_clusters=[truth[k] for k in order],
-        noise_seed=seeded_noise(salt).hex() if insecure else None,
-        audit=_audit(config, n, hashlib.sha256(b"audit\0" + salt).digest() if insecure else os.urandom(32)),
+        noise_seed=secrets.noise.hex() if secrets.noise is not None else None,
+        audit=_audit(config, n, secrets.audit),
     )
     protocol = Protocol(
-        run=seeded_run(salt) if insecure else os.urandom(16).hex(),
+        run=secrets.run.hex(),
         name=config.name,
         algorithm=config.algorithm["name"],
         options=config.options.model_dump(mode="json"),
         rounds=config.rounds,
         local=config.local,
-        privacy=config.privacy,
+        privacy=PrivacyTarget.model_validate(config.privacy.model_dump(exclude={"noise_seed"})),
         model=model_template(
             config.model.name,
             images.input_shape,
@@ -94,21 +122,6 @@ def make_job(config: Config, key_folder: Path) -> Job:
     return Job(protocol, experiment)
 
 
-def seeded_salt(seed: int) -> bytes:
-    """The salt of a run with `noise: seeded`, which is no secret: seeds are small numbers."""
-    return hashlib.sha256(f"salt/{seed}".encode()).digest()
-
-
-def seeded_run(salt: bytes) -> str:
-    """The public name of such a run; it shows whether a seed was guessed right."""
-    return hashlib.sha256(b"run\0" + salt).hexdigest()[:32]
-
-
-def seeded_noise(salt: bytes) -> bytes:
-    """What all noise of such a run comes from."""
-    return hashlib.sha256(b"noise\0" + salt).digest()
-
-
 def _audit(config: Config, clients: int, secret: bytes) -> Audit | None:
     chosen = config.audit.client
     if not config.audit.canaries:
@@ -124,7 +137,7 @@ def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
     entries = [protocol.client(client) for client in audit.clients]
     if not all(any(isinstance(slot, DPSGDSlot) for slot in algorithm.plan(entry)) for entry in entries):
         problems.append(f"{asked} the plan of {protocol.algorithm} holds no DP-SGD")
-    if protocol.unprotected:
+    if set(protocol.unprotected) - {SEEDED}:
         problems.append(f"{asked} {protocol.algorithm} claims no finite epsilon ({protocol.unprotected[0]})")
     fewest = min(entry.records for entry in entries)
     if audit.canaries > fewest:
@@ -185,7 +198,7 @@ def calibrated(protocol: Protocol) -> Protocol:
     """
     algorithm = algorithm_of(protocol)
     solved: dict[tuple[Slot, ...], float | None] = {}
-    reasons = sorted({reason for plan in noisy_plans(algorithm) for reason in unprotected(list(plan))})
+    reasons = without_guarantee(algorithm)
     if reasons and protocol.ledger_scope == "dataset":
         raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to add up ({reasons[0]})")
     for plan in noisy_plans(algorithm):

@@ -19,7 +19,7 @@ from dpcfl_net.report.statement import number, plain, statement
 
 SWEEP = "sweep.json"
 # Settings that cannot make two runs different experiments; the seed makes them repetitions of one.
-ASIDE = ("seed", "name", "output.", "runtime.", "data.root")
+ASIDE = ("seed", "name", "output.", "runtime.", "data.root", "privacy.noise_seed")
 TERMS = ("delta", "unit", "adjacency", "trust", "insecure")
 PRIVACY = ("delta", "unit", "adjacency", "trust", "insecure", "epsilon_spent", "epsilon_replace_one")
 # What the observer's last lines know beyond run.json.

@@ -44,6 +44,14 @@ class DataSection(DataSettings):
     )
 
 
+class PrivacySection(PrivacyTarget):
+    noise_seed: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="noise seeded: what all noise follows from, 64 hex digits; null: drawn anew for each run, whose config.yaml has it",
+    )
+
+
 class LedgerSettings(Section):
     scope: Literal["run", "dataset"] = Field(
         default="run", description="run: this run's budget; dataset: all runs on the same records add"
@@ -122,7 +130,7 @@ class Config(Section):
     model: ModelSettings = Field(default=ModelSettings(), description="the model template")
     rounds: int = Field(ge=2, description="rounds of the whole run (E)")
     local: LocalTraining = Field(default=LocalTraining(), description="the local step")
-    privacy: PrivacyTarget = Field(description="what every client is promised")
+    privacy: PrivacySection = Field(description="what every client is promised")
     algorithm: dict[str, Any] = Field(description="name, and options of that algorithm")
     algorithms: dict[str, dict[str, Any]] = Field(default={}, description="options and `local` overrides by algorithm")
     ledger: LedgerSettings = Field(default=LedgerSettings(), description="what a ledger covers")
@@ -283,6 +291,12 @@ def _unprotectable(config: Config) -> list[str]:
     """What the algorithm cannot promise: a unit, a server, an accountant, a local step that it does not know."""
     privacy, algorithm = config.privacy, config.algorithm_class
     problems = []
+    if privacy.noise_seed is not None and privacy.noise != "seeded":
+        problems.append(f"privacy.noise_seed belongs to privacy.noise seeded, got {privacy.noise!r}")
+    if privacy.noise == "seeded" and config.ledger.scope == "dataset":
+        problems.append(
+            "ledger.scope is 'dataset': needs privacy.noise os, since seeded noise has no epsilon that runs could add up"
+        )
     if (privacy.unit, privacy.trust) not in algorithm.protects:
         pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in algorithm.protects)
         problems.append(

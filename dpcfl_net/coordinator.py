@@ -19,6 +19,7 @@ from dpcfl_net.federation.curator import Curator
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.protocol import Protocol, digest, read_signed_protocol
 from dpcfl_net.runlog import Lines, say, write_atomically
+from dpcfl_net.signing import read_secret_file
 from dpcfl_net.types import State
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ServerEndpoint
@@ -90,7 +91,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         on_failure=lambda failure: say(f"refused: {failure}"),
         transcript=transcript,
     )
-    curator = Curator.of(algorithm, spec.folder / "ledgers")
+    curator = Curator.of(algorithm, spec.folder / "ledgers", _noise_seed(spec.keys, protocol))
     outbox = None
     if spec.observer:
         outbox = ObserverOutbox(
@@ -127,6 +128,13 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         if curator is not None:
             curator.close()
         transcript.close()
+
+
+def _noise_seed(folder: Path, protocol: Protocol) -> bytes | None:
+    """What a trusted server's noise comes from in a run with seeded noise; it stands in no part of the job that others have."""
+    if (protocol.privacy.noise, protocol.privacy.trust) != ("seeded", "trusted-server"):
+        return None
+    return bytes.fromhex(read_secret_file(keys.secret_path(folder, COORDINATOR).with_name(keys.NOISE_SEED)))
 
 
 def _pipe(descriptor: int | None, *, readable: bool = True) -> Connection | None:

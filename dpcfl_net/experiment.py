@@ -14,8 +14,8 @@ from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.data.partition import DataSettings, Slice, open_set, plan_slices
 from dpcfl_net.errors import Refused
 from dpcfl_net.protocol import PROTOCOL, Part, Protocol, canonical, digest, read_part, read_signed_protocol
-from dpcfl_net.signing import check_signature, read_key_file, sign
-from dpcfl_net.wire.keys import OPERATOR, public_path, secret_path
+from dpcfl_net.signing import check_signature, read_key_file, sign, write_secret
+from dpcfl_net.wire.keys import COORDINATOR, NOISE_SEED, OPERATOR, public_path, secret_path
 
 if TYPE_CHECKING:
     from dpcfl_net.privacy.canaries import Canaries
@@ -48,6 +48,11 @@ class Experiment(Part):
     true_clusters: list[int]
     noise_seed: str | None = None
     audit: Audit | None = None
+
+    @property
+    def noise(self) -> bytes | None:
+        """What all noise of a run with seeded noise comes from; None where each task draws its own."""
+        return None if self.noise_seed is None else bytes.fromhex(self.noise_seed)
 
     @model_serializer(mode="wrap")
     def _as_written(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -82,6 +87,8 @@ def write_job(job: Job, folder: Path, key_folder: Path) -> None:
         data = canonical(part)
         (folder / name).write_bytes(data)
         (folder / f"{name}.sig").write_text(sign(secret_path(key_folder, OPERATOR), data))
+    if job.experiment.noise is not None and job.protocol.privacy.trust == "trusted-server":
+        write_secret(secret_path(key_folder, COORDINATOR).with_name(NOISE_SEED), job.experiment.noise.hex())
     (folder / OPERATOR_PUB).write_text(public_path(key_folder, OPERATOR).read_text())
 
 

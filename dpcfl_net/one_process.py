@@ -61,7 +61,7 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
         job,
     )
     hosts = Hosts(job, spec.ledgers, spec.data_root, spec.ledger_budget)
-    curator = Curator.of(algorithm, spec.ledgers, durable=False)
+    curator = Curator.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
     fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
     fed.curator = curator
 

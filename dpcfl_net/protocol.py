@@ -61,7 +61,7 @@ class PrivacyTarget(Part):
     adjacency: Adjacency = Field(default="zero-out", description="neighbouring relation")
     accountant: Literal["pld", "rdp"] = Field(default="pld", description="how events are composed")
     noise: Literal["os", "seeded"] = Field(
-        default="os", description="os: keys from the operating system; seeded: reproducible, INSECURE"
+        default="os", description="os: keys from the operating system; seeded: reproducible, and without any epsilon (INSECURE)"
     )
     trust: Literal["untrusted-server", "trusted-server"] = Field(
         default="untrusted-server",

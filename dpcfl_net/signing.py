@@ -65,6 +65,12 @@ def write_pair(folder: str | Path, name: str, public: str, secret: str) -> None:
     _write_new(folder / f"{name}.public", public, 0o644)
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that its owner alone can read, in place of the one that is there."""
+    path.unlink(missing_ok=True)
+    _write_new(path, text, 0o600)
+
+
 def read_key_file(path: Path) -> str:
     """The text of a public key file; ConfigError if it cannot be read."""
     try:

@@ -23,7 +23,7 @@ def simulate(
     torch.set_num_threads(1)
     algorithm, ledgers = job.algorithm, folder / "ledgers"
     hosts = Hosts(job, ledgers, data_root)
-    curator = Curator.of(algorithm, ledgers, durable=False)
+    curator = Curator.of(algorithm, ledgers, job.experiment.noise, durable=False)
     try:
         fed = InProcessFederation(job.protocol, hosts)
         fed.curator = curator

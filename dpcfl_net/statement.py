@@ -7,7 +7,7 @@ from typing import Any
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.data import cache
-from dpcfl_net.federation.claim import noisy_plans, plan_events
+from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.privacy.remembered import cost, remembered
 from dpcfl_net.protocol import Protocol
@@ -39,15 +39,10 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     if protocol.privacy.trust == "trusted-server":
         covered = ["what the server publishes each round: noisy sums of clipped updates, and labels where they are released"]
         not_covered.insert(0, SERVER_SEES)
-    if protocol.privacy.noise == "seeded":
-        not_covered.insert(0, "anything against who knows the seed: noise is seeded, so it can be subtracted (INSECURE)")
     if protocol.unprotected:
-        covered = []
-        given = (
-            [f"the rest of the releases: their noise is that of epsilon {protocol.privacy.epsilon:g} by themselves"]
-            if z
-            else []
-        )
+        covered, given = [], []
+        if z and protocol.privacy.noise == "os":
+            given = [f"the rest of the releases: their noise is that of epsilon {protocol.privacy.epsilon:g} by themselves"]
         not_covered = [*protocol.unprotected, *given, *not_covered]
     for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
         not_covered.append(f"what the code of {own} does with the records besides, in the client's process")
@@ -63,6 +58,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "adjacency": privacy.adjacency,
         "trust": privacy.trust,
         "epsilon": None if protocol.unprotected else privacy.epsilon,
+        # What the same plan promises with noise from the operating system; never a claim of this run.
+        "epsilon_with_secret_noise": privacy.epsilon if protocol.unprotected == [SEEDED] else None,
         "delta": privacy.delta,
         "accountant": privacy.accountant,
         "noise_multiplier": {"min": min(z), "max": max(z)} if z else None,

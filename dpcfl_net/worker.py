@@ -69,8 +69,7 @@ def make_host(
         ledger.enrol(digest(job.protocol), Claim(epsilon, job.protocol.privacy.delta), budget)
     else:
         ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=durable)
-    seed, audit = job.experiment.noise_seed, job.experiment.audit
-    noise_seed = None if seed is None else bytes.fromhex(seed)
+    noise_seed, audit = job.experiment.noise, job.experiment.audit
     if audit is not None and client in audit.clients:
         return AuditedHost(algorithm, client, ledger, open_data, audit.in_model(job.protocol.model.parameters), noise_seed)
     return ClientHost(algorithm, client, ledger, open_data, engine or (lambda: Engine.of(job.protocol)), noise_seed)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import yaml
 
 from dpcfl_net import summary
-from dpcfl_net.build import make_job
+from dpcfl_net.build import make_job, with_noise_seed
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.experiment import OPERATOR_PUB, Job, read_job, read_operator_key, write_job
@@ -60,6 +60,7 @@ def prepare(folder: Path, config: Config, site: Site | None = None) -> None:
     """Keys, each made where it is used, the signed job and the resolved configuration: all that a run starts from."""
     make_operator_keys(folder / "keys")
     (site or Here()).enrol(folder / "keys", sum(config.data.clients), config.runtime.clients_per_worker)
+    config = with_noise_seed(config)
     job = make_job(config, folder / "keys")
     write_config(folder, config)
     write_job(job, folder, folder / "keys")

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpcfl_net import config as configuration
 from dpcfl_net import experiment, runlog, summary
-from dpcfl_net.build import make_job
+from dpcfl_net.build import make_job, with_noise_seed
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.expectations import expectations, step_seconds
@@ -94,6 +94,7 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
     keys = keys or out / "keys"
     if not keys.exists():
         make_keys(keys, sum(config.data.clients))
+    config = with_noise_seed(config)
     job = make_job(config, keys)
     experiment.write_job(job, out, keys)
     write_config(out, config)

@@ -27,7 +27,7 @@ SMALL = {
     "model": {"name": "digits-cnn"},
     "rounds": 6,
     "local": {"batch_size": 32, "lr": 0.5},
-    "privacy": {"epsilon": 5, "delta": 1e-4, "noise": "seeded"},
+    "privacy": {"epsilon": 5, "delta": 1e-4, "noise": "seeded", "noise_seed": "5eed" * 16},
     "algorithm": {"name": "r-dpcfl", "clusters": 4},
     "output": {"transcript": "full"},
 }
@@ -121,6 +121,20 @@ def assert_nothing_left(folder: Path, seconds: float = 5) -> None:
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, left
+
+
+@pytest.fixture(scope="session")
+def private_run(tmp_path_factory) -> Path:
+    """One finished run of the same configuration with noise from the operating system, so that it has an epsilon; in one process."""
+    out = tmp_path_factory.mktemp("private")
+    settings = {
+        "privacy": {"epsilon": 5, "delta": 1e-4},
+        "runtime": {"federation": "in-process"},
+        "output": {"transcript": "off"},
+    }
+    done = dpcfl("run", write_config(out / "c", **settings), "--out", out)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return only_run(out)
 
 
 @pytest.fixture(scope="session")

@@ -283,7 +283,7 @@ def test_a_raw_index_has_no_finite_epsilon_anywhere(name, network_run):
 
 
 def test_the_private_twin_keeps_its_promise(tmp_path):
-    job = job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2, "select": "exponential"})
+    job = job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2, "select": "exponential"}, privacy={"epsilon": 5, "delta": 1e-4})
     assert job.protocol.unprotected == []
     run(job, tmp_path)
 
@@ -292,13 +292,18 @@ def test_a_worker_refuses_unprotected_releases_that_the_job_does_not_own_up_to(t
     job = job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2})
     assert job.protocol.unprotected
     silent = experiment.Job(job.protocol.model_copy(update={"unprotected": []}), job.experiment)
-    with pytest.raises(Refused, match="unprotected releases"):
+    with pytest.raises(Refused, match=r"without a guarantee.*the job declares"):
         make_host(silent, 0, tmp_path / "ledgers")
 
 
 def test_a_budget_over_runs_takes_no_unprotected_run(tmp_path):
     with pytest.raises(ConfigError, match="no finite epsilon to add up"):
-        job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2}, ledger={"scope": "dataset", "root": str(tmp_path / "l")})
+        job_for(
+            tmp_path, {"name": "f-cdpfl", "clusters": 2}, ledger={"scope": "dataset", "root": str(tmp_path / "l")},
+            privacy={"epsilon": 5, "delta": 1e-4},
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"ledger\.scope is 'dataset': needs privacy\.noise os"):
+        config.resolve({**SMALL, **TINY, "algorithm": {"name": "global"}, "ledger": {"scope": "dataset", "root": "l"}})
 
 
 @pytest.mark.parametrize("name", ["dp-ifca", "f-cdpfl", "km-cdpfl"])

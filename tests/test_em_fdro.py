@@ -46,13 +46,15 @@ DATA = {
     "dataset": "digits", "clients": [4], "shift": "none", "partition": "dirichlet", "alpha": 0.5,
     "train_per_client": 200, "validation": 0.1, "test_per_client": 40,
 }  # fmt: skip
+PRIVACY = {"epsilon": 5, "delta": 1e-4}
+SEEDED = {"noise": "seeded", "noise_seed": "5eed" * 16}
 WHOLE_CLIENTS = {"unit": "client", "adjacency": "replace-one", "delta": 1e-2}
 
 
 def document(algorithm, privacy=None, **changes):
     return {
         **SMALL, "data": DATA, "rounds": ROUNDS, "local": {"batch_size": 20, "lr": 0.5},
-        "algorithm": {"name": "em-fdro", "drawn": 2, **algorithm}, "privacy": {**SMALL["privacy"], **(privacy or {})}, **changes,
+        "algorithm": {"name": "em-fdro", "drawn": 2, **algorithm}, "privacy": {**PRIVACY, **(privacy or {})}, **changes,
     }  # fmt: skip
 
 
@@ -433,7 +435,7 @@ def test_a_loss_beyond_what_an_honest_one_can_be_weighs_no_more(tmp_path):
 
 def test_a_run_with_part_of_the_clients(tmp_path):
     """Processes and one process agree; the server's line says who was drawn; ledgers charge those, and everybody's first loss."""
-    changes = {k: v for k, v in document({"mode": "selection"}).items() if k not in ("name", "output", "model")}
+    changes = {k: v for k, v in document({"mode": "selection"}, SEEDED).items() if k not in ("name", "output", "model")}
     done = dpcfl("run", write_config(tmp_path / "c", **changes), "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stderr + done.stdout
     folder = only_run(tmp_path / "runs")
@@ -463,7 +465,7 @@ def test_a_run_with_part_of_the_clients(tmp_path):
 def test_a_crash_in_mid_round_changes_no_draw(tmp_path, monkeypatch):
     from dpcfl_net.federation.client import ClientHost
 
-    job = job_for(tmp_path, {})
+    job = job_for(tmp_path, {}, SEEDED)
     whole = simulate(job, tmp_path / "whole")
     compute, due = ClientHost._compute, [(1, "evaluate"), (1, "train"), (3, "train")]
 

@@ -403,7 +403,7 @@ def client_level(**changes):
     """A document of DP-FedAvg, which trains with plain SGD behind a trusted server."""
     return {
         **SMALL, "rounds": 12, "local": {"batch_size": 10, "lr": 0.1, "clip": 10.0, "epochs": 2},
-        "privacy": {"epsilon": 1000, "delta": 1e-3, "unit": "client", "trust": "trusted-server", "noise": "seeded"},
+        "privacy": {"epsilon": 1000, "delta": 1e-3, "unit": "client", "trust": "trusted-server", "noise": "seeded", "noise_seed": "5eed" * 16},
         "algorithm": {"name": "dp-fedavg", "sampling_rate": 1.0}, **changes,
     }  # fmt: skip
 

@@ -429,7 +429,9 @@ def test_the_example_runs_from_its_folder(tmp_path):
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "__pycache__"))
     with open(tmp_path / "examples" / "own_data.py", "a") as file:
         file.write(f"\nopen({str(tmp_path / 'imports')!r}, 'a').write('x')\n")
-    done = command("run", "own.yaml", "rounds=6", "data.clients=[1, 1]", "privacy.noise=seeded", cwd=tmp_path / "examples")
+    # In six rounds two clients learn with some draws of the noise and not with others: this is one of the former.
+    seeded = ("privacy.noise=seeded", f"privacy.noise_seed={'77aa' * 16}")
+    done = command("run", "own.yaml", "rounds=6", "data.clients=[1, 1]", *seeded, cwd=tmp_path / "examples")
     assert done.returncode == 0, done.stderr + done.stdout
     assert (tmp_path / "imports").read_text() == "x", "a process besides the launcher imported the data's module"
     folder = only_run(tmp_path / "examples" / "runs")

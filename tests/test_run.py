@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, at_a_terminal, dpcfl, only_run, write_config
+import yaml
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, at_a_terminal, dpcfl, only_run, write_config
 
-from dpcfl_net import runlog, summary
+from dpcfl_net import build, config, runlog, summary
 from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.data import cache
 from dpcfl_net.experiment import read_job
+from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.privacy import accounting
 from dpcfl_net.simulate import simulate
 from dpcfl_net.verify import verify_run
@@ -28,7 +33,7 @@ RUN_KEYS = {
 }  # fmt: skip
 PRIVACY_KEYS = {
     "unit", "adjacency", "trust", "epsilon", "delta", "accountant", "noise_multiplier", "epsilon_spent", "epsilon_replace_one",
-    "claim_of_paper", "ledger_scope", "covered", "not_covered", "insecure",
+    "claim_of_paper", "ledger_scope", "covered", "not_covered", "insecure", "epsilon_with_secret_noise",
 }  # fmt: skip
 FINAL_KEYS = {
     "accuracy_mean", "accuracy_worst", "accuracy_minority", "accuracy_by_cluster", "clusters_recovered", "minority_recovered", "ari",
@@ -60,13 +65,53 @@ def test_run_folder_holds_every_file_and_run_json_exactly_its_keys(finished_run)
     assert document["rounds_done"] == 6
     assert document["processes"] == 10
     assert document["devices"] == {"cpu": 8}
-    assert document["privacy"]["insecure"] is True
-    assert document["privacy"]["epsilon_spent"] <= document["privacy"]["epsilon"] == 5
-    assert document["privacy"]["epsilon_replace_one"] > 5
 
 
-def test_every_round_has_a_server_line_and_an_observer_line(finished_run):
-    lines = runlog.read(finished_run / "metrics.jsonl")
+def test_a_run_with_seeded_noise_states_no_epsilon_anywhere(finished_run):
+    """Whoever has the seed subtracts the noise: there is no epsilon, whatever the plan would cost otherwise."""
+    privacy = json.loads((finished_run / "run.json").read_text())["privacy"]
+    assert privacy["insecure"] is True
+    assert (privacy["epsilon"], privacy["epsilon_spent"], privacy["epsilon_replace_one"]) == (None, None, None)
+    assert privacy["epsilon_with_secret_noise"] == 5
+    assert privacy["covered"] == []
+    assert privacy["not_covered"][0] == "noise is seeded: whoever has the seed subtracts it (INSECURE)"
+    job = job_of(finished_run)
+    assert verify_claim(job.algorithm, 0, Path(cache.folder()) / "claims") == math.inf
+    curves = [
+        line["epsilon_spent_by_client"]
+        for line in runlog.read(finished_run / "metrics.jsonl")
+        if "epsilon_spent_by_client" in line
+    ]
+    assert {value for curve in curves for value in curve} == {None}
+    page = (finished_run / "report.html").read_text()
+    assert "no finite epsilon" in page
+    done = dpcfl("compare", finished_run, finished_run)
+    assert "inf" in done.stdout, done.stdout
+
+
+def test_the_noise_seed_follows_from_nothing_in_the_protocol(finished_run):
+    """Everything that the server is started with, and the seed of the configuration, which is guessed at once."""
+    job, text = job_of(finished_run), (finished_run / "protocol.json").read_text()
+    assert job.experiment.noise_seed not in text
+    other = build.Secrets.of(config.resolve({**SMALL, "privacy": {**SMALL["privacy"], "noise_seed": "ab" * 32}}))
+    assert other.noise.hex() != job.experiment.noise_seed  # the same seed of the configuration, another secret
+    drawn = [
+        build.Secrets.of(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4, "noise": "seeded"}}))
+        for _ in range(2)
+    ]
+    assert drawn[0].noise != drawn[1].noise
+    assert yaml.safe_load((finished_run / "config.yaml").read_text())["privacy"]["noise_seed"] == SMALL["privacy"]["noise_seed"]
+
+
+def test_a_run_says_what_it_has_spent(private_run):
+    privacy = json.loads((private_run / "run.json").read_text())["privacy"]
+    assert privacy["epsilon_spent"] <= privacy["epsilon"] == 5
+    assert privacy["epsilon_replace_one"] > 5
+    assert (privacy["insecure"], privacy["epsilon_with_secret_noise"]) == (False, None)
+
+
+def test_every_round_has_a_server_line_and_an_observer_line(private_run):
+    lines = runlog.read(private_run / "metrics.jsonl")
     for view, field in (("server", "bytes_up"), ("observer", "accuracy_mean"), ("server", "epsilon_spent_by_client")):
         assert [line["round"] for line in lines if line["view"] == view and field in line] == [1, 2, 3, 4, 5, 6]
     spent = [max(line["epsilon_spent_by_client"]) for line in lines if "epsilon_spent_by_client" in line]
@@ -118,20 +163,20 @@ def undisturbed(finished_run):
     return last_models(finished_run)
 
 
-def test_what_whole_runs_of_one_plan_spend_is_computed_once_on_a_host(finished_run, tmp_path, monkeypatch):
-    job, asked = job_of(finished_run), []
+def test_what_whole_runs_of_one_plan_spend_is_computed_once_on_a_host(private_run, tmp_path, monkeypatch):
+    job, asked = job_of(private_run), []
     real = accounting.epsilon_by_prefix
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(accounting, "epsilon_by_prefix", lambda *question: asked.append(question) or real(*question))
     found = []
     for _ in range(2):
         summary._curve.cache_clear()  # as in another process
-        found.append(summary.epsilon_curves(finished_run, job))
+        found.append(summary.epsilon_curves(private_run, job))
     assert len(asked) == len({tuple(map(tuple, groups)) for groups, *_ in asked}) == 1
     assert found[0] == found[1]
     written = [
         line["epsilon_spent_by_client"]
-        for line in runlog.read(finished_run / "metrics.jsonl")
+        for line in runlog.read(private_run / "metrics.jsonl")
         if "epsilon_spent_by_client" in line
     ]
     assert [list(curve) for curve in zip(*written, strict=True)] == found[0]

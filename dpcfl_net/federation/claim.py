@@ -25,6 +25,8 @@ from dpcfl_net.types import (
     UnprotectedSlot,
 )
 
+SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
+
 
 def plan_events(plan: list[Slot], noise_multiplier: float | None, adjacency: Adjacency) -> list[Event]:
     """What the accountant sees of a plan; equal slots are merged into one block each."""
@@ -42,6 +44,12 @@ def plan_events(plan: list[Slot], noise_multiplier: float | None, adjacency: Adj
 def unprotected(plan: list[Slot]) -> list[str]:
     """Why a plan has no finite epsilon: the reasons of its releases without a guarantee, each once; nothing if it has one."""
     return sorted({slot.reason for slot in plan if isinstance(slot, UnprotectedSlot)})
+
+
+def without_guarantee(algorithm: ClientSide) -> list[str]:
+    """Why a job has no finite epsilon: its plans' releases without one, and noise that whoever has the seed subtracts."""
+    reasons = {reason for plan in noisy_plans(algorithm) for reason in unprotected(list(plan))}
+    return sorted(reasons) + ([SEEDED] if algorithm.protocol.privacy.noise == "seeded" else [])
 
 
 def protected(plan: list[Slot]) -> list[Slot]:
@@ -74,11 +82,9 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     plan, noise = algorithm.plan(entry), entry.noise_multiplier
     if privacy.trust == "trusted-server":  # the client's own releases are raw; what it is promised is the server's plan
         plan, noise = algorithm.curator_plan(), algorithm.protocol.curator_noise_multiplier
-    if unprotected(plan) != algorithm.protocol.unprotected:
-        raise Refused(
-            "claim",
-            f"the plan's unprotected releases are {unprotected(plan)}, the job owns up to {algorithm.protocol.unprotected}",
-        )
+    reasons = without_guarantee(algorithm)
+    if reasons != algorithm.protocol.unprotected:
+        raise Refused("claim", f"without a guarantee: {reasons}; the job declares {algorithm.protocol.unprotected}")
     try:
         events = plan_events(protected(plan), noise, privacy.adjacency)
     except ValueError as error:
@@ -87,7 +93,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     epsilon = remembered(cache, question, lambda: _account(question))
     if epsilon is None or epsilon > privacy.epsilon:
         raise Refused("claim", f"the signed plan costs client {client} epsilon {epsilon}, the job promises {privacy.epsilon:g}")
-    return math.inf if unprotected(plan) else epsilon
+    return math.inf if reasons else epsilon
 
 
 def _account(question: dict[str, Any]) -> float | None:

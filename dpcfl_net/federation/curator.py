@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -64,14 +63,16 @@ class Curator:
         )
 
     @classmethod
-    def of(cls, algorithm: CuratorSide, ledgers: Path, *, durable: bool = True) -> Curator | None:
-        """The curator of a job with its ledger under `ledgers`; None for a job in which no server is trusted."""
+    def of(cls, algorithm: CuratorSide, ledgers: Path, noise_seed: bytes | None, *, durable: bool = True) -> Curator | None:
+        """The curator of a job with its ledger under `ledgers`; None for a job in which no server is trusted.
+
+        noise_seed: of a run with seeded noise, else None.
+        """
         protocol = algorithm.protocol
         if protocol.privacy.trust != "trusted-server":
             return None
         owner = {"run": protocol.run, "job": digest(protocol), "role": CURATOR}
-        seeded = protocol.privacy.noise == "seeded"
-        seed = hashlib.sha256(b"curator\0" + protocol.server_seed.encode()).digest() if seeded else None
+        seed = None if noise_seed is None else derive(noise_seed, CURATOR)
         return cls(algorithm, Ledger(ledgers / CURATOR, owner=owner, durable=durable), seed)
 
     def release(self, fed: Federation, kind: str, tensors: Arrays) -> Arrays | None:

@@ -103,6 +103,8 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
         ("Epsilon under replace-one", plain(privacy.get("epsilon_replace_one"))),
         ("Ledger", words("ledger_scope", LEDGERS)),
     ]
+    if (secret := number(privacy.get("epsilon_with_secret_noise"))) is not None:
+        facts.append(("With secret noise", f"the same plan would promise epsilon {plain(secret)}"))
     if claim := privacy.get("claim_of_paper"):
         facts.append(("The paper's claim", ", ".join(sentences(claim))))
     return facts

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpcfl_net.threats import audit_scores
-from dpcfl_net.threats.audit_record import SEEDS, Record, Training
+from dpcfl_net.threats.audit_record import Record, Training
 
 EVERY_STEP, SERVER = VIEWS = ("every step", "the server's view")
 LIKELIHOOD, ROUNDS = "likelihood", "difference of two rounds"
@@ -43,7 +43,7 @@ class Gatherer:
 
     def __init__(self, record: Record) -> None:
         self._record, clients = record, record.audit.clients
-        self._seed, self._pairs = record.noise_seed, list(zip(clients[::2], clients[1::2], strict=False))
+        self._seed, self._pairs = record.job.experiment.noise, list(zip(clients[::2], clients[1::2], strict=False))
         self._sums = {(view, client): _Sums.none(record.audit.canaries) for view in VIEWS for client in clients}
         self._apart = {(view, pair): audit_scores.Apart(record.audit.canaries) for view in VIEWS for pair in self._pairs}
         self._compared: set[str] = set()
@@ -74,10 +74,9 @@ class Gatherer:
         if self._unpaired:
             notes.append(f"{self._unpaired} tasks of two clients differ in noise or sampling, or lack one: not compared.")
         if self._seed is not None:
-            seed = record.guessed_seed
-            how = f"taken from the experiment, for it is not among the first {SEEDS:,}"
-            how = how if seed is None else f"{seed}, guessed and confirmed by the run's public name"
-            notes.append(f"All noise comes from the configuration's seed ({how}): it was computed again and subtracted.")
+            notes.append(
+                "All noise comes from the noise seed, which the experiment names: it was computed again and subtracted."
+            )
         return notes
 
     def _tasks(self) -> Iterator[dict[int, Training]]:

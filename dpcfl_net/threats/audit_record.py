@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.algorithms.halves import FromModel
-from dpcfl_net.build import seeded_noise, seeded_run, seeded_salt
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Audit, Job, read_job
 from dpcfl_net.federation.audited import taped
@@ -24,8 +23,6 @@ from dpcfl_net.protocol import PROTOCOL, Protocol, digest
 from dpcfl_net.summary import ledger_folder
 from dpcfl_net.types import DPSGDSlot, Event, Slot
 from dpcfl_net.wire import transcript
-
-SEEDS = 100_000  # that a server tries
 
 
 @dataclass(frozen=True)
@@ -136,17 +133,3 @@ class Record:
         draws = stream(key, "noise")
         noises = (gaussian_on_grid(nothing, training.noise * clip, draws) for _ in range(training.slot.steps))
         return np.stack([self.canaries.project(noise) / clip for noise in noises])
-
-    @cached_property
-    def guessed_seed(self) -> int | None:
-        """The configuration's seed, out of the public name of a run with `noise: seeded`: what any server can do."""
-        return next((s for s in range(SEEDS) if seeded_run(seeded_salt(s)) == self.protocol.run), None)
-
-    @property
-    def noise_seed(self) -> bytes | None:
-        """What the noise comes from, where that is no secret: guessed, or as the experiment has it; None with keys of its own."""
-        if self.job.experiment.noise_seed is None:
-            return None
-        if self.guessed_seed is not None:
-            return seeded_noise(seeded_salt(self.guessed_seed))
-        return bytes.fromhex(self.job.experiment.noise_seed)
