@@ -20,11 +20,7 @@ class OpacusPath:
     """The fast path's interface on Opacus; raises ConfigError naming each layer that cannot be trained record by record."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._plain = PlainPath(module)
-        recurrent = [(name, child) for name, child in module.named_modules() if isinstance(child, nn.RNNBase)]
-        if recurrent:
-            names = ", ".join(f"{name!r} ({type(child).__name__})" for name, child in recurrent)
-            raise ConfigError(f"DP-SGD cannot train layer {names}: Opacus gives no per-record gradients of it")
+        self._plain = PlainPath(module, by_record=True)
         self._sampled = _wrap(copy.deepcopy(self._plain.module).train())
         self._parameters = list(self._sampled.parameters())
 
@@ -40,6 +36,8 @@ class OpacusPath:
         with torch.enable_grad(), warnings.catch_warnings():
             # The first layer's input needs no gradient, which torch remarks on at every batch.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
+            # Layers that Opacus does not know go through vmap, which does some operations record by record and remarks on it.
+            warnings.filterwarnings("ignore", "There is a performance drop")
             logits = self._sampled(x.to(theta.dtype))
             F.cross_entropy(logits, y, reduction="sum").backward()
         parts: list[Part] = []

@@ -9,19 +9,20 @@ from torch import nn
 
 from dpcfl_net import devices
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.privacy import layer_rules
 
 
 class PlainPath:
     """A copy of a network in evaluation mode, into which each model's values are written.
 
-    ConfigError naming each layer that mixes records, draws at random or keeps values outside the parameters.
+    by_record: whether DP-SGD trains it. Raises ConfigError naming each layer that mixes records, draws at random, keeps values
+    outside the parameters, or has no gradients by record where it needs them.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = copy.deepcopy(module).requires_grad_(True).eval()
-        problems = [problem for name, child in self.module.named_modules() if (problem := _problem(name, child))]
-        if problems:
+    def __init__(self, module: nn.Module, by_record: bool = False) -> None:
+        if problems := layer_rules.problems(module, by_record):
             raise ConfigError(problems)
+        self.module = copy.deepcopy(module).requires_grad_(True).eval()
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """(n, classes) for a batch."""
@@ -39,15 +40,3 @@ def fill(parameters: list[nn.Parameter], theta: torch.Tensor) -> None:
         for parameter in parameters:
             parameter.copy_(theta[at : at + parameter.numel()].view_as(parameter))
             at += parameter.numel()
-
-
-def _problem(name: str, child: nn.Module) -> str | None:
-    kind = type(child).__name__
-    if isinstance(child, nn.modules.batchnorm._BatchNorm):
-        return f"layer {name!r} ({kind}) mixes the records of a batch, so no record's gradient can be clipped: use GroupNorm"
-    drops = child.p if isinstance(child, (nn.modules.dropout._DropoutNd, nn.AlphaDropout)) else 0
-    if drops > 0 or (isinstance(child, nn.RNNBase) and child.dropout > 0):
-        return f"layer {name!r} ({kind}) draws from torch's generator, not from the task's private key: remove it"
-    if any(True for _ in child.buffers(recurse=False)):
-        return f"layer {name!r} ({kind}) keeps buffers that training may change outside the clipped sum"
-    return None
