@@ -76,7 +76,8 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
         draft = stored.with_suffix(f".{os.getpid()}.npy")
         np.save(draft, models, allow_pickle=False)
         draft.replace(stored)
-    evaluator = Evaluator(build(m.name, tuple(m.input_shape), m.classes), m.task)
+    shape = tuple(m.input_shape)
+    evaluator = Evaluator(build(m.name, shape, m.classes), m.task, shape)
     own = [slices[k] for k in experiment.slices]
     return np.array([evaluator.accuracy_and_loss(models[s.cluster], open_client(settings, s, root, "test")) for s in own])
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dpcfl_net.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Conv:
@@ -55,16 +57,25 @@ Layer = Conv | Pool | Dense | Relu | Flat
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def plan(module: nn.Module) -> list[Layer] | None:
-    """The layers of a Sequential that this path can run, or None for any other module."""
+def plan(module: nn.Module, input_shape: tuple[int, ...] | None = None) -> list[Layer] | None:
+    """The layers of a Sequential that this path can run on records of `input_shape`, or None for any other module.
+
+    None as input_shape: shapes are not checked, and a first layer that is Linear is taken to read vectors. Raises
+    ConfigError naming the first layer that its input does not fit.
+    """
     if type(module) is not nn.Sequential:
         return None
     layers: list[Layer] = []
-    at, flat = 0, True
-    for child in module:
+    at, flat, shape = 0, True, input_shape
+    # Not named_children: that leaves out a layer which stands there twice.
+    for name, child in zip(module._modules, module, strict=True):
         layer = _layer(child, at)
         if layer is None or (isinstance(layer, Dense) and not flat):
             return None
+        if shape is not None:
+            shape = _shape_after(layer, shape, f"layer {name!r} ({type(child).__name__})")
+            if shape is None:
+                return None
         flat = isinstance(layer, Flat) or (flat and not isinstance(layer, (Conv, Pool)))
         layers.append(layer)
         at += sum(p.numel() for p in child.parameters())
@@ -78,9 +89,47 @@ def plan(module: nn.Module) -> list[Layer] | None:
     return layers
 
 
+def _shape_after(layer: Layer, shape: tuple[int, ...], name: str) -> tuple[int, ...] | None:
+    """The shape of a record behind `layer`; None where torch takes the layer's input and this path does not."""
+    if isinstance(layer, Relu):
+        return shape
+    if isinstance(layer, Flat):
+        return (math.prod(shape),)
+    if isinstance(layer, Dense):
+        wide, deep = layer.shape
+        if not shape or shape[-1] != deep:
+            raise ConfigError(f"{name} takes {deep} features, but its input has the shape {shape}")
+        # On a sequence or an image torch applies the layer to each row, which needs a sum over rows in its gradient.
+        return (wide,) if len(shape) == 1 else None
+    return _places(layer, shape, name)
+
+
+def _places(layer: Conv | Pool, shape: tuple[int, ...], name: str) -> tuple[int, ...] | None:
+    if isinstance(layer, Pool) and len(shape) == 2:
+        return None
+    if len(shape) != 3 or (isinstance(layer, Conv) and shape[0] != layer.shape[1]):
+        # torch would take a batch of (height, width) for one image with a channel for each record.
+        channels = layer.shape[1] if isinstance(layer, Conv) else "channels"
+        raise ConfigError(f"{name} takes ({channels}, height, width), but its input has the shape {shape}")
+    window = list(layer.shape[2:]) if isinstance(layer, Conv) else layer.kernel
+    spread = layer.dilation if isinstance(layer, Conv) else [1, 1]
+    if isinstance(layer, Pool) and any(2 * pad > side for pad, side in zip(layer.padding, window, strict=True)):
+        raise ConfigError(f"{name} pads by {layer.padding}: must be at most half of its window {window}")
+    if min(layer.stride) < 1:
+        raise ConfigError(f"{name} moves its window by {layer.stride}: must be at least 1")
+    reach = [gap * (side - 1) + 1 for side, gap in zip(window, spread, strict=True)]
+    room = [side + 2 * pad - far for side, pad, far in zip(shape[1:], layer.padding, reach, strict=True)]
+    if min(room) < 0:
+        raise ConfigError(f"{name} has a window over {reach}, larger than its padded input of the shape {shape}")
+    places = (free // step + 1 for free, step in zip(room, layer.stride, strict=True))
+    return (layer.shape[0] if isinstance(layer, Conv) else shape[0], *places)
+
+
 def _layer(child: nn.Module, at: int) -> Layer | None:
     # Subclasses may compute something else: isinstance narrows for the type checker, the exact type decides.
     if type(child) not in (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ReLU, nn.Flatten):
+        return None
+    if child._forward_hooks or child._forward_pre_hooks:
         return None
     if (
         isinstance(child, nn.Conv2d)

@@ -187,7 +187,8 @@ class Judge:
         from dpcfl_net.privacy.dpsgd import Evaluator
 
         m = self._job.protocol.model
-        return Evaluator(build(m.name, tuple(m.input_shape), m.classes), m.task)
+        shape = tuple(m.input_shape)
+        return Evaluator(build(m.name, shape, m.classes), m.task, shape)
 
     @cached_property
     def _slices(self) -> list[Slice]:

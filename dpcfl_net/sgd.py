@@ -19,17 +19,18 @@ KEPT = 4096  # records of a client that are made into floats once, not batch by 
 class PlainSGD:
     """`epochs` passes over shuffled batches with momentum and weight decay, on the parameters as one vector.
 
-    module: the template; its values are overwritten. task: "classification" or "regression".
+    module: the template; its values are overwritten. task: "classification" or "regression". input_shape: of a record, as
+    `layers.plan` has it.
     """
 
     def __init__(
         self, module: nn.Module, *, epochs: int, batch_size: int, lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
-        task: str = "classification",
+        task: str = "classification", input_shape: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         self._epochs, self._batch_size, self._lr = epochs, batch_size, lr
         self._momentum, self._weight_decay, self._task = momentum, weight_decay, task
         self._module = module.train()
-        self._layers = plan(module)
+        self._layers = plan(module, input_shape)
         self._theta, self._gradient = _flattened(self._module)
 
     def to(self, device: torch.device) -> None:

@@ -25,7 +25,7 @@ from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
 from dpcfl_net.sgd import PlainSGD
 from dpcfl_net.types import DPSGDSlot
 
-PATHS = ("fast", "opacus")
+PATHS = ("fast", "opacus", "vmap")
 ROWS = np.array([11, 0, 3, 4, 7, 8, 2, 19, 21, 5, 6, 12, 13, 14, 15])
 
 

@@ -57,7 +57,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("path", ["fast", "opacus"])
+@pytest.mark.parametrize("path", ["fast", "opacus", "vmap"])
 @pytest.mark.parametrize("name", CASES)
 def test_clipped_sums_equal_vmap_of_grad_in_float64(name: str, path: str) -> None:
     make, shape = CASES[name]
@@ -89,7 +89,7 @@ def test_resnet18_goes_through_opacus_and_equals_vmap_of_grad() -> None:
     assert np.abs(trainer.clipped_sum(theta, data, np.arange(3)) - expected).max() < 1e-9 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("path", ["fast", "opacus"])
+@pytest.mark.parametrize("path", ["fast", "opacus", "vmap"])
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e4, 1e12])
 def test_no_record_counts_for_more_than_clip_whatever_its_scale(path: str, scale: float) -> None:
     trainer, data = small(clip=0.3, path=path), Images(30)
@@ -150,7 +150,7 @@ def overflowing(how: str) -> tuple[np.ndarray, Images]:
     return theta, data
 
 
-@pytest.mark.parametrize("path", ["fast", "opacus"])
+@pytest.mark.parametrize("path", ["fast", "opacus", "vmap"])
 @pytest.mark.parametrize("how", ["inf", "nan", "norm"])
 def test_a_record_that_overflows_is_dropped_bit_for_bit(path: str, how: str) -> None:
     theta, data = overflowing(how)
@@ -192,7 +192,7 @@ def test_a_record_with_infinite_loss_is_dropped_though_its_gradient_is_finite() 
     assert np.array_equal(trainer.clipped_sum(theta, data, np.arange(4)), trainer.clipped_sum(theta, data, np.arange(3)))
 
 
-@pytest.mark.parametrize("path", ["fast", "opacus"])
+@pytest.mark.parametrize("path", ["fast", "opacus", "vmap"])
 @pytest.mark.parametrize("name", ["cnn", "digits-cnn"])
 def test_rows_do_not_depend_on_their_neighbours(name: str, path: str) -> None:
     make, shape = CASES[name]

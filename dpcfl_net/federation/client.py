@@ -16,6 +16,7 @@ from dpcfl_net import devices
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.gate import Charge, Gate
+from dpcfl_net.plugins import is_plugin
 from dpcfl_net.privacy.durable import Disk
 from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
@@ -54,16 +55,19 @@ class Engine:
         from dpcfl_net.privacy.dpsgd import Trainer
 
         local = self._local
+        # The engines of models by name are tried by the tests, that of a user's own model here.
+        shape = self._input_shape if is_plugin(self._template.name) else None
         return Trainer(
-            self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task
-        )
+            self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task,
+            input_shape=shape,
+        )  # fmt: skip
 
     @cached_property
     def evaluator(self) -> Evaluator:
         """Accuracy, losses and counts."""
         from dpcfl_net.privacy.dpsgd import Evaluator
 
-        return Evaluator(self._module(), self._template.task)
+        return Evaluator(self._module(), self._template.task, self._input_shape)
 
     @cached_property
     def sgd(self) -> PlainSGD:
@@ -71,13 +75,17 @@ class Engine:
         from dpcfl_net.sgd import PlainSGD
 
         how = self._local.model_dump(exclude={"clip"})
-        return PlainSGD(self._module(), **how, task=self._template.task)
+        return PlainSGD(self._module(), **how, task=self._template.task, input_shape=self._input_shape)
+
+    @property
+    def _input_shape(self) -> tuple[int, ...]:
+        return tuple(self._template.input_shape)
 
     def _module(self) -> Any:
         from dpcfl_net.models import build
 
         m = self._template
-        return build(m.name, tuple(m.input_shape), m.classes)
+        return build(m.name, self._input_shape, m.classes)
 
 
 @dataclass

@@ -38,6 +38,9 @@ class Part(Protocol):
         keep: (slots,) of whole numbers as wide as the gradients' floats, with all bits set or none.
         """
 
+    def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
+        """Where the parameters start, and the gradient of one slot for them, flat."""
+
 
 @dataclass
 class Rows:
@@ -79,6 +82,11 @@ class Rows:
         else:
             torch.mv(self.values.t(), factors, out=place)
 
+    def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
+        """See Part."""
+        row = self.values[slot]
+        return self.at, (row.reshape(self.sides).permute(self.order) if self.sides else row).reshape(-1)
+
 
 @dataclass
 class Outer:
@@ -108,6 +116,12 @@ class Outer:
         torch.mm(signals.t(), inputs, out=out[self.at : end].view(wide, deep))
         if self.bias:
             torch.sum(signals, 0, out=out[end : end + wide])
+
+    def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
+        """See Part."""
+        signal = self.signals[slot]
+        weight = torch.outer(signal, self.inputs[slot]).reshape(-1)
+        return self.at, torch.cat([weight, signal]) if self.bias else weight
 
 
 def clipped_sum(parts: list[Part], usable: torch.Tensor, clip: float, parameters: int, dtype: torch.dtype) -> torch.Tensor:

@@ -20,9 +20,9 @@ from dpcfl_net.errors import ConfigError
 from dpcfl_net.layers import plan
 from dpcfl_net.losses import each_loss, each_right
 from dpcfl_net.privacy import clipping, memory
+from dpcfl_net.privacy.engines import Engine, Forward, choose, processor
 from dpcfl_net.privacy.fast_path import FastPath
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
-from dpcfl_net.privacy.opacus_path import OpacusPath
 from dpcfl_net.privacy.plain_path import PlainPath
 from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.types import DPSGDSlot, SampledGaussian
@@ -40,33 +40,21 @@ class Records(Protocol):
         """x (size, ...) float32, y (size,) int64: `rows` in slots 0.., the rest zeros with label 0."""
 
 
-class Forward(Protocol):
-    """One way to run a model."""
-
-    def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(n, classes)."""
-
-
-class Engine(Forward, Protocol):
-    """One way to compute per-record gradients."""
-
-    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[clipping.Part]]:
-        """Logits, and parts whose gradients together are each record's."""
-
-
 class Trainer:
     """DP-SGD with one model, clip norm, learning rate and physical batch shape.
 
     module: the template, whose parameter values are never used. clip: bound on a record's gradient norm. batch_size: the
-    expected batch (it decides the physical shape alone; the divisor is rate * N of the slot). path: "auto" takes the fast
-    path where it can; "fast" and "opacus" insist; an Engine is taken as it is. tap: is shown each step's noisy sum, (p,)
-    float32, before it is divided. Attributes `path`, `parameters` and `slots` (records a physical batch) tell what was taken. Raises ConfigError for a task that is not classification, naming a layer without per-record gradients
-    (BatchNorm, LSTM), or a number out of range.
+    expected batch (it decides the physical shape alone; the divisor is rate * N of the slot). path: of `engines.choose`, or an
+    Engine that is taken as given. tap: is shown each step's noisy sum, (p,) float32, before it is divided. input_shape: of a
+    record, as `engines.choose` has it. Attributes `path`, `parameters` and `slots` (records a physical batch) tell what was
+    taken. Raises ConfigError for a task that is not classification, naming a layer without per-record gradients
+    (BatchNorm, LSTM) or one that does not fit the records, or a number out of range.
     """
 
     def __init__(
         self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str | Engine = "auto",
         task: str = "classification", tap: Callable[[np.ndarray], None] | None = None,
+        input_shape: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         if task != "classification":
             raise ConfigError(f"DP-SGD trains classification only, got the task {task!r}: protect whole clients (privacy.unit)")
@@ -78,7 +66,7 @@ class Trainer:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
         self.clip, self.learning_rate = float(clip), float(learning_rate)
         self.slots = physical_slots(batch_size)
-        self.path, self._engine = _engine(module, path) if isinstance(path, str) else (type(path).__name__, path)
+        self.path, self._engine = choose(module, path, input_shape) if isinstance(path, str) else (type(path).__name__, path)
         self._tap = tap
         self.parameters = sum(p.numel() for p in module.parameters())
 
@@ -120,7 +108,7 @@ class Trainer:
     @torch.no_grad()
     def clipped_sum(self, theta: np.ndarray, data: Records, rows: np.ndarray) -> np.ndarray:
         """(p,) float64: the sum of the clipped gradients of the records `rows`, in theta's precision within a piece."""
-        _processor()
+        processor()
         weights = _tensor(theta)
         total = torch.zeros(self.parameters, dtype=torch.float64, device=weights.device)
         slots = torch.arange(self.slots, device=weights.device)
@@ -135,13 +123,14 @@ class Trainer:
 class Evaluator:
     """Accuracy and loss in evaluation mode, on padded batches of one shape, each row on its own.
 
-    task: "classification", or "regression" of one output (`losses`). Takes models that DP-SGD cannot train, such as an LSTM;
-    attribute `path`, "fast" or "plain", tells how. Raises ConfigError naming a layer that mixes records (BatchNorm).
+    task: "classification", or "regression" of one output (`losses`). input_shape: of a record, as `layers.plan` has it. Takes
+    models that DP-SGD cannot train, such as an LSTM; attribute `path`, "fast" or "plain", tells how. Raises ConfigError
+    naming a layer that mixes records (BatchNorm) or does not fit them.
     """
 
-    def __init__(self, module: nn.Module, task: str = "classification") -> None:
-        _processor()
-        layers = plan(module)
+    def __init__(self, module: nn.Module, task: str = "classification", input_shape: tuple[int, ...] | None = None) -> None:
+        processor()
+        layers = plan(module, input_shape)
         self._engine: Forward = PlainPath(module) if layers is None else FastPath(layers)
         self.path, self._task = "plain" if layers is None else "fast", task
 
@@ -162,7 +151,7 @@ class Evaluator:
 
         beside: a second model, (p,), whose outputs are added to those of `theta`.
         """
-        _processor()
+        processor()
         models = [_tensor(model) for model in (theta, beside) if model is not None]
         losses, right = [np.empty(0)], [np.empty(0, bool)]
         for piece in pieces(np.arange(len(data)), EVALUATION_SLOTS):
@@ -213,22 +202,3 @@ def _tensor(theta: np.ndarray) -> torch.Tensor:
 def _finite(logits: torch.Tensor) -> torch.Tensor:
     # An infinite spread is an infinite loss, though each logit may be finite; NaN spreads through, and is not below infinity.
     return logits.amax(1) - logits.amin(1) < math.inf
-
-
-def _processor() -> None:
-    # Denormals slow arithmetic down by what is in the data; both settings belong to a thread or can be changed by others.
-    torch.set_flush_denormal(True)
-    torch.set_float32_matmul_precision("highest")
-    devices.strict_arithmetic()
-
-
-def _engine(module: nn.Module, path: str) -> tuple[str, Engine]:
-    if path not in ("auto", "fast", "opacus"):
-        raise ConfigError(f"unknown path {path!r}, known: auto, fast, opacus")
-    _processor()
-    layers = plan(module) if path != "opacus" else None
-    if layers is not None:
-        return "fast", FastPath(layers)
-    if path == "fast":
-        raise ConfigError("the fast path takes a Sequential of Conv2d (one group), ReLU, MaxPool2d, Flatten, with Linear last")
-    return "opacus", OpacusPath(module)

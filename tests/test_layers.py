@@ -1,0 +1,113 @@
+"""The fast path's planner: what fits a record's shape, what goes elsewhere, and what no engine could run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from records import Images
+from torch import nn
+
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.layers import plan
+from dpcfl_net.privacy.dpsgd import Trainer, flatten
+from dpcfl_net.privacy.fast_path import FastPath
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((8,), (nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))),
+        ((8,), (nn.Linear(8, 4), nn.Flatten(), nn.Linear(4, 3))),
+        ((2, 4), (nn.Flatten(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))),
+        ((1, 9, 7), (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(48, 3))),
+        ((1, 9, 7), (nn.Conv2d(1, 4, (3, 2), stride=2, dilation=2, padding=1), nn.Flatten(), nn.Linear(64, 3))),
+        ((1, 9, 7), (nn.MaxPool2d(3, 2), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(8, 3))),
+    ],
+)
+def test_what_fits_is_planned_and_runs(shape: tuple[int, ...], layers: tuple[nn.Module, ...]) -> None:
+    module = nn.Sequential(*layers)
+    assert plan(module, shape) is not None
+    assert module(torch.zeros(2, *shape)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((10, 8), (nn.Linear(8, 4), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3))),
+        ((3, 8, 8), (nn.Linear(8, 4), nn.Flatten(), nn.Linear(96, 3))),
+        ((8, 8), (nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))),
+    ],
+)
+def test_what_torch_takes_and_the_fast_path_does_not_goes_elsewhere(
+    shape: tuple[int, ...], layers: tuple[nn.Module, ...]
+) -> None:
+    module = nn.Sequential(*layers)
+    assert plan(module, shape) is None
+    assert module(torch.zeros(2, *shape)).shape == (2, 3)
+    with pytest.raises(ConfigError, match="fast path"):
+        Trainer(module, clip=1.0, learning_rate=0.1, batch_size=8, path="fast", input_shape=shape)
+
+
+def test_a_layer_that_stands_there_twice_is_run_twice() -> None:
+    relu = nn.ReLU()
+    module = nn.Sequential(nn.Linear(8, 6), relu, nn.Linear(6, 5), relu, nn.Linear(5, 3))
+    layers = plan(module, (8,))
+    assert layers is not None
+    theta, x = torch.from_numpy(flatten(module)), torch.randn(4, 8)
+    assert torch.equal(FastPath(layers).logits(theta, x), module(x))
+    again = nn.Linear(8, 8)
+    assert plan(nn.Sequential(again, relu, again), (8,)) is None
+
+
+def test_a_layer_with_hooks_is_not_replaced_by_its_type() -> None:
+    module = nn.Sequential(nn.Linear(8, 3))
+    assert plan(module, (8,)) is not None
+    module[0].register_forward_hook(lambda layer, given, out: 2 * out)
+    assert plan(module, (8,)) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers", "words"),
+    [
+        ((8,), (nn.Linear(7, 4),), r"layer '0' \(Linear\) takes 7 features, but its input has the shape \(8,\)"),
+        ((1, 8, 8), (nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(100, 3)), r"layer '2' \(Linear\) takes 100 .* \(144,\)"),
+        ((8, 8), (nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)), r"'0' \(Conv2d\) takes \(1, height, width\)"),
+        ((3, 8, 8), (nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)), r"'0' \(Conv2d\) .* shape \(3, 8, 8\)"),
+        ((1, 8, 8), (nn.Flatten(), nn.Conv2d(1, 4, 3), nn.Linear(4, 3)), r"'1' \(Conv2d\) .* shape \(64,\)"),
+        ((8,), (nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)), r"'0' \(MaxPool2d\) takes \(channels, height, width\)"),
+        (
+            (1, 4, 4),
+            (nn.Conv2d(1, 4, 3, dilation=3), nn.Flatten(), nn.Linear(4, 3)),
+            r"'0' \(Conv2d\) has a window over \[7, 7\]",
+        ),
+        ((1, 4, 4), (nn.MaxPool2d(5), nn.Flatten(), nn.Linear(4, 3)), r"'0' \(MaxPool2d\) has a window over \[5, 5\]"),
+        ((1, 4, 4), (nn.MaxPool2d(3, padding=2), nn.Flatten(), nn.Linear(4, 3)), r"'0' \(MaxPool2d\) pads by \[2, 2\]"),
+        (
+            (1, 4, 4),
+            (nn.MaxPool2d(2, stride=0), nn.Flatten(), nn.Linear(4, 3)),
+            r"'0' \(MaxPool2d\) moves its window by \[0, 0\]",
+        ),
+    ],
+)
+def test_what_cannot_run_is_an_error_that_names_the_layer(
+    shape: tuple[int, ...], layers: tuple[nn.Module, ...], words: str
+) -> None:
+    module = nn.Sequential(*layers)
+    with pytest.raises(ConfigError, match=words):
+        plan(module, shape)
+    with pytest.raises(RuntimeError):
+        module(torch.zeros(5, *shape))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(2, 4, 3, padding=7), nn.Conv2d(2, 4, 3, padding=4, stride=2), nn.Conv2d(2, 16, 3, padding=5)]
+)
+def test_a_padding_wider_than_the_window_changes_no_gradient(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    width = layer(torch.zeros(1, 2, 6, 5)).numel()
+    module = nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(width, 10))
+    data, theta = Images(4, (2, 6, 5)), flatten(module).astype(np.float64)
+    how = {"clip": 1e9, "learning_rate": 0.1, "batch_size": 4}
+    fast, vmap = (Trainer(module, **how, path=path).clipped_sum(theta, data, np.arange(4)) for path in ("fast", "vmap"))
+    np.testing.assert_allclose(fast, vmap, rtol=0, atol=1e-12 * np.abs(vmap).max())
