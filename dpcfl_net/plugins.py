@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net import vision
 from dpcfl_net.errors import ConfigError
 
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -40,7 +41,7 @@ def load(field: str, name: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
+        module = _with_torchvision(importlib.import_module, module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _failure(field, name, f"importing {module_name}", error) from error
@@ -62,9 +63,20 @@ def call(field: str, name: str, *arguments: Any) -> Any:
     """What the function returns for `arguments`; ConfigError as `load`, and for what it raises, with the place."""
     function = load(field, name)
     try:
-        return function(*arguments)
+        return _with_torchvision(function, *arguments)
     except (Exception, SystemExit) as error:
         raise _failure(field, name, "the function", error) from error
+
+
+def _with_torchvision(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What `function` returns; called again if it could not import torchvision beside a torch without its operators."""
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        if not vision.lacks_operators(error):
+            raise
+    vision.torchvision()
+    return function(*arguments)
 
 
 def _failure(field: str, name: str, what: str, error: BaseException) -> ConfigError:

@@ -14,7 +14,7 @@ def torchvision() -> Any:
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
+        if not lacks_operators(error):
             raise
     import torch
 
@@ -27,3 +27,8 @@ def torchvision() -> Any:
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _kept.append(library)
     return importlib.import_module("torchvision")
+
+
+def lacks_operators(error: Exception) -> bool:
+    """Whether importing torchvision failed for the reason that `torchvision` mends; it then succeeds anywhere."""
+    return isinstance(error, RuntimeError) and "torchvision::nms" in str(error)
