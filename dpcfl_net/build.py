@@ -6,9 +6,10 @@ import hashlib
 import math
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,14 +21,12 @@ from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Audit, Experiment, Job
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, protected, without_guarantee
 from dpcfl_net.plugins import is_plugin
+from dpcfl_net.plugins import load as load_function
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.remembered import remembered
 from dpcfl_net.protocol import ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
 from dpcfl_net.types import DPSGDSlot, Slot
 from dpcfl_net.wire import keys
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
             derive_seed(root, "initial model"),
             task=images.task,
             by_record=not config.algorithm_class.plain_sgd(config.options, config.privacy),
+            batch_size=config.local.batch_size,
         ),
         roster=[
             ClientEntry(
@@ -149,18 +149,21 @@ def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
 
 def model_template(
     name: str, input_shape: tuple[int, ...], classes: int, seed: int,
-    task: Literal["classification", "regression"] = "classification", by_record: bool = True,
+    task: Literal["classification", "regression"] = "classification", by_record: bool = True, batch_size: int = 32,
 ) -> ModelTemplate:  # fmt: skip
-    """The pinned layout of a model; ConfigError if DP-SGD (`by_record`) or the plain engine cannot train it."""
+    """The pinned layout of a model; ConfigError if DP-SGD (`by_record`) or the plain engine cannot train it.
+
+    batch_size: the expected one, whose physical shape a user's own model is tried in.
+    """
     from dpcfl_net import models
     from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
 
     module = models.build(name, input_shape, classes)
-    if is_plugin(name):
-        _check_own_model(name, module, input_shape, classes, seed, by_record)
     try:
-        if by_record:
-            Trainer(module, clip=1.0, learning_rate=0.1, batch_size=2, task=task)
+        if is_plugin(name):
+            _check_own_model(name, input_shape, classes, by_record, batch_size)
+        elif by_record:
+            Trainer(module, clip=1.0, learning_rate=0.1, batch_size=batch_size, task=task)
         else:
             Evaluator(module, task)
     except ConfigError as error:
@@ -173,22 +176,29 @@ def model_template(
     )  # fmt: skip
 
 
-def _check_own_model(
-    name: str, module: nn.Module, input_shape: tuple[int, ...], classes: int, seed: int, by_record: bool
-) -> None:
+# What passed in this process, by the function that builds it: a job's model is asked for twice, a sweep's many times.
+_passed: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+
+def _check_own_model(name: str, input_shape: tuple[int, ...], classes: int, by_record: bool, batch_size: int) -> None:
+    import torch
+
     from dpcfl_net import models
     from dpcfl_net.privacy import model_check
 
-    try:
-        model_check.check(module, input_shape, classes, by_record)
-    except ConfigError as error:
-        raise ConfigError([f"model.name is {name!r}: {problem}" for problem in error.problems]) from error
+    function = load_function("model.name", name)
+    key = (id(function), input_shape, classes, by_record, batch_size)
+    if _passed.get(key) is function:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = models.build(name, input_shape, classes)
+    model_check.check(module, input_shape, classes, by_record, batch_size)
     # Every process draws the first values for itself.
-    first, second = (models.initial(name, input_shape, classes, seed) for _ in range(2))
+    first, second = (models.initial(name, input_shape, classes, 0) for _ in range(2))
     if not np.array_equal(first, second):
-        raise ConfigError(
-            f"model.name is {name!r}: called twice under one torch seed it gives different parameters: draw with torch alone"
-        )
+        raise ConfigError("called twice under one torch seed it gives different parameters: draw with torch alone")
+    _passed[key] = function
 
 
 def calibrated(protocol: Protocol) -> Protocol:

@@ -361,7 +361,10 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
         from dpcfl_net.build import model_template
 
         try:
-            model_template(config.model.name, images.input_shape, images.classes, seed=0, task=images.task, by_record=by_record)
+            model_template(
+                config.model.name, images.input_shape, images.classes, seed=0, task=images.task, by_record=by_record,
+                batch_size=config.local.batch_size,
+            )  # fmt: skip
         except ConfigError as error:
             problems += error.problems
     try:

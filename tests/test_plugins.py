@@ -25,6 +25,7 @@ from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.client import Engine
 from dpcfl_net.privacy import model_check
 from dpcfl_net.privacy.dpsgd import Trainer
+from dpcfl_net.simulate import simulate
 from dpcfl_net.statement import privacy_statement
 from dpcfl_net.wire.keys import make_keys
 
@@ -287,7 +288,6 @@ def folding(layers, x):
         (lambda: Forward(lambda own, x: own[0](x) * (2 if own.training else 1), nn.Linear(4, 3)), "those in evaluation"),
         (lambda: Forward(lambda own, x: own[0](x - x.mean(0)), nn.Linear(4, 3)), "the other records of its batch"),
         (lambda: Forward(lambda own, x: own[0](x), nn.Linear(4, 3), nn.Linear(2, 2)), "layers.1.weight, layers.1.bias: remove"),
-        (lambda: Forward(folding, nn.Linear(2, 2), nn.Linear(4, 3)), "are not autograd's"),
     ],
 )
 def test_a_model_that_cannot_be_trained_record_by_record_is_refused(make, words):
@@ -311,6 +311,39 @@ def test_a_model_that_can_be_trained_passes_and_takes_its_path(make, path):
     model_check.check(module, (4,), 3)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert Trainer(module, clip=1, learning_rate=1, batch_size=4).path == path
+
+
+def test_a_model_whose_gradients_one_engine_gets_wrong_is_refused_with_it_and_taken_by_another():
+    module = Forward(folding, nn.Linear(2, 2), nn.Linear(4, 3))
+    with pytest.raises(ConfigError, match="the opacus engine's per-record gradients of it are not autograd's"):
+        model_check.check(module, (4,), 3, path="opacus")
+    assert model_check.check(module, (4,), 3).path == "vmap"
+    assert Trainer(module, clip=1, learning_rate=1, batch_size=4, input_shape=(4,)).path == "vmap"
+
+
+def one_by_one(layers, x):
+    return torch.stack([layers[0](row if float(row.sum()) > 0 else -row) for row in x])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Forward(lambda own, x: own[0](x) if len(x) < 20 else own[0](x[:20]), nn.Linear(4, 3)), "the other records"),
+        (
+            lambda: Forward(lambda own, x: own[0](x.reshape(3, -1)), nn.Linear(4, 3)),
+            "batch of shape (1, 4) raised RuntimeError",
+        ),
+        (
+            lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(7, 3)),
+            "in layer '1' (Linear(in_features=7, out_features=3, bias=True)), whose input has the shape (3, 8)",
+        ),
+        (lambda: Forward(one_by_one, nn.Linear(4, 3)), "no engine gives the model's per-record gradients (opacus raised"),
+    ],
+)
+def test_what_fails_is_named(make, words):
+    with pytest.raises(ConfigError) as caught:
+        model_check.check(make(), (4,), 3)
+    assert words in str(caught.value)
 
 
 MODEL = "from torch import nn\nimport numpy, torch\n"
@@ -458,3 +491,74 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(tmp_path):
     assert "error: data.dataset is 'mine:load': std must be" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+TORCHVISION = """
+import sys
+from dpcfl_net import plugins
+assert "torchvision" not in sys.modules
+module = plugins.call("model.name", "net:build", (3, 8, 8), 10)
+print(type(module).__module__)
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from torchvision.models import squeezenet1_1\ndef build(input_shape, classes): return squeezenet1_1(num_classes=classes)",
+        "def build(input_shape, classes):\n    import torchvision\n    return torchvision.models.squeezenet1_1(num_classes=classes)",
+    ],
+)
+def test_a_model_may_import_torchvision_as_any_other_module(tmp_path, text):
+    (tmp_path / "net.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", TORCHVISION], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )  # fmt: skip
+    assert done.stdout == "torchvision.models.squeezenet\n", done.stderr
+
+
+def test_another_error_of_a_users_function_is_not_tried_again(module):
+    module("net", "calls = []\ndef build(shape):\n    calls.append(shape)\n    raise RuntimeError('no memory')")
+    with pytest.raises(ConfigError, match="no memory"):
+        plugins.call("model.name", "net:build", 7)
+    assert sys.modules["net"].calls == [7]
+
+
+IN_PLACE = (
+    MODEL
+    + """
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Linear(144, classes)
+
+    def forward(self, x):
+        out = self.norm(self.conv(x))
+        out += x
+        return self.head(torch.relu_(out).flatten(1))
+
+def build(input_shape, classes): return Net(classes)
+"""
+)
+ROWS = GOOD.replace("nn.Flatten(), nn.Linear(36, WIDE), nn.ReLU()", "nn.Linear(6, WIDE), nn.ReLU(), nn.Flatten()").replace(
+    "nn.Linear(WIDE, classes)", "nn.Linear(30, classes)"
+)
+
+
+@pytest.mark.parametrize(("text", "path"), [(IN_PLACE, "vmap"), (ROWS.replace("WIDE", "5"), "opacus")])
+def test_an_own_model_of_any_engine_runs_and_is_checked_once(module, tmp_path, monkeypatch, text, path):
+    module("mine", data())
+    module("net", text)
+    checked = []
+    monkeypatch.setattr(
+        model_check, "check", lambda *given, check=model_check.check: checked.append(given[1:]) or check(*given)
+    )
+    changes = {"model": {"name": "net:build"}, "rounds": 3, "algorithm": {"name": "dp-ifca", "clusters": 2}}
+    resolved = config.resolve(document(**changes, local={"batch_size": 20, "lr": 0.1}))
+    make_keys(tmp_path / "keys", 2)
+    job = make_job(resolved, tmp_path / "keys")
+    assert checked == [((1, 6, 6), 3, True, 20)]
+    assert Engine.of(job.protocol).trainer.path == path
+    state = simulate(job, tmp_path / "run")
+    assert np.isfinite(np.asarray(state.models)).all()
