@@ -210,7 +210,7 @@ def calibrated(protocol: Protocol) -> Protocol:
     solved: dict[tuple[Slot, ...], float | None] = {}
     reasons = without_guarantee(algorithm)
     if reasons and protocol.ledger_scope == "dataset":
-        raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to add up ({reasons[0]})")
+        raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to compose ({reasons[0]})")
     for plan in noisy_plans(algorithm):
         noisy = protected(list(plan))
         solved[plan] = _noise_multiplier(noisy, protocol.privacy) if noisy else None

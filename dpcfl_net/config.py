@@ -26,6 +26,7 @@ from dpcfl_net.errors import ConfigError
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.plugins import load as load_function
 from dpcfl_net.protocol import LocalTraining, PrivacyTarget
+from dpcfl_net.types import SANE_EPSILON
 
 
 class Section(BaseModel):
@@ -52,13 +53,19 @@ class PrivacySection(PrivacyTarget):
     )
 
 
+class BudgetSettings(Section):
+    epsilon: float = Field(gt=0, description="most epsilon that all runs on a record may promise together")
+    delta: float = Field(gt=0, lt=1, description="at this delta")
+
+
 class LedgerSettings(Section):
     scope: Literal["run", "dataset"] = Field(
-        default="run", description="run: this run's budget; dataset: all runs on the same records add"
+        default="run", description="run: this run's budget alone; dataset: all runs on the same records are composed"
     )
-    root: str | None = Field(default=None, description="scope dataset: folder that keeps the ledgers, by the data slice's hash")
-    budget: float | None = Field(
-        default=None, gt=0, description="scope dataset: epsilons of all runs together may not pass this"
+    root: str | None = Field(default=None, description="scope dataset: folder of the record book, which outlives runs")
+    budget: BudgetSettings | None = Field(
+        default=None,
+        description="scope dataset: what all runs together may promise, {epsilon, delta}; null: counted, not bounded",
     )
 
 
@@ -93,6 +100,15 @@ class RuntimeSettings(Section):
     )
     round_timeout_s: float = Field(default=600, gt=0, description="a client that has not answered by then is missing")
     join_timeout_s: float = Field(default=120, gt=0, description="how long the coordinator waits for its clients")
+    max_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description=f"workers refuse a promise above this, and with a number also a job without any; null: {SANE_EPSILON:g}, and jobs "
+        "that declare that they have none",
+    )
+    max_delta: float | None = Field(
+        default=None, gt=0, lt=1, description="workers refuse a larger delta; null: 1 over the records (or clients) protected"
+    )
     orphan_timeout_s: float = Field(default=60, gt=0, description="a worker without a coordinator for so long leaves")
     quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
     max_restarts: int = Field(default=2, ge=0, description="how often one crashed worker is started again")
@@ -269,6 +285,7 @@ def _impossible(config: Config) -> list[str]:
             "output.transcript must be off where runtime.federation is 'in-process': no message crosses a wire there"
         )
     problems += _undivided(config.runtime)
+    problems += _uncounted(config)
     problems += _unauditable(config)
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
     return problems + config.algorithm_class.problems(config.options, setting)
@@ -295,7 +312,7 @@ def _unprotectable(config: Config) -> list[str]:
         problems.append(f"privacy.noise_seed belongs to privacy.noise seeded, got {privacy.noise!r}")
     if privacy.noise == "seeded" and config.ledger.scope == "dataset":
         problems.append(
-            "ledger.scope is 'dataset': needs privacy.noise os, since seeded noise has no epsilon that runs could add up"
+            "ledger.scope is 'dataset': needs privacy.noise os, since runs with seeded noise have no epsilon to compose"
         )
     if (privacy.unit, privacy.trust) not in algorithm.protects:
         pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in algorithm.protects)
@@ -308,9 +325,19 @@ def _unprotectable(config: Config) -> list[str]:
         value = getattr(config.local, name)
         if value and not algorithm.plain_sgd(config.options, privacy):
             problems.append(f"local.{name} is {value}: must be 0, the local step of {algorithm.name} is DP-SGD, which has none")
-    if privacy.trust == "trusted-server" and config.ledger.scope == "dataset":
-        problems.append("ledger.scope is 'dataset': a trusted server's ledger is of one run, use 'run'")
     return problems
+
+
+def _uncounted(config: Config) -> list[str]:
+    """Why a record book would not count all that a run promises."""
+    clients, live = sum(config.data.clients), config.runtime.max_live_workers
+    whole = config.runtime.federation == "in-process" or clients <= live
+    if (config.ledger.scope, config.privacy.trust) != ("dataset", "trusted-server") or whole:
+        return []
+    return [
+        f"ledger.scope is 'dataset': with a trusted server every client of the roster is in the promise, drawn or not, and clients "
+        f"that are never started enter no book; runtime.max_live_workers must be at least {clients}, got {live}"
+    ]
 
 
 def _unauditable(config: Config) -> list[str]:

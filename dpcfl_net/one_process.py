@@ -16,18 +16,26 @@ from dpcfl_net.observer import Observer, ObserverSpec
 from dpcfl_net.types import State
 from dpcfl_net.wire.observer_link import Models, Personal
 from dpcfl_net.worker import make_host
-from dpcfl_net.worker_spec import OneProcessSpec
+from dpcfl_net.worker_spec import USUAL_TERMS, OneProcessSpec, Terms
 
 
 class Hosts(Mapping[int, ClientHost]):
     """Every client of a job behind its gate, opened when it is first asked for. Ledgers are written without fsync."""
 
-    def __init__(self, job: Job, ledgers: Path, data_root: str | None = None, budget: float | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ledgers: Path,
+        data_root: str | None = None,
+        terms: Terms = USUAL_TERMS,
+    ) -> None:
         self._make: Callable[[int], ClientHost] = lambda client: make_host(
-            job, client, ledgers, data_root=data_root, budget=budget, durable=False
+            job, client, ledgers, data_root=data_root, terms=terms, durable=False
         )
         self._clients = [entry.id for entry in job.protocol.roster]
         self._open: dict[int, ClientHost] = {}
+        if job.protocol.ledger_scope == "dataset":  # who is never drawn is in the promise all the same
+            self._open = {client: self[client] for client in self._clients}
 
     def __getitem__(self, client: int) -> ClientHost:
         if client not in self._open:
@@ -60,7 +68,7 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
         ),
         job,
     )
-    hosts = Hosts(job, spec.ledgers, spec.data_root, spec.ledger_budget)
+    hosts = Hosts(job, spec.ledgers, spec.data_root, spec.terms)
     curator = Curator.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
     fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
     fed.curator = curator

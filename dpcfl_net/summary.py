@@ -14,13 +14,14 @@ import yaml
 
 from dpcfl_net import __version__, runlog
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import open_client
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.experiment import EXPERIMENT, Audit, Experiment, Job, experiment_slice, read_experiment
+from dpcfl_net.experiment import EXPERIMENT, Audit, Job, read_experiment
+from dpcfl_net.federation.claim import composer
 from dpcfl_net.federation.curator import CURATOR
 from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.privacy.record_book import RecordBook
 from dpcfl_net.privacy.remembered import cost, remembered
-from dpcfl_net.protocol import PROTOCOL, PrivacyTarget, canonical, digest, read_protocol
+from dpcfl_net.protocol import PROTOCOL, PrivacyTarget, digest, read_protocol
 from dpcfl_net.run_lock import is_running
 from dpcfl_net.statement import privacy_statement
 from dpcfl_net.types import Event
@@ -58,9 +59,7 @@ def run_document(
     spent = max(spent_by_client(folder, job), default=0.0)
     privacy["epsilon_spent"] = spent if math.isfinite(spent) else None
     if job.protocol.ledger_scope == "dataset" and state != "running":
-        privacy["covered"].append(
-            f"all runs on the same records: their claims add up to epsilon {total_claims(folder, job):.4g}"
-        )
+        privacy["covered"].append(promised_over_runs(folder, job))
     return {
         "name": job.protocol.name,
         "algorithm": job.protocol.algorithm,
@@ -135,29 +134,28 @@ def paying_ledger(folder: Path, job: Job, client: int) -> Path:
     """The ledger in which a client's epsilon is: its own, or a trusted server's."""
     if job.protocol.privacy.trust == "trusted-server":
         return folder / "ledgers" / CURATOR
-    return ledger_folder(folder, job, client)
+    return ledger_folder(folder, client)
 
 
-def ledger_folder(folder: Path, job: Job, client: int) -> Path:
-    """Where a client's ledger of this run is: in the run folder, or with scope `dataset` under the ledger root."""
-    if job.protocol.ledger_scope == "run":
-        return folder / "ledgers" / client_key(client)
-    settings = yaml.safe_load((folder / "config.yaml").read_text())
-    return Path(settings["ledger"]["root"]).expanduser() / _slice_digest(
-        canonical(job.experiment), client, settings["data"]["root"]
-    )
+def ledger_folder(folder: Path, client: int) -> Path:
+    """Where a client's ledger of this run is."""
+    return folder / "ledgers" / client_key(client)
 
 
-@lru_cache(maxsize=4096)
-def _slice_digest(experiment: bytes, client: int, root: str | None) -> str:
-    settings, piece = experiment_slice(Experiment.model_validate_json(experiment), client, root)
-    return open_client(settings, piece, root).data_digest()
+def record_book(folder: Path) -> tuple[Path, float | None]:
+    """Scope `dataset`: the folder of the record book, and the delta of its budget if it has one."""
+    ledger = yaml.safe_load((folder / "config.yaml").read_text())["ledger"]
+    return Path(ledger["root"]).expanduser().resolve(), (ledger["budget"] or {}).get("delta")
 
 
-def total_claims(folder: Path, job: Job) -> float:
-    """Scope `dataset`: the largest sum of epsilons that all runs on one client's records have claimed together."""
-    ledgers = [read_ledger(ledger_folder(folder, job, entry.id)) for entry in job.protocol.roster]
-    return max(sum(line.claim.epsilon for line in lines if line.claim is not None) for lines in ledgers)
+def promised_over_runs(folder: Path, job: Job) -> str:
+    """Scope `dataset`: what all runs on one client's records have promised together, at most; a sentence."""
+    where, delta = record_book(folder)
+    delta = delta or job.protocol.privacy.delta
+    book, compose = RecordBook(where), composer(cache.folder() / "claims")
+    epsilon, runs = max(book.spent(digest(job.protocol), entry.id, delta, compose) for entry in job.protocol.roster)
+    what = "a record" if job.protocol.privacy.unit == "sample" else "a client"
+    return f"all runs on the same records: {runs} promise {what} epsilon {epsilon:.4g} at delta {delta:g} together, at most"
 
 
 def spent_by_client(folder: Path, job: Job) -> list[float]:

@@ -152,6 +152,21 @@ class UnprotectedSlot:
         return Unprotected(self.reason)
 
 
+@dataclass(frozen=True)
+class Policy:
+    """The most that one worker serves, whatever a signed job promises.
+
+    max_epsilon: None for `SANE_EPSILON`, beyond which no promise is worth the name, and for jobs that declare in their signed
+    protocol that they have no epsilon; a number refuses these as well. max_delta: None for 1 / N, N the client's records (or,
+    where a whole client is protected, the number of clients).
+    """
+
+    max_epsilon: float | None = None
+    max_delta: float | None = None
+
+
+USUAL_POLICY = Policy()
+SANE_EPSILON = 100.0
 RAW = "raw to a trusted server: it sees this release as it is"
 
 

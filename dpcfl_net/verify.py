@@ -53,7 +53,7 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
     Where a server is trusted its own ledger is `NOBODY`'s, and a client that was never drawn may have none.
     """
     own, algorithm, adjacency = digest(job.protocol), job.algorithm, job.protocol.privacy.adjacency
-    owners = [(e.id, ledger_folder(folder, job, e.id), algorithm.plan(e), e.noise_multiplier) for e in job.protocol.roster]
+    owners = [(e.id, ledger_folder(folder, e.id), algorithm.plan(e), e.noise_multiplier) for e in job.protocol.roster]
     trusted = job.protocol.privacy.trust == "trusted-server"
     if trusted:
         noise = job.protocol.curator_noise_multiplier

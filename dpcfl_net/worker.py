@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zmq
 
 from dpcfl_net import devices
@@ -21,11 +22,11 @@ from dpcfl_net.devices import Device
 from dpcfl_net.errors import Refused
 from dpcfl_net.experiment import Job, client_slice, read_job
 from dpcfl_net.federation.audited import AuditedHost
-from dpcfl_net.federation.claim import verify_claim
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.claim import composer, promised_events, verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
 from dpcfl_net.privacy import memory
-from dpcfl_net.privacy.ledger import Ledger
-from dpcfl_net.privacy.ledger_entries import Claim
+from dpcfl_net.privacy.record_book import Budget, Promise, RecordBook
 from dpcfl_net.protocol import PROTOCOL, digest
 from dpcfl_net.runlog import say
 from dpcfl_net.slots import Slots
@@ -35,7 +36,7 @@ from dpcfl_net.wire.endpoint import ClientEndpoint, ClientEvent
 from dpcfl_net.wire.keys import client_key
 from dpcfl_net.wire.messages import resolve
 from dpcfl_net.wire.observer_link import ObserverOutbox
-from dpcfl_net.worker_spec import WorkerSpec
+from dpcfl_net.worker_spec import USUAL_TERMS, Terms, WorkerSpec
 
 Turns = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -46,7 +47,7 @@ def make_host(
     ledgers: Path,
     *,
     data_root: str | None = None,
-    budget: float | None = None,
+    terms: Terms = USUAL_TERMS,
     durable: bool = True,
     engine: Callable[[], Engine] | None = None,
 ) -> ClientHost:
@@ -57,22 +58,43 @@ def make_host(
     engine: where the clients of one process share one; otherwise the client gets its own.
     """
     algorithm = job.algorithm
-    epsilon = verify_claim(algorithm, client, cache.folder() / "claims")
+    verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
     settings, piece = client_slice(job, client, data_root)
 
     def open_data(part: Part) -> Any:
         return open_client(settings, piece, data_root, part)
 
     if job.protocol.ledger_scope == "dataset":
-        slice_digest = open_data("train").data_digest()
-        ledger = Ledger(ledgers / slice_digest, owner={"data": slice_digest}, durable=durable)
-        ledger.enrol(digest(job.protocol), Claim(epsilon, job.protocol.privacy.delta), budget)
-    else:
-        ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=durable)
+        enrol(algorithm, client, open_data, terms, durable)
+    ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=durable)
     noise_seed, audit = job.experiment.noise, job.experiment.audit
     if audit is not None and client in audit.clients:
         return AuditedHost(algorithm, client, ledger, open_data, audit.in_model(job.protocol.model.parameters), noise_seed)
     return ClientHost(algorithm, client, ledger, open_data, engine or (lambda: Engine.of(job.protocol)), noise_seed)
+
+
+def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Part], Any], terms: Terms, durable: bool) -> None:
+    """Enter the client's whole plan in the book of its records, training and validation, before anything is computed.
+
+    Raises Refused as `RecordBook.enrol`, and "book" if the job asks for one and this worker was given none.
+    """
+    if terms.book is None:
+        raise Refused(
+            "book", "the job composes all runs on a record (ledger_scope dataset): give a record book (dpcfl worker --book)"
+        )
+    protocol = algorithm.protocol
+    records = [open_data("train").record_digests()]
+    if protocol.client(client).validation_records:
+        records.append(open_data("validation").record_digests())
+    promise = Promise(
+        digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(promised_events(algorithm, client))
+    )
+    RecordBook(terms.book, durable=durable).enrol(
+        promise,
+        np.concatenate(records),
+        None if terms.budget is None else Budget(*terms.budget),
+        composer(cache.folder() / "claims"),
+    )
 
 
 def run_worker(spec: WorkerSpec) -> None:
@@ -82,7 +104,7 @@ def run_worker(spec: WorkerSpec) -> None:
     """
     settle(spec.device)
     job = read_job(spec.job, spec.operator_key)
-    host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, budget=spec.ledger_budget)
+    host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, terms=spec.terms)
     with zmq.Context() as context:
         Worker(spec, job, host, context, turns(spec)).serve()
 

@@ -94,7 +94,12 @@ class Group:
         spec = replace(self.spec.worker, client=client)
         try:
             host = make_host(
-                self.job, client, spec.ledgers, data_root=spec.data_root, budget=spec.ledger_budget, engine=lambda: self.engine
+                self.job,
+                client,
+                spec.ledgers,
+                data_root=spec.data_root,
+                terms=spec.terms,
+                engine=lambda: self.engine,
             )
             worker = self._serving[client] = Worker(spec, self.job, host, self._context, self._turn)
             worker.serve()

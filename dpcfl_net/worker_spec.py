@@ -7,6 +7,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dpcfl_net.devices import CPU, Device
+from dpcfl_net.types import USUAL_POLICY, Policy
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms workers serve. book: folder of the record book, and budget: (epsilon, delta) that all runs together may
+    promise about a record; only where a job composes runs."""
+
+    policy: Policy = USUAL_POLICY
+    book: Path | None = None
+    budget: tuple[float, float] | None = None
+
+
+USUAL_TERMS = Terms()
 
 
 @dataclass(frozen=True)
@@ -23,7 +37,7 @@ class WorkerSpec:
     keys: Path
     operator_key: str
     ledgers: Path
-    ledger_budget: float | None = None
+    terms: Terms = USUAL_TERMS
     data_root: str | None = None
     slots: tuple[Path, int] | None = None
     orphan_timeout_s: float = 60
@@ -45,7 +59,7 @@ class OneProcessSpec:
     folder: Path
     operator_key: str
     ledgers: Path
-    ledger_budget: float | None = None
+    terms: Terms = USUAL_TERMS
     data_root: str | None = None
     keep_checkpoints: int = 2
     quorum: float = 1.0

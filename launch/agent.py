@@ -25,9 +25,10 @@ from dpcfl_net.devices import deal
 from dpcfl_net.errors import ConfigError, DpcflError, Refused
 from dpcfl_net.privacy.ledger import COUNTER, LINES
 from dpcfl_net.runlog import write_atomically
+from dpcfl_net.types import Policy
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.keys import client_key, make_client_keys
-from dpcfl_net.worker_spec import WorkerSpec
+from dpcfl_net.worker_spec import Terms, WorkerSpec
 from launch.agent_messages import (
     FILES,
     LONGEST,
@@ -132,7 +133,7 @@ class Agent:
             write_atomically(self.folder / name, text)
         spec = WorkerSpec(
             self.folder, 0, order.connect, order.observer, self.folder / "keys", order.operator_key, self.folder / "ledgers",
-            None, order.data_root, (self._slots, compute_slots(order.runtime)), order.runtime.orphan_timeout_s,
+            Terms(Policy(order.runtime.max_epsilon, order.runtime.max_delta)), order.data_root, (self._slots, compute_slots(order.runtime)), order.runtime.orphan_timeout_s,
         )  # fmt: skip
         devices = deal(order.runtime, len(order.firsts))
         self._say(Briefed(devices=[device.uuid or "cpu" for device in devices]))

@@ -29,6 +29,15 @@ def _above_zero(value: float) -> float:
     return value
 
 
+def _budget(epsilon: float | None, delta: float | None) -> tuple[float, float] | None:
+    """A record's budget, which is a pair."""
+    if epsilon is None and delta is None:
+        return None
+    if epsilon is None or delta is None or not epsilon > 0 or not 0 < delta < 1:
+        raise typer.BadParameter(f"--budget-epsilon {epsilon} and --budget-delta {delta}: give both, above 0 and delta below 1")
+    return epsilon, delta
+
+
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")
 ]
@@ -220,7 +229,16 @@ def worker(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file, pinned here")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     ledgers: Annotated[Path, typer.Option(help="where this client's ledger is kept")] = Path("ledgers"),
-    ledger_budget: Annotated[float | None, typer.Option(help="scope dataset: total epsilon over all runs")] = None,
+    book: Annotated[Path | None, typer.Option(help="ledger_scope dataset: folder of the record book")] = None,
+    budget_epsilon: Annotated[float | None, typer.Option(help="most epsilon that all runs may promise about a record")] = None,
+    budget_delta: Annotated[float | None, typer.Option(help="at this delta")] = None,
+    max_epsilon: Annotated[
+        float | None,
+        typer.Option(help="refuse a larger promise, and jobs that have none (default: 100, and jobs that declare it)"),
+    ] = None,
+    max_delta: Annotated[
+        float | None, typer.Option(help="refuse a larger delta (default: 1 over this client's records)")
+    ] = None,
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     orphan_timeout: Annotated[float, typer.Option(help="leave after so many seconds without a coordinator")] = 60.0,
     gpu: Annotated[str | None, typer.Option(help="UUID of the GPU to compute on (default: the CPU)")] = None,
@@ -228,13 +246,15 @@ def worker(
 ) -> None:
     """Start one client alone, on any host."""
     from dpcfl_net.devices import Device
+    from dpcfl_net.types import Policy
     from dpcfl_net.worker import run_worker
-    from dpcfl_net.worker_spec import WorkerSpec
+    from dpcfl_net.worker_spec import Terms, WorkerSpec
 
+    terms = Terms(Policy(max_epsilon, max_delta), book, _budget(budget_epsilon, budget_delta))
     key = operator_key.read_text().strip()
     run_worker(
         WorkerSpec(
-            job, client, connect, observer, keys, key, ledgers, ledger_budget, data_root, (turns, 1) if turns else None,
+            job, client, connect, observer, keys, key, ledgers, terms, data_root, (turns, 1) if turns else None,
             orphan_timeout, Device(gpu),
         )
     )  # fmt: skip

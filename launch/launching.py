@@ -126,7 +126,10 @@ def _check(config: Config, options: Options) -> None:
         if config.runtime.federation == "in-process":
             problems.append("runtime.federation is 'in-process': has no workers to put on other hosts, must be 'network'")
         if config.ledger.scope == "dataset":
-            problems.append("ledger.scope is 'dataset': works with --on local only, the books of other hosts are of one run")
+            problems.append(
+                "ledger.scope is 'dataset': works with --on local only: each host would keep a record book of its own, which knows "
+                "nothing of what the other hosts promised about the same records"
+            )
         if config.runtime.transport.security == "none" and not _is_loopback(options.address):
             problems.append("runtime.transport.security is 'none': allowed on loopback only, must be 'curve' between hosts")
     if problems:

@@ -27,7 +27,7 @@ from launch.crew import Crew
 from launch.interpreter import Interpreter
 from launch.interrupts import Interrupts
 from launch.local import STOP_S, forkserver
-from launch.sites import Site
+from launch.sites import Site, terms_of
 
 
 def worker_processes(config: Config, clients: int) -> int:
@@ -253,10 +253,10 @@ class OneProcessRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`."""
-        ledger, output = self.config.ledger, self.config.output
+        output = self.config.output
         spec = OneProcessSpec(
-            self.folder, read_operator_key(self.folder), self.folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(),
-            ledger.budget, self.config.data.root, output.keep_checkpoints, self.config.runtime.quorum, output.evaluate_every,
+            self.folder, read_operator_key(self.folder), self.folder / "ledgers", terms_of(self.config),
+            self.config.data.root, output.keep_checkpoints, self.config.runtime.quorum, output.evaluate_every,
         )  # fmt: skip
         self._child = Child("in-process", serve_in_one_process, spec, self.folder / "logs" / "in-process.log")
         self._child.launch(forkserver())

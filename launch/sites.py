@@ -11,11 +11,21 @@ from typing import Protocol
 from dpcfl_net.config import Config
 from dpcfl_net.devices import deal
 from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.types import Policy
 from dpcfl_net.wire.keys import OBSERVER, client_key, make_client_keys, public_path, read_public
-from dpcfl_net.worker_spec import WorkerSpec
+from dpcfl_net.worker_spec import Terms, WorkerSpec
 from launch.agent_messages import FILES, Brief, Enrol
 from launch.launcher import Launcher, Node
 from launch.remote import HELLO_S, Host, Post, RemoteLauncher, close_all, node_of, place
+
+
+def terms_of(config: Config) -> Terms:
+    """On what terms the workers of a run serve, by its configuration."""
+    ledger, policy = config.ledger, Policy(config.runtime.max_epsilon, config.runtime.max_delta)
+    if ledger.root is None:
+        return Terms(policy)
+    budget = None if ledger.budget is None else (ledger.budget.epsilon, ledger.budget.delta)
+    return Terms(policy, Path(ledger.root).expanduser().resolve(), budget)
 
 
 class Site(Protocol):
@@ -81,11 +91,10 @@ class Here:
         """See `Site`."""
         from launch.local import LocalLauncher, compute_slots
 
-        runtime, ledger = config.runtime, config.ledger
+        runtime = config.runtime
         firsts = range(0, sum(config.data.clients), runtime.clients_per_worker)
         spec = WorkerSpec(
-            folder, 0, connect, observer, folder / "keys", operator_key,
-            folder / "ledgers" if ledger.root is None else Path(ledger.root).expanduser(), ledger.budget, config.data.root,
+            folder, 0, connect, observer, folder / "keys", operator_key, folder / "ledgers", terms_of(config), config.data.root,
             (folder / "addresses" / "slots", compute_slots(runtime)), runtime.orphan_timeout_s,
         )  # fmt: skip
         devices = deal(runtime, len(firsts))

@@ -132,23 +132,3 @@ def test_a_dry_run_starts_nothing(tmp_path):
 
 def test_schema_is_json():
     assert json.loads(dpcfl("schema").stdout)["title"] == "Config"
-
-
-def test_ledgers_of_scope_dataset_add_over_runs_and_refuse_beyond_their_budget(tmp_path):
-    """Two runs on the same records: the second enrols beside the first, a third that passes the budget never starts."""
-    small = {"dataset": "digits", "clients": [1, 1], "train_per_client": 200, "test_per_client": 20}
-    config = write_config(
-        tmp_path / "c", data=small, rounds=2, algorithm={"name": "global"},
-        ledger={"scope": "dataset", "root": str(tmp_path / "book"), "budget": 11.0},
-    )  # fmt: skip
-    codes = [dpcfl("run", config, "--out", tmp_path / "runs", f"name=run{k}") for k in range(3)]
-    assert [done.returncode for done in codes] == [0, 0, 3], codes[-1].stderr
-    assert "budget" in codes[2].stderr
-    second = next(path for path in (tmp_path / "runs").iterdir() if path.name.startswith("run1"))
-    privacy = json.loads((second / "run.json").read_text())["privacy"]
-    assert privacy["ledger_scope"] == "dataset"
-    assert 4.9 < privacy["epsilon_spent"] <= 5
-    assert any("add up to epsilon 10" in line or "add up to epsilon 9.99" in line for line in privacy["covered"]), privacy[
-        "covered"
-    ]
-    assert dpcfl("verify", second).returncode == 0

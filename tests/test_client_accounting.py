@@ -33,7 +33,7 @@ from dpcfl_net.privacy.client_draws import (
     unconditional_epsilon,
 )
 from dpcfl_net.privacy.client_level import block_norm, joint_noise, labels_first_sensitivity, split_noise
-from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Claim, Entry, digest, verify_lines
+from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Entry, digest, verify_lines
 
 DELTA = 1e-3
 EXAMPLE = ROOT / "configs" / "account" / "rr_cluster_epsilon2.json"
@@ -228,8 +228,8 @@ def test_a_ledger_line_and_a_plan_hold_samples():
             return FixedSizeGaussian(noise_multiplier, 100, 1000, 1)
 
     header = Entry(0, "header", owner={"job": "j"}).line(FIRST_PREV)
-    enrol = Entry(1, "enrol", job="j", claim=Claim(2.0, DELTA, (SAMPLES,))).line(digest(header))
-    assert verify_lines([header, enrol], "ledger")[1].claim.events == (SAMPLES,)
+    debit = Entry(1, "debit", job="j", slots=("round",), events=(SAMPLES,), spent={"round": 1}).line(digest(header))
+    assert verify_lines([header, debit], "ledger")[1].events == (SAMPLES,)
     assert plan_events([Round()] * 50, 1.5, "replace-one") == [SAMPLES]
 
 

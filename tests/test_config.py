@@ -50,7 +50,7 @@ def problems(**changes) -> list[str]:
         ({"privacy__epsilonn": 5}, ["unknown key 'privacy.epsilonn', did you mean 'privacy.epsilon'?"]),
         ({"algorithms__golbal": {}}, ["unknown algorithm 'algorithms.golbal'", "did you mean 'global'"]),
         ({"runtime__slots": 0}, ["runtime.slots is 0"]),
-        ({"ledger__scope": "dataset"}, ["ledger.root is missing"]),
+        ({"ledger__scope": "dataset", "privacy": {"epsilon": 5, "delta": 1e-4}}, ["ledger.root is missing"]),
         ({"privacy__noise": "none"}, ["privacy.noise is 'none'", "'os' or 'seeded'"]),
         ({"privacy__adjacency": "add"}, ["'zero-out' or 'replace-one'"]),
     ],

@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dpcfl_net.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.federation.gate import Gate
 from dpcfl_net.privacy.ledger import Ledger, read_ledger
-from dpcfl_net.privacy.ledger_entries import Claim
 from dpcfl_net.tensors import unpack
 from dpcfl_net.types import DPSGDSlot, Release, SampledGaussian, SelectionSlot, Task
 
@@ -513,34 +512,11 @@ def test_a_damaged_answer_stops_the_client_and_is_no_answer_to_the_server(gate, 
         ask(gate, 1, compute=forbidden)
 
 
-def test_several_jobs_on_one_ledger_must_each_enrol(tmp_path):
+def test_a_ledger_is_of_one_job(tmp_path):
     ledger, gate = open_gate(tmp_path / "ledger")
     ask(gate, 1)
-    with pytest.raises(Refused, match="not-enrolled"):
+    with pytest.raises(LedgerError, match="ledger-foreign"):
         make_gate(ledger, job_hash="b" * 64)
-    ledger.enrol(JOB, Claim(1.0, 1e-4), budget_epsilon=2.0)
-    with pytest.raises(Refused, match="not-enrolled"):
-        make_gate(ledger, job_hash="b" * 64)
-    ledger.enrol("b" * 64, Claim(1.0, 1e-4), budget_epsilon=2.0)
-    other = make_gate(ledger, job_hash="b" * 64)
-    assert other.remaining()["train"] == 4
-    assert ask(other, 1).status == "release"
-    assert ask(gate, 1).cached
-    ledger.close()
-
-
-def test_a_torn_line_is_charged_to_the_job_that_wrote_it(tmp_path):
-    folder = tmp_path / "ledger"
-    ledger = Ledger(folder, owner={"run": "r", "client": 1}, durable=False)
-    for job in (JOB, "b" * 64):
-        ledger.enrol(job, Claim(1.0, 1e-4))
-    ledger.close()
-    ledger, other = torn_gate(folder, 1, "train", job_hash="b" * 64)
-    assert other.spent() == []
-    assert ask(other, 1).status == "release"
-    gate = make_gate(ledger)
-    assert gate.remaining()["first"] == 0
-    assert ask(gate, 1, compute=forbidden).status == "lost"
     ledger.close()
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import stat
 
 import pytest
 
-from dpcfl_net.errors import LedgerError, Refused
+from dpcfl_net.errors import LedgerError
 from dpcfl_net.privacy.answers import Stored
 from dpcfl_net.privacy.ledger import Charged, Expired, Ledger, read_ledger
-from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Claim, Entry, digest, verify_lines
-from dpcfl_net.types import BoundedRangeSelection, SampledGaussian, Unprotected
+from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Entry, digest, verify_lines
+from dpcfl_net.types import SampledGaussian
 
 OWNER = {"run": "r1", "job": "j" * 64, "client": 3}
 STEP = SampledGaussian(1.25, 0.1, 7)
-ONE = Claim(1.0, 0.0)
 
 
 def open_ledger(folder, owner=OWNER):
@@ -148,8 +146,6 @@ def test_a_closed_ledger_takes_no_debit(folder):
     ledger.close()
     with pytest.raises(LedgerError, match="ledger-closed"):
         debit(ledger, 4)
-    with pytest.raises(LedgerError, match="ledger-closed"):
-        ledger.enrol("job", Claim(1.0, 1e-4))
     assert len(read_ledger(folder)) == 4
 
 
@@ -204,13 +200,12 @@ def test_a_broken_chain_is_refused(folder, edit):
 @pytest.mark.parametrize(
     "entries",
     [
-        pytest.param([Entry(0, "header"), Entry(2, "enrol", job="a", claim=ONE)], id="number left out"),
-        pytest.param([Entry(0, "enrol", job="a", claim=ONE)], id="no header"),
+        pytest.param([Entry(0, "header"), Entry(2, "torn", job="a")], id="number left out"),
+        pytest.param([Entry(0, "torn", job="a")], id="no header"),
         pytest.param([Entry(0, "header"), Entry(1, "header")], id="two headers"),
         pytest.param([Entry(0, "header"), Entry(1, "debit", slots=("a",), events=(STEP,), spent={"a": 2})], id="wrong sum"),
         pytest.param([Entry(0, "header"), Entry(1, "debit", slots=("a",), spent={"a": 1})], id="slot without event"),
         pytest.param([Entry(0, "header"), Entry(1, "closed", torn=0)], id="nothing torn"),
-        pytest.param([Entry(0, "header"), *[Entry(n, "enrol", job="a", claim=ONE) for n in (1, 2)]], id="enrolled twice"),
     ],
 )
 def test_a_good_chain_over_entries_that_cannot_be_is_refused(entries):
@@ -371,48 +366,6 @@ def test_durable_writes_reach_the_disk_in_the_order_that_the_charge_needs(tmp_pa
         ledger.store(1, Stored("release", b"x"))
         erased = [("write", key), ("fsync", key), ("unlink", key), ("fsync", "keys")]
         assert trail == [("write", answer), *written(answer, "releases"), *erased]
-
-
-# Several jobs on one data slice
-
-
-def test_claims_of_several_jobs_add_and_are_never_refunded(tmp_path):
-    whole = Claim(2.0, 1e-4, (STEP, BoundedRangeSelection(0.15, 20)))
-    with open_ledger(tmp_path / "ledger") as ledger:
-        ledger.enrol("a", whole, budget_epsilon=5)
-        ledger.enrol("a", whole, budget_epsilon=5)
-        ledger.enrol("b", Claim(3.0, 1e-5), budget_epsilon=5)
-        with pytest.raises(Refused) as error:
-            ledger.enrol("c", Claim(0.01, 1e-5), budget_epsilon=5)
-        assert error.value.code == "budget"
-        with pytest.raises(Refused) as error:
-            ledger.enrol("a", Claim(1.0, 1e-4), budget_epsilon=5)
-        assert error.value.code == "claim"
-        debit(ledger, 1, job="a")
-        debit(ledger, 1, job="b")
-    with open_ledger(tmp_path / "ledger") as ledger:
-        assert ledger.enrolled() == {"a": whole, "b": Claim(3.0, 1e-5)}
-        assert ledger.spent("a") == ledger.spent("b") == {"train": 1}
-        with pytest.raises(Refused, match="budget"):
-            ledger.enrol("a", whole, budget_epsilon=4)
-        ledger.enrol("c", Claim(math.inf, 0.0, (Unprotected("no noise"),)))
-    assert read_ledger(tmp_path / "ledger")[-1].claim == Claim(math.inf, 0.0, (Unprotected("no noise"),))
-
-
-def test_rounding_refuses_no_claim_that_fits_and_an_unknown_claim_fits_no_budget(tmp_path):
-    with open_ledger(tmp_path / "ledger") as ledger:
-        for job in "abc":
-            ledger.enrol(job, Claim(0.1, 0.0), budget_epsilon=0.3)
-        debit(ledger, 1, job="unknown")
-        with pytest.raises(Refused, match="budget"):
-            ledger.enrol("d", Claim(0.0, 0.0), budget_epsilon=1e9)
-        ledger.enrol("unknown", Claim(1.0, 0.0), budget_epsilon=1.3)
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(-1.0, 0.1), (math.nan, 0.1), (1.0, 1.0), (1.0, -0.1), (1.0, math.nan)])
-def test_a_claim_that_is_no_cost_is_refused(epsilon, delta):
-    with pytest.raises(ValueError, match=r"epsilon|delta"):
-        Claim(epsilon, delta)
 
 
 def test_states_and_answers_of_jobs_are_apart(tmp_path):

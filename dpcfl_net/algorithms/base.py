@@ -87,6 +87,13 @@ class Algorithm:
         """Why these options cannot work in this setting, a sentence each."""
         return []
 
+    def unmet(self) -> list[str]:
+        """Why the signed protocol itself cannot work or promise what it says: `problems`, for whoever did not configure it."""
+        protocol = self.protocol
+        held = max(entry.validation_records / (entry.records + entry.validation_records) for entry in protocol.roster)
+        setting = Setting(protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, held)
+        return self.problems(self.options, setting)
+
     @classmethod
     def plain_sgd(cls, options: Any, privacy: PrivacyTarget) -> bool:
         """Whether the local step is plain SGD, which knows momentum and weight decay, and not DP-SGD."""

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,15 @@ from typing import Any
 from dpcfl_net.errors import Refused
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.privacy.remembered import cost, remembered
+from dpcfl_net.protocol import Protocol
 from dpcfl_net.types import (
+    SANE_EPSILON,
+    USUAL_POLICY,
     Adjacency,
     BoundedRangeSelection,
     Event,
     FixedSizeGaussian,
+    Policy,
     RawSlot,
     SampledGaussian,
     Slot,
@@ -65,8 +70,53 @@ def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
     return {tuple(algorithm.plan(entry)): entry.noise_multiplier for entry in protocol.roster}
 
 
-def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
+def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
+    """Refused "policy" for a promise that this worker does not serve, each with the option that would change it."""
+    privacy, by_client = protocol.privacy, protocol.privacy.unit == "client"
+    count = len(protocol.roster) if by_client else protocol.client(client).records
+    most = 1 / count if policy.max_delta is None else policy.max_delta
+    if privacy.delta > most:
+        why = f"1 / {count}, one over the {'clients' if by_client else 'records'}" if policy.max_delta is None else f"{most:g}"
+        raise Refused("policy", f"the job's delta is {privacy.delta:g}, this worker serves at most {why} (max_delta)")
+    if protocol.unprotected and policy.max_epsilon is not None and policy.max_epsilon < math.inf:
+        raise Refused(
+            "policy",
+            f"the job has no finite epsilon ({protocol.unprotected[0]}), this worker serves at most {policy.max_epsilon:g} (max_epsilon)",
+        )
+    largest = SANE_EPSILON if policy.max_epsilon is None else policy.max_epsilon
+    if privacy.epsilon > largest:
+        raise Refused(
+            "policy", f"the job's epsilon is {privacy.epsilon:g}, this worker serves at most {largest:g} (max_epsilon)"
+        )
+
+
+def promised_events(algorithm: ClientSide, client: int) -> list[Event]:
+    """What the accountant sees of the noisy part of the plan that a client is promised; ValueError where it names no noise."""
+    protocol, entry = algorithm.protocol, algorithm.protocol.client(client)
+    plan, noise = algorithm.plan(entry), entry.noise_multiplier
+    if (
+        protocol.privacy.trust == "trusted-server"
+    ):  # the client's own releases are raw; what it is promised is the server's plan
+        plan, noise = algorithm.curator_plan(), protocol.curator_noise_multiplier
+    return plan_events(protected(plan), noise, protocol.privacy.adjacency)
+
+
+def composer(cache: Path) -> Callable[[Sequence[Event], float, Adjacency], float]:
+    """An accountant (events, delta, adjacency) -> epsilon that runs in a process of its own, once on a host for a question."""
+
+    def compose(events: Sequence[Event], delta: float, adjacency: Adjacency) -> float:
+        question = cost(events, delta, adjacency, "pld")
+        found: float | None = remembered(cache, question, lambda: _account(question))
+        return math.inf if found is None else found
+
+    return compose
+
+
+def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy = USUAL_POLICY) -> float:
     """The epsilon of one client's whole plan at its signed noise; Refused "claim" if it exceeds the job's target.
+
+    The conditions under which that number is sound are checked on the signed protocol itself ("claim"), and the promise is
+    held to this worker's own policy ("policy").
 
     A plan with releases that have no guarantee is served (and its epsilon is inf) only if the signed job says so itself,
     reason by reason; what is protected in it is held to the target all the same.
@@ -74,19 +124,19 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path) -> float:
     The accountant runs in a process of its own, once on a host for equal plans: its libraries are large and every
     client has the same question. `cache` is this host's folder; an answer in it is keyed by all that it depends on.
     """
-    privacy, entry = algorithm.protocol.privacy, algorithm.protocol.client(client)
+    privacy = algorithm.protocol.privacy
     if (privacy.unit, privacy.trust) not in algorithm.protects:  # else the plan that is checked is not the one that is run
         raise Refused(
             "claim", f"{algorithm.name} does not protect a {privacy.unit} under {privacy.trust}, as the job says it does"
         )
-    plan, noise = algorithm.plan(entry), entry.noise_multiplier
-    if privacy.trust == "trusted-server":  # the client's own releases are raw; what it is promised is the server's plan
-        plan, noise = algorithm.curator_plan(), algorithm.protocol.curator_noise_multiplier
+    if unmet := algorithm.unmet():
+        raise Refused("claim", "; ".join(unmet))
+    hold_to_policy(algorithm.protocol, client, policy)
     reasons = without_guarantee(algorithm)
     if reasons != algorithm.protocol.unprotected:
         raise Refused("claim", f"without a guarantee: {reasons}; the job declares {algorithm.protocol.unprotected}")
     try:
-        events = plan_events(protected(plan), noise, privacy.adjacency)
+        events = promised_events(algorithm, client)
     except ValueError as error:
         raise Refused("claim", str(error)) from None
     question = cost(events, privacy.delta, privacy.adjacency, privacy.accountant)

@@ -56,8 +56,7 @@ class Gate:
 
     `noise_seed` is for seeded runs only (a server that knows it can subtract the noise). `deterministic=False`: computing
     again would not give the same bits, so a charged request without an answer is lost. Raises ConfigError if plan and
-    bundles disagree, LedgerError if the ledger holds what this plan cannot have charged, Refused "not-enrolled" if other
-    jobs use the ledger and this one did not enrol.
+    bundles disagree, LedgerError if the ledger holds what this plan cannot have charged or what another job was charged.
     """
 
     def __init__(
@@ -213,9 +212,8 @@ class Gate:
                 raise LedgerError("ledger-broken", f"entry {entry.sequence} charges what the plan of this job does not hold")
         if any(count > self._quota[name] for name, count in self._ledger.spent(self.job_hash).items()):
             raise LedgerError("ledger-broken", "more is spent than the plan of this job holds")
-        jobs = {entry.job for entry in self._ledger.entries if entry.job} | {self.job_hash}
-        if len(jobs) > 1 and jobs != set(self._ledger.enrolled()):
-            raise Refused("not-enrolled", "several jobs use this ledger: each must enrol its claim before another one starts")
+        if {entry.job for entry in self._ledger.entries if entry.job} - {self.job_hash}:
+            raise LedgerError("ledger-foreign", "this ledger holds charges of another job")
 
 
 def request_id(job_hash: str, client: int, round: int, kind: str, rows: Sequence[Sequence[Any]], content: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import re
 from collections import Counter
@@ -14,15 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.errors import LedgerError, Refused
+from dpcfl_net.errors import LedgerError
 from dpcfl_net.privacy.answers import Answers, Keys, Stored
 from dpcfl_net.privacy.durable import Disk
-from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Claim, Entry, History, broken, canonical, digest, verify_lines
+from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Entry, History, broken, canonical, digest, verify_lines
 from dpcfl_net.types import Event
 
 LINES, COUNTER = "ledger.jsonl", "counter"
 KEY_BYTES = 32
-BUDGET_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ class Ledger:
 
     Files: ledger.jsonl (a hash chain of `Entry` lines), counter (the last number and its line's hash), keys/ (one private
     key for each unanswered debit), releases/ (answers of the last two rounds, each with the client state that it left).
-    `owner` is written in the first line and must be the same at each opening: run, job and client for a ledger of one run,
-    the data slice's hash for one that outlives runs. `durable=False` skips fsync only.
+    `owner` is written in the first line and must be the same at each opening: run, job and client. `durable=False` skips
+    fsync only.
 
     Raises LedgerError with code ledger-locked, ledger-rolled-back, ledger-broken or ledger-foreign.
     """
@@ -88,26 +86,6 @@ class Ledger:
     def spent(self, job: str) -> Counter[str]:
         """Slots of `job` that are spent, by name."""
         return self._history.after(job, ())
-
-    def enrolled(self) -> dict[str, Claim]:
-        """The claim of each enrolled job; across jobs epsilons and deltas add."""
-        return dict(self._history.enrolled)
-
-    def enrol(self, job_hash: str, claim: Claim, budget_epsilon: float | None = None) -> None:
-        """Enter a job's whole claim before its first debit; the same job with the same claim again changes nothing.
-
-        A job that was charged without a claim counts as infinite. Raises Refused "budget" if all claims together exceed
-        `budget_epsilon`, "claim" if the job claimed otherwise before.
-        """
-        before = self._history.enrolled.get(job_hash)
-        if before is not None and before != claim:
-            raise Refused("claim", f"job {job_hash[:12]} was enrolled with another claim")
-        claims = dict.fromkeys(self._history.spent, math.inf) | {j: c.epsilon for j, c in self.enrolled().items()}
-        total = math.fsum((claims | {job_hash: claim.epsilon}).values())
-        if budget_epsilon is not None and not total <= budget_epsilon * (1 + BUDGET_ROUNDING):
-            raise Refused("budget", f"this data's runs would claim epsilon {total:g} in all, the budget is {budget_epsilon:g}")
-        if before is None:
-            self._rewrite(Entry(self._next, "enrol", job=job_hash, claim=claim))
 
     def lookup(self, request: str) -> Stored | Charged | Expired | None:
         """What became of a request id; None if it was never debited."""

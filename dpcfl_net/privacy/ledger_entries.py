@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,12 +12,11 @@ from typing import Any, Literal
 from dpcfl_net.errors import LedgerError
 from dpcfl_net.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Unprotected
 
-EntryType = Literal["header", "enrol", "debit", "torn", "closed"]
+EntryType = Literal["header", "debit", "torn", "closed"]
 FIRST_PREV = "0" * 64
 FORMAT = 1
 FIELDS: dict[str, tuple[str, ...]] = {
     "header": ("owner", "format"),
-    "enrol": ("job", "claim"),
     "debit": ("job", "round", "kind", "id", "slots", "events", "spent"),
     "torn": ("job", "round", "kind", "id"),
     "closed": ("job", "round", "torn", "slots", "events", "spent"),
@@ -29,23 +27,8 @@ _EVENTS: dict[str, type] = {
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What one job says it may cost in all: (epsilon, delta) and the events of its whole plan."""
-
-    epsilon: float
-    delta: float
-    events: tuple[Event, ...] = ()
-
-    def __post_init__(self) -> None:
-        if isinstance(self.epsilon, bool) or not self.epsilon >= 0:
-            raise ValueError(f"epsilon must be >= 0, got {self.epsilon!r}")
-        if isinstance(self.delta, bool) or not 0 <= self.delta < 1:
-            raise ValueError(f"delta must lie in [0, 1), got {self.delta!r}")
-
-
-@dataclass(frozen=True)
 class Entry:
-    """One line. Types: header (owner), enrol (claim), debit (one request's bundle), torn (a line that a crash cut),
+    """One line. Types: header (owner), debit (one request's bundle), torn (a line that a crash cut),
     closed (the charge for a torn line; its round takes no more requests). `spent`: slots of `job` so far, by name."""
 
     sequence: int
@@ -57,7 +40,6 @@ class Entry:
     slots: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
     spent: Mapping[str, int] = field(default_factory=dict)
-    claim: Claim | None = None
     torn: int = 0
     owner: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
@@ -111,7 +93,6 @@ class History:
     def __init__(self) -> None:
         self.spent: dict[str, Counter[str]] = {}
         self.debits: dict[str, Entry] = {}
-        self.enrolled: dict[str, Claim] = {}
         self.torn: dict[int, Entry] = {}
         self.closed: list[Entry] = []
         self._requests: set[tuple[str, int, str]] = set()
@@ -138,10 +119,6 @@ class History:
             self.closed.append(entry)
         elif entry.type == "torn":
             self.torn[entry.sequence] = entry
-        elif entry.type == "enrol":
-            if entry.claim is None or entry.job in self.enrolled:
-                raise ValueError(f"job {entry.job} is enrolled a second time")
-            self.enrolled[entry.job] = entry.claim
 
     def _charge(self, entry: Entry) -> None:
         total = self.after(entry.job, entry.slots)
@@ -170,10 +147,8 @@ def _parse(line: bytes, prev: str) -> Entry:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Claim):
-        return {"epsilon": _number(value.epsilon), "delta": value.delta, "events": _plain(value.events)}
     if isinstance(value, Event):
-        return {"type": type(value).__name__, **asdict(value)}
+        return plain_event(value)
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -183,19 +158,19 @@ def _plain(value: Any) -> Any:
 
 def _rich(name: str, value: Any) -> Any:
     if name == "events":
-        return tuple(_event(item) for item in value)
+        return tuple(rich_event(item) for item in value)
     if name == "slots":
         return tuple(value)
-    if name == "claim":
-        return Claim(float(value["epsilon"]), value["delta"], _rich("events", value["events"]))
     return value
 
 
-def _event(value: Mapping[str, Any]) -> Event:
+def plain_event(event: Event) -> dict[str, Any]:
+    """An event as JSON has it."""
+    return {"type": type(event).__name__, **asdict(event)}
+
+
+def rich_event(value: Mapping[str, Any]) -> Event:
+    """Inverse of `plain_event`; KeyError, TypeError or ValueError for what is none."""
     fields = dict(value)
     event: Event = _EVENTS[fields.pop("type")](**fields)
     return event
-
-
-def _number(value: float) -> float | str:
-    return "inf" if value == math.inf else float(value)

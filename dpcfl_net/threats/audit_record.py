@@ -86,11 +86,11 @@ class Record:
 
     def _charges(self, client: int) -> Iterator[Entry]:
         own = digest(self.protocol)
-        return (line for line in read_ledger(ledger_folder(self.folder, self.job, client)) if line.job == own and line.events)
+        return (line for line in read_ledger(ledger_folder(self.folder, client)) if line.job == own and line.events)
 
     def steps(self, training: Training) -> np.ndarray | None:
         """(steps, m): each step's noisy sum along each canary, in units of clip; None where nothing was taped (a crash)."""
-        sums = taped(ledger_folder(self.folder, self.job, training.client), training.round, training.kind)
+        sums = taped(ledger_folder(self.folder, training.client), training.round, training.kind)
         if sums is not None and sums.shape != (training.slot.steps, self.audit.canaries):
             raise ConfigError(f"the tape of client {training.client}, round {training.round} has the shape {sums.shape}")
         return sums

@@ -1,0 +1,274 @@
+"""Runs on the same records: composed jointly, record by record, under one budget that is a pair, whatever slice each run takes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import SMALL, dpcfl, write_config
+
+from dpcfl_net import config
+from dpcfl_net.build import make_job
+from dpcfl_net.data import cache
+from dpcfl_net.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.federation.claim import composer
+from dpcfl_net.privacy.accounting import epsilon
+from dpcfl_net.privacy.record_book import BOOK, Budget, Promise, RecordBook, repeated
+from dpcfl_net.types import BoundedRangeSelection, Policy, SampledGaussian
+from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.worker import make_host
+from dpcfl_net.worker_spec import Terms
+
+GAUSSIAN = SampledGaussian(4.0, 1.0, 1)
+RECORDS = np.arange(100, dtype=np.uint64)
+DELTA = 1e-5
+
+
+def promise(job, events=(GAUSSIAN,), **changes):
+    return Promise(**{"job": job, "client": 0, "unit": "sample", "adjacency": "zero-out", "events": tuple(events), **changes})
+
+
+def exactly(events, delta, adjacency):
+    return epsilon(events, delta, adjacency)
+
+
+def enrol(book, job, records=RECORDS, budget=None, **changes):
+    book.enrol(promise(job, **changes), records, budget, exactly)
+
+
+@pytest.fixture
+def book(tmp_path):
+    return RecordBook(tmp_path / "book", durable=False)
+
+
+def code_of(call):
+    with pytest.raises((Refused, LedgerError)) as error:
+        call()
+    return error.value.code
+
+
+def test_equal_runs_cost_their_square_root_and_not_their_number(book):
+    one = epsilon([GAUSSIAN], DELTA)
+    for k in range(16):
+        enrol(book, f"job {k}")
+    together, runs = book.spent("job 15", 0, DELTA, exactly)
+    assert (together, runs) == (epsilon([SampledGaussian(4.0, 1.0, 16)], DELTA), 16)
+    assert 4 * one < together < 5 * one  # sqrt(16), and a little for what is not linear
+
+
+def test_a_budget_is_a_pair(book):
+    """Two runs at (1, .4) fit (2.5, .4) only if they do together at .4, not because 1 + 1 is below 2.5."""
+    weak = SampledGaussian(0.5, 1.0, 1)
+    assert epsilon([weak], 0.4) < 2.1
+    budget = Budget(2 * epsilon([weak], 0.4), 0.4)
+    together = epsilon([SampledGaussian(0.5, 1.0, 2)], 0.4)
+    assert together > budget.epsilon
+    enrol(book, "a", events=[weak], budget=budget)
+    assert code_of(lambda: enrol(book, "b", events=[weak], budget=budget)) == "budget"
+    enrol(book, "b", events=[weak], budget=Budget(together, 0.4))
+    assert [p.job for p in book.promises()] == ["a", "b"]
+
+
+def test_what_shares_one_record_is_composed_whatever_else_differs(book):
+    tight = Budget(epsilon([GAUSSIAN], DELTA) * 1.01, DELTA)
+    enrol(book, "first", records=RECORDS, budget=tight)
+    assert code_of(lambda: enrol(book, "other seed", records=RECORDS[99:], budget=tight)) == "budget"
+    assert code_of(lambda: enrol(book, "validation", records=RECORDS[:98], budget=tight)) == "budget"
+    assert code_of(lambda: enrol(book, "other client", records=RECORDS[::-1], budget=tight, client=5)) == "budget"
+    enrol(book, "others", records=RECORDS + np.uint64(1000), budget=tight)
+
+
+def test_the_costliest_record_decides(book):
+    """One record in all three runs, the others in two: the budget is held by the one."""
+    enrol(book, "a", records=RECORDS[:50])
+    enrol(book, "b", records=RECORDS[49:])
+    enrol(book, "c", records=RECORDS)
+    assert book.spent("c", 0, DELTA, exactly) == (epsilon([SampledGaussian(4.0, 1.0, 3)], DELTA), 3)
+    assert book.spent("a", 0, DELTA, exactly)[1] == 3
+    enrol(book, "d", records=RECORDS[:49])
+    assert book.spent("d", 0, DELTA, exactly)[1] == 3
+
+
+def test_many_histories_are_bounded_from_above(book):
+    """More ways through the runs than are accounted one by one: what is taken is at least the costliest."""
+    rng = np.random.default_rng(0)
+    kinds = [SampledGaussian(3.0 + k, 1.0, 1) for k in range(7)]
+    sets = [RECORDS[rng.random(100) < 0.5] for _ in kinds]
+    for k, (event, records) in enumerate(zip(kinds, sets, strict=True)):
+        enrol(book, f"job {k}", records=records, events=[event])
+    enrol(book, "last")
+    found, _ = book.spent("last", 0, DELTA, exactly)
+    true = max(epsilon([GAUSSIAN, *(e for e, s in zip(kinds, sets, strict=True) if record in s)], DELTA) for record in RECORDS)
+    assert true <= found <= epsilon([GAUSSIAN, *kinds], DELTA)
+
+
+def test_a_whole_client_is_in_every_run_that_one_of_its_records_was_in(book):
+    for job, records in (("a", RECORDS[:50]), ("b", RECORDS[50:])):
+        enrol(book, job, records=records, unit="client")
+    enrol(book, "c", unit="client")
+    assert book.spent("c", 0, DELTA, exactly)[1] == 3
+
+
+def test_several_clients_of_one_job_that_hold_a_record_count_once(book):
+    for client in range(4):
+        enrol(book, "rotations", client=client)
+    assert book.spent("rotations", 2, DELTA, exactly) == (epsilon([GAUSSIAN], DELTA), 1)
+
+
+@pytest.mark.parametrize("change", [{"unit": "client"}, {"adjacency": "replace-one"}])
+def test_other_units_and_adjacencies_are_refused(book, change):
+    enrol(book, "a")
+    assert code_of(lambda: enrol(book, "b", **change)) == "unit"
+    enrol(book, "c", records=RECORDS + np.uint64(1000), **change)
+
+
+def test_the_same_again_changes_nothing_and_something_else_is_refused(book):
+    enrol(book, "a")
+    content = (book.folder / BOOK).read_bytes()
+    enrol(book, "a", records=RECORDS[::-1])
+    assert (book.folder / BOOK).read_bytes() == content
+    assert code_of(lambda: enrol(book, "a", events=[SampledGaussian(8.0, 1.0, 1)])) == "claim"
+    assert code_of(lambda: enrol(book, "a", records=RECORDS[1:])) == "claim"
+    assert code_of(lambda: enrol(book, "a", budget=Budget(1e-3, DELTA))) == "budget"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda folder: (folder / BOOK).write_bytes((folder / BOOK).read_bytes()[:-9]), "book-broken"),
+        (lambda folder: (folder / BOOK).write_bytes((folder / BOOK).read_bytes().replace(b"4.0", b"9.0")), "book-broken"),
+        (lambda folder: (folder / BOOK).write_bytes((folder / BOOK).read_bytes().splitlines(True)[0]), "book-rolled-back"),
+        (lambda folder: (folder / BOOK).unlink(), "book-rolled-back"),
+        (lambda folder: (folder / "counter").unlink(), "book-broken"),
+        (lambda folder: [path.write_bytes(b"\0" * 8) for path in (folder / "records").iterdir()], "book-broken"),
+        (lambda folder: [path.unlink() for path in (folder / "records").iterdir()], "book-broken"),
+    ],
+)
+def test_an_edited_book_is_refused(book, change, code):
+    enrol(book, "a")
+    enrol(book, "b")
+    change(book.folder)
+    assert code_of(lambda: enrol(book, "c")) == code
+
+
+def test_a_crash_at_any_write_leaves_a_book_that_goes_on(tmp_path, monkeypatch):
+    """Killed before the k-th change of a file: the promise is in the book or it is not, and is made once in the end."""
+    import os
+
+    real, k = os.replace, 0
+    while True:
+        folder = tmp_path / str(k)
+        enrol(RecordBook(folder), "a")
+        left = [k]
+
+        def dying(source, target, left=left):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", dying)
+        try:
+            enrol(RecordBook(folder), "b", records=RECORDS[:40])
+            done = True
+        except KeyboardInterrupt:
+            done = False
+        monkeypatch.setattr(os, "replace", real)
+        enrol(RecordBook(folder), "b", records=RECORDS[:40])
+        assert [p.job for p in RecordBook(folder).promises()] == ["a", "b"]
+        if done:
+            break
+        k += 1
+    assert k == 3
+
+
+def test_plans_run_several_times_are_merged():
+    plan = (SampledGaussian(2.0, 0.1, 5), SampledGaussian(2.0, 0.1, 7), BoundedRangeSelection(0.2, 3))
+    assert set(repeated([(plan, 2), ((GAUSSIAN,), 3), (plan, 0)])) == {
+        SampledGaussian(2.0, 0.1, 24), BoundedRangeSelection(0.2, 6), SampledGaussian(4.0, 1.0, 3)
+    }  # fmt: skip
+
+
+# ---- runs
+
+
+SLICE = {"dataset": "digits", "clients": [2], "shift": "none", "train_per_client": 287, "test_per_client": 20}
+PRIVACY = {"epsilon": 1, "delta": 1e-4}
+
+
+def run(tmp_path, name, *overrides, **changes):
+    settings = {
+        "data": SLICE, "rounds": 2, "algorithm": {"name": "global"}, "model": {"name": "linear"}, "privacy": PRIVACY,
+        "runtime": {"federation": "in-process"}, "output": {"transcript": "off"},
+        "ledger": {"scope": "dataset", "root": str(tmp_path / "book"), "budget": {"epsilon": 1.6, "delta": 1e-4}},
+        **changes,
+    }  # fmt: skip
+    path = write_config(tmp_path / f"c-{name}", name=name, **settings)
+    done = dpcfl("run", path, "--out", tmp_path / "runs", *overrides)
+    folder = next((p for p in (tmp_path / "runs").iterdir() if p.name.startswith(f"{name}-")), None)
+    return done, folder
+
+
+def test_runs_on_the_same_records_share_one_budget(tmp_path):
+    """Two runs fit, a third does not; neither another seed nor another validation share opens a new budget."""
+    first, folder = run(tmp_path, "one")
+    assert first.returncode == 0, first.stderr
+    second, folder = run(tmp_path, "two")
+    assert second.returncode == 0, second.stderr
+    privacy = json.loads((folder / "run.json").read_text())["privacy"]
+    (said,) = [line for line in privacy["covered"] if line.startswith("all runs on the same records")]
+    together = float(said.split("epsilon ")[1].split()[0])
+    assert 1.3 < together < 1.6
+    assert said.startswith("all runs on the same records: 2 promise a record")
+    assert said.endswith("at delta 0.0001 together, at most")
+    assert dpcfl("verify", folder).returncode == 0
+    changes = {
+        "same": {}, "seed": {"seed": 7}, "validation": {"data": {**SLICE, "validation": 0.02}},
+        "fewer": {"data": {**SLICE, "train_per_client": 281}}, "turned": {"data": {**SLICE, "clients": [1, 1], "shift": "rotation"}},
+    }  # fmt: skip
+    for name, change in changes.items():
+        refused, folder = run(tmp_path, name, **change)
+        assert refused.returncode == 3, (name, refused.stdout, refused.stderr)
+        assert "3 runs together would promise a record" in refused.stderr, (name, refused.stderr)
+        assert "the budget is 1.6" in refused.stderr
+
+
+def test_a_trusted_servers_clients_have_a_book_too(tmp_path):
+    changes = {
+        "data": {**SLICE, "clients": [8], "train_per_client": 20}, "rounds": 3,
+        "privacy": {"epsilon": 2, "delta": 1e-3, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one"},
+        "algorithm": {"name": "dp-fedavg", "sampling_rate": 0.5},
+        "ledger": {"scope": "dataset", "root": str(tmp_path / "book"), "budget": {"epsilon": 2.5, "delta": 1e-3}},
+    }  # fmt: skip
+    first, folder = run(tmp_path, "one", **changes)
+    assert first.returncode == 0, first.stderr
+    assert "promise a client epsilon 2" in " ".join(json.loads((folder / "run.json").read_text())["privacy"]["covered"])
+    second, _ = run(tmp_path, "two", seed=3, **changes)
+    assert (second.returncode, "2 runs together would promise a client" in second.stderr) == (3, True), second.stderr
+    other, _ = run(
+        tmp_path,
+        "other",
+        **{**changes, "privacy": {"epsilon": 1, "delta": 1e-3}, "algorithm": {"name": "global"}},
+        local={"batch_size": 10},
+    )
+    assert (other.returncode, "what both promise together is not known" in other.stderr) == (3, True), other.stderr
+
+
+def test_a_budget_of_epsilon_alone_is_refused():
+    with pytest.raises(ConfigError, match=r"ledger\.budget"):
+        config.resolve({**SMALL, "privacy": PRIVACY, "ledger": {"scope": "dataset", "root": "x", "budget": 2.5}})
+
+
+def test_a_worker_without_a_book_refuses_a_job_that_composes_runs(tmp_path):
+    make_keys(tmp_path / "keys", 2)
+    document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}
+    job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
+    assert code_of(lambda: make_host(job, 0, tmp_path / "ledgers")) == "book"
+    make_host(job, 0, tmp_path / "ledgers", terms=Terms(book=tmp_path / "book")).close()
+    (own,) = RecordBook(tmp_path / "book").promises()
+    spent, runs = RecordBook(tmp_path / "book").spent(own.job, 0, 1e-4, composer(cache.folder() / "claims"))
+    assert (runs, round(spent, 2)) == (1, 1.0)
+    assert not math.isnan(spent)
+    assert Terms().policy == Policy()

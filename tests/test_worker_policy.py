@@ -1,0 +1,120 @@
+"""What a worker refuses although the operator signed it: conditions that make no theorem, and promises not worth the name."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import SMALL, dpcfl
+
+from dpcfl_net import config
+from dpcfl_net.build import calibrated, make_job
+from dpcfl_net.errors import Refused
+from dpcfl_net.experiment import Job, write_job
+from dpcfl_net.types import Policy
+from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.worker import make_host
+from dpcfl_net.worker_spec import Terms
+
+DATA = {"dataset": "digits", "clients": [20], "shift": "none", "train_per_client": 60, "test_per_client": 20}
+TRUSTED = {"epsilon": 8, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one"}
+RR = {"name": "rr-cluster", "clusters": 2, "least": 2, "sampling_rate": 0.5}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder, 20)
+    return folder
+
+
+def job_of(keys, algorithm, privacy, **changes):
+    document = {**SMALL, "data": DATA, "model": {"name": "linear"}, "local": {"batch_size": 20}, **changes}
+    return make_job(config.resolve({**document, "algorithm": algorithm, "privacy": privacy}), keys)
+
+
+def forged(job, options=None, **privacy):
+    """The job with another option or promise, its noise solved for that: what an operator signs who goes around the configuration."""
+    protocol = job.protocol.model_copy(
+        update={
+            "options": {**job.protocol.options, **(options or {})},
+            "privacy": job.protocol.privacy.model_copy(update=privacy),
+        }
+    )
+    return Job(calibrated(protocol), job.experiment)
+
+
+def refusal(job, tmp_path, policy=None):
+    with pytest.raises(Refused) as error:
+        make_host(job, 0, tmp_path / "ledgers", terms=Terms(policy) if policy else Terms())
+    assert not (tmp_path / "ledgers").exists()
+    return error.value.code, error.value.reason
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "privacy", "said"),
+    [
+        (RR, {}, {"adjacency": "zero-out"}, "guarantee is 'labels-first': needs privacy.adjacency replace-one"),
+        (
+            {**RR, "guarantee": "expected"},
+            {"sampling": "fixed"},
+            {"adjacency": "replace-one"},
+            "guarantee is 'expected': needs Poisson",
+        ),
+        ({**RR, "guarantee": "expected"}, {"sampling": "fixed", "base": "fesem"}, {"adjacency": "replace-one"}, "keep a state"),
+        (RR, {"base": "fesem"}, {}, "clients that keep a state show who was drawn before"),
+        (RR, {"clusters": 4, "least": 8}, {}, "4 clusters of at least so many need 32 clients a round"),
+    ],
+)
+def test_conditions_that_make_no_theorem_are_refused_whoever_signed_them(keys, tmp_path, algorithm, options, privacy, said):
+    """Each of these passes the accountant with a finite number that holds for nothing."""
+    base = {**TRUSTED, "adjacency": "zero-out"} if algorithm.get("guarantee") == "expected" else TRUSTED
+    sound = job_of(keys, algorithm, base)
+    make_host(sound, 0, tmp_path / "sound", durable=False).close()
+    code, reason = refusal(forged(sound, options, **privacy), tmp_path)
+    assert code == "claim"
+    assert said in reason
+
+
+def test_a_pull_that_overshoots_is_refused_whoever_signed_it(keys, tmp_path):
+    sound = job_of(keys, {"name": "mr-mtl"}, {"epsilon": 5, "delta": 1e-3})
+    assert refusal(forged(sound, {"lam": 1e6}), tmp_path)[0] == "claim"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "policy", "said"),
+    [
+        ({"delta": 0.5}, None, "delta is 0.5, this worker serves at most 1 / 60, one over the records"),
+        ({"delta": 0.02}, None, "1 / 60"),
+        ({"epsilon": 1e4}, None, "epsilon is 10000, this worker serves at most 100"),
+        ({}, Policy(max_epsilon=4.9), "epsilon is 5, this worker serves at most 4.9"),
+        ({}, Policy(max_delta=1e-6), "delta is 0.001, this worker serves at most 1e-06"),
+    ],
+)
+def test_a_worker_has_a_policy_of_its_own(keys, tmp_path, privacy, policy, said):
+    job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3, **privacy})
+    code, reason = refusal(job, tmp_path, policy)
+    assert (code, said in reason) == ("policy", True), reason
+    open_terms = Terms(Policy(max_epsilon=1e5, max_delta=0.9))
+    make_host(job, 0, tmp_path / "open", terms=open_terms, durable=False).close()
+
+
+def test_delta_of_whole_clients_is_held_to_their_number(keys, tmp_path):
+    job = job_of(keys, {"name": "dp-fedavg", "sampling_rate": 0.5}, {**TRUSTED, "delta": 0.06})
+    assert "1 / 20, one over the clients" in refusal(job, tmp_path)[1]
+    make_host(forged(job, delta=0.05), 0, tmp_path / "open", durable=False).close()
+
+
+def test_a_job_without_a_promise_is_served_only_where_no_number_was_asked_for(keys, tmp_path):
+    job = job_of(keys, {"name": "f-cdpfl", "clusters": 2}, {"epsilon": 5, "delta": 1e-3})
+    make_host(job, 0, tmp_path / "usual", durable=False).close()
+    assert "no finite epsilon (cluster index unprotected" in refusal(job, tmp_path, Policy(max_epsilon=50))[1]
+
+
+def test_the_command_line_takes_the_policy(keys, tmp_path):
+    job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+    write_job(job, tmp_path / "job", keys)
+    done = dpcfl(
+        "worker", tmp_path / "job", "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", keys,
+        "--operator-key", tmp_path / "job/operator.pub", "--ledgers", tmp_path / "ledgers", "--max-epsilon", 2,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "the job's epsilon is 5, this worker serves at most 2 (max_epsilon)" in done.stderr
