@@ -213,7 +213,7 @@ def calibrated(protocol: Protocol) -> Protocol:
         raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to compose ({reasons[0]})")
     for plan in noisy_plans(algorithm):
         noisy = protected(list(plan))
-        solved[plan] = _noise_multiplier(noisy, protocol.privacy) if noisy else None
+        solved[plan] = _noise_multiplier(noisy, protocol) if noisy else None
     if protocol.privacy.trust == "trusted-server":
         (z,) = solved.values()
         return protocol.model_copy(update={"curator_noise_multiplier": z, "unprotected": reasons})
@@ -221,21 +221,23 @@ def calibrated(protocol: Protocol) -> Protocol:
     return protocol.model_copy(update={"roster": roster, "unprotected": reasons})
 
 
-def _noise_multiplier(plan: list[Slot], privacy: PrivacyTarget) -> float:
+def _noise_multiplier(plan: list[Slot], protocol: Protocol) -> float:
     """z for a plan: solved once on a host, and held to the target by every worker's host again before data is read."""
     from dpcfl_net.privacy import accounting
+
+    privacy, delta = protocol.privacy, protocol.accounted_delta
 
     def solve() -> float:
         return accounting.calibrate(
             lambda z: plan_events(plan, z, privacy.adjacency),
             privacy.epsilon,
-            privacy.delta,
+            delta,
             adjacency=privacy.adjacency,
             accountant=privacy.accountant,
         )
 
     slots = [[type(slot).__name__, *asdict(slot).values(), count] for slot, count in Counter(plan).items()]
-    asked = {"noise": slots, "epsilon": privacy.epsilon, "delta": privacy.delta, "adjacency": privacy.adjacency,
+    asked = {"noise": slots, "epsilon": privacy.epsilon, "delta": delta, "adjacency": privacy.adjacency,
              "accountant": privacy.accountant}  # fmt: skip
     try:
         z: float = remembered(cache.folder() / "claims", asked, solve)

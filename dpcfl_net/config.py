@@ -286,6 +286,7 @@ def _impossible(config: Config) -> list[str]:
         )
     problems += _undivided(config.runtime)
     problems += _uncounted(config)
+    problems += _unpaced(config)
     problems += _unauditable(config)
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
     return problems + config.algorithm_class.problems(config.options, setting)
@@ -325,6 +326,20 @@ def _unprotectable(config: Config) -> list[str]:
         value = getattr(config.local, name)
         if value and not algorithm.plain_sgd(config.options, privacy):
             problems.append(f"local.{name} is {value}: must be 0, the local step of {algorithm.name} is DP-SGD, which has none")
+    return problems
+
+
+def _unpaced(config: Config) -> list[str]:
+    """Why time would be seen all the same, or need not be hidden."""
+    local, problems = config.local, []
+    if local.deadline_s is not None and local.pace != "constant":
+        problems.append(f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}")
+    if local.pace == "constant" and config.algorithm_class.plain_sgd(config.options, config.privacy):
+        problems.append(f"local.pace is 'constant': belongs to DP-SGD, which {config.algorithm['name']} does not run here")
+    if local.pace == "constant" and config.ledger.scope == "dataset":
+        problems.append(
+            "local.pace is 'constant': what cut batches cost is kept in one run's delta; ledger.scope must be 'run'"
+        )
     return problems
 
 

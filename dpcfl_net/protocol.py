@@ -15,6 +15,7 @@ from dpcfl_net.signing import check_signature
 from dpcfl_net.types import Adjacency
 
 PROTOCOL = "protocol.json"
+CUT_SHARE = 0.01  # of delta, kept for what constant pace cuts
 
 
 class Part(BaseModel):
@@ -48,6 +49,16 @@ class LocalTraining(Part):
     )
     momentum: float = Field(default=0.0, ge=0, lt=1, description="of plain SGD; DP-SGD has none")
     weight_decay: float = Field(default=0.0, ge=0, description="of plain SGD; DP-SGD has none")
+    pace: Literal["free", "constant"] = Field(
+        default="free",
+        description="of DP-SGD: free: a step takes as long as its batch is large, which the server sees; constant: every step computes "
+        "on the same number of padded batches, and batches too large for them are cut, at a chance that delta covers",
+    )
+    deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="pace constant: answers leave this many seconds after their task came, or a multiple of it; null: when they are ready",
+    )
 
 
 class PrivacyTarget(Part):
@@ -103,6 +114,16 @@ class Protocol(Part):
     curator_noise_multiplier: float | None = Field(default=None, gt=0)  # of a round that a trusted server releases
     unprotected: list[str] = []  # why there is no finite epsilon, if there is none: signed, so that nobody serves it unawares
     experiment_hash: str
+
+    @property
+    def kept_delta(self) -> float:
+        """The part of delta that is kept for batches that constant pace cuts; 0 where none are."""
+        return CUT_SHARE * self.privacy.delta if self.local.pace == "constant" else 0.0
+
+    @property
+    def accounted_delta(self) -> float:
+        """The part of delta that the accountant may use."""
+        return self.privacy.delta - self.kept_delta
 
     def client(self, number: int) -> ClientEntry:
         """The roster's entry of a client; KeyError for a stranger."""

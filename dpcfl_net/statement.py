@@ -9,10 +9,17 @@ from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.data import cache
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
 from dpcfl_net.plugins import is_plugin
+from dpcfl_net.privacy.pace import covered_epsilon
 from dpcfl_net.privacy.remembered import cost, remembered
 from dpcfl_net.protocol import Protocol
 from dpcfl_net.types import Event
 
+FREE_PACE = (
+    "how long tasks take: the time of a step follows how many records were drawn, and a server that saw every count exactly would "
+    "have more than epsilon (local.pace: constant)"
+)
+NO_DEADLINE = "how long tasks take beside the number of records drawn, which steps hide: answers leave when they are ready (local.deadline_s)"
+COUNTS = "how many records each client has, training and validation: they stand in the job, and the promise is between clients of equal counts"
 SERVER_SEES = "anything against the server itself: it is trusted, and sees every sampled client's update and cluster identifier as they are"
 CLUSTERS_SHOW = (
     "which cluster a client belongs to: epsilon is of one record, and all of a client's records together speak for its cluster"
@@ -21,7 +28,6 @@ NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
     "the search for hyper-parameters",
     "evaluation on test data by the observer, which is outside the protocol",
-    "what sizes and times of messages show of public things",
     "the same source image in several clients: the guarantee is for a client's own slice",
 ]
 
@@ -32,6 +38,10 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     z = [noise for noise in noisy_plans(algorithm).values() if noise is not None]
     least = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
     covered, not_covered = list(algorithm.covers), [*algorithm.caveats, *NOT_COVERED]
+    if by_client:
+        not_covered.append(COUNTS)
+    elif not algorithm.plain_sgd(algorithm.options, protocol.privacy) and protocol.local.deadline_s is None:
+        not_covered.append(FREE_PACE if protocol.local.pace == "free" else NO_DEADLINE)
     if protocol.privacy.delta >= 1 / least:
         what, count = ("clients", "n") if by_client else ("records", "N")
         warning = f"it allows a few {what} to be given away whole"
@@ -82,7 +92,7 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     if protocol.unprotected:
         sound = algorithm.sound_events()
         plans = [] if sound is None else [sound]
-    delta = protocol.privacy.delta
+    delta = protocol.accounted_delta
 
     def spent(events: list[Event]) -> float:
         """Solved once on a host, as noise is."""
@@ -93,4 +103,5 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
         return math.inf if found is None else found  # a worker that asks the same keeps infinity as null
 
     found = max(map(spent, plans), default=math.inf)
-    return found if math.isfinite(found) else None
+    covered = covered_epsilon(protocol.privacy.epsilon) if protocol.kept_delta else math.inf
+    return found if math.isfinite(found) and found <= covered else None

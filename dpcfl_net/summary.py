@@ -166,6 +166,7 @@ def spent_by_client(folder: Path, job: Job) -> list[float]:
 def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     """For each client, epsilon after each of the run's charged rounds, inf with seeded noise; nothing for a client without a ledger here."""
     by_ledger: dict[Path, list[float]] = {}
+    accounted = job.protocol.privacy.model_copy(update={"delta": job.protocol.accounted_delta})
     for entry in job.protocol.roster:
         where = paying_ledger(folder, job, entry.id)
         if where in by_ledger:
@@ -178,9 +179,7 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
             groups.setdefault(t, []).extend(events)
         charged = tuple(tuple(groups.get(t, ())) for t in range(1, max(groups, default=0) + 1))
         seeded = job.protocol.privacy.noise == "seeded"
-        by_ledger[where] = (
-            [math.inf] * len(charged) if seeded else list(_curve(charged, job.protocol.rounds, job.protocol.privacy))
-        )
+        by_ledger[where] = [math.inf] * len(charged) if seeded else list(_curve(charged, job.protocol.rounds, accounted))
     return [by_ledger[paying_ledger(folder, job, entry.id)] for entry in job.protocol.roster]
 
 

@@ -105,7 +105,7 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
     """The epsilon of what was charged, recomputed from the ledgers alone; of a run without one, that of its noisy part."""
     from dpcfl_net.privacy.accounting import epsilon
 
-    privacy = job.protocol.privacy
+    privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
     if privacy.trust == "trusted-server":  # what clients sent it is raw; what it published is in its own ledger
         charged = {NOBODY: charged.get(NOBODY, [])}
     reasons = {event.reason for lines in charged.values() for line in lines for event in line.events if _open(event)}
@@ -113,10 +113,10 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
     for lines in charged.values():
         events = tuple(_merged([event for line in lines for event in line.events if not _open(event)]))
         if events not in known:
-            known[events] = epsilon(list(events), privacy.delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
+            known[events] = epsilon(list(events), delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
     most = max(known.values(), default=0.0)
     planned = {
-        epsilon(plan_events(protected(list(plan)), z, privacy.adjacency), privacy.delta, privacy.adjacency, privacy.accountant)
+        epsilon(plan_events(protected(list(plan)), z, privacy.adjacency), delta, privacy.adjacency, privacy.accountant)
         for plan, z in noisy_plans(job.algorithm).items()
         if z is not None
     } or {0.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -177,6 +178,7 @@ class Worker:
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects while the task is computed
         answer = self.host.answer(Task(event.round, event.task, event.tensors))
+        self._wait_for_the_deadline(event.arrived)
         self._reply(event.id, answer)
         if outbox is not None:
             if self._span is not None:
@@ -184,6 +186,18 @@ class Worker:
             self._report_personal(outbox, event.round)
         self._span = None
         memory.give_back_freed()  # a thousand idle workers must be small
+
+    def _wait_for_the_deadline(self, arrived: float) -> None:
+        """With a deadline, wait until one has passed since the task came: how long computing took is not to be seen."""
+        every = self.job.protocol.local.deadline_s
+        if every is None:
+            return
+        taken = time.monotonic() - arrived
+        until = arrived + every * math.ceil(taken / every)
+        if taken > every:
+            say(f"a task took longer than local.deadline_s, {every:g} s; its answer leaves at the next multiple")
+        while not self._stop and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:

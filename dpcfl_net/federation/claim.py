@@ -139,7 +139,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
         events = promised_events(algorithm, client)
     except ValueError as error:
         raise Refused("claim", str(error)) from None
-    question = cost(events, privacy.delta, privacy.adjacency, privacy.accountant)
+    question = cost(events, algorithm.protocol.accounted_delta, privacy.adjacency, privacy.accountant)
     epsilon = remembered(cache, question, lambda: _account(question))
     if epsilon is None or epsilon > privacy.epsilon:
         raise Refused("claim", f"the signed plan costs client {client} epsilon {epsilon}, the job promises {privacy.epsilon:g}")

@@ -20,6 +20,7 @@ from dpcfl_net.plugins import is_plugin
 from dpcfl_net.privacy.durable import Disk
 from dpcfl_net.privacy.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
+from dpcfl_net.privacy.pace import room
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.protocol import Protocol, digest
 from dpcfl_net.tensors import describe
@@ -103,6 +104,7 @@ class Client:
     _data: Any
     _validation: Callable[[], Any]
     _charge: Charge
+    _room: Callable[[DPSGDSlot], int | None] = lambda slot: None
     ran: list[Event] = field(default_factory=list)
     _raw: set[str] = field(default_factory=set)
     _trainings: int = 0
@@ -112,7 +114,7 @@ class Client:
         spec = self._charge.slots[slot]
         assert isinstance(spec, DPSGDSlot)
         key = slot_key(self._charge.key, slot)
-        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.z, key, pull)
+        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.z, key, pull, self._room(spec))
         self.ran.append(event)
         return theta
 
@@ -206,7 +208,8 @@ class ClientHost:
         self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
         entry = self.protocol.client(client)
         self._halves = algorithm.halves()
-        plan = algorithm.plan(entry)
+        plan = self._plan = algorithm.plan(entry)
+        self._rooms: dict[DPSGDSlot, int] = {}
         self._open_data, self._make_engine = open_data, engine
         self._data: dict[str, Any] = {}
         self._engine: Engine | None = None
@@ -250,6 +253,16 @@ class ClientHost:
             self._engine = self._make_engine()
         return self._engine
 
+    def room(self, slot: DPSGDSlot) -> int | None:
+        """Records that each step of a slot has room for, with constant pace; None: as many as it draws."""
+        if not self.protocol.kept_delta:
+            return None
+        if slot not in self._rooms:
+            steps = sum(other.steps for other in self._plan if isinstance(other, DPSGDSlot) and other.rate < 1)
+            records = self.protocol.client(self.client).records
+            self._rooms[slot] = room(records, slot.rate, steps, self.protocol.privacy.epsilon, self.protocol.kept_delta)
+        return self._rooms[slot]
+
     def personal_model(self) -> np.ndarray | None:
         """The client's own model after its last committed task, for the observer's evaluation at the client."""
         model: np.ndarray | None = self.algorithm.personal_model(self.gate.state())
@@ -271,7 +284,9 @@ class ClientHost:
 
     def _compute(self, task: Task, charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
         with self.turn():
-            me = Client(self.protocol, state, self.engine, self.data("train"), lambda: self.data("validation"), charge)
+            me = Client(
+                self.protocol, state, self.engine, self.data("train"), lambda: self.data("validation"), charge, self.room
+            )
             release = getattr(self.algorithm, task.kind)(me, **task.tensors)
         if isinstance(release, Release):
             match_rows(describe(release.tensors), resolve(self._halves[task.kind].gives, self.algorithm.dims))

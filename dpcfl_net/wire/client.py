@@ -38,6 +38,7 @@ class ClientEvent:
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     code: str = ""
     reason: str = ""
+    arrived: float = 0.0  # of a task: when it was complete, by the monotonic clock
 
 
 @dataclass
@@ -359,7 +360,7 @@ class ClientEndpoint:
         remember(self._tasks, header.id, _Task(header.round, header.task))
         self._lane.say("ACK", parent=header.id)
         self.heartbeat("computing")
-        self._events.append(ClientEvent("task", header.id, header.round, header.task, tensors))
+        self._events.append(ClientEvent("task", header.id, header.round, header.task, tensors, arrived=time.monotonic()))
 
     def _refuse(self, header: Header | None, error: WireError) -> None:
         """Count and log a broken message; tell the coordinator if it was a task, so that it need not wait."""

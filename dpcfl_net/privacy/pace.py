@@ -1,0 +1,50 @@
+"""Constant pace: every step computes on as many physical batches whatever was drawn, so that time tells nothing of a draw.
+
+A step's Poisson batch is drawn as usual, and cut to `room` records, the same for every step of a client's whole plan. Let beta
+bound the chance that any batch of the run is larger. Coins do not depend on data, so the outputs M' of the run with cut batches
+and M of the run without differ by at most beta in total variation, on either of two adjacent data sets D and D':
+
+    P[M'(D) in S] <= P[M(D) in S] + beta <= e^epsilon P[M(D') in S] + delta' + beta
+                  <= e^epsilon P[M'(D') in S] + delta' + (1 + e^epsilon) beta.
+
+So a part of delta is kept for (1 + e^epsilon) beta (`Protocol.kept_delta`), and the accountant gets the rest as delta'. beta is
+chosen for an epsilon of 3 times the target plus 10, so that the same holds of the larger epsilon under replacement of a record.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def covered_epsilon(epsilon: float) -> float:
+    """The largest epsilon for which the delta kept for cut batches is enough, where `epsilon` is the target."""
+    return 3 * epsilon + 10
+
+
+def room(records: int, rate: float, steps: int, epsilon: float, kept_delta: float) -> int:
+    """Records that a step has room for.
+
+    Args:
+        records: The client's N.
+        rate: Sampling rate of each step, in (0, 1].
+        steps: Sampled steps of the client's whole plan, over all of which beta is shared out.
+        epsilon: The target.
+        kept_delta: The part of delta that is kept for batches that are cut.
+
+    Returns:
+        The least R with P[Binomial(records, rate) > R] <= beta / steps; `records` at rate 1.
+    """
+    from scipy.stats import binom
+
+    if rate == 1:
+        return records
+    # log(1 + e^x) is below x + log 2 for every x >= 0.
+    limit = math.log(kept_delta) - covered_epsilon(epsilon) - math.log(2) - math.log(max(steps, 1))
+    low, high = math.floor(records * rate), records
+    while low < high:  # the tail falls with R
+        middle = (low + high) // 2
+        if binom.logsf(middle, records, rate) <= limit:
+            high = middle
+        else:
+            low = middle + 1
+    return high

@@ -1,0 +1,152 @@
+"""Constant pace: what a step computes on does not follow what it drew, what it cuts is paid for, answers leave at deadlines."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+from conftest import SMALL, dpcfl, only_run, write_config
+from records import Images
+from scipy.stats import binom
+
+from dpcfl_net import config, models
+from dpcfl_net.build import make_job
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.privacy import accounting
+from dpcfl_net.privacy.dpsgd import Trainer, flatten, padded
+from dpcfl_net.privacy.pace import covered_epsilon, room
+from dpcfl_net.protocol import CUT_SHARE
+from dpcfl_net.statement import privacy_statement, replace_one_epsilon
+from dpcfl_net.types import DPSGDSlot
+from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.worker import make_host
+
+PRIVACY = {"epsilon": 5, "delta": 1e-4}
+DATA = {"dataset": "digits", "clients": [2], "shift": "none", "train_per_client": 400, "test_per_client": 20}
+
+
+@pytest.mark.parametrize(("records", "rate", "steps"), [(2000, 0.016, 2500), (60, 0.5, 400), (718, 32 / 718, 460), (5, 0.2, 1)])
+@pytest.mark.parametrize("epsilon", [0.1, 5.0, 60.0])
+def test_room_is_the_least_that_delta_covers(records, rate, steps, epsilon):
+    kept = CUT_SHARE * 1e-4
+    found = room(records, rate, steps, epsilon, kept)
+    log_kept = math.log(kept) - math.log(steps)
+
+    def cost(size):  # log of (1 + e^epsilon') beta for the largest epsilon' that it is to hold for
+        return binom.logsf(size, records, rate) + np.logaddexp(0.0, covered_epsilon(epsilon))
+
+    assert cost(found) <= log_kept or found == records
+    assert cost(found - 1) > log_kept - math.log(2)  # but for the bound of log(1 + e^x)
+    assert room(records, 1.0, steps, epsilon, kept) == records
+
+
+def test_every_step_computes_on_the_same_batches_whatever_it_draws():
+    module = models.build("digits-cnn", (1, 8, 8), 10)
+    trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=32)
+    theta, slot = flatten(module), DPSGDSlot("train", 32 / 400, 20)
+    counts = {}
+    for how in (None, 75):
+        data = Images(400)
+        trainer.train(theta, data, slot, 1.0, b"k" * 32, room=how)
+        counts[how] = list(zip(map(len, data.rows), data.sizes, strict=True))
+    sizes = {size for _, size in counts[75]}
+    assert (len(sizes), len(counts[75])) == (1, 20 * 2)
+    assert sum(rows for rows, _ in counts[75]) == sum(rows for rows, _ in counts[None])  # the same draws
+    free = [sum(rows for rows, _ in counts[None][k:]) for k in range(len(counts[None]))]
+    assert len(counts[None]) < 20 * 2  # positive control: otherwise the number of batches follows the draw
+    assert len(set(free)) == len(free)
+
+
+def test_cutting_changes_nothing_but_batches_that_are_too_large():
+    module = models.build("digits-cnn", (1, 8, 8), 10)
+    trainer, data = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=32), Images(100)
+    theta, rows = flatten(module), np.arange(50)
+    free = trainer.clipped_sum(theta, data, rows)
+    assert np.allclose(trainer.clipped_sum(theta, data, rows, room=90), free, rtol=2e-3, atol=1e-5)
+    cut = trainer.clipped_sum(theta, data, rows[:37])
+    assert np.allclose(trainer.clipped_sum(theta, data, rows, room=37), cut, rtol=2e-3, atol=1e-5)
+    size, batches = padded(rows, 90)
+    assert (size, len(batches), [len(b) for b in batches]) == (30, 3, [30, 20, 0])
+
+
+def job_of(folder, **local):
+    make_keys(folder, 2)
+    document = {
+        **SMALL,
+        "data": DATA,
+        "rounds": 5,
+        "algorithm": {"name": "global"},
+        "privacy": PRIVACY,
+        "model": {"name": "linear"},
+    }
+    return make_job(config.resolve({**document, "local": {"batch_size": 32, "lr": 0.5, **local}}), folder)
+
+
+def test_what_is_cut_is_paid_for(tmp_path):
+    free, paced = job_of(tmp_path / "a"), job_of(tmp_path / "b", pace="constant")
+    noise = [job.protocol.client(0).noise_multiplier for job in (free, paced)]
+    assert noise[0] < noise[1] < 1.01 * noise[0]
+    assert paced.protocol.accounted_delta == pytest.approx(0.99e-4)
+    plan = paced.algorithm.plan(paced.protocol.client(0))
+    events = [slot.event(noise[1]) for slot in plan]
+    assert accounting.epsilon(events, 0.99e-4) <= 5 < accounting.epsilon(events, 0.98e-4)
+    host = make_host(paced, 0, tmp_path / "ledgers", durable=False)
+    assert host.room(plan[0]) == room(400, 32 / 400, 5 * 13, 5.0, 1e-6)
+    host.close()
+    replaced = replace_one_epsilon(paced.protocol)
+    assert replaced is not None
+    assert replaced <= covered_epsilon(5)
+
+
+def test_statements_say_what_time_shows(tmp_path):
+    said = {}
+    for name, local in (("free", {}), ("paced", {"pace": "constant"}), ("due", {"pace": "constant", "deadline_s": 2.0})):
+        said[name] = " ".join(privacy_statement(job_of(tmp_path / name, **local).protocol, None)["not_covered"])
+    assert "the time of a step follows how many records were drawn" in said["free"]
+    assert "answers leave when they are ready" in said["paced"]
+    assert "how long tasks take" not in said["due"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"local": {"deadline_s": 2.0}}, "local.deadline_s is 2: belongs to local.pace constant"),
+        ({"local": {"pace": "constant"}, "ledger": {"scope": "dataset", "root": "x"}}, "ledger.scope must be 'run'"),
+        (
+            {
+                "local": {"pace": "constant"},
+                "algorithm": {"name": "dp-fedavg"},
+                "privacy": {"epsilon": 5, "delta": 1e-4, "unit": "client", "trust": "trusted-server"},
+            },
+            "belongs to DP-SGD",
+        ),
+    ],
+)
+def test_settings_that_hide_nothing_are_refused(changes, words):
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        config.resolve({**SMALL, "privacy": PRIVACY, "algorithm": {"name": "global"}, **changes})
+
+
+def test_answers_leave_at_their_deadline_in_a_real_run(tmp_path):
+    """Two clients, three rounds: every answer leaves a whole number of deadlines after its task came."""
+    path = write_config(
+        tmp_path / "c", data=DATA, rounds=3, model={"name": "linear"}, algorithm={"name": "global"}, privacy=PRIVACY,
+        local={"batch_size": 32, "lr": 0.5, "pace": "constant", "deadline_s": 1.5},
+    )  # fmt: skip
+    start = time.monotonic()
+    done = dpcfl("run", path, "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert time.monotonic() - start > 3 * 1.5
+    folder = only_run(tmp_path / "runs")
+    sent = [json.loads(line) for line in (folder / "messages.jsonl").read_text().splitlines()]
+    tasks = {(line["peer"], line["round"]): line["time"] for line in sent if line["kind"] == "TASK"}
+    answers = {(line["peer"], line["round"]): line["time"] for line in sent if line["kind"] == "RESULT"}
+    waited = [answers[key] - tasks[key] for key in tasks]
+    assert len(waited) == 6
+    for seconds in waited:  # the way there and back, and a machine that is busy, add some
+        assert seconds // 1.5 >= 1
+        assert seconds % 1.5 < 0.6, waited
+    assert dpcfl("verify", folder).returncode == 0
