@@ -116,7 +116,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
                 shown = curator.shown if curator is not None else {}
                 outbox.models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **shown)
 
-        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints), on_round)
+        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints, records.warn), on_round)
         if outbox is not None:
             outbox.end(protocol.rounds)
         fed.goodbye()

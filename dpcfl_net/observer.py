@@ -86,7 +86,9 @@ class Observer:
         self._every = spec.evaluate_every
         self._metrics, self._clusters = Lines(spec.folder / "metrics.jsonl"), Lines(spec.folder / "clusters.jsonl")
         self._spans = Lines(spec.folder / "spans.jsonl")
-        self._written = {line["round"] for line in runlog.read(spec.folder / "metrics.jsonl") if line.get("view") == "observer"}
+        self._written = {
+            line.get("round") for line in runlog.read(spec.folder / "metrics.jsonl") if line.get("view") == "observer"
+        }
         self._algorithm = job.algorithm
         self._judge = Judge(job, spec.data_root)
         self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.personal else None

@@ -84,7 +84,7 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
 
     records.joined()
     try:
-        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints), on_round)
+        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints, records.warn), on_round)
     finally:
         hosts.close()
         if curator is not None:

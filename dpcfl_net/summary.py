@@ -45,11 +45,11 @@ def run_document(
 
     devices: how many worker processes compute on what, "cpu" or a GPU's UUID; empty where that is not known.
     """
-    server = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "server" and "bytes_up" in line]
-    observed = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "observer"]
-    clusters = runlog.read(folder / "clusters.jsonl")
-    seen = [line for line in clusters if line["view"] == "server"]
-    judged = [line for line in clusters if line["view"] == "observer" and "recovered" in line]
+    metrics, clusters = (_by_round(folder / name) for name in ("metrics.jsonl", "clusters.jsonl"))
+    server = [line for line in metrics if line.get("view") == "server" and "bytes_up" in line]
+    observed = [line for line in metrics if line.get("view") == "observer"]
+    seen = [line for line in clusters if line.get("view") == "server" and "clusters" in line]
+    judged = [line for line in clusters if line.get("view") == "observer" and "recovered" in line]
     last = max(observed, key=lambda line: line["round"], default={})
     mixture: dict[str, Any] = next((line for line in seen if line.get("mss") is not None), {})
     agreement = max(judged, key=lambda line: line["round"], default={})
@@ -90,6 +90,11 @@ def run_document(
         },
         "seed": job.experiment.seed,
     }
+
+
+def _by_round(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that say which round they are of."""
+    return [line for line in runlog.read(path) if isinstance(line.get("round"), int)]
 
 
 def audited(audit: Audit) -> str:
@@ -201,7 +206,7 @@ def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: Privacy
 def write_epsilon_lines(folder: Path, job: Job) -> None:
     """Append to metrics.jsonl what each client has spent after each round that is not there yet."""
     written = max(
-        (line["round"] for line in runlog.read(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0
+        (line["round"] for line in _by_round(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0
     )
     curves = epsilon_curves(folder, job)
     lines = runlog.Lines(folder / "metrics.jsonl")

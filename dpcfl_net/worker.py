@@ -30,7 +30,7 @@ from dpcfl_net.privacy import memory
 from dpcfl_net.privacy.record_book import Budget, Promise, RecordBook
 from dpcfl_net.protocol import PROTOCOL, digest
 from dpcfl_net.runlog import say
-from dpcfl_net.slots import Slots
+from dpcfl_net.slots import Slots, host_folder
 from dpcfl_net.types import Answer, Task
 from dpcfl_net.wire import keys
 from dpcfl_net.wire.endpoint import ClientEndpoint, ClientEvent
@@ -122,20 +122,22 @@ def settle(device: Device) -> None:
 
 def turns(spec: WorkerSpec) -> Turns:
     """Context managers inside which this process may compute: a core's slot, or a lease of its GPU."""
-    device = spec.device
-    if device.uuid is None:
-        return Slots(*spec.slots).hold if spec.slots else contextlib.nullcontext
-    slots = Slots(spec.slots[0] / device.uuid, device.slots_per_gpu) if spec.slots else None
+    device, host = spec.device, host_folder()
+    limit = Slots(*spec.slots) if spec.slots else None
+    if device.uuid is not None:
+        shared = Slots(host / device.uuid, device.slots_per_gpu)
+    else:
+        shared = Slots(host / "cpu", max(len(os.sched_getaffinity(0)), spec.slots[1] if spec.slots else 1))
 
     @contextlib.contextmanager
-    def lease() -> Iterator[None]:
-        with slots.hold() if slots else contextlib.nullcontext():
+    def turn() -> Iterator[None]:
+        with limit.hold() if limit else contextlib.nullcontext(), shared.hold():
             try:
                 yield
             finally:
                 devices.release()
 
-    return lease
+    return turn
 
 
 class Worker:
@@ -150,6 +152,7 @@ class Worker:
         self._stop = False
         self._outbox: ObserverOutbox | None = None
         self._span: tuple[float, float] | None = None
+        self._at_work = False  # in its turn, which the coordinator is told: deadlines count from there
         host.turn = self._computing
 
     def serve(self) -> None:
@@ -202,6 +205,8 @@ class Worker:
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
         with self._turn():
+            self._at_work = True
+            self._wake()
             started = time.time()
             yield
             self._span = started, time.time()
@@ -231,6 +236,7 @@ class Worker:
         outbox.personal(t, accuracy, loss)
 
     def _reply(self, task_id: str, answer: Answer) -> None:
+        self._at_work = False
         self._answers.append((task_id, answer))
         self._wake()
 
@@ -286,6 +292,8 @@ class Worker:
     def _deliver(self, endpoint: ClientEndpoint) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
+        if self._at_work:
+            endpoint.heartbeat("computing")
         while self._answers:
             task_id, answer = self._answers.popleft()
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason

@@ -27,7 +27,8 @@ USUAL_TERMS = Terms()
 class WorkerSpec:
     """Everything a worker is started with: paths and addresses, never a secret.
 
-    slots: the folder of the compute slots, and how many of its host's workers may compute on the CPU at once.
+    slots: a folder that workers share, and how many of them may compute at once; beside the slots of the host, one for a core
+    or for each place on a GPU, which all runs of this user share.
     """
 
     job: Path

@@ -47,7 +47,7 @@ from launch.agent_messages import (
     read_order,
 )  # fmt: skip
 from launch.launcher import Posting
-from launch.local import LocalHandle, LocalLauncher, compute_slots, here
+from launch.local import LocalHandle, LocalLauncher, here, own_slots
 
 LOG_TAIL = 8192
 MIRROR_S = 1.0
@@ -56,8 +56,8 @@ MIRROR_S = 1.0
 class Agent:
     """Serves one launcher. folder: of this run on this host. orders, reports: descriptors to read from and to write to."""
 
-    def __init__(self, folder: Path, slots: Path, orders: int, reports: int) -> None:
-        self.folder, self._slots, self._orders, self._reports = folder, slots, orders, reports
+    def __init__(self, folder: Path, orders: int, reports: int) -> None:
+        self.folder, self._orders, self._reports = folder, orders, reports
         self._unread, self._held = bytearray(), contextlib.ExitStack()
         self._launcher: LocalLauncher | None = None
         self._running: dict[int, tuple[int, LocalHandle]] = {}  # by sentinel: the posting's first client, its handle
@@ -133,7 +133,7 @@ class Agent:
             write_atomically(self.folder / name, text)
         spec = WorkerSpec(
             self.folder, 0, order.connect, order.observer, self.folder / "keys", order.operator_key, self.folder / "ledgers",
-            Terms(Policy(order.runtime.max_epsilon, order.runtime.max_delta)), order.data_root, (self._slots, compute_slots(order.runtime)), order.runtime.orphan_timeout_s,
+            Terms(Policy(order.runtime.max_epsilon, order.runtime.max_delta)), order.data_root, own_slots(order.runtime, self.folder.name), order.runtime.orphan_timeout_s,
         )  # fmt: skip
         devices = deal(order.runtime, len(order.firsts))
         self._say(Briefed(devices=[device.uuid or "cpu" for device in devices]))
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
                 raise ConfigError(f"{name!r} cannot name a folder: letters, digits, dot, dash and underscore")
         root = chosen.root.expanduser() / chosen.run
-        Agent(root / chosen.node, root / "slots", 0, reports).serve()
+        Agent(root / chosen.node, 0, reports).serve()
     except DpcflError as error:
         with contextlib.suppress(OSError):  # the launcher may be gone; the exit code says it too
             os.write(reports, Trouble(reason=str(error), code=error.exit_code).line())

@@ -16,6 +16,7 @@ from typing import Any
 
 from dpcfl_net.config import RuntimeSettings
 from dpcfl_net.devices import CPU, Device
+from dpcfl_net.slots import host_folder
 from dpcfl_net.worker_spec import GroupSpec, WorkerSpec
 from launch.child import Child
 from launch.interrupts import held_back
@@ -56,6 +57,11 @@ def compute_slots(runtime: RuntimeSettings) -> int:
     if runtime.federation == "in-process":
         return 1
     return cores() if runtime.slots == "auto" else runtime.slots
+
+
+def own_slots(runtime: RuntimeSettings, name: str) -> tuple[Path, int] | None:
+    """The slots of one run on this host, where its configuration says how many; else those of the host are all there are."""
+    return None if runtime.slots == "auto" else (host_folder() / f"run-{name}", runtime.slots)
 
 
 # Named here and imported there: whoever only starts workers, as an agent does, need not load what they compute with.

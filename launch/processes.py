@@ -173,6 +173,9 @@ class FederationRun:
             raise child.failure(code)
         del self.children[child.title]
         child.close()
+        if child.title == COORDINATOR:
+            assert self._crew is not None
+            self._crew.finish()
 
     def _hear(self) -> None:
         """Every word that the coordinator has said; after the last one it is gone."""
@@ -188,7 +191,6 @@ class FederationRun:
     def finish(self) -> None:
         """See `Run`: after the coordinator's goodbye."""
         assert self._crew is not None
-        self._crew.finish()
         deadline = time.monotonic() + STOP_S
         while self._crew.sentinels and time.monotonic() < deadline:
             for sentinel in wait(self._crew.sentinels, timeout=0.1):

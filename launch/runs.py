@@ -109,7 +109,7 @@ def report(folder: Path) -> None:
     job = summary.read_run_job(folder)
     before = _before(folder)
     summary.write_epsilon_lines(folder, job)
-    done = max((line["round"] for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line), default=0)
+    done = max((line.get("round", 0) for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
     replace_one = before.get("privacy", {}).get("epsilon_replace_one") or replace_one_epsilon(job.protocol)
     document = summary.run_document(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +64,7 @@ class Here:
     def __init__(self) -> None:
         self._launcher: Launcher | None = None
         self._devices: list[str] = []
+        self._slots: tuple[Path, int] | None = None
 
     def capacity(self) -> list[Node]:
         """See `Site`."""
@@ -89,13 +92,14 @@ class Here:
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """See `Site`."""
-        from launch.local import LocalLauncher, compute_slots
+        from launch.local import LocalLauncher, own_slots
 
         runtime = config.runtime
+        self._slots = own_slots(runtime, secrets.token_hex(8))
         firsts = range(0, sum(config.data.clients), runtime.clients_per_worker)
         spec = WorkerSpec(
             folder, 0, connect, observer, folder / "keys", operator_key, folder / "ledgers", terms_of(config), config.data.root,
-            (folder / "addresses" / "slots", compute_slots(runtime)), runtime.orphan_timeout_s,
+            self._slots, runtime.orphan_timeout_s,
         )  # fmt: skip
         devices = deal(runtime, len(firsts))
         self._devices = [device.uuid or "cpu" for device in devices]
@@ -110,6 +114,8 @@ class Here:
         """See `Site`."""
         if self._launcher is not None:
             self._launcher.close()
+        if self._slots is not None:
+            shutil.rmtree(self._slots[0], ignore_errors=True)
 
 
 @dataclass(frozen=True)

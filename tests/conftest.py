@@ -54,15 +54,19 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
-    """Claims and data caches of the tests go to a folder of their own, one for all test processes."""
-    before = os.environ.get("XDG_CACHE_HOME")
+    """Claims and data caches of the tests go to a folder of their own, one for all test processes; compute slots are each one's."""
     base = tmp_path_factory.getbasetemp()
     cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
-    os.environ["XDG_CACHE_HOME"] = str(cache)
+    # Compute slots are shared by all runs of a user: a test that stops a worker must not hold up the other test process.
+    own = {"XDG_CACHE_HOME": str(cache), "XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("runtime"))}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
     yield
-    os.environ.pop("XDG_CACHE_HOME")
-    if before is not None:
-        os.environ["XDG_CACHE_HOME"] = before
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True)

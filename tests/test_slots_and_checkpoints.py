@@ -6,14 +6,17 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.errors import RunFailed
-from dpcfl_net.slots import Slots
+from dpcfl_net.slots import Slots, host_folder
 from dpcfl_net.types import State
+from dpcfl_net.worker import turns
+from dpcfl_net.worker_spec import WorkerSpec
 
 
 def work(folder, holders, most, hold_s):
@@ -56,6 +59,85 @@ def test_a_killed_holder_gives_its_slot_back(tmp_path):
         assert time.monotonic() - started < 5
 
 
+def test_a_stopped_waiter_holds_nobody_up_and_a_stopped_holder_only_its_slot(tmp_path):
+    """One slot: a worker that is stopped while it waits for it, and others that want it too; then one that holds it."""
+    context = multiprocessing.get_context("fork")
+    ready, go = context.Event(), context.Event()
+
+    def waiting():
+        slots = Slots(tmp_path, 1)
+        ready.set()
+        with slots.hold():
+            go.set()
+            time.sleep(60)
+
+    with Slots(tmp_path, 1).hold():
+        waiter = context.Process(target=waiting)
+        waiter.start()
+        assert ready.wait(10)
+        time.sleep(0.2)
+        os.kill(waiter.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    for _ in range(3):
+        with Slots(tmp_path, 1).hold():
+            pass
+    assert time.monotonic() - started < 3 + 1
+    os.kill(waiter.pid, signal.SIGCONT)
+    assert go.wait(10)
+    os.kill(waiter.pid, signal.SIGSTOP)  # now it holds one of two
+    with Slots(tmp_path, 2).hold():
+        assert time.monotonic() - started < 20
+    waiter.kill()
+    waiter.join()
+
+
+def test_giving_back_wakes_who_waits_without_delay(tmp_path):
+    context = multiprocessing.get_context("fork")
+    reader, writer = os.pipe()
+
+    def waiting():
+        with Slots(tmp_path, 1).hold():
+            os.write(writer, np.float64(time.monotonic()).tobytes())
+
+    delays = []
+    for _ in range(5):
+        with Slots(tmp_path, 1).hold():
+            waiter = context.Process(target=waiting)
+            waiter.start()
+            time.sleep(0.15)
+        given = time.monotonic()
+        waiter.join(10)
+        delays.append(float(np.frombuffer(os.read(reader, 8), np.float64)[0]) - given)
+    assert min(delays) < 0.1, delays  # it was woken, and did not look for itself a second later
+
+
+def test_slots_belong_to_the_host_and_the_user_across_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert host_folder() == tmp_path / "dpcfl_net" / boot
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert str(host_folder()).startswith(f"/tmp/dpcfl_net-{os.getuid()}/")
+    specs = [WorkerSpec(tmp_path / run, 0, "", None, tmp_path, "", tmp_path) for run in ("a", "b")]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    with turns(specs[0])():
+        held = Slots(host_folder() / "cpu", 1)
+        assert held._take() is None  # what another run on this host would find
+    with turns(specs[1])():
+        pass
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "dpcfl_net").symlink_to(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(RunFailed, match="is not this user's folder"):
+        host_folder()
+    (tmp_path / "dpcfl_net").unlink()
+    (tmp_path / "dpcfl_net").write_text("")
+    with pytest.raises(RunFailed, match="cannot be made"):
+        host_folder()
+
+
 def state(value: float) -> State:
     memory = {"phase": "soft", "posteriors": np.full((3, 2), float(value)), "soft_until": 7, "nested": {"list": [1, None, "x"]}}
     return State(np.full((2, 5), value, np.float32), [0, None, 1], memory)
@@ -84,12 +166,46 @@ def test_a_state_is_read_as_it_was_written_and_old_ones_go(tmp_path):
     assert checkpoints.read(5).models.shape == (0, 5)
 
 
-def test_a_half_written_checkpoint_is_not_one_and_a_damaged_one_says_so(tmp_path):
+def test_a_half_written_checkpoint_is_not_one(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.write(1, state(1))
     (tmp_path / ".round_00002.part").mkdir()
+    (tmp_path / "notes.txt").write_text("not ours")
+    (tmp_path / "round_x").mkdir()
     assert checkpoints.rounds() == [1]
     checkpoints.write(2, state(2))
-    (tmp_path / "round_00002" / "cluster_1.safetensors").write_bytes(b"x")
-    with pytest.raises(RunFailed, match="round_00002"):
-        checkpoints.newest()
+    assert checkpoints.rounds() == [1, 2]
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["state.msgpack", "cluster_0.safetensors", "cluster_1.safetensors", "sha256"])
+@pytest.mark.parametrize("damage", [flipped, lambda path: path.write_bytes(path.read_bytes()[:-3]), lambda path: path.unlink()])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path, name, damage):
+    """Any file cut, changed in one bit or gone: never other models without a word."""
+    for t in (1, 2):
+        Checkpoints(tmp_path).write(t, state(t))
+    damage(tmp_path / "round_00002" / name)
+    said = []
+    found = Checkpoints(tmp_path, warn=said.append).newest()
+    assert found is not None
+    assert (found[0], found[1].models.tobytes()) == (1, state(1).models.tobytes())
+    (text,) = said
+    assert "round_00002 cannot be read" in text
+    damage(tmp_path / "round_00001" / name)
+    with pytest.raises(RunFailed, match=r"no checkpoint in .* can be read: rounds 1, 2"):
+        Checkpoints(tmp_path).newest()
+    Checkpoints(tmp_path).write(2, state(2))
+    assert Checkpoints(tmp_path).newest()[0] == 2
+
+
+def test_a_file_in_a_checkpoints_place_is_passed_over_and_replaced(tmp_path):
+    Checkpoints(tmp_path).write(1, state(1))
+    (tmp_path / "round_00002").write_text("stray")
+    assert Checkpoints(tmp_path).newest()[0] == 1
+    Checkpoints(tmp_path).write(2, state(2))
+    assert Checkpoints(tmp_path).newest()[0] == 2

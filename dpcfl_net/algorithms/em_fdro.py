@@ -12,7 +12,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_epochs, on_client
 from dpcfl_net.federation.base import Federation, Results
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.combine import mean
+from dpcfl_net.federation.combine import add_mean
 from dpcfl_net.privacy.client_draws import paper_events, selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.tilting import draw, probabilities, top_mass
 from dpcfl_net.protocol import ClientEntry, PrivacyTarget
@@ -133,7 +133,8 @@ class EMFDRO(Algorithm):
         model, losses = state.models[0], dict(zip(fed.clients, state.memory["losses"], strict=True))
         if t == 1:
             losses |= self.told(fed.call(self.evaluate, common={"model": model}))
-        usual = statistics.fmean(loss for loss in losses.values() if loss is not None)
+        known = [loss for loss in losses.values() if loss is not None]
+        usual = statistics.fmean(known) if known else 0.0
         scores = [usual if loss is None else loss for loss in losses.values()]  # who never answered counts as the average
         epsilon, tau = self.options.tilt, self.options.tau
         chances = probabilities(scores, epsilon, tau)
@@ -141,7 +142,7 @@ class EMFDRO(Algorithm):
         results = fed.call(self.train, common={"model": model}, each={client: {} for client in drawn})
         losses |= self.told(results)
         records = {entry.id: float(entry.records) for entry in self.protocol.roster}
-        moved = state.models + mean(results.column("update"), records)
+        moved = add_mean(state.models, results.column("update"), records)
         told = {"p_max": float(chances.max()), "top_mass": top_mass(chances, TOP), "drawn": drawn}
         return State(moved, state.assignment, {"losses": list(losses.values()), "draws": told})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpcfl_net.algorithms.halves import FromModel
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.combine import mean
+from dpcfl_net.federation.combine import add_mean
 from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import Slot, State
 
@@ -23,4 +23,4 @@ class Global(FromModel):
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
-        return State(state.models + mean(updates), state.assignment)
+        return State(add_mean(state.models, updates), state.assignment)

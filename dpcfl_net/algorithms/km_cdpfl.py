@@ -46,7 +46,7 @@ class KMCDPFL(FromModel):
     def round(self, state: State, t: int, fed: Federation) -> State:
         row = {i: k for k, i in enumerate(fed.clients)}
         updates = self.train_each(fed, state.models, row)
-        cluster = self.cluster(updates, fed.seed("k-means"))
+        cluster = self.cluster(updates, fed.seed("k-means")) if updates else {}
         models = state.models.copy()
         for m in set(cluster.values()):
             members = {i: delta for i, delta in updates.items() if cluster[i] == m}

@@ -11,7 +11,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_epochs, on_client
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.combine import mean
+from dpcfl_net.federation.combine import add_mean
 from dpcfl_net.protocol import ClientEntry
 from dpcfl_net.types import DPSGDSlot, Release, Slot, State
 
@@ -46,7 +46,7 @@ class MRMTL(Algorithm):
     def round(self, state: State, t: int, fed: Federation) -> State:
         updates = fed.call(self.train, common={"mean": state.models[0]}).column("update")
         records = {entry.id: float(entry.records) for entry in self.protocol.roster}
-        return State(state.models + mean(updates, records), state.assignment, state.memory)
+        return State(add_mean(state.models, updates, records), state.assignment, state.memory)
 
     def personal_model(self, state: Mapping[str, Any]) -> Any:
         return state.get("model")

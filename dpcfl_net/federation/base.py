@@ -74,6 +74,7 @@ class Federation:
         self.clients = [entry.id for entry in protocol.roster]
         self.round = 0
         self.missing: list[int] = []  # of the last call
+        self.lost: list[int] = []  # those of them whose answer a crash cost: it is charged and final, and never comes
         self.answered = 0
 
     @property
@@ -94,15 +95,19 @@ class Federation:
     def call(self, method: Any, *, common: Arrays | None = None, each: Mapping[int, Arrays] | None = None) -> Results:
         """Run a client half on every client (or on those named in `each`) and gather the releases.
 
-        common: tensors that everybody gets; each: client -> tensors of its own. Raises RunFailed when fewer than
-        the quorum answer.
+        common: tensors that everybody gets; each: client -> tensors of its own. An answer that a crash cost counts towards
+        the quorum, though it is missing from the results: nobody can give another. Raises RunFailed when fewer than the
+        quorum answer.
         """
         asked = sorted(self.clients if each is None else each)
         tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
         answers = self._exchange(method.client_half.kind, tasks)
         needed = int(np.ceil(self.quorum * len(asked)))
-        if len(answers) < needed:
-            raise RunFailed(f"round {self.round}: {len(answers)} of {len(asked)} clients answered, the quorum is {needed}")
+        if (count := len(answers) + len(self.lost)) < needed:
+            raise RunFailed(
+                f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {needed} (runtime.quorum is "
+                f"{self.quorum:g}; a lower one goes on without the others)"
+            )
         return Results(asked, answers)
 
     def release(self, method: Any, **tensors: np.ndarray) -> Arrays | None:
@@ -112,6 +117,7 @@ class Federation:
         return self.curator.release(self, method.curator_half.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
+        """Ask, and gather the releases; sets `missing`, `lost` and `answered`."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:

@@ -19,6 +19,11 @@ def mean(updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None 
     return (total / share).astype(np.float32)
 
 
+def add_mean(models: np.ndarray, updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None = None) -> np.ndarray:
+    """One model, (1, p), moved by the mean of the updates; where there is none, because a crash cost them all, it stays."""
+    return models + mean(updates, weights) if updates else models
+
+
 def add_by_cluster(
     models: np.ndarray,
     assignment: Mapping[int, int],

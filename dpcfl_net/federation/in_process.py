@@ -25,5 +25,6 @@ class InProcessFederation(Federation):
         released: dict[int, Arrays] = {
             client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"
         }
+        self.lost = sorted(client for client, answer in answers.items() if answer.status == "lost")
         self.missing, self.answered = sorted(set(tasks) - set(released)), len(released)
         return released

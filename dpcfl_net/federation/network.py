@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.clock import AwakeClock
 from dpcfl_net.errors import RunFailed
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.muster import Muster, Word
@@ -17,16 +18,19 @@ from dpcfl_net.wire.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]
 NAMED = 20
+WAITS = 10
 
 
 @dataclass
 class _Call:
-    """One call under way: who is still to be asked, until when (monotonic seconds) an answer is awaited, what has come."""
+    """One call under way: who is still to be asked, until when an answer is awaited and since when, what has come."""
 
     queue: list[int]
     waiting: dict[int, float] = field(default_factory=dict)
+    asked: dict[int, float] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)  # who was connected since being asked: connecting again wins no time
     answers: dict[int, Arrays] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
 
 
 class NetworkFederation(Federation):
@@ -34,7 +38,8 @@ class NetworkFederation(Federation):
 
     max_live, tell: where there are more clients than may be connected at once, each is summoned when it is to be asked, at
     most max_live at a time, a larger call in waves; `tell` passes the word on to whoever starts clients. One that does not
-    come within join_timeout_s is missing from the round. lost: who is newly known never to come again; nobody waits for them.
+    come within join_timeout_s is missing from the round. timeout_s counts from a client's turn: not while it says that it waits
+    for a core of its host, for `WAITS` times as long at most, nor while this process itself did not run. lost: who is newly known never to come again; nobody waits for them.
     """
 
     def __init__(
@@ -52,7 +57,8 @@ class NetworkFederation(Federation):
     ) -> None:
         super().__init__(protocol, quorum=quorum)
         self.endpoint, self.timeout_s, self.join_timeout_s, self._warn = endpoint, timeout_s, join_timeout_s, warn
-        self._learn, self._lost = lost, set[int]()
+        self._learn, self._gone = lost, set[int]()
+        self._clock = AwakeClock()
         self._muster: Muster | None = None
         if tell is not None and max_live is not None and max_live < len(self.clients):
             self._muster = Muster(max_live, tell, endpoint.bye)
@@ -79,10 +85,10 @@ class NetworkFederation(Federation):
         """
         if self._muster is not None:
             return
-        deadline = time.monotonic() + self.join_timeout_s
-        while set(self.clients) - set(self.endpoint.ready) - self._lost and time.monotonic() < deadline:
-            self._lost.update(self._learn())
-            self.endpoint.poll(min(0.5, max(0.0, deadline - time.monotonic())))
+        deadline = self._clock.now() + self.join_timeout_s
+        while set(self.clients) - set(self.endpoint.ready) - self._gone and self._clock.now() < deadline:
+            self._gone.update(self._learn())
+            self.endpoint.poll(min(0.5, max(0.0, deadline - self._clock.now())))
         absent = sorted(set(self.clients) - set(self.endpoint.ready))
         said = f"clients {_named(absent)} did not join within {self.join_timeout_s:g} s"
         if len(self.clients) - len(absent) < int(np.ceil(self.quorum * len(self.clients))):
@@ -112,22 +118,24 @@ class NetworkFederation(Federation):
                 if same not in payloads:  # one payload, hashed once, however many clients get it
                     payloads[same] = Payload.of(tensors)
                 self.endpoint.send_task(client, self.round, kind, payloads[same])
-            nearest = min(call.waiting.values(), default=0.0) - time.monotonic()
+            nearest = min(call.waiting.values(), default=0.0) - self._clock.now()
             for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
                 self._take(event, call)
             self._miss_the_late(call)
+        self.lost = sorted(call.lost)
         self.missing, self.answered = sorted(set(tasks) - set(call.answers)), len(call.answers)
         return call.answers
 
     def _admit(self, call: _Call) -> list[int]:
         """Take those who can be given their task now from the queue; their time begins when they are connected."""
-        admitted, now = call.queue, time.monotonic()
+        admitted, now = call.queue, self._clock.now()
         if self._muster is not None:
             self._muster.tend()
             admitted = self._muster.admit(call.queue, call.waiting)
         for client in admitted:
             if self._muster is None or self._muster.here(client):
                 call.met.add(client)
+            call.asked[client] = now
             call.waiting[client] = now + (self.timeout_s if client in call.met else self.join_timeout_s)
         call.queue = [client for client in call.queue if client not in call.waiting]
         return admitted
@@ -138,14 +146,15 @@ class NetworkFederation(Federation):
             muster.joined(client)
             if client in call.waiting and client not in call.met:
                 call.met.add(client)
-                call.waiting[client] = time.monotonic() + self.timeout_s
+                call.asked[client] = self._clock.now()
+                call.waiting[client] = call.asked[client] + self.timeout_s
         elif kind == "left":
             muster.left(client, busy=client in call.waiting)
 
     def _give_up_the_lost(self, call: _Call) -> None:
-        self._lost.update(self._learn())
-        call.queue = [client for client in call.queue if client not in self._lost]
-        for client in sorted(self._lost & set(call.waiting)):
+        self._gone.update(self._learn())
+        call.queue = [client for client in call.queue if client not in self._gone]
+        for client in sorted(self._gone & set(call.waiting)):
             del call.waiting[client]
             self.endpoint.cancel(client)
             if self._muster is not None:
@@ -153,8 +162,11 @@ class NetworkFederation(Federation):
             self._warn(f"client {client} is lost: round {self.round} goes on without it")
 
     def _miss_the_late(self, call: _Call) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         for client in sorted(client for client, deadline in call.waiting.items() if deadline <= now):
+            if self.endpoint.waits(client) and now < call.asked[client] + WAITS * self.timeout_s:
+                call.waiting[client] = now + 1.0  # its time has not begun
+                continue
             del call.waiting[client]
             self.endpoint.cancel(client)
             if self._muster is not None and not self._muster.here(client):
@@ -172,6 +184,9 @@ class NetworkFederation(Federation):
             self._follow(self._muster, event.kind, client, call)
         if client not in call.waiting:
             return
+        if event.kind == "phase" and event.phase == "computing" and client in call.met:
+            latest = call.asked[client] + WAITS * self.timeout_s
+            call.waiting[client] = min(self._clock.now() + self.timeout_s, latest)
         closes = event.kind == "result" or (event.kind == "failed" and bool(event.task))
         if closes:
             del call.waiting[client]
@@ -181,6 +196,8 @@ class NetworkFederation(Federation):
             if event.status == "release":
                 call.answers[client] = event.tensors
             else:
+                if event.status == "lost":
+                    call.lost.append(client)
                 self._warn(f"client {client} answered round {self.round}: {event.status} {event.reason}".rstrip())
         elif closes:
             # The answer itself was refused (not finite, out of bounds): the client is out of this round, which goes on.

@@ -13,6 +13,7 @@ import numpy as np
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from dpcfl_net.clock import AwakeClock
 from dpcfl_net.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.wire.journal import Journal
 from dpcfl_net.wire.lane import Lane, Stamp, Stream, remember
@@ -99,7 +100,8 @@ class ClientEndpoint:
         self._connected, self._server_boot, self._hellos = False, "", set[str]()
         self._handshakes, self._handshake_since, self._duplicate_since = 0, 0.0, 0.0
         self._next_heartbeat = self._next_hello = 0.0
-        self._heard = time.monotonic()
+        self._clock = AwakeClock()  # a pause of this process is no silence of the coordinator
+        self._heard = self._clock.now()
         self._own_context = context is None
         self._context = context or zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER)
@@ -237,7 +239,7 @@ class ClientEndpoint:
         stuck = self._handshake_since and now - self._handshake_since > self._handshake_s
         if self._handshakes >= HANDSHAKES or stuck:
             raise Refused("handshake", "no coordinator with the expected key answers at this address")
-        if now - self._heard > self._orphan_s:
+        if self._clock.now() - self._heard > self._orphan_s:
             raise RunFailed(f"nothing was heard from the coordinator for {self._orphan_s:g} s")
         if self._connected and not self.welcomed and now >= self._next_hello:
             self._hello(now)
@@ -284,7 +286,7 @@ class ClientEndpoint:
             self._lane.admit(header)
             if (header.kind == "CHUNK") != (arrived.chunk is not None):
                 raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
-            self._heard = time.monotonic()
+            self._heard = self._clock.now()
             self._act(header, arrived.chunk)
         except WireError as error:
             self._refuse(header, error)
@@ -304,7 +306,7 @@ class ClientEndpoint:
             self._stamp.require_same(header)
         except WireError as error:
             raise Refused(error.code, error.reason) from None
-        self._heard, self._duplicate_since = time.monotonic(), 0.0
+        self._heard, self._duplicate_since = self._clock.now(), 0.0
         self.welcomed, self._server_boot, self._lane.sequence = True, header.boot, header.sequence
         self._next_heartbeat = 0.0
         for stream in self._results.values():
@@ -359,7 +361,7 @@ class ClientEndpoint:
         tensors = checked(complete, self._check, header.task)
         remember(self._tasks, header.id, _Task(header.round, header.task))
         self._lane.say("ACK", parent=header.id)
-        self.heartbeat("computing")
+        self.heartbeat("waiting")
         self._events.append(ClientEvent("task", header.id, header.round, header.task, tensors, arrived=time.monotonic()))
 
     def _refuse(self, header: Header | None, error: WireError) -> None:

@@ -23,7 +23,7 @@ MAX_PAYLOAD = 1 << 34  # bytes; above any model, below any overflow
 M = TypeVar("M", bound=BaseModel)
 Kind = Literal["HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE"]
 STATUSES = ("release", "lost", "stale", "refused")
-PHASES = ("idle", "receiving", "computing", "sending")
+PHASES = ("idle", "receiving", "waiting", "computing", "sending")  # waiting: for a core
 CODES: dict[str, tuple[str, ...]] = {"RESULT": STATUSES, "HEARTBEAT": PHASES}  # what `code` may say, by kind
 
 _HEX64 = r"^[0-9a-f]{64}$"

@@ -59,6 +59,7 @@ class Peer:
         self.boot = ""
         self.boots: OrderedDict[str, None] = OrderedDict()
         self.phase = "idle"
+        self.heard = 0.0  # when its last good message came, by the monotonic clock
         self.open: OpenTask | None = None
         self.answering = ""  # id of the latest RESULT to the open task
         self.delivered: OrderedDict[str, None] = OrderedDict()

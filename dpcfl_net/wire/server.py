@@ -21,6 +21,7 @@ from dpcfl_net.wire.sockets import BYE_LINGER_MS, Arrived, Listener, receive
 from dpcfl_net.wire.transcript import Transcript
 
 BATCH = 256  # messages read before what waits is sent
+FRESH_BEATS = 5  # heartbeats without which what a client last said is old
 FAILURES = 200  # broken messages after which a connection is cut
 
 
@@ -83,6 +84,13 @@ class ServerEndpoint:
         return {client: self._peers[client].phase for client in sorted(self.ready)}
 
     # the owner's side
+
+    def waits(self, client: int) -> bool:
+        """True while a client says, and has said within the last seconds, that it waits for a core of its host."""
+        peer = self._peers[client]
+        return (
+            client in self.ready and peer.phase == "waiting" and time.monotonic() - peer.heard < FRESH_BEATS * self._heartbeat_s
+        )
 
     def send_task(self, client: int, round: int, task: str, tensors: Payload | Mapping[str, np.ndarray]) -> str:
         """Give the client a task, in place of the one it may still have open; returns its message id.
@@ -227,6 +235,7 @@ class ServerEndpoint:
         if header.boot != peer.boot:
             raise WireError("boot", "a message of another boot than the connection's HELLO")
         peer.lane.admit(header)
+        peer.heard = time.monotonic()
         return peer
 
     def _hello(self, route: bytes, client: int | None, header: Header) -> None:
@@ -265,6 +274,7 @@ class ServerEndpoint:
     def _join(self, peer: Peer, route: bytes, header: Header) -> None:
         peer.lane.restart()
         peer.route, peer.boot, peer.phase = route, header.boot, "idle"
+        peer.heard = time.monotonic()
         peer.lane.sequence = header.sequence
         remember(peer.boots, header.boot, None)
         self._by_route[route] = peer.client

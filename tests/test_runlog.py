@@ -1,0 +1,62 @@
+"""Growing files of a run folder: a cut line costs itself alone, and a full disk says so."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dpcfl_net import runlog
+
+
+def test_a_fragment_is_ended_and_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = runlog.Lines(path)
+    for k in range(3):
+        lines.write({"round": k, "value": float("nan")})
+    lines.close()
+    os.truncate(path, path.stat().st_size - 8)
+    assert [line["round"] for line in runlog.read(path)] == [0, 1]
+    lines = runlog.Lines(path)
+    lines.write({"round": 2, "value": 1.0})
+    lines.close()
+    assert [line["round"] for line in runlog.read(path)] == [0, 1, 2]
+    assert runlog.unreadable(path) == 1
+    assert runlog.read(path)[0]["value"] is None
+
+
+@pytest.mark.parametrize("junk", [b"{]\n", b"7\n", b"\xff\xfe{}\n", b'{"a": ' + b"[" * 100_000 + b"\n", b"\n\n"])
+def test_lines_that_are_no_objects_are_left_out(tmp_path, junk):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"round": 1}\n' + junk + b'{"round": 2}\n')
+    assert [line["round"] for line in runlog.read(path)] == [1, 2]
+    assert runlog.unreadable(path) == (0 if junk == b"\n\n" else 1)
+
+
+def test_a_line_is_written_whole_or_an_error_is_raised(tmp_path, monkeypatch):
+    """A disk that takes a few bytes at a time, and then none."""
+    path, real, left = tmp_path / "metrics.jsonl", os.write, [200]
+
+    def few(fd, data):
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        taken = min(7, left[0], len(data))
+        left[0] -= taken
+        return real(fd, data[:taken])
+
+    lines = runlog.Lines(path)
+    monkeypatch.setattr(os, "write", few)
+    lines.write({"round": 1, "text": "x" * 100})
+    with pytest.raises(OSError, match="No space left"):
+        lines.write({"round": 2, "text": "x" * 100})
+    monkeypatch.setattr(os, "write", real)
+    lines.close()
+    lines = runlog.Lines(path)
+    lines.write({"round": 3})
+    lines.close()
+    assert [line["round"] for line in runlog.read(path)] == [1, 3]
+
+
+def test_nothing_there_is_no_lines(tmp_path):
+    assert runlog.read(tmp_path / "nothing") == []
+    assert runlog.unreadable(tmp_path / "nothing") == 0
