@@ -16,6 +16,7 @@ from dpcfl_net.errors import ConfigError
 from dpcfl_net.report.pages import Table
 from dpcfl_net.report.read import JsonlTail, Line, mapping, read_mapping, whole
 from dpcfl_net.report.statement import number, plain, statement
+from dpcfl_net.run_lock import is_running
 
 SWEEP = "sweep.json"
 # Settings that cannot make two runs different experiments; the seed makes them repetitions of one.
@@ -91,7 +92,8 @@ def read_result(folder: Path) -> Result:
     if not run or not settings:
         raise ConfigError(f"{folder} is not a run folder: it needs run.json and config.yaml")
     if run.get("state") != "finished":
-        done = f"{run.get('state')} after {run.get('rounds_done', 0)} rounds"
+        cut_off = run.get("state") == "running" and not is_running(folder)
+        done = f"{'interrupted' if cut_off else run.get('state')} after {run.get('rounds_done', 0)} rounds"
         raise ConfigError(f"{folder} is {done}; only finished runs compare: dpcfl run --resume {folder}")
     final = mapping(run, "final")
     seen = _observed(folder)

@@ -88,7 +88,8 @@ def run_and_report(folder: Path, config: Config, before: float = 0.0, site: Site
         if not document:
             print("stopped before the run began: nothing is left of it")
             return 130, document
-        reported = _report(folder, interrupts)
+        # The first signal may have ended the run; one more says that nobody waits for the report either.
+        reported = interrupts.count <= (document["state"] == "interrupted") and _report(folder, interrupts)
     again = f"go on with: {_again(folder, site)}"
     if failure is not None:
         print(f"what was done is in {folder}; {again}")
@@ -165,13 +166,11 @@ def _job(folder: Path, config: Config, site: Site) -> Job:
 
 
 def _report(folder: Path, interrupts: Interrupts) -> bool:
-    """Write report.html, unless a second signal, or the first in a run that is done, says that nobody waits for it."""
-    from dpcfl_net.report.page import write_report
-
-    if interrupts.count > 1:
-        return False
+    """Write report.html, unless a signal comes meanwhile."""
     try:
         with interrupts.raising():
+            from dpcfl_net.report.page import write_report
+
             write_report(folder)
     except KeyboardInterrupt:
         return False

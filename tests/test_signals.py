@@ -1,0 +1,190 @@
+"""Every signal at every moment of a run: its exit code, what it says, what is left, and that what is left goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, processes_of, write_config
+
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.summary import read_document
+
+ROUNDS = 6
+SETTINGS = {
+    "data": {"dataset": "digits", "clients": [1, 1, 1], "train_per_client": 300, "test_per_client": 40},
+    "model": {"name": "digits-cnn"}, "rounds": ROUNDS, "algorithm": {"name": "dp-ifca", "clusters": 2},
+}  # fmt: skip
+MOMENTS = ("starting", "mid-round", "last round", "writing the report")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+QUICK = {
+    ("starting", signal.SIGTERM, 1), ("mid-round", signal.SIGINT, 2), ("last round", signal.SIGHUP, 1),
+    ("writing the report", signal.SIGINT, 1),
+}  # fmt: skip
+
+
+def models(folder: Path) -> bytes:
+    found = Checkpoints(folder / "checkpoints").newest()
+    assert found is not None
+    return bytes(found[1].models.tobytes())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> bytes:
+    out = tmp_path_factory.mktemp("undisturbed")
+    done = dpcfl("run", write_config(out / "c", **SETTINGS), "--out", out / "runs")
+    assert done.returncode == 0, done.stderr
+    return models(next((out / "runs").iterdir()))
+
+
+def started(tmp_path: Path) -> subprocess.Popen:
+    """A run as a terminal starts it: a process group of its own, whose signals are as they are at a shell."""
+    return subprocess.Popen(
+        [*DPCFL, "run", str(write_config(tmp_path / "c", **SETTINGS)), "--out", str(tmp_path / "runs")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
+    )  # fmt: skip
+
+
+def wait_for(moment: str, out: Path, run: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and run.poll() is None:
+        for folder in out.iterdir() if out.exists() else ():
+            kept = folder / "checkpoints"
+            if moment == "starting":
+                return
+            if moment == "mid-round" and (kept / "round_00002").exists():
+                return
+            if moment == "last round" and (kept / f"round_{ROUNDS - 1:05d}").exists():
+                return
+            if (
+                moment == "writing the report"
+                and (folder / "run.json").exists()
+                and read_document(folder)["state"] == "finished"
+            ):
+                return
+        time.sleep(0.002)
+    raise AssertionError(f"{moment} was not reached: {run.communicate()}")
+
+
+def cases() -> list:
+    found = []
+    for moment in MOMENTS:
+        for number in SIGNALS:
+            for times in (1, 2):
+                marks = () if (moment, number, times) in QUICK else pytest.mark.slow
+                found.append(pytest.param(moment, number, times, marks=marks, id=f"{moment}-{number.name}-{times}"))
+    return found
+
+
+@pytest.mark.parametrize(("moment", "number", "times"), cases())
+def test_a_signal_to_the_whole_group(undisturbed, tmp_path, moment, number, times):
+    run = started(tmp_path)
+    wait_for(moment, tmp_path / "runs", run)
+    for _ in range(times):
+        sent = time.monotonic()
+        os.killpg(run.pid, number)
+        time.sleep(0.15)
+    output, errors = run.communicate(timeout=40)
+    took = time.monotonic() - sent
+    assert "Traceback" not in output + errors, output + errors
+    for folder in (tmp_path / "runs").iterdir():
+        assert_nothing_left(folder, 5)
+    for log in (tmp_path / "runs").glob("*/logs/*.log"):
+        assert "Traceback" not in log.read_text(), log.read_text()
+    if moment == "starting":
+        assert run.returncode == 130, (output, errors)
+        assert "nothing is left of it" in output
+        assert [*(tmp_path / "runs").iterdir()] == []
+        return
+    (folder,) = (tmp_path / "runs").iterdir()
+    document = json.loads((folder / "run.json").read_text())
+    if document["state"] == "finished":
+        assert moment != "mid-round"  # it may have been over when the signal came
+        assert run.returncode in (0, 130), (output, errors)
+        if run.returncode == 130 or moment == "writing the report":
+            assert (run.returncode, f"not written: dpcfl report {folder}" in output) == (130, True), (output, errors)
+            assert dpcfl("report", folder).returncode == 0
+    else:
+        assert document["state"] == "interrupted"
+        assert (run.returncode, f"go on with: dpcfl run --resume {folder}" in output) == (130, True), (output, errors)
+        assert took < 15
+        again = dpcfl("run", "--resume", folder)
+        assert again.returncode == 0, again.stderr + again.stdout
+    assert (folder / "report.html").exists()
+    assert models(folder) == undisturbed
+
+
+def test_a_run_that_is_stopped_and_continued_goes_on(undisturbed, tmp_path):
+    """Ctrl-Z for longer than any orphan's patience: nobody leaves, nobody is started again, and the bits are the same."""
+    settings = {**SETTINGS, "runtime": {"orphan_timeout_s": 6, "round_timeout_s": 8, "max_restarts": 0}}
+    run = subprocess.Popen(
+        [*DPCFL, "run", str(write_config(tmp_path / "c", **settings)), "--out", str(tmp_path / "runs")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for("mid-round", tmp_path / "runs", run)
+    (folder,) = (tmp_path / "runs").iterdir()
+    family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+    for process in family:
+        process.suspend()
+    time.sleep(11)
+    for process in family:
+        process.resume()
+    output, errors = run.communicate(timeout=60)
+    assert run.returncode == 0, output + errors
+    assert not (folder / "warnings.jsonl").read_text(), (folder / "warnings.jsonl").read_text()
+    assert models(folder) == undisturbed
+
+
+def test_the_fork_parents_death_ends_no_run(undisturbed, tmp_path):
+    run = started(tmp_path)
+    wait_for("mid-round", tmp_path / "runs", run)
+    (folder,) = (tmp_path / "runs").iterdir()
+    (parent,) = [
+        p for p in psutil.Process(run.pid).children(recursive=True) if "parent of all workers" in " ".join(p.cmdline())
+    ]
+    parent.kill()
+    output, errors = run.communicate(timeout=60)
+    assert run.returncode == 0, output + errors
+    assert models(folder) == undisturbed
+    assert_nothing_left(folder)
+
+
+@pytest.mark.parametrize("victim", ["coordinator", "observer"])
+def test_the_death_of_a_role_is_told_at_once_and_the_run_goes_on_when_resumed(undisturbed, tmp_path, victim):
+    run = started(tmp_path)
+    wait_for("mid-round", tmp_path / "runs", run)
+    (folder,) = (tmp_path / "runs").iterdir()
+    (role,) = [p for p in processes_of(folder) if f"dpcfl {victim}" in " ".join(p.cmdline())]
+    role.kill()
+    killed = time.monotonic()
+    assert run.stderr is not None
+    line = run.stderr.readline()
+    assert time.monotonic() - killed < 5
+    assert line.startswith(f"error: {victim} ended with code -9"), line
+    output, errors = run.communicate(timeout=60)
+    assert (run.returncode, errors) == (4, ""), errors
+    assert f"dpcfl run --resume {folder}" in output
+    assert json.loads((folder / "run.json").read_text())["state"] == "failed"
+    assert_nothing_left(folder)
+    assert dpcfl("run", "--resume", folder).returncode == 0
+    assert models(folder) == undisturbed
+
+
+def test_a_run_whose_launcher_was_killed_is_shown_as_interrupted(tmp_path):
+    run = started(tmp_path)
+    wait_for("mid-round", tmp_path / "runs", run)
+    (folder,) = (tmp_path / "runs").iterdir()
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate()
+    assert_nothing_left(folder)
+    assert json.loads((folder / "run.json").read_text())["state"] == "running"
+    assert read_document(folder)["state"] == "interrupted"
+    done = dpcfl("compare", folder)
+    assert (done.returncode, "is interrupted after" in done.stderr) == (2, True), done.stderr
