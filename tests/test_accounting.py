@@ -331,6 +331,12 @@ def test_no_selection_is_free_under_rdp_whatever_its_range():
         assert extent < spent <= 2 * extent
 
 
+def test_renyi_accounting_charges_very_wide_ranges_nearly_in_full():
+    """e^E overflows beyond 709."""
+    for extent in (700.0, 720.0, 1e5):
+        assert 0.95 * extent < epsilon([BoundedRangeSelection(extent, 1)], 1e-6, accountant="rdp") <= extent * (1 + 1e-6)
+
+
 def test_tiny_sampling_rates_get_a_finer_grid():
     events = [SampledGaussian(1.0, 1e-5, 100_000)]
     assert epsilon(events, 1e-7) == pytest.approx(0.015624, rel=2e-3)

@@ -122,13 +122,16 @@ def selection(epsilon: float, orders: np.ndarray = ORDERS) -> np.ndarray:
         best = t[np.argmax(values, axis=0), np.arange(len(orders))]
         width = (high - low) / 1000
         low, high = np.maximum(best - width, 0.0), np.minimum(best + width, epsilon)
-    return np.minimum(np.max(values, axis=0), np.minimum(orders * epsilon**2 / 8, epsilon))
+    # The divergence of a narrow range drowns in the rounding of its logarithms, and the bound is what is left.
+    rounding = 2e-15 * (1 + orders * epsilon) / (orders - 1)
+    return np.minimum(np.max(values, axis=0) + rounding, np.minimum(orders * epsilon**2 / 8, epsilon))
 
 
 def _two_point_divergence(t: np.ndarray, epsilon: float, orders: np.ndarray) -> np.ndarray:
     """Divergences of the pair whose losses are t (n, len(orders)) and t - epsilon."""
-    # At t = 0 w is 1, which rounding can exceed: the logarithm of a negative number would then be taken for a divergence
-    w = np.minimum(-np.expm1(t - epsilon) / (np.exp(t) - np.exp(t - epsilon)), 1.0)
+    # w and 1 - w are quotients without cancellation or overflow: at t = 0 and t = epsilon they are exactly 0 and 1.
+    scale = np.expm1(-epsilon)
     with np.errstate(divide="ignore"):
-        rising, falling = np.log(w) + orders * t, np.log1p(-w) + orders * (t - epsilon)
+        rising = np.log(np.expm1(t - epsilon) / scale) + (orders - 1) * t
+        falling = np.log(np.expm1(-t) / scale) + orders * (t - epsilon)
     return np.logaddexp(rising, falling) / (orders - 1)
