@@ -350,13 +350,11 @@ def plain_count(module: nn.Module, data: Images, records: int) -> int:
         )
 
 
-def other_kernel(module: nn.Module, data: Images) -> int:
-    """The most records whose outputs are others in a batch of their own than in one with a record more."""
+def other_kernels(module: nn.Module, data: Images) -> list[int]:
+    """Batch lengths whose rows come out otherwise in a batch of one record more; which ones is up to processor and library."""
     with torch.no_grad():
-        whole = module(data.x[:128])
-        found = [n for n in range(1, 64) if not torch.equal(module(data.x[:n]), whole[:n])]
-    assert found, "this machine's kernels agree for every batch size"
-    return max(found)
+        outputs = {n: module(data.x[:n]) for n in range(1, 65)}
+    return [n for n in range(1, 64) if not torch.equal(outputs[n], outputs[n + 1][:n])]
 
 
 def tied(data: Images, rows: slice, rng: np.random.Generator) -> np.ndarray:
@@ -378,8 +376,9 @@ def test_ties_do_not_make_a_count_depend_on_the_batch(evidence):
     module, data = models.build("linear", shape, 10), Images(256, shape)
     data.y[:] = 0
     module.eval()
-    length = other_kernel(module, data) + 1
-    records = 128 + length
+    lengths = other_kernels(module, data)
+    last = max(lengths, default=0)  # of the second batch, when a record is left out
+    attacked, records = 128 + last + 1, 128 + max(last + 1, 40)
     without = Images(records - 1, shape)
     without.x, without.y = data.x[: records - 1], data.y[: records - 1]
     middle = Images(records, shape)
@@ -390,7 +389,7 @@ def test_ties_do_not_make_a_count_depend_on_the_batch(evidence):
     for _ in range(60):
         theta = tied(data, slice(128, records), rng)
         fill(list(module.parameters()), torch.from_numpy(theta))
-        worst = max(worst, plain_count(module, data, records - 1) - plain_count(module, data, records))
+        worst = max(worst, plain_count(module, data, attacked - 1) - plain_count(module, data, attacked))
         losses, right = evaluator.each(theta, data)
         for other, gone in ((without, records - 1), (middle, 130)):
             kept = np.arange(records) != gone
@@ -399,8 +398,11 @@ def test_ties_do_not_make_a_count_depend_on_the_batch(evidence):
             assert np.array_equal(losses[kept], other_losses[same])
             assert np.array_equal(right[kept], other_right[same])
             assert evaluator.count_correct(theta, data) - evaluator.count_correct(theta, other) == int(right[gone])
-    assert worst >= 2
+    assert worst >= min(last, 2)  # no more records can change than the last batch has
     evidence.got(f"60 crafted ties, a record left out of {records}: every other record's loss and count bit for bit as before")
     evidence.control(
-        f"plain batches of 128 and the rest: leaving one record out raises the count by up to {worst}, never allowed"
+        f"plain batches of 128 and the rest: leaving one record out raises the count by up to {worst}, never allowed "
+        f"(another kernel runs here for {len(lengths)} batch lengths below 64, up to {last})"
+        if lengths
+        else "NOT SHOWN: this machine's kernels agree for every batch length below 64, so plain batches give nothing away here"
     )
