@@ -194,7 +194,7 @@ def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: Privacy
     from dpcfl_net.privacy.accounting import epsilon_by_prefix
 
     def computed() -> list[float]:
-        return [round(e, 6) for e in epsilon_by_prefix(charged, privacy.delta, privacy.adjacency, privacy.accountant)]
+        return epsilon_by_prefix(charged, privacy.delta, privacy.adjacency, privacy.accountant)
 
     if len(charged) < rounds:
         return computed()

@@ -112,11 +112,12 @@ def test_selections_alone():
 
 
 def test_a_block_is_tighter_than_composed_single_selections():
-    from dpcfl_net.privacy.selection_losses import selection_blocks
+    from dpcfl_net.privacy.composition import compose
+    from dpcfl_net.privacy.selection_losses import selection_block
 
-    blocks = selection_blocks(0.15, [1, 20], 1e-4)
-    assert blocks[1].self_compose(20).get_epsilon_for_delta(DELTA) == pytest.approx(1.233, rel=2e-3)
-    assert blocks[20].get_epsilon_for_delta(DELTA) == pytest.approx(1.0814, rel=1e-3)
+    one, twenty = (selection_block(0.15, size, 1e-4) for size in (1, 20))
+    assert compose([(one, 20)], 1e-15).epsilon(DELTA) == pytest.approx(1.233, rel=2e-3)
+    assert twenty.epsilon(DELTA) == pytest.approx(1.0814, rel=1e-3)
 
 
 def _two_point_epsilon(extent: float, count: int, t: float) -> float:
@@ -144,7 +145,7 @@ def test_a_block_is_never_below_what_some_selections_really_spend(extent, count)
 
 def test_two_adaptive_selections_against_a_direct_search():
     """F_2 at one epsilon by brute force over t in each step; the block's divergence may only be a little above."""
-    from dpcfl_net.privacy.selection_losses import _profiles
+    from dpcfl_net.privacy.selection_losses import _profile
 
     extent, y = 0.5, 0.4
     t = np.linspace(1e-6, extent - 1e-6, 2001)
@@ -155,7 +156,7 @@ def test_two_adaptive_selections_against_a_direct_search():
         return np.max(chances + (1 - rise) * -np.expm1(np.minimum(losses[:, None] - t + extent, 0.0)), axis=1)
 
     truth = np.max(rise * one(y - t) + (1 - rise) * one(y - t + extent))
-    profile = _profiles(extent, (2,), 100)[2]
+    profile = _profile(extent, 100, 2)
     assert truth <= profile[80] <= 1.002 * truth
 
 
@@ -237,7 +238,7 @@ def test_full_batches_are_the_plain_gaussian_mechanism(noise, sensitivity, adjac
     mean = sensitivity * math.sqrt(4) / noise
     spent = epsilon([SampledGaussian(noise, 1.0, 4)], 1e-6, adjacency)
     delta = ndtr(mean / 2 - spent / mean) - math.exp(spent + log_ndtr(-mean / 2 - spent / mean))
-    assert 0.99 * 1e-6 < delta <= 1e-6 * (1 + 1e-6)
+    assert (1 - 1e-3) * 1e-6 < delta <= 1e-6
 
 
 def test_rdp_of_full_batches_needs_no_logarithm_of_zero():
@@ -358,12 +359,11 @@ def test_tiny_rates_beside_a_full_batch():
     ],
 )
 def test_finer_grids_only_lower_epsilon_and_only_a_little(events, adjacency):
-    from dpcfl_net.privacy.loss_distributions import COARSE, FINE, Grid, pld_by_prefix
+    from dpcfl_net.privacy.loss_distributions import COARSE, FINE, Grid, pld_epsilon
     from dpcfl_net.privacy.tally import Tally
 
-    coarse, fine, finest = (
-        pld_by_prefix([Tally().add(events)], DELTA, adjacency, grid)[0] for grid in (COARSE, FINE, Grid(5e-5, 30))
-    )
+    charges = Tally().add(events).charges()
+    coarse, fine, finest = (pld_epsilon(charges, DELTA, adjacency, grid) for grid in (COARSE, FINE, Grid(5e-5, 30)))
     assert coarse >= fine >= finest
     assert fine < 1.0005 * finest
     assert coarse < 1.02 * finest
@@ -403,7 +403,7 @@ def test_order_and_grouping_do_not_matter():
     parts = [BoundedRangeSelection(0.1, 1), SampledGaussian(1.1, 1.0, 1), SampledGaussian(1.1, 0.01, 299)]
     parts += [SampledGaussian(1.1, 0.01, 1), SampledGaussian(1.1, 1.0, 1), BoundedRangeSelection(0.1, 2)]
     for accountant in ("pld", "rdp"):
-        assert epsilon(parts, DELTA, accountant=accountant) == pytest.approx(epsilon(whole, DELTA, accountant=accountant))
+        assert epsilon(parts, DELTA, accountant=accountant) == epsilon(whole, DELTA, accountant=accountant)
 
 
 def test_senseless_parameters_are_charged_on_the_safe_side():
@@ -411,9 +411,11 @@ def test_senseless_parameters_are_charged_on_the_safe_side():
         assert epsilon([SampledGaussian(1e200, 1.0, 5)], 1e-5, adjacency) < 1e-6
         assert epsilon([SampledGaussian(1.0, 1e-300, 5)], 1e-5, adjacency) < 1e-6
         assert epsilon([SampledGaussian(1e-200, 0.1, 5)], 1e-5, adjacency) == math.inf
+        assert math.isfinite(epsilon([SampledGaussian(1e-3, 1.0, 10**9), SampledGaussian(1.0, 0.1, 2)], 1e-5, adjacency))
     assert epsilon([BoundedRangeSelection(50.0, 3)], 1e-5) == pytest.approx(150, rel=1e-3)
     assert epsilon([BoundedRangeSelection(1e-5, 200)], 1e-9) == pytest.approx(0.002, rel=0.05)
     assert epsilon([BoundedRangeSelection(1e-5, 10_000)], 1e-9) <= 0.1
+    assert epsilon([BoundedRangeSelection(1e-300, 10**9)], 1e-12) == 0
     assert epsilon([SampledGaussian(1.0, 1.0, 1), BoundedRangeSelection(1e-12, 3)], 1e-5) == pytest.approx(4.37718, rel=1e-3)
 
 
@@ -436,8 +438,7 @@ def test_prefixes_are_what_epsilon_says_of_them(accountant):
     groups += [[SampledGaussian(1.25, 0.01, 60)]] * 2
     prefixes = epsilon_by_prefix(groups, DELTA, "zero-out", accountant)
     for i, value in enumerate(prefixes):
-        assert value == pytest.approx(epsilon(list(chain(*groups[: i + 1])), DELTA, accountant=accountant), rel=5e-4)
-    assert prefixes[-1] == pytest.approx(epsilon(list(chain(*groups)), DELTA, accountant=accountant), rel=1e-12)
+        assert value == epsilon(list(chain(*groups[: i + 1])), DELTA, accountant=accountant)
     assert all(before <= after * (1 + 1e-9) for before, after in pairwise(prefixes))
 
 
@@ -445,7 +446,7 @@ def test_prefixes_with_nothing_yet_and_without_protection():
     groups = [[], [SampledGaussian(1.0, 1.0, 1)], [Unprotected("raw")], [SampledGaussian(1.0, 1.0, 1)]]
     first, second, *rest = epsilon_by_prefix(groups, DELTA, "replace-one", "pld")
     assert first == 0
-    assert second == pytest.approx(epsilon(groups[1], DELTA, "replace-one"))
+    assert second == epsilon(groups[1], DELTA, "replace-one")
     assert rest == [math.inf, math.inf]
     assert epsilon_by_prefix([], DELTA) == []
 
@@ -482,8 +483,8 @@ def test_bad_arguments_are_named():
         epsilon([SampledGaussian(1.0, 0.1, 1)], DELTA, "replace-one", "rdp")
     with pytest.raises(ValueError, match="events"):
         epsilon([(1.0, 0.1, 1)], DELTA)
-    with pytest.raises(ValueError, match="delta 1e-13"):
-        epsilon([SampledGaussian(1.0, 0.01, 1000)], 1e-13)
+    with pytest.raises(ValueError, match="delta 1e-30"):
+        epsilon([SampledGaussian(1.0, 0.01, 1000)], 1e-30)
 
 
 @pytest.mark.parametrize("target", [0, -1, math.nan, math.inf, "5", True])

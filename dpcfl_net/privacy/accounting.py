@@ -6,15 +6,17 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from dataclasses import replace
+from decimal import ROUND_CEILING, Context
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.privacy.loss_distributions import COARSE, CURVE, FINE, Grid, delta_curve, pld_by_prefix
-from dpcfl_net.privacy.renyi import QUICK, rdp_by_prefix
-from dpcfl_net.privacy.tally import Tally
+from dpcfl_net.privacy.loss_distributions import COARSE, CURVE, FINE, Grid, pld_deltas, pld_epsilon
+from dpcfl_net.privacy.renyi import QUICK, rdp_epsilon
+from dpcfl_net.privacy.tally import Charges, Tally
 from dpcfl_net.types import (
     ADJACENCIES,
     Adjacency,
@@ -44,20 +46,34 @@ ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _TOLERANCE = 1e-4
+_DIGITS = Context(prec=7, rounding=ROUND_CEILING)
 
 
 def epsilon(events: Iterable[Event], delta: float, adjacency: Adjacency = "zero-out", accountant: Accountant = "pld") -> float:
-    """Epsilon at `delta` of everything in `events` together, composed adaptively in any order, converted once.
+    """Compute epsilon of a composition of mechanisms.
 
-    adjacency "zero-out": a record replaced by nothing (add/remove numbers); "replace-one": by another record. Under
-    "replace-one" a BoundedRangeSelection must come with the range that it has there. accountant "pld" composes privacy loss
-    distributions, rounded pessimistically; "rdp" gives the numbers of the Renyi accountants of the literature.
-    inf if an event is Unprotected or has next to no noise; 0 for no events. ValueError, naming the argument: a bad delta,
-    adjacency, accountant or event; a FixedSizeGaussian without "replace-one"; "rdp" with "replace-one" for a SampledGaussian;
-    a delta too small for the PLD accountant to resolve.
+    The answer is a function of the question: equal for the same mechanisms in any order and grouping, whatever else was
+    asked, in every process of a machine and with any number of threads. It is rounded up to seven digits, so that the last
+    bits in which processors and builds of numpy differ do not show, except where they straddle a step of these digits.
+
+    Args:
+        events: Mechanisms in any order, composed adaptively; equal ones are merged, full-batch Gaussians into one.
+        delta: Target delta, in (0, 1).
+        adjacency: "zero-out", a record replaced by nothing (add/remove numbers), or "replace-one", by another record. Under
+            "replace-one" a BoundedRangeSelection must come with the range that it has there.
+        accountant: "pld" composes privacy loss distributions, rounded pessimistically; "rdp" gives the numbers of the Renyi
+            accountants of the literature.
+
+    Returns:
+        Epsilon; inf if an event is Unprotected or has next to no noise; 0 for no events.
+
+    Raises:
+        ValueError: If delta, adjacency, accountant or an event is out of range (it names the argument); for a
+            FixedSizeGaussian without "replace-one", for "rdp" with "replace-one" and a SampledGaussian, and for a delta too
+            small for the PLD accountant to resolve.
     """
     _check(delta, adjacency, accountant)
-    return _spent(_checked(Tally().add(events), adjacency, accountant), delta, adjacency, accountant, FINE)
+    return _spent(_charges(events, adjacency, accountant), delta, adjacency, accountant, FINE)
 
 
 def deltas(events: Iterable[Event], epsilons: Sequence[float], adjacency: Adjacency = "zero-out") -> np.ndarray:
@@ -66,10 +82,10 @@ def deltas(events: Iterable[Event], epsilons: Sequence[float], adjacency: Adjace
     Delta is 1 where an event is Unprotected or has next to no noise. ValueError as in `epsilon`.
     """
     _check(0.5, adjacency, "pld")
-    tally = _checked(Tally().add(events), adjacency, "pld")
-    if tally.unprotected:
+    charges = _charges(events, adjacency, "pld")
+    if charges.unprotected:
         return np.ones(len(epsilons))
-    return delta_curve(tally, epsilons, adjacency, CURVE)
+    return pld_deltas(charges, epsilons, adjacency, CURVE)
 
 
 def calibrate(
@@ -87,14 +103,14 @@ def calibrate(
     _check(delta, adjacency, accountant)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon!r}")
-    first = _checked(Tally().add(events_of(1.0)), adjacency, accountant)
+    first = _charges(events_of(1.0), adjacency, accountant)
     _check_reachable(first, epsilon, delta, adjacency, accountant)
 
     def bound(noise: float) -> float:
-        return rdp_by_prefix([_as_poisson(Tally().add(events_of(noise)))], delta, QUICK)[0]
+        return rdp_epsilon(Tally().add(map(_as_poisson, events_of(noise))).charges(), delta, QUICK)
 
     def spent(noise: float, grid: Grid) -> float:
-        return _spent(Tally().add(events_of(noise)), delta, adjacency, accountant, grid)
+        return _spent(Tally().add(events_of(noise)).charges(), delta, adjacency, accountant, grid)
 
     # Each search starts where the cheaper one before it ended: a rough Renyi bound, a coarse grid, what decides.
     found = _smallest(bound, epsilon, 1.0, 2.0, 0.05)
@@ -109,19 +125,15 @@ def epsilon_by_prefix(
 ) -> list[float]:
     """Epsilon after groups[0], after groups[0] and groups[1], and so on: what is spent by the end of each round.
 
-    The last finite value is exactly what `epsilon` says; those before it come from a coarser grid and are up to 0.05 % higher
-    than its. ValueError as there.
+    Every value is exactly what `epsilon` says of its groups, so that it does not depend on what comes after. ValueError as
+    there.
     """
     _check(delta, adjacency, accountant)
-    tallies = [_checked(Tally().add(group), adjacency, accountant) for group in groups]
-    protected = next((i for i, tally in enumerate(tallies) if tally.unprotected), len(tallies))
-    rest = [math.inf] * (len(tallies) - protected)
-    if accountant == "rdp" or not protected:
-        return rdp_by_prefix(tallies[:protected], delta) + rest
-    last = _spent(Tally().add(chain(*groups[:protected])), delta, adjacency, accountant, FINE)
-    # A prefix spends no more than the whole: this takes off only what the coarser grid added.
-    before = pld_by_prefix(tallies[: protected - 1], delta, adjacency, CURVE)
-    return [min(value, last) for value in before] + [last] + rest
+    tally, found = Tally(), []
+    for group in groups:
+        charges = _allowed(tally.add(group).charges(), adjacency, accountant)
+        found.append(_spent(charges, delta, adjacency, accountant, FINE))
+    return found
 
 
 def _check(delta: float, adjacency: str, accountant: str) -> None:
@@ -133,39 +145,49 @@ def _check(delta: float, adjacency: str, accountant: str) -> None:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
 
 
-def _checked(tally: Tally, adjacency: Adjacency, accountant: Accountant) -> Tally:
-    """The tally, if its releases have a bound under this adjacency by this accountant."""
-    if tally.fixed and adjacency != "replace-one":
+def _charges(events: Iterable[Event], adjacency: Adjacency, accountant: str) -> Charges:
+    return _allowed(Tally().add(events).charges(), adjacency, accountant)
+
+
+def _allowed(charges: Charges, adjacency: Adjacency, accountant: str) -> Charges:
+    """The charges, if their releases have a bound under this adjacency by this accountant."""
+    if charges.fixed and adjacency != "replace-one":
         raise ValueError(
             f'FixedSizeGaussian holds for adjacency "replace-one" only, got {adjacency!r}: in a sample of fixed size whoever is '
             "left out makes room for somebody else"
         )
-    if tally.gaussians and (adjacency, accountant) == ("replace-one", "rdp"):
+    if charges.gaussians and (adjacency, accountant) == ("replace-one", "rdp"):
         raise ValueError('accountant "rdp" has no bound for SampledGaussian under "replace-one": use accountant "pld"')
-    return tally
+    return charges
 
 
-def _as_poisson(tally: Tally) -> Tally:
-    """Samples of fixed size taken for Poisson ones of the same rate: near enough for a search to start from."""
-    tally.gaussians.update({(noise, size / population): steps for (noise, size, population), steps in tally.fixed.items()})
-    tally.fixed.clear()
-    return tally
+def _as_poisson(event: Event) -> Event:
+    """A sample of fixed size taken for a Poisson one of the same rate: near enough for a search to start from."""
+    if isinstance(event, FixedSizeGaussian):
+        return SampledGaussian(event.noise_multiplier, event.sampling_rate, event.steps)
+    return event
 
 
-def _spent(tally: Tally, delta: float, adjacency: Adjacency, accountant: Accountant, grid: Grid) -> float:
-    if tally.unprotected:
+@lru_cache(maxsize=4096)  # A run that is going asks for its earlier rounds again and again.
+def _spent(charges: Charges, delta: float, adjacency: Adjacency, accountant: Accountant, grid: Grid) -> float:
+    if charges.unprotected:
         return math.inf
-    by_prefix = rdp_by_prefix([tally], delta) if accountant == "rdp" else pld_by_prefix([tally], delta, adjacency, grid)
-    return by_prefix[0]
+    found = rdp_epsilon(charges, delta) if accountant == "rdp" else pld_epsilon(charges, delta, adjacency, grid)
+    return _rounded_up(found)
 
 
-def _check_reachable(tally: Tally, target: float, delta: float, adjacency: Adjacency, accountant: Accountant) -> None:
-    if tally.unprotected:
+def _rounded_up(value: float) -> float:
+    """The next number of seven digits, so that the last bits of a computation do not show; never less."""
+    return float(_DIGITS.create_decimal_from_float(value))
+
+
+def _check_reachable(charges: Charges, target: float, delta: float, adjacency: Adjacency, accountant: Accountant) -> None:
+    if charges.unprotected:
         raise ValueError(f"epsilon {target!r} cannot be met: an event is Unprotected")
-    if not tally.gaussians and not tally.fixed:
+    if not charges.gaussians and not charges.fixed:
         raise ValueError("events_of has no event whose noise could be chosen")
-    if tally.selections:
-        floor = _spent(Tally(selections=tally.selections), delta, adjacency, accountant, FINE)
+    if charges.selections:
+        floor = _spent(replace(charges, precision=0.0, poisson=(), fixed=()), delta, adjacency, accountant, FINE)
         if floor >= target:
             raise ValueError(f"epsilon {target!r} cannot be met at any noise: the selections alone spend {floor:.6g}")
 
@@ -184,7 +206,7 @@ def _smallest(spent: Callable[[float], float], target: float, guess: float, fact
             root = values[0] / (values[0] - values[1])
             nudge = 0.4 * tolerance / width
             share = min(max(root + (nudge if root < 0.5 else -nudge), 0.02), 0.98)
-        z = low[0] * math.exp(share * width)
+        z = _rounded_up(low[0] * math.exp(share * width))
         value = spent(z)
         if value > target:
             low = (z, value)
@@ -204,7 +226,7 @@ def _bracket(
             raise ValueError(f"epsilon {target!r} cannot be met at any noise: {here[1]:.6g} is spent at {here[0]:.6g}")
         if here[0] <= _LEAST_NOISE:
             raise ValueError(f"epsilon {target!r} is met by a noise multiplier of {here[0]:.6g}: no guarantee worth the name")
-        z = here[0] * factor if upward else here[0] / factor
+        z = _rounded_up(here[0] * factor if upward else here[0] / factor)
         there = (z, spent(z))
         if (there[1] > target) != upward:
             return (here, there) if upward else (there, here)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpcfl_net.privacy.selection_losses import symmetric
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dpcfl_net.privacy.composition import Losses, symmetric
 
 
 @lru_cache(maxsize=8)
-def fixed_size_gaussian(noise: float, rate: float, interval: float) -> PrivacyLossDistribution:
+def fixed_size_gaussian(noise: float, rate: float, interval: float) -> Losses:
     """One release of replace-one sensitivity 1 over a sample of m of n members without replacement, rate = m / n.
 
     The pointwise maximum of the divergences of the Poisson-sampled pair in both directions: with P = N(1, z^2), Q = N(0, z^2),

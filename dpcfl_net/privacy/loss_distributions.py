@@ -1,20 +1,19 @@
-"""Accounting by privacy loss distributions: the library's objects for every release, composed on one grid of losses."""
+"""Accounting by privacy loss distributions: the losses of every release, composed on one grid."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpcfl_net.privacy.tally import Tally
+from dpcfl_net.privacy.composition import Losses, best_tilt, compose
+from dpcfl_net.privacy.fixed_size_losses import fixed_size_gaussian
+from dpcfl_net.privacy.gaussian_losses import plain_epsilon, plain_gaussian, sampled_gaussian
+from dpcfl_net.privacy.selection_losses import block_sizes, selection_block
+from dpcfl_net.privacy.tally import Charges
 from dpcfl_net.types import Adjacency
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 
 @dataclass(frozen=True)
@@ -29,157 +28,109 @@ class Grid:
 
 
 COARSE, FINE, CURVE = Grid(1e-3, 3), Grid(1e-4, 8), Grid(8e-4, 20)
+# The least interval of sampled Gaussians: the divergences that they start from are rounded to 1e-16.
 _LEAST_INTERVAL, _MOST_POINTS = 1e-7, 2**18
-# What composing n releases may lose to the rounding of n-th powers of Fourier coefficients, as probability per release; and
-# the share of delta that one composition may cut off and count as infinite loss.
-_ROUNDING, _CUT = 1e-15, 1e-7
+# The share of delta that a composition may cut off and count as infinite loss, and the share that rounding may cost.
+_CUT, _ROUNDING = 1e-7, 1e-8
+# Tilts to try, beside the best for Renyi accounting: that one is too strong where few releases have a heavy tail.
+_TILTS = (0.5, 0.125, 0.0)
 _LEAST_DELTA = 1e-6  # a whole curve of deltas is as good as one of this size needs
 
 
-def pld_by_prefix(tallies: Sequence[Tally], delta: float, adjacency: Adjacency, grid: Grid) -> list[float]:
-    """Epsilon at `delta` of tallies[0], of tallies[0] and tallies[1], and so on.
+def pld_epsilon(charges: Charges, delta: float, adjacency: Adjacency, grid: Grid) -> float:
+    """Epsilon at `delta` of all charges together, rounded up; a function of its arguments alone.
 
-    The selections of one range are one block, wherever they stand between the other releases: who knows all the noisy sums
-    beforehand can only choose the selections better, so the order does not matter.
+    All full-batch Gaussians are one, exactly, and counted as one release. The selections of one range are one block,
+    wherever they stand between the other releases: a server that knows all the noisy sums beforehand can only choose the
+    selections better, so the order does not matter.
+
+    Raises:
+        ValueError: If delta is too small to be resolved for so many releases.
     """
-    whole = Tally()
-    running: list[dict[float, int]] = []
-    for tally in tallies:
-        whole.gaussians.update(tally.gaussians)
-        whole.fixed.update(tally.fixed)
-        whole.selections.update(tally.selections)
-        running.append(dict(whole.selections))
-    if _total_variation(whole, adjacency) <= delta:
-        return [0.0] * len(tallies)
-    interval = _interval(whole, adjacency, grid)
-    cut = _CUT * delta
-    releases = whole.gaussians.total() + whole.fixed.total() + whole.selections.total()
-    resolved = delta - _ROUNDING * (releases + len(tallies))
-    blocks = _blocks(running, interval, cut)
-    found = []
-    for sums, selections in zip(_gaussian_prefixes(tallies, adjacency, interval, cut), running, strict=True):
-        parts = sums + [blocks[item] for item in selections.items()]
-        spent = _compose(parts, cut).get_epsilon_for_delta(resolved) if parts and resolved > 0 else 0.0
-        if spent == math.inf or resolved <= 0:
-            raise ValueError(
-                f'delta {delta!r} is below what accountant "pld" resolves for these events: use a larger one, or "rdp"'
-            )
-        found.append(float(spent))
-    return found
+    if _total_variation(charges, adjacency) <= delta:
+        return 0.0
+    if not (charges.poisson or charges.fixed or charges.selections):
+        return plain_epsilon(_mean(charges, adjacency), delta)
+    spent, directions = math.inf, _directions(charges, adjacency, grid)
+    for share in _TILTS:
+        composed = [compose(parts, _CUT * delta, share * best_tilt(parts, delta)) for parts in directions]
+        found = max(losses.epsilon(delta) for losses in composed)
+        spent = min(spent, found)
+        if found < math.inf and all(losses.rounding(found) <= _ROUNDING * delta for losses in composed):
+            break
+    if spent == math.inf:
+        raise ValueError(
+            f'delta {delta!r} is below what accountant "pld" resolves for these events: use a larger one, or "rdp"'
+        )
+    return spent
 
 
-def delta_curve(tally: Tally, epsilons: Sequence[float], adjacency: Adjacency, grid: Grid) -> np.ndarray:
-    """Delta at each epsilon of everything in the tally, rounded up."""
-    running = dict(tally.selections)
-    releases = tally.gaussians.total() + tally.fixed.total() + tally.selections.total()
-    if not releases:
+def pld_deltas(charges: Charges, epsilons: Sequence[float], adjacency: Adjacency, grid: Grid) -> np.ndarray:
+    """Delta at each epsilon of all charges together, rounded up."""
+    if not (charges.gaussians or charges.fixed or charges.selections):
         return np.zeros(len(epsilons))
-    interval, cut = _interval(tally, adjacency, grid), _CUT * _LEAST_DELTA
-    blocks = _blocks([running], interval, cut)
-    parts = _gaussian_prefixes([tally], adjacency, interval, cut)[0] + [blocks[item] for item in running.items()]
-    found = np.asarray(_compose(parts, cut).get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
-    return np.minimum(found + _ROUNDING * (releases + 1), 1.0)
+    composed = [compose(parts, _CUT * _LEAST_DELTA) for parts in _directions(charges, adjacency, grid)]
+    return np.minimum(np.max([[losses.delta(epsilon) for epsilon in epsilons] for losses in composed], axis=0), 1.0)
 
 
-def _gaussians(tally: Tally, adjacency: Adjacency) -> list[tuple[float, float, int, bool]]:
+def _directions(charges: Charges, adjacency: Adjacency, grid: Grid) -> list[list[tuple[Losses, int]]]:
+    """What is composed in each direction of the adjacency, and how often."""
+    interval = _interval(charges, adjacency, grid)
+    parts: list[tuple[tuple[Losses, ...], int]] = []
+    if charges.precision:
+        parts.append(((plain_gaussian(_mean(charges, adjacency), interval),), 1))
+    parts += [(sampled_gaussian(z, rate, adjacency, interval), steps) for z, rate, steps in charges.poisson]
+    parts += [((fixed_size_gaussian(z, m / n, interval),), steps) for z, m, n, steps in charges.fixed]
+    for extent, count in charges.selections:
+        parts += [((selection_block(extent, size, interval),), n) for size, n in block_sizes(extent, count).items()]
+    directions = max(len(losses) for losses, _ in parts)
+    return [[(losses[i % len(losses)], count) for losses, count in parts] for i in range(directions)]
+
+
+def _mean(charges: Charges, adjacency: Adjacency) -> float:
+    """Sensitivity over noise of all full-batch releases together."""
+    return (1 if adjacency == "zero-out" else 2) * math.sqrt(charges.precision)
+
+
+def _gaussians(charges: Charges, adjacency: Adjacency) -> list[tuple[float, float, int, bool]]:
     """Noise over the whole sensitivity, rate and steps of the Gaussian releases; whether their losses are symmetric."""
     shift = 1 if adjacency == "zero-out" else 2
-    poisson = [(z / shift, rate, steps, rate == 1 or shift == 2) for (z, rate), steps in tally.merged().items()]
-    return poisson + [(z, size / population, steps, True) for (z, size, population), steps in tally.fixed.items()]
+    plain = [(1 / _mean(charges, adjacency), 1.0, 1, True)] if charges.precision else []
+    poisson = [(z / shift, rate, steps, shift == 2) for z, rate, steps in charges.poisson]
+    return plain + poisson + [(z, size / population, steps, True) for z, size, population, steps in charges.fixed]
 
 
-def _total_variation(tally: Tally, adjacency: Adjacency) -> float:
+def _total_variation(charges: Charges, adjacency: Adjacency) -> float:
     """A bound on delta at epsilon 0: releases that tell next to nothing need no grid, and would need a very fine one."""
-    sums = sum(steps * rate * math.erf(1 / (2**1.5 * noise)) for noise, rate, steps, _ in _gaussians(tally, adjacency))
-    return sums + sum(count * math.tanh(extent / 4) for extent, count in tally.selections.items())
+    sums = sum(steps * rate * math.erf(1 / (2**1.5 * noise)) for noise, rate, steps, _ in _gaussians(charges, adjacency))
+    return sums + sum(count * math.tanh(extent / 4) for extent, count in charges.selections)
 
 
-def _interval(tally: Tally, adjacency: Adjacency, grid: Grid) -> float:
+def _interval(charges: Charges, adjacency: Adjacency, grid: Grid) -> float:
     """The grid's interval for these events, a power of two times its widest: few values, so that distributions are found again.
 
-    Finer where rounding each loss would add much to the variance of the total (small rates); wider where the losses span
-    more than an affordable number of points (little noise).
+    Finer where rounding each loss would add much to the variance of the total (small rates, narrow selections); wider where
+    the losses span more than an affordable number of points (little noise).
     """
     variance, releases, extent = 0.0, 0, 0.0
-    for noise, rate, steps, symmetric in _gaussians(tally, adjacency):
+    for noise, rate, steps, symmetric in _gaussians(charges, adjacency):
         inverse = min(1 / noise, 26.0) ** 2
         variance += steps * min(rate**2 * math.expm1(inverse), rate * (inverse + inverse**2))
         releases += steps
         highest = _highest_loss(noise, rate)
         extent = max(extent, highest + (highest if symmetric else -math.log1p(-rate)))
-    for width, count in tally.selections.items():
+    least = _LEAST_INTERVAL if releases else 0.0
+    for width, count in charges.selections:
+        blocks = block_sizes(width, count)
         variance += count * width**2 / 4
-        releases += 1
-        extent = max(extent, 2 * count * width)
+        releases += sum(blocks.values())
+        extent = max(extent, 2 * max(blocks) * width)
     wanted = min(math.sqrt(variance / releases) / grid.points, grid.interval)
-    least = max(extent, 8 * math.sqrt(variance)) / _MOST_POINTS
-    return grid.interval * 2.0 ** math.floor(math.log2(max(wanted, 2 * least, _LEAST_INTERVAL) / grid.interval))
+    affordable = max(extent, 8 * math.sqrt(variance)) / _MOST_POINTS
+    return grid.interval * 2.0 ** math.floor(math.log2(max(wanted, 2 * affordable, least) / grid.interval))
 
 
 def _highest_loss(noise: float, rate: float) -> float:
     """The loss of one release, sensitivity 1, that noise of ten standard deviations gives."""
     plain = 0.5 / noise**2 + 10 / noise
     return math.log1p(rate * math.expm1(plain)) if plain < 1 else plain + math.log(rate + (1 - rate) * math.exp(-plain))
-
-
-@lru_cache(maxsize=8)
-def gaussian(noise: float, rate: float, adjacency: Adjacency, interval: float) -> PrivacyLossDistribution:
-    """One Poisson-sampled Gaussian release (rate 1: plain), sensitivity 1; "replace-one" moves a record from +1 to -1."""
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import privacy_loss_distribution
-
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE if adjacency == "zero-out" else NeighboringRelation.REPLACE_ONE
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=interval, neighboring_relation=relation
-    )
-
-
-def _compose(parts: Iterable[PrivacyLossDistribution], cut: float) -> PrivacyLossDistribution:
-    first, *rest = parts
-    for part in rest:
-        first = first.compose(part, cut)
-    return first
-
-
-def _gaussian_prefixes(
-    tallies: Sequence[Tally], adjacency: Adjacency, interval: float, cut: float
-) -> list[list[PrivacyLossDistribution]]:
-    """For every prefix the composition of its Gaussian releases: no distribution (none so far) or one."""
-    from dpcfl_net.privacy.fixed_size_losses import fixed_size_gaussian
-
-    known: dict[Any, list[PrivacyLossDistribution]] = {}
-    found: list[list[PrivacyLossDistribution]] = []
-    for tally in tallies:
-        key = poisson, fixed = tuple(sorted(tally.merged().items())), tuple(sorted(tally.fixed.items()))
-        if key not in known:
-            plds = [_repeat(gaussian(noise, rate, adjacency, interval), steps, cut) for (noise, rate), steps in poisson]
-            plds += [_repeat(fixed_size_gaussian(z, m / n, interval), steps, cut) for (z, m, n), steps in fixed]
-            known[key] = [_compose(plds, cut)] if plds else []
-        parts = (found[-1] if found else []) + known[key]
-        found.append([_compose(parts, cut)] if parts else [])
-    return found
-
-
-def _repeat(pld: PrivacyLossDistribution, count: int, cut: float) -> PrivacyLossDistribution:
-    return pld if count == 1 else pld.self_compose(count, cut)
-
-
-def _blocks(
-    running: Sequence[dict[float, int]], interval: float, cut: float
-) -> dict[tuple[float, int], PrivacyLossDistribution]:
-    """The distribution of every (range, count) that a prefix has; more selections than a block takes are several blocks."""
-    from dpcfl_net.privacy.selection_losses import LARGEST, selection_blocks
-
-    found = {}
-    wanted: dict[float, set[int]] = {}
-    for selections in running:
-        for width, count in selections.items():
-            wanted.setdefault(width, set()).add(count)
-    for width, counts in wanted.items():
-        sizes = {count % LARGEST for count in counts if count % LARGEST} | {min(LARGEST, max(counts))}
-        blocks = selection_blocks(width, sizes, interval)
-        for count in counts:
-            whole, rest = divmod(count, LARGEST)
-            parts = ([_repeat(blocks[LARGEST], whole, cut)] if whole else []) + ([blocks[rest]] if rest else [])
-            found[width, count] = _compose(parts, cut)
-    return found

@@ -18,7 +18,9 @@ from dpcfl_net.types import Adjacency, Event
 # What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
 SOURCES = (
     "accounting.py",
+    "composition.py",
     "fixed_size_losses.py",
+    "gaussian_losses.py",
     "loss_distributions.py",
     "renyi.py",
     "selection_losses.py",

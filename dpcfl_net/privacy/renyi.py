@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
 
-from dpcfl_net.privacy.tally import Tally
+from dpcfl_net.privacy.tally import Charges
 
 # The default orders of the library and of the papers: finer ones would give other numbers. Integer ones alone are a rough but
 # quick bound.
@@ -20,8 +20,8 @@ QUICK = np.array([*range(2, 33), 64, 128, 256], dtype=float)
 _ROUNDING = 2e-14
 
 
-def rdp_by_prefix(tallies: Sequence[Tally], delta: float, orders: np.ndarray = ORDERS) -> list[float]:
-    """Epsilon at `delta` of tallies[0], of tallies[0] and tallies[1], and so on.
+def rdp_epsilon(charges: Charges, delta: float, orders: np.ndarray = ORDERS) -> float:
+    """Epsilon at `delta` of all charges together; a function of its arguments alone.
 
     Poisson-sampled releases count under add/remove adjacency, those over samples of fixed size under replace-one: the caller
     sees to it that only one of the kinds is there.
@@ -31,17 +31,14 @@ def rdp_by_prefix(tallies: Sequence[Tally], delta: float, orders: np.ndarray = O
     """
     from dp_accounting.rdp import compute_epsilon
 
-    total = np.zeros_like(orders)
-    found = []
-    for tally in tallies:
-        for (noise, rate), steps in tally.gaussians.items():
-            total = total + steps * _gaussian(noise, rate, tuple(orders))
-        for (noise, size, population), steps in tally.fixed.items():
-            total = total + steps * _fixed_size(noise, size, population, tuple(orders))
-        for extent, count in tally.selections.items():
-            total = total + count * _selection(extent, tuple(orders))
-        found.append(float(compute_epsilon(orders, total, delta)[0]) if total.any() else 0.0)
-    return found
+    total = charges.precision * orders / 2
+    for noise, rate, steps in charges.poisson:
+        total = total + steps * _gaussian(noise, rate, tuple(orders))
+    for noise, size, population, steps in charges.fixed:
+        total = total + steps * _fixed_size(noise, size, population, tuple(orders))
+    for extent, count in charges.selections:
+        total = total + count * _selection(extent, tuple(orders))
+    return float(compute_epsilon(orders, total, delta)[0]) if total.any() else 0.0
 
 
 @lru_cache(maxsize=64)

@@ -3,81 +3,105 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dpcfl_net.privacy.composition import Losses, symmetric
 
 # The work grows with the square of a block, and large blocks lose next to nothing by being several.
-LARGEST = 256
+_LARGEST = 256
 _NARROWEST, _WIDEST = 1e-4, 4.0
+_ROUNDING = 2.0**-48  # of one step of the recursion, relative; a dozen operations on numbers of one sign
 
 
-def selection_blocks(epsilon: float, sizes: Collection[int], interval: float) -> dict[int, PrivacyLossDistribution]:
-    """For every size, the distribution of a block of so many selections of range `epsilon` > 0, on the grid of `interval`.
+def block_sizes(epsilon: float, count: int) -> dict[int, int]:
+    """Split `count` selections of range `epsilon` into blocks: how many blocks there are of each size."""
+    if not _NARROWEST <= epsilon <= _WIDEST:
+        return {count: 1}
+    whole, rest = divmod(count, _LARGEST)
+    return ({_LARGEST: whole} if whole else {}) | ({rest: 1} if rest else {})
 
-    The divergence of a block, whatever each selection is and however it depends on the earlier ones, is at most F_k:
+
+@lru_cache(maxsize=32)
+def selection_block(epsilon: float, size: int, interval: float) -> Losses:
+    """Losses of `size` selections of one range together, chosen adaptively; never better than the truth.
+
+    The divergence of a block, for all selections and all dependence on earlier ones, is at most F_size:
     F_0(y) = (1 - e^y)^+, F_{j+1}(y) = max over 0 < t < E of p_t F_j(y - t) + (1 - p_t) F_j(y - t + E),
     p_t = e^t (1 - e^{t-E}) / (e^t - e^{t-E}) = (1 - e^{t-E}) / (1 - e^{-E}).
-    Source: Dong, Durfee, Rogers 2020, "Optimal differential privacy composition for exponential mechanisms".
     Values between grid points are taken on the chord in e^y, above the convex F_j, and the maximum over t is exact for the
-    chords: the result is never below the truth. Blocks larger than 256 are the caller's to split. A range above 4 or below
-    1e-4 is charged as size * epsilon, which pure differential privacy allows: the recursion is costly there, or rough.
+    chords. F_j is of the order of E, and every step keeps its relative precision, so that narrow ranges lose none of it.
+
+    Args:
+        epsilon: Range of each selection, > 0.
+        size: Number of selections, a key of `block_sizes`.
+        interval: Grid interval of the losses.
+
+    Returns:
+        The block's distribution. A range above 4 or below 1e-4 is charged as size * epsilon, which pure differential privacy
+        allows.
+
+    Source: Dong, Durfee, Rogers 2020, "Optimal differential privacy composition for exponential mechanisms".
     """
     if not _NARROWEST <= epsilon <= _WIDEST:
-        return {size: _pure(size * epsilon, interval) for size in sizes}
-    points = max(64 if max(sizes) <= 64 else 32, math.ceil(epsilon / 0.04))
-    profiles = _profiles(epsilon, tuple(sorted(sizes)), points)
-    return {size: _distribution(profile, epsilon / points, interval) for size, profile in profiles.items()}
+        return _pure(size * epsilon, interval)
+    points = _points(epsilon, size)
+    for smaller in range(1, size):  # fills the cache from below
+        _profile(epsilon, points, smaller)
+    return _on_grid(_profile(epsilon, points, size), epsilon / points, interval)
 
 
-@lru_cache(maxsize=4)  # A calibration asks for the same profiles on several grids.
-def _profiles(epsilon: float, counts: tuple[int, ...], points: int) -> dict[int, np.ndarray]:
-    """F_k at epsilon * i / points for i = 0, 1, ... up to where it is negligible or zero, for every k in counts."""
-    last = max(counts)
+def _points(epsilon: float, size: int) -> int:
+    """Grid points to a range; the work grows with the square of points * size."""
+    return max(64 if size <= 64 else 32, math.ceil(epsilon / 0.04))
+
+
+@lru_cache(maxsize=768)
+def _profile(epsilon: float, points: int, size: int) -> np.ndarray:
+    """F_size at epsilon * i / points for i = 0, 1, ... up to where it is negligible or zero."""
+    if size == 0:
+        return np.zeros(points + 1)
     # Hoeffding: a sum of k losses of range E and mean at most k E^2 / 8 passes this with probability below 1e-18.
-    top = min(last, math.ceil(last * epsilon / 8 + 4.6 * math.sqrt(last)))
-    profile = np.zeros(points * top + 1)
-    found = {}
-    for count in range(1, last + 1):
-        profile = _one_more(profile, epsilon, points)
-        if count in counts:
-            found[count] = profile
-    return found
+    top = min(size, math.ceil(size * epsilon / 8 + 4.6 * math.sqrt(size)))
+    return _one_more(_profile(epsilon, points, size - 1), epsilon, points, points * top + 1)
 
 
-def _one_more(profile: np.ndarray, epsilon: float, points: int) -> np.ndarray:
-    """F_{j+1} from F_j, both (n,) at y = epsilon * i / points >= 0.
+def _one_more(profile: np.ndarray, epsilon: float, points: int, size: int) -> np.ndarray:
+    """F_{j+1}, (size,), from F_j, both at y = epsilon * i / points >= 0.
 
-    Below zero F(y) = 1 - e^y + e^y F(-y), since exchanging the two inputs maps the class of selections to itself. With
-    u = e^t and the chords A = F_j(y - t) = c + d/u, B = F_j(y - t + E) likewise, p A + (1 - p) B is alpha/u + beta + gamma u
-    with gamma <= 0 on every interval of the grid: its maximum is at sqrt(alpha/gamma), or at the nearer end.
+    Below zero F(y) = 1 - e^y + e^y F(-y), since exchanging the two inputs maps the class of selections to itself. On one
+    interval of the grid let e^t = e^left (1 + v), 0 <= v <= r. With chords A = F_j(y - t) and B = F_j(y - t + E) in 1 / e^t
+    and p linear in e^t, p A + (1 - p) B is its value at v = 0 plus c v (s - v) / (1 + v): c >= 0 is taken from the slopes of
+    the chords and s from the values at both ends. Its maximum is at v = sqrt(1 + s) - 1, or at the nearer end. No two
+    numbers much larger than the result are subtracted.
     """
-    width, span, stretch = epsilon / points, math.exp(epsilon), math.expm1(epsilon)
-    below = np.exp(-width * np.arange(points, 0, -1))
-    reflected = below * profile[points:0:-1] - np.expm1(-width * np.arange(points, 0, -1))
-    extended = np.concatenate((reflected, profile, np.full(points, profile[-1])))
-    slope = np.diff(extended) / math.expm1(width)
-    intercept = extended[:-1] - slope
-    size, best = len(profile), np.zeros_like(profile)
+    width = epsilon / points
+    ratio, inverse = math.expm1(width), -math.expm1(-width)
+    losses = width * np.arange(points, 0, -1)
+    below = np.exp(-losses) * profile[points:0:-1] - np.expm1(-losses)
+    extended = np.concatenate((below, profile, np.full(points + size - len(profile), profile[-1])))
+    slopes = -np.diff(extended) / inverse
+    best = np.zeros(size)
+    value = extended[points : points + size]  # t = 0 has p = 1
     for i in range(points):
-        near, far = slice(points - i - 1, points - i - 1 + size), slice(2 * points - i - 1, 2 * points - i - 1 + size)
-        left, right = math.exp(width * i), math.exp(width * (i + 1))
-        intercepts, slopes = intercept[near] - intercept[far], (slope[near] - slope[far]) * right
-        alpha = slope[far] * right + span * slopes / stretch
-        beta = intercept[far] + (span * intercepts - slopes) / stretch
-        gamma = -intercepts / stretch
-        ratio = np.divide(alpha, gamma, out=np.full(size, right**2), where=gamma < 0)
-        u = np.clip(np.sqrt(np.maximum(ratio, 0.0)), left, right)
-        np.maximum(best, alpha / u + beta + gamma * u, out=best)
-    return best
+        near, far = (slice(offset - i, offset - i + size) for offset in (points, 2 * points))
+        left = extended[near] - extended[far]
+        curvature = slopes[near.start - 1 : near.stop - 1] - slopes[far.start - 1 : far.stop - 1] + left
+        curvature *= math.exp(width * i - epsilon) / -math.expm1(-epsilon)
+        np.maximum(curvature, 1e-200, out=curvature)  # where it is zero a huge s makes the sum linear
+        follows = slice(far.start - 1, far.stop - 1)
+        right = extended[near.start - 1 : near.stop - 1] - extended[follows]
+        right *= math.expm1(width * (i + 1) - epsilon) / math.expm1(-epsilon) if i + 1 < points else 0.0
+        right += extended[follows]
+        s = np.maximum((right - value) / curvature * ((1 + ratio) / ratio) + ratio, 0.0)
+        v = np.minimum(s / (1 + np.sqrt(1 + s)), ratio)
+        np.maximum(best, value + curvature * v * (s - v) / (1 + v), out=best)
+        value = right
+    return best * (1 + _ROUNDING)
 
 
-def _distribution(profile: np.ndarray, width: float, interval: float) -> PrivacyLossDistribution:
+def _on_grid(profile: np.ndarray, width: float, interval: float) -> Losses:
     """The profile, known at multiples of `width` >= 0, carried to multiples of `interval` along its chords; symmetric."""
     top = math.ceil(width * (len(profile) - 1) / interval)
     losses = interval * np.arange(top + 1)
@@ -86,33 +110,7 @@ def _distribution(profile: np.ndarray, width: float, interval: float) -> Privacy
     return symmetric(profile[index] + share * (profile[index + 1] - profile[index]), interval)
 
 
-def symmetric(profile: np.ndarray, interval: float) -> PrivacyLossDistribution:
-    """The distribution of a mechanism whose divergence at `interval` * i is at most profile[i], i = 0, 1, ..., (n,).
-
-    Below zero the divergence is F(-y) = 1 - e^-y + e^-y F(y), since the two inputs may be exchanged; between the points it is
-    taken on the chord in e^y.
-    """
-    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-
-    top = len(profile) - 1
-    losses = interval * np.arange(top + 1)
-    below = np.exp(-losses) * profile - np.expm1(-losses)
-    deltas = np.clip(np.concatenate((below[:0:-1], profile)), 0.0, 1.0)
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -top, top, deltas)
-    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
-
-
-def _pure(loss: float, interval: float) -> PrivacyLossDistribution:
-    """The distribution of a mechanism whose loss never passes `loss`, as bad as that allows: randomised response.
-
-    Its divergence (e^loss - e^y)^+ / (e^loss + 1) is one chord in e^y between -loss and loss, so that four points tell all.
-    """
-    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-
-    inner, outer = math.floor(loss / interval), math.ceil(loss / interval)
-    at = np.unique([-outer, -inner, inner, outer])
-    losses = interval * at
-    flat = -np.expm1(np.minimum(losses, 0.0))
-    within = np.maximum(-np.expm1(losses - loss), 0.0) / (1 + math.exp(-loss))
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots(interval, at, np.maximum(flat, within))
-    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
+def _pure(loss: float, interval: float) -> Losses:
+    """Losses of a mechanism whose loss never passes `loss`, as bad as that allows: randomised response."""
+    losses = interval * np.arange(math.ceil(loss / interval) + 1)
+    return symmetric(np.maximum(-np.expm1(losses - loss), 0.0) / (1 + math.exp(-loss)), interval)
