@@ -14,7 +14,7 @@ import yaml
 
 from dpcfl_net import __version__, runlog
 from dpcfl_net.data import cache
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.errors import ConfigError, LedgerError
 from dpcfl_net.experiment import EXPERIMENT, Audit, Job, read_experiment
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.federation.curator import CURATOR
@@ -169,7 +169,7 @@ def spent_by_client(folder: Path, job: Job) -> list[float]:
 
 
 def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
-    """For each client, epsilon after each of the run's charged rounds, inf with seeded noise; nothing for a client without a ledger here."""
+    """For each client, epsilon after each of the run's charged rounds, inf with seeded noise or a damaged ledger; nothing for a client without one."""
     by_ledger: dict[Path, list[float]] = {}
     accounted = job.protocol.privacy.model_copy(update={"delta": job.protocol.accounted_delta})
     for entry in job.protocol.roster:
@@ -180,8 +180,12 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
         if not (where / "ledger.jsonl").exists():
             continue
         groups: dict[int, list[Event]] = {}
-        for t, events in charged_by_round(folder, job, entry.id):
-            groups.setdefault(t, []).extend(events)
+        try:
+            for t, events in charged_by_round(folder, job, entry.id):
+                groups.setdefault(t, []).extend(events)
+        except LedgerError:  # its worker refuses to start, and says why; what was spent is not known
+            by_ledger[where] = [math.inf]
+            continue
         charged = tuple(tuple(groups.get(t, ())) for t in range(1, max(groups, default=0) + 1))
         seeded = job.protocol.privacy.noise == "seeded"
         by_ledger[where] = [math.inf] * len(charged) if seeded else list(_curve(charged, job.protocol.rounds, accounted))

@@ -115,6 +115,9 @@ class Crew:
             self._due[berth.first] = berth
             self._report(f"{why}; started again, {berth.restarts} of {self._max_restarts} times")
         elif self._must_all:
+            why.args = (
+                f"{why}; every client must answer (runtime.quorum is 1): with a lower quorum in the run's config.yaml it is missing",
+            )
             raise why
         else:
             berth.lost = True  # the quorum decides, in the coordinator, whether the run can go on

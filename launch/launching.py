@@ -81,7 +81,7 @@ def resume(folder: Path, options: Options) -> int:
     placement = _placement(folder)
     if placement["on"] != options.on:
         raise ConfigError(f"--on is {options.on!r}: the workers of {folder} were started by {placement['on']!r}")
-    config = configuration.load(folder / "config.yaml")
+    config = runs.load_kept(folder)
     if runs.is_finished(folder):
         return 0
     with _site(config, options, placement["run"], folder / "logs", placement["placed"]) as site:

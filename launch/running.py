@@ -17,9 +17,9 @@ from dpcfl_net import summary
 from dpcfl_net.build import make_job, with_noise_seed
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
-from dpcfl_net.experiment import OPERATOR_PUB, Job, read_job, read_operator_key, write_job
+from dpcfl_net.experiment import Job, read_job, read_operator_key, write_job
 from dpcfl_net.plugins import short
-from dpcfl_net.run_lock import held
+from dpcfl_net.run_lock import LOCK, held
 from dpcfl_net.statement import replace_one_epsilon
 from dpcfl_net.wire.keys import make_operator_keys
 from launch import processes
@@ -66,11 +66,6 @@ def prepare(folder: Path, config: Config, site: Site | None = None) -> None:
     write_job(job, folder, folder / "keys")
 
 
-def is_prepared(folder: Path) -> bool:
-    """Whether all that a run starts from is there: what `prepare` writes last is."""
-    return (folder / OPERATOR_PUB).exists()
-
-
 def write_config(folder: Path, config: Config) -> None:
     """Write the resolved configuration: itself a valid CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,18 +73,27 @@ def write_config(folder: Path, config: Config) -> None:
     (folder / "config.yaml").write_text(text)
 
 
-def run_and_report(folder: Path, config: Config, before: float = 0.0, site: Site | None = None) -> tuple[int, dict[str, Any]]:
+def run_and_report(
+    folder: Path, config: Config, before: float = 0.0, site: Site | None = None, interrupts: Interrupts | None = None
+) -> tuple[int, dict[str, Any]]:
     """A run as a person sees it, with its report; (exit code, run.json)."""
+    if interrupts is None:
+        with Interrupts() as own:
+            return run_and_report(folder, config, before, site, own)
     from launch.screen import open_screen
 
-    with Interrupts() as interrupts:
-        screen = open_screen()
-        document, failure = run_in(folder, config, screen, before, site, interrupts, tell=_tell)
-        if not document:
-            print("stopped before the run began: nothing is left of it")
-            return 130, document
-        # The first signal may have ended the run; one more says that nobody waits for the report either.
-        reported = interrupts.count <= (document["state"] == "interrupted") and _report(folder, interrupts)
+    screen = open_screen()
+    document, failure = run_in(folder, config, screen, before, site, interrupts, tell=_tell)
+    if not document:
+        left = folder.exists()
+        print(
+            f"stopped before it went on; again: {_again(folder, site)}"
+            if left
+            else "stopped before the run began: nothing is left of it"
+        )
+        return 130, document
+    # The first signal may have ended the run; one more says that nobody waits for the report either.
+    reported = interrupts.count <= (document["state"] == "interrupted") and _report(folder, interrupts)
     again = f"go on with: {_again(folder, site)}"
     if failure is not None:
         print(f"what was done is in {folder}; {again}")
@@ -122,14 +126,18 @@ def run_in(
             return run_in(folder, config, screen, before, site, own, tell)
     site = site or Here()
     with held(folder):
-        run = processes.run_of(folder, config, site)
+        fresh = all(path.name == LOCK for path in folder.iterdir())
+        run: processes.Run | None = None
         book: Book | None = None
         state, failure = "failed", None
         try:
             with interrupts.raising():
                 interrupts.check()
+                run = processes.run_of(folder, config, site)
                 run.warm()
-                job = _job(folder, config, site)
+                if fresh:
+                    prepare(folder, config, site)
+                job = read_job(folder, read_operator_key(folder))
             book = Book(folder, job, before, run)
             run.start(job, interrupts)
             book.write("running")
@@ -145,10 +153,11 @@ def run_in(
             tell(failure)
         finally:
             screen.close()
-            run.stop()
+            if run is not None:
+                run.stop()
         if book is None:
-            if not is_prepared(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # half of a job is none
+            if fresh:  # made just now: half of a job is none
+                shutil.rmtree(folder, ignore_errors=True)
             if failure is not None:
                 raise failure
             return {}, None
@@ -156,13 +165,6 @@ def run_in(
             return book.write(state, last=True), failure
         except OSError as error:
             return book.document, failure or RunFailed(_words(folder, error))
-
-
-def _job(folder: Path, config: Config, site: Site) -> Job:
-    """The folder's signed job, made if it is a new folder."""
-    if not is_prepared(folder):
-        prepare(folder, config, site)
-    return read_job(folder, read_operator_key(folder))
 
 
 def _report(folder: Path, interrupts: Interrupts) -> bool:

@@ -19,15 +19,21 @@ from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.statement import replace_one_epsilon
 from dpcfl_net.wire.keys import make_keys
 from launch import local
+from launch.interrupts import Interrupts
 from launch.running import new_folder, run_and_report, write_config
 from launch.sites import Site
 
 
 def new(path: Path, overrides: Iterable[str], out: Path) -> int:
     """Make a job and run it; the exit code."""
-    config = configuration.load(path, overrides)
-    code, _ = run_and_report(new_folder(config, out), config)
-    return code
+    return _new(path, overrides, out)[0]
+
+
+def _new(path: Path, overrides: Iterable[str], out: Path) -> tuple[int, dict[str, Any]]:
+    with Interrupts() as interrupts:
+        with interrupts.raising():
+            config = configuration.load(path, overrides)
+        return run_and_report(new_folder(config, out), config, interrupts=interrupts)
 
 
 def quickstart(path: Path, out: Path) -> int:
@@ -36,8 +42,7 @@ def quickstart(path: Path, out: Path) -> int:
 
     done: list[dict[str, Any]] = []
     for override in ([], ["algorithm.name=global"], ["algorithm.name=local"]):
-        config = configuration.load(path, override)
-        code, document = run_and_report(new_folder(config, out), config)
+        code, document = _new(path, override, out)
         if code:
             return code
         done.append(document)
@@ -47,10 +52,20 @@ def quickstart(path: Path, out: Path) -> int:
 
 def resume(folder: Path) -> int:
     """Go on with a run that was stopped or killed: the same signed job, ledgers and checkpoints."""
-    config = configuration.load(folder / "config.yaml")
+    config = load_kept(folder)
     if (folder / "placement.json").exists():
         raise ConfigError(f"the workers of {folder} are on other hosts: go on with dpcfl launch --resume {folder} --on ...")
     return 0 if is_finished(folder) else go_on(folder, config)
+
+
+def load_kept(folder: Path) -> Config:
+    """The configuration of a run folder; ConfigError, naming the file, for one that is missing or damaged."""
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder} is not a run folder: it holds no config.yaml")
+    try:
+        return configuration.load(folder / "config.yaml")
+    except ConfigError as error:
+        raise ConfigError([f"{folder / 'config.yaml'}: {problem}" for problem in error.problems]) from None
 
 
 def is_finished(folder: Path) -> bool:

@@ -1,0 +1,219 @@
+"""Every file of an interrupted run cut, changed in one bit or missing, and a full disk: the run goes on with equal bits, or says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, write_config
+
+from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.experiment import read_job, read_operator_key
+from dpcfl_net.privacy.durable import Disk
+from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.protocol import digest
+
+ROUNDS = 6
+SETTINGS = {
+    "data": {"dataset": "digits", "clients": [1, 1, 1], "train_per_client": 200, "test_per_client": 40},
+    "model": {"name": "linear"}, "rounds": ROUNDS, "algorithm": {"name": "dp-ifca", "clusters": 2},
+}  # fmt: skip
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] if len(data) > 40 else data[: len(data) // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    if data:
+        data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES = (cut, flip, remove)
+# What of the run cannot be made again: file, what the message names, exit codes. Everything else must not matter.
+NEEDED = [
+    ("config.yaml", "config.yaml", {2}),
+    ("protocol.json", "protocol.json", {3}),
+    ("protocol.json.sig", "protocol.json", {3}),
+    ("experiment.json", "experiment.json", {3}),
+    ("experiment.json.sig", "experiment.json", {3}),
+    ("operator.pub", "operator", {2, 3}),
+    ("keys/client_0000/client_0000.public", "client 0", {2, 3}),
+    ("keys/client_0000/client_0000.secret", "client 0", {2, 3}),
+    ("keys/coordinator/coordinator.public", "coordinator", {2, 3}),
+    ("keys/coordinator/coordinator.secret", "", {2, 3}),
+    ("keys/observer/observer.secret", "observer", {2, 3}),
+    ("ledgers/client_0000/ledger.jsonl", "ledger", {3}),
+    ("ledgers/client_0000/counter", "ledger", {3}),
+    ("transcript.msgpack", "transcript", {3}),
+]
+# A damaged one of these is made again, or passed over and said.
+SPARE = [
+    "run.json", "metrics.jsonl", "clusters.jsonl", "messages.jsonl", "spans.jsonl", "warnings.jsonl", "first_round.npz", ".lock",
+    "addresses/coordinator", "logs/coordinator.log", "keys/operator/operator.secret",
+    "checkpoints/round_00003/state.msgpack", "checkpoints/round_00003/cluster_1.safetensors", "checkpoints/round_00003/sha256",
+]  # fmt: skip
+QUICK = {("metrics.jsonl", cut), ("run.json", cut), ("checkpoints/round_00003/cluster_1.safetensors", flip)}
+QUICK_NEEDED = {("operator.pub", remove), ("ledgers/client_0000/ledger.jsonl", flip), ("config.yaml", cut)}
+
+
+def models(folder: Path) -> bytes:
+    found = Checkpoints(folder / "checkpoints").newest()
+    assert found is not None
+    return bytes(found[1].models.tobytes())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[Path, bytes]:
+    """A run that was killed after round 3, its newest checkpoint that of round 3; and the models of an undisturbed one."""
+    out = tmp_path_factory.mktemp("faults")
+    settings = write_config(out / "c", **SETTINGS)
+    done = dpcfl("run", settings, "--out", out / "whole")
+    assert done.returncode == 0, done.stderr
+    (whole,) = (out / "whole").iterdir()
+    part = out / "part" / "run"
+    shutil.copytree(whole, part, ignore=shutil.ignore_patterns("checkpoints", "ledgers"))
+    shutil.rmtree(part)
+    killed = subprocess.Popen(
+        [*DPCFL, "run", str(settings), "--out", str(out / "part")], cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not [*(out / "part").glob("*/checkpoints/round_00003")] and time.monotonic() < deadline:
+        time.sleep(0.002)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    (part,) = (out / "part").iterdir()
+    assert_nothing_left(part)
+    kept = Checkpoints(part / "checkpoints")
+    for t in (4, 5):  # it may have been a round further when it was killed
+        shutil.rmtree(part / "checkpoints" / f"round_{t:05d}", ignore_errors=True)
+    assert kept.rounds()[-1] == 3
+    return part, models(whole)
+
+
+def damaged(runs, tmp_path: Path, name: str, damage) -> Path:
+    folder = tmp_path / "run"
+    shutil.copytree(runs[0], folder)
+    if not (folder / name).exists():
+        pytest.skip(f"this run was killed before there was a {name}")
+    damage(folder / name)
+    return folder
+
+
+def marked(cases, quick):
+    return [
+        pytest.param(
+            *case, damage, marks=() if (case[0], damage) in quick else pytest.mark.slow, id=f"{case[0]}-{damage.__name__}"
+        )
+        for case in cases
+        for damage in DAMAGES
+    ]
+
+
+@pytest.mark.parametrize(("name", "damage"), marked([(name,) for name in SPARE], QUICK))
+def test_a_run_goes_on_with_equal_bits(runs, tmp_path, name, damage):
+    folder = damaged(runs, tmp_path, name, damage)
+    done = dpcfl("run", "--resume", folder)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr + done.stdout
+    assert models(folder) == runs[1]
+    if name.startswith("checkpoints"):
+        assert "round_00003 cannot be read" in (folder / "warnings.jsonl").read_text()
+    assert json.loads((folder / "run.json").read_text())["state"] == "finished"
+    again = dpcfl("report", folder)
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("name", "said", "codes", "damage"), marked(NEEDED, QUICK_NEEDED))
+def test_what_cannot_go_on_says_why_and_changes_nothing(runs, tmp_path, name, said, codes, damage):
+    folder = damaged(runs, tmp_path, name, damage)
+    before = {path: path.read_bytes() for part in ("ledgers", "checkpoints", "keys") for path in (folder / part).rglob("*.*")}
+    done = dpcfl("run", "--resume", folder)
+    words = done.stderr + done.stdout
+    assert "Traceback" not in words, words
+    if done.returncode == 0:  # a bit that nobody reads, or a cut that costs the last record of a transcript alone
+        assert models(folder) == runs[1]
+        return
+    assert done.returncode in codes, words
+    assert said in done.stderr, words
+    assert_nothing_left(folder)
+    for path, content in before.items():
+        assert path.read_bytes().startswith(content), f"{path} was changed"
+    assert (folder / "checkpoints/round_00003").is_dir()
+
+
+def torn(folder: Path) -> None:
+    """What a crash in the middle of a debit's line leaves: its key, and a part of the line."""
+    job = read_job(folder, read_operator_key(folder))
+    where = folder / "ledgers/client_0001"
+    lines = read_ledger(where)
+    last = max(line.round for line in lines)
+    note = {"job": digest(job.protocol), "round": last + 1, "kind": "train", "id": "5" * 64, "key": "6" * 64}
+    Disk().replace(where / "keys" / f"{len(lines):08d}.key", json.dumps(note, sort_keys=True, separators=(",", ":")).encode())
+    with (where / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"events":[{"noise_multi')
+
+
+def test_a_torn_line_in_one_ledger_costs_one_answer_and_never_the_run(runs, tmp_path):
+    """With a quorum of 1: the lost answer is charged and final, and counts; asked again and again it would stay lost."""
+    folder = tmp_path / "run"
+    shutil.copytree(runs[0], folder)
+    torn(folder)
+    done = dpcfl("run", "--resume", folder)
+    assert done.returncode == 0, done.stderr + done.stdout
+    warned = (folder / "warnings.jsonl").read_text()
+    assert "client 1 answered round" in warned
+    assert "lost" in warned
+    assert len([line for line in read_ledger(folder / "ledgers/client_0001") if line.type in ("debit", "closed")]) == ROUNDS
+    assert dpcfl("verify", folder).returncode == 0
+
+
+def test_a_quorum_that_cannot_be_reached_names_its_setting(runs, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(runs[0], folder)
+    flip(folder / "ledgers/client_0000/ledger.jsonl")
+    done = dpcfl("run", "--resume", folder)
+    assert (done.returncode, "runtime.quorum" in done.stderr) == (3, True), done.stderr
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("quorum: 1.0", "quorum: 0.6"))
+    done = dpcfl("run", "--resume", folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "run.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of one's own needs root")
+@pytest.mark.parametrize("room", [pytest.param(300, marks=pytest.mark.slow), 1200, pytest.param(2500, marks=pytest.mark.slow)])
+def test_a_full_disk_says_so_and_the_run_goes_on_when_there_is_room(tmp_path, room):
+    """A file system of so many KiB: full while the run starts, in the middle, at its end. More room, and it goes on."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}k", "tmpfs", str(place)], check=False).returncode:
+        pytest.skip("this machine mounts no file system of one's own")
+    try:
+        settings = {**SETTINGS, "output": {"transcript": "full"}, "model": {"name": "digits-cnn"}}
+        done = dpcfl("run", write_config(tmp_path / "c", **settings), "--out", place / "runs")
+        words = done.stdout + done.stderr
+        assert done.returncode in (2, 4), words
+        assert "Traceback" not in words, words
+        assert "No space left on device" in words, words
+        subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+        (folder,) = (place / "runs").iterdir() if (place / "runs").exists() and any((place / "runs").iterdir()) else (None,)
+        if folder is not None:
+            assert_nothing_left(folder)
+            again = dpcfl("run", "--resume", folder)
+            assert again.returncode == 0, again.stderr + again.stdout
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
