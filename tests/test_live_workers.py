@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from multiprocessing.connection import wait
 
 import numpy as np
@@ -299,10 +300,22 @@ def test_clients_that_share_processes_give_the_same_bits(everybody, tmp_path, mo
 
 
 def test_ctrl_c_between_summonses_leaves_nothing_and_the_run_resumes(everybody, tmp_path):
-    folder, watching = tmp_path / "run", Watching(lambda process: signal.raise_signal(signal.SIGINT))
+    folder = tmp_path / "run"
     folder.mkdir()
     settings = config.resolve({**SMALL, **TWELVE, "runtime": {"max_live_workers": 3}})
-    document, failure = running.run_in(folder, settings, watching)
+
+    def ctrl_c() -> None:
+        """After the first round, with the coordinator held: the run cannot be over before the signal is seen."""
+        while not (folder / "checkpoints/round_00001").exists():
+            time.sleep(0.002)
+        (coordinator,) = [p for p in psutil.Process().children() if "dpcfl coordinator" in " ".join(p.cmdline())]
+        coordinator.suspend()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=ctrl_c)
+    pressing.start()
+    document, failure = running.run_in(folder, settings, Watching())
+    pressing.join()
     assert (document["state"], failure) == ("interrupted", None)
     assert 1 <= document["rounds_done"] < 4
     assert_nothing_left(folder, 0)
