@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,6 +156,34 @@ def model_template(
 
     batch_size: the expected one, whose physical shape a user's own model is tried in.
     """
+    if is_plugin(name):
+        layout = _layout(name, input_shape, classes, task, by_record, batch_size)
+    else:  # known once on a host, so that torch need not be loaded for it
+        from dpcfl_net import models
+
+        asked = {
+            "model": name,
+            "input_shape": input_shape,
+            "classes": classes,
+            "task": task,
+            "by_record": by_record,
+            "batch_size": batch_size,
+        }
+        asked["source"] = [version("torch"), hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()]
+        layout = remembered(
+            cache.folder() / "models", asked, lambda: _layout(name, input_shape, classes, task, by_record, batch_size)
+        )
+    parameters = sum(math.prod(shape) for _, shape in layout)
+    return ModelTemplate(
+        name=name, task=task, input_shape=list(input_shape), classes=classes, layout=[(key, shape) for key, shape in layout],
+        parameters=parameters, initial_seed=seed,
+    )  # fmt: skip
+
+
+def _layout(
+    name: str, input_shape: tuple[int, ...], classes: int, task: str, by_record: bool, batch_size: int
+) -> list[tuple[str, list[int]]]:
+    """Name and shape of every parameter of a model that can be trained; ConfigError as `model_template`."""
     from dpcfl_net import models
     from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
 
@@ -168,12 +197,7 @@ def model_template(
             Evaluator(module, task)
     except ConfigError as error:
         raise ConfigError([f"model.name is {name!r}: {problem}" for problem in error.problems]) from error
-    layout = [(key, list(shape)) for key, shape in models.layout(module)]
-    parameters = sum(math.prod(shape) for _, shape in layout)
-    return ModelTemplate(
-        name=name, task=task, input_shape=list(input_shape), classes=classes, layout=layout, parameters=parameters,
-        initial_seed=seed,
-    )  # fmt: skip
+    return [(key, list(shape)) for key, shape in models.layout(module)]
 
 
 # What passed in this process, by the function that builds it: a job's model is asked for twice, a sweep's many times.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,6 +103,8 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     abort = True
     try:
         write_atomically(spec.folder / "addresses" / COORDINATOR, endpoint.address)
+        loading = threading.Thread(target=importlib.import_module, args=("torch",), name="torch")
+        loading.start()  # the first model needs it; clients are started and join meanwhile
         fed = NetworkFederation(
             protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, join_timeout_s=spec.join_timeout_s,
             max_live=spec.max_live, tell=teller(_pipe(spec.summons, readable=False)), lost=lost_ones(_pipe(spec.lost)),
@@ -108,6 +112,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         )  # fmt: skip
         fed.curator = curator
         fed.join()
+        loading.join()
         records.joined()
 
         def on_round(t: int, state: State) -> None:

@@ -42,9 +42,6 @@ class ObserverSpec:
 
 def run_observer(spec: ObserverSpec) -> None:
     """Evaluate what the coordinator publishes and gather what workers report, until the run's end."""
-    import torch
-
-    torch.set_num_threads(1)
     job = read_job(spec.job, spec.operator_key)
     protocol = job.protocol
     inbox = ObserverInbox(
@@ -62,6 +59,9 @@ def run_observer(spec: ObserverSpec) -> None:
     try:
         (spec.folder / "addresses").mkdir(parents=True, exist_ok=True)
         write_atomically(spec.folder / "addresses" / OBSERVER, inbox.address)
+        import torch  # workers are started meanwhile
+
+        torch.set_num_threads(1)
         Observer(spec, job).listen(inbox)
     finally:
         inbox.close()

@@ -20,6 +20,8 @@ from launch.launcher import failure
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "NPY_", "MALLOC_")
 
+# Several threads would compute other bits, and take the cores that workers compute on.
+SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Modules are found where the launcher finds them, whatever stands in the folder that it was started in.
 _MAIN = "import sys; sys.path[:] = {path!r}; from launch.role import main; main()"
 
@@ -27,7 +29,8 @@ _MAIN = "import sys; sys.path[:] = {path!r}; from launch.role import main; main(
 def environment(extra: Iterable[str] = ()) -> dict[str, str]:
     """What such a process finds in its environment: the variables above, and those named in `extra`."""
     names = {*_PASSED, *extra}
-    return {name: value for name, value in os.environ.items() if name in names or name.startswith(_PASSED_PREFIXES)}
+    passed = {name: value for name, value in os.environ.items() if name in names or name.startswith(_PASSED_PREFIXES)}
+    return passed | SINGLE_THREAD
 
 
 class Interpreter:

@@ -19,6 +19,7 @@ from dpcfl_net.devices import CPU, Device
 from dpcfl_net.slots import host_folder
 from dpcfl_net.worker_spec import GroupSpec, WorkerSpec
 from launch.child import Child
+from launch.interpreter import SINGLE_THREAD
 from launch.interrupts import held_back
 from launch.launcher import Node, Posting
 
@@ -28,23 +29,27 @@ PRELOAD, JOB = "launch.preload", "DPCFL_PRELOAD_JOB"
 
 def forkserver() -> Any:
     """The context whose processes are forked from a parent that has everything loaded and no thread, socket or GPU."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = "1"  # before that parent starts
+    os.environ.update(SINGLE_THREAD)  # before that parent starts
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
 
 
-def preload(folder: Path, operator_key: str, data_root: str | None) -> None:
-    """Start that parent, which reads the job in `folder` too; nothing happens if it runs already."""
+def preload(job: tuple[Path, str, str | None] | None = None) -> None:
+    """Start that parent; nothing happens if it runs already.
+
+    job: (folder, operator's key, root of the data sets) of a job that it reads too, for workers to inherit.
+    """
     forkserver()
-    os.environ[JOB] = json.dumps({"folder": str(folder), "operator_key": operator_key, "data_root": data_root})
+    if job is not None:
+        folder, operator_key, data_root = job
+        os.environ[JOB] = json.dumps({"folder": str(folder), "operator_key": operator_key, "data_root": data_root})
     try:
         with held_back():
             ensure_running()
     finally:
-        del os.environ[JOB]
+        os.environ.pop(JOB, None)
 
 
 def cores() -> int:

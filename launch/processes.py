@@ -39,6 +39,8 @@ def worker_processes(config: Config, clients: int) -> int:
     return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
 
 
+# Up to so many clients each worker reads the job in less time than their parent would be waited for.
+SMALL_ROSTER = 100
 # What the processes of these names run, as `Interpreter` takes it.
 MAINS = {COORDINATOR: "dpcfl_net.coordinator:run_coordinator", OBSERVER: "dpcfl_net.observer:run_observer"}
 
@@ -100,6 +102,8 @@ class FederationRun:
         pipes = (self._telling.fileno(), self._told.fileno())
         self._spawn(COORDINATOR, pass_fds=pipes)
         self._spawn(OBSERVER, extra=("DPCFL_DATA", "XDG_CACHE_HOME"))
+        if sum(self.config.data.clients) <= SMALL_ROSTER:
+            self.site.preload()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`: observer and coordinator, then every worker, unless they are more than may be connected at once."""
@@ -111,7 +115,7 @@ class FederationRun:
                 self.config.output.evaluate_every,
             )
         )  # fmt: skip
-        self.site.preload(self.folder, operator_key, self.config.data.root)
+        self.site.preload((self.folder, operator_key, self.config.data.root))  # unless it runs already
         observer = self._address(OBSERVER, interrupts)
         self.children[COORDINATOR].start(
             CoordinatorSpec(

@@ -45,8 +45,8 @@ class Site(Protocol):
     def reached(self, address: str) -> str:
         """How workers reach what listens at `address`."""
 
-    def preload(self, folder: Path, operator_key: str, data_root: str | None) -> None:
-        """Have loaded what every worker of the job in `folder` needs, while nobody waits for it yet."""
+    def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
+        """Have loaded what every worker needs, as `local.preload`, while nobody waits for it yet."""
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """What starts the workers of the job in `folder`."""
@@ -84,11 +84,11 @@ class Here:
         """See `Site`."""
         return address
 
-    def preload(self, folder: Path, operator_key: str, data_root: str | None) -> None:
+    def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """See `Site`."""
         from launch.local import preload
 
-        preload(folder, operator_key, data_root)
+        preload(job)
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """See `Site`."""
@@ -185,7 +185,7 @@ class Elsewhere:
         """See `Site`."""
         return f"tcp://{_bracketed(self._listening.address)}:{address.rpartition(':')[2]}"
 
-    def preload(self, folder: Path, operator_key: str, data_root: str | None) -> None:
+    def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """See `Site`: agents load it where they are."""
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
