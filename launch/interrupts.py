@@ -17,10 +17,12 @@ class Interrupts:
     """Counts INT, TERM and HUP while it is entered; a signal that was ignored before, as under nohup, stays ignored.
 
     `fileno` is readable once a signal has come. Off the main thread, where Python allows no handlers, nothing is counted.
+    until_exit: once one has come, further ones are ignored after this too, for a process that then has nothing to do but exit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, until_exit: bool = False) -> None:
         self.count = 0
+        self._until_exit = until_exit
         self._raising = False
         self._before: dict[signal.Signals, Any] = {}
         self._read = self._write = self._wakeup = -1
@@ -40,7 +42,7 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         if threading.current_thread() is threading.main_thread():
             for number, before in self._before.items():
-                signal.signal(number, before)
+                signal.signal(number, signal.SIG_IGN if self._until_exit and self.count else before)
             signal.set_wakeup_fd(self._wakeup)
         os.close(self._read)
         os.close(self._write)

@@ -78,7 +78,7 @@ def run_and_report(
 ) -> tuple[int, dict[str, Any]]:
     """A run as a person sees it, with its report; (exit code, run.json)."""
     if interrupts is None:
-        with Interrupts() as own:
+        with Interrupts(until_exit=True) as own:
             return run_and_report(folder, config, before, site, own)
     from launch.screen import open_screen
 

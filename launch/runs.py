@@ -30,7 +30,7 @@ def new(path: Path, overrides: Iterable[str], out: Path) -> int:
 
 
 def _new(path: Path, overrides: Iterable[str], out: Path) -> tuple[int, dict[str, Any]]:
-    with Interrupts() as interrupts:
+    with Interrupts(until_exit=True) as interrupts:
         with interrupts.raising():
             config = configuration.load(path, overrides)
         return run_and_report(new_folder(config, out), config, interrupts=interrupts)
