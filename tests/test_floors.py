@@ -9,7 +9,7 @@ from conftest import ROOT
 
 FLOORS = {
     "dpcfl_net.types": 0, "dpcfl_net.errors": 0, "dpcfl_net.tensors": 0, "dpcfl_net.vision": 0, "dpcfl_net.runlog": 0, "dpcfl_net.plugins": 0,
-    "dpcfl_net.devices": 0, "dpcfl_net.nvidia_smi": 0,
+    "dpcfl_net.devices": 0, "dpcfl_net.nvidia_smi": 0, "dpcfl_net.files": 0, "dpcfl_net.names": 0, "dpcfl_net.yaml_file": 0, "dpcfl_net.config_messages": 0,
     "dpcfl_net.wire": 1, "dpcfl_net.privacy": 1, "dpcfl_net.clustering": 1, "dpcfl_net.data": 1, "dpcfl_net.models": 1, "dpcfl_net.job": 1,
     "dpcfl_net.slots": 1, "dpcfl_net.checkpoint": 1, "dpcfl_net.losses": 0, "dpcfl_net.layers": 0, "dpcfl_net.sgd": 1,
     "dpcfl_net.federation": 2,
