@@ -63,7 +63,7 @@ def spoken(data):
     [
         ({"partition": "dirichlet", "shift": "none"}, "alpha"),
         ({"alpha": 0.3}, "alpha"),
-        ({**SKEWED, "alpha": 0.0}, "greater than 0"),
+        ({**SKEWED, "alpha": 0.0}, "greater than or equal to 0.001"),
         ({**SKEWED, "alpha": math.inf}, "finite"),
         ({**SKEWED, "shift": "rotation"}, "true clusters"),
         ({"validation": 1.0}, "less than 1"),

@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict
 from dpcfl_net import plugins
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.files import shown
 from dpcfl_net.job import ClientEntry, LocalTraining, PrivacyTarget, Protocol
+from dpcfl_net.names import hint
 from dpcfl_net.types import ClientHalf, Event, Slot, State, TensorSpec
 
 MODEL = TensorSpec("f4", ("p",))
@@ -25,7 +27,7 @@ INDEX = TensorSpec("i8")
 class Options(BaseModel):
     """An algorithm's own settings: `dpcfl schema` and every error message are built from these."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -201,7 +203,8 @@ def find(name: str) -> type[Algorithm]:
     """The algorithm `name`, or the class `package.module:Class` of the user's own; ConfigError for what is neither."""
     if not plugins.is_plugin(name):
         if name not in registry():
-            raise ConfigError(f"algorithm.name is {name!r}: must be one of {', '.join(registry())} or package.module:Class")
+            known = f"must be one of {', '.join(registry())} or package.module:Class"
+            raise ConfigError(f"algorithm.name is {shown(name)}: {known}{hint(name, registry())}")
         return registry()[name]
     own = plugins.load("algorithm.name", name)
     if not (isinstance(own, type) and issubclass(own, Algorithm)):
