@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
 from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.files import opened, read_text
 
 CURVE_LENGTH = 40  # characters of z85 for 32 bytes
+LONGEST_FILE = 4096  # bytes
 
 
 def write_keypair(folder: str | Path, name: str) -> str:
@@ -42,6 +45,14 @@ def write_operator_key(folder: str | Path, name: str = "operator") -> str:
     public = secret.public_key().public_bytes_raw().hex()
     _write_pair(folder, name, public, secret.private_bytes_raw().hex())
     return public
+
+
+def read_operator_key(path: str | Path) -> str:
+    """The operator's public key, 64 hex digits; ConfigError if it is missing or no key."""
+    text = _read(Path(path))
+    if re.fullmatch(r"[0-9a-f]{64}", text) is None:
+        raise ConfigError(f"{path} does not hold an operator's public key, 64 hex digits")
+    return text
 
 
 def sign(secret_path: str | Path, data: bytes) -> str:
@@ -88,22 +99,15 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the key {path}: {error}") from None
+    return read_text(path, LONGEST_FILE).strip()
 
 
 def _read_secret(path: Path) -> str:
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigError(f"cannot read the key {path}: {error.strerror}") from None
-    with os.fdopen(handle) as file:
+    with opened(path) as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
             raise Refused("key-permissions", f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}")
-        return file.read(4096).strip()
+        return file.read(LONGEST_FILE).decode(errors="replace").strip()
 
 
 def _z85(path: Path, text: str) -> str:
