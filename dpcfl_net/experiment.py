@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from dpcfl_net.algorithms.base import Algorithm, find
 from dpcfl_net.config import Config
@@ -20,6 +21,7 @@ from dpcfl_net.data import cache
 from dpcfl_net.data.partition import DataSettings, Slice, open_set, plan_slices
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected, unprotected
+from dpcfl_net.files import read_bytes
 from dpcfl_net.job import (
     EXPERIMENT,
     PROTOCOL,
@@ -32,6 +34,7 @@ from dpcfl_net.job import (
     canonical,
     derive_seed,
     digest,
+    invalid_fields,
     read_experiment,
     read_protocol,
 )
@@ -83,11 +86,13 @@ def make_client_keys(folder: Path, clients: Iterable[int]) -> None:
 
 
 def algorithm_of(protocol: Protocol) -> Algorithm:
-    """The algorithm that a protocol names; Refused for one that this version, or this folder, does not have."""
+    """The algorithm that a protocol names; Refused for one, or for options, that this version or folder does not have."""
     try:
         return find(protocol.algorithm)(protocol)
     except ConfigError as error:
         raise Refused("algorithm", f"the job's {error}") from error
+    except ValidationError as error:
+        raise Refused("algorithm", f"the job's options of {protocol.algorithm}: {invalid_fields(error)}") from None
 
 
 def make_job(config: Config, key_folder: Path) -> Job:
@@ -300,7 +305,7 @@ def read_job(folder: Path, operator_key: str) -> Job:
     content = hashlib.sha256()
     for name in (PROTOCOL, EXPERIMENT):
         for path in (folder / name, folder / f"{name}.sig"):
-            content.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
+            content.update(hashlib.sha256(read_bytes(path) if path.exists() else b"").digest())
     return _read_job(folder, operator_key, content.hexdigest())
 
 
@@ -309,7 +314,24 @@ def _read_job(folder: Path, operator_key: str, content: str) -> Job:
     protocol = read_signed_protocol(folder / PROTOCOL, operator_key)
     experiment = read_experiment(folder / EXPERIMENT, protocol)
     _check_signature(folder / EXPERIMENT, operator_key)
-    return Job(protocol, experiment)
+    return checked(Job(protocol, experiment))
+
+
+def checked(job: Job) -> Job:
+    """The job, refused unless its algorithm and options are known here and its experiment is of the roster's clients."""
+    algorithm_of(job.protocol)
+    experiment, clients = job.experiment, list(range(len(job.protocol.roster)))
+    try:
+        DataSettings.model_validate(experiment.data)
+    except ValidationError as error:
+        raise Refused("job-invalid", f"the experiment's data: {invalid_fields(error)}") from None
+    whose = {"the roster's ids": [entry.id for entry in job.protocol.roster], "slices": sorted(experiment.slices)}
+    for name, numbers in whose.items():
+        if numbers != clients:
+            raise Refused("job-invalid", f"{name} must be 0 to {len(clients) - 1}, each once")
+    if len(experiment.true_clusters) != len(clients):
+        raise Refused("job-invalid", f"true_clusters names {len(experiment.true_clusters)} clients, the roster {len(clients)}")
+    return job
 
 
 def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
@@ -322,7 +344,7 @@ def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
 def _check_signature(path: Path, operator_key: str) -> None:
     signature = path.with_name(path.name + ".sig")
     if not signature.exists() or not keys.verify(
-        operator_key, path.read_bytes(), signature.read_text(errors="replace").strip()
+        operator_key, read_bytes(path), read_bytes(signature).decode(errors="replace").strip()
     ):
         raise Refused("operator-signature", f"{path.name} is not signed by the operator whose key is pinned here")
 

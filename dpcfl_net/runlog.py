@@ -6,8 +6,18 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import check_fields, naming, read_bytes
+
+# Fields that are read again; others are for people.
+FIELDS: dict[str, tuple[type, ...]] = {
+    "view": (str,), "round": (int,), "time": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,),
+    "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,),
+}  # fmt: skip
 
 
 class Lines:
@@ -15,34 +25,74 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._path = path
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        if _is_torn(self._handle):  # a crash cut the last line: the next one must not continue it
+            os.write(self._handle, b"\n")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one object; NaN becomes null."""
-        os.write(self._handle, (json.dumps(_finite(line), separators=(",", ":")) + "\n").encode())
+        with naming(self._path):
+            os.write(self._handle, (json.dumps(_finite(line), separators=(",", ":")) + "\n").encode())
 
     def close(self) -> None:
         os.close(self._handle)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may be missing or torn at its end."""
+    """The lines of metrics.jsonl or clusters.jsonl.
+
+    The file may be missing. A line that a crash has cut is left out, as it is in the report, which says so.
+
+    Raises:
+        ConfigError: If the file cannot be read, or a line lacks `view` or `round` or has a field of another type.
+    """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}")]
+    found = []
+    for number, raw in enumerate(read_bytes(path).split(b"\n")[:-1], 1):
+        line = _parse(raw)
+        if line is None:
+            continue
+        where = f"{path}, line {number},"
+        if missing := [name for name in ("view", "round") if name not in line]:
+            raise ConfigError(f"{where} is damaged: it has no {missing[0]}")
+        check_fields(line, where, FIELDS)
+        found.append(line)
+    return found
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file whole; a reader never sees half of it."""
+    """Replace a small file whole; a reader never sees half of it. ConfigError for what is there and is no regular file."""
+    if path.exists() and not path.is_file():  # replacing a device would take it away from every other process
+        raise ConfigError(f"cannot write {path}: it is there and is not a regular file")
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    with naming(path):
+        try:
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, path)
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
 
 
 def say(text: str) -> None:
     """One line of a process's own log (its stderr): facts about the process, never about data."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _is_torn(handle: int) -> bool:
+    size = os.fstat(handle).st_size
+    return size > 0 and os.pread(handle, 1, size - 1) != b"\n"
 
 
 def _finite(value: Any) -> Any:

@@ -10,14 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from dpcfl_net import __version__, runlog
+from dpcfl_net import __version__, runlog, yaml_file
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.errors import ConfigError
-from dpcfl_net.experiment import Job, client_key, experiment_slice
+from dpcfl_net.experiment import Job, checked, client_key, experiment_slice
 from dpcfl_net.federation.curator import CURATOR
+from dpcfl_net.files import check_fields
 from dpcfl_net.job import (
     EXPERIMENT,
     PROTOCOL,
@@ -34,6 +33,10 @@ from dpcfl_net.privacy.remembered import cost, remembered
 from dpcfl_net.statement import privacy_statement
 from dpcfl_net.types import Event
 
+# What is read again of a run's config.yaml.
+RUN_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
+    "ledger": {"root": (str, type(None))}, "data": {"root": (str, type(None))}, "output": {"transcript": (str,)},
+}  # fmt: skip
 LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")
 
 
@@ -42,7 +45,19 @@ def read_run_job(folder: Path) -> Job:
     if not (folder / PROTOCOL).exists():
         raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
     protocol = read_protocol(folder / PROTOCOL)
-    return Job(protocol, read_experiment(folder / EXPERIMENT, protocol))
+    return checked(Job(protocol, read_experiment(folder / EXPERIMENT, protocol)))
+
+
+def run_settings(folder: Path) -> dict[str, Any]:
+    """The sections of a run's config.yaml as they are written there; ConfigError if they are not those of a run."""
+    path = folder / "config.yaml"
+    document = yaml_file.load(path)
+    for name, fields in RUN_SECTIONS.items():
+        section = document.get(name) if isinstance(document, dict) else None
+        if not isinstance(section, dict) or not set(fields) <= set(section):
+            raise ConfigError(f"{path} is damaged: it has no section {name} with {', '.join(fields)}")
+        check_fields(section, f"{path}, {name}", fields)
+    return dict(document)
 
 
 def run_document(
@@ -55,8 +70,8 @@ def run_document(
     server = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "server" and "bytes_up" in line]
     observed = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "observer"]
     clusters = runlog.read(folder / "clusters.jsonl")
-    seen = [line for line in clusters if line["view"] == "server"]
-    judged = [line for line in clusters if line["view"] == "observer" and "recovered" in line]
+    seen = [line for line in clusters if line.get("view") == "server"]
+    judged = [line for line in clusters if line.get("view") == "observer" and "recovered" in line]
     last = max(observed, key=lambda line: line["round"], default={})
     mixture: dict[str, Any] = next((line for line in seen if line.get("mss") is not None), {})
     agreement = max(judged, key=lambda line: line["round"], default={})
@@ -78,7 +93,7 @@ def run_document(
         "processes": processes,
         "devices": devices,
         "bytes_up": sum(line["bytes_up"] for line in server),
-        "bytes_down": sum(line["bytes_down"] for line in server),
+        "bytes_down": sum(line.get("bytes_down", 0) for line in server),
         "privacy": privacy,
         "final": {
             "accuracy_mean": last.get("accuracy_mean"),
@@ -90,7 +105,7 @@ def run_document(
             "ari": agreement.get("ari"),
             "mss": mixture.get("mss"),
             "mpo": mixture.get("mpo"),
-            "clusters": seen[-1]["clusters"] if seen else None,
+            "clusters": seen[-1].get("clusters") if seen else None,
         },
         "versions": {
             "dpcfl-net": __version__,
@@ -131,7 +146,7 @@ def ledger_folder(folder: Path, job: Job, client: int) -> Path:
     """Where a client's ledger of this run is: in the run folder, or with scope `dataset` under the ledger root."""
     if job.protocol.ledger_scope == "run":
         return folder / "ledgers" / client_key(client)
-    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings = run_settings(folder)
     return Path(settings["ledger"]["root"]).expanduser() / _slice_digest(
         canonical(job.experiment), client, settings["data"]["root"]
     )

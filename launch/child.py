@@ -64,8 +64,9 @@ class Child:
 
     def launch(self, context: Any) -> None:
         """Start it; with a forkserver context it is forked from the preloaded parent."""
-        self.process = context.Process(target=entry, args=(self.title, self.log, self.main, self.spec), name=self.title)
-        self.process.start()
+        process = context.Process(target=entry, args=(self.title, self.log, self.main, self.spec), name=self.title)
+        process.start()  # one that did not start cannot be joined
+        self.process = process
 
     def take_exit(self) -> int:
         """The exit code of a process that has ended; its handles are given back."""

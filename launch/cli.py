@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+
+MOST_CLIENTS, MOST_SECONDS, MOST_ROUNDS = 10_000, 1_000_000, 100_000  # as in the configuration
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +29,13 @@ def _above_zero(value: float) -> float:
     """What an option must be that the configuration has above 0 too."""
     if not value > 0:
         raise typer.BadParameter(f"{value:g} is not above 0")
+    return value
+
+
+def _bounded(value: float | None) -> float | None:
+    """Seconds, or an epsilon: above 0 and finite."""
+    if value is not None and not 0 < value <= MOST_SECONDS:
+        raise typer.BadParameter(f"{value:g} is not above 0 and at most {MOST_SECONDS:,}")
     return value
 
 
@@ -75,20 +85,20 @@ def launch(
     resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run; takes no configuration")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="ask the hosts, say who would run where, start nothing")] = False,
     sbatch: Annotated[Path | None, typer.Option(help="slurm: write a batch script to this file, start nothing")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="--sbatch: nodes")] = 1,
-    cpus: Annotated[int, typer.Option(min=1, help="--sbatch: CPUs of each node")] = 1,
-    gpus: Annotated[int, typer.Option(min=0, help="--sbatch: GPUs of each node")] = 0,
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: nodes")] = 1,
+    cpus: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: CPUs of each node")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, max=10_000, help="--sbatch: GPUs of each node")] = 0,
     time: Annotated[str, typer.Option(help="--sbatch: time limit, as SLURM writes it")] = "1:00:00",
 ) -> None:
     """Run an experiment with its workers on other hosts: coordinator and observer here, keys and ledgers there."""
     from dpcfl_net.errors import ConfigError
     from launch import launching
 
-    try:
-        first, second = map(int, ports.split(","))
-    except ValueError:
-        raise ConfigError(f"--ports is {ports!r}: must be two numbers, for example 5700,5701") from None
-    options = launching.Options(on, hosts, address, bind, (first, second), root, python, cpus_per_worker, gpus_per_worker)
+    found = ports.split(",")
+    if len(found) != 2 or not all(port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536 for port in found):
+        raise ConfigError(f"--ports is {ports!r}: must be two numbers from 0 to 65535, for example 5700,5701")
+    pair = (int(found[0]), int(found[1]))
+    options = launching.Options(on, hosts, address, bind, pair, root, python, cpus_per_worker, gpus_per_worker)
     if resume is not None:
         if config is not None or overrides or dry_run or sbatch:
             raise ConfigError("--resume takes no configuration, no overrides, no --dry-run and no --sbatch: the job is signed")
@@ -169,7 +179,7 @@ def job(
 
 
 @app.command()
-def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, help="how many clients")]) -> None:
+def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="how many clients")]) -> None:
     """Make the keys of operator, coordinator, observer and clients; secrets are files that only you can read."""
     from dpcfl_net.experiment import make_keys
 
@@ -197,15 +207,17 @@ def coordinator(
     out: Annotated[Path, typer.Option(help="run folder; holds the checkpoints to go on from")] = Path("run"),
     transcript: Annotated[Literal["off", "headers", "full"], typer.Option(help="what is kept of every message")] = "headers",
     quorum: Annotated[float, typer.Option(callback=_above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
-    round_timeout: Annotated[float, typer.Option(callback=_above_zero, help="seconds")] = 600.0,
-    join_timeout: Annotated[float, typer.Option(callback=_above_zero, help="seconds")] = 120.0,
+    round_timeout: Annotated[float, typer.Option(callback=_bounded, help="seconds")] = 600.0,
+    join_timeout: Annotated[float, typer.Option(callback=_bounded, help="seconds")] = 120.0,
 ) -> None:
     """Start the coordinator alone, on any host."""
     from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
+    from dpcfl_net.wire.keys import read_operator_key
 
+    key = read_operator_key(operator_key)
     out.mkdir(parents=True, exist_ok=True)
     spec = CoordinatorSpec(
-        protocol, operator_key.read_text().strip(), bind, observer, keys, out, transcript,
+        protocol, key, bind, observer, keys, out, transcript,
         quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout,
     )  # fmt: skip
     run_coordinator(spec)
@@ -214,24 +226,29 @@ def coordinator(
 @app.command()
 def worker(
     job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
-    client: Annotated[int, typer.Option(min=0, help="which client of the roster this is")],
+    client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="which client of the roster this is")],
     connect: Annotated[str, typer.Option(help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file, pinned here")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     ledgers: Annotated[Path, typer.Option(help="where this client's ledger is kept")] = Path("ledgers"),
-    ledger_budget: Annotated[float | None, typer.Option(help="scope dataset: total epsilon over all runs")] = None,
+    ledger_budget: Annotated[
+        float | None, typer.Option(callback=_bounded, help="scope dataset: total epsilon over all runs")
+    ] = None,
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    orphan_timeout: Annotated[float, typer.Option(help="leave after so many seconds without a coordinator")] = 60.0,
+    orphan_timeout: Annotated[
+        float, typer.Option(callback=_bounded, help="leave after so many seconds without a coordinator")
+    ] = 60.0,
     gpu: Annotated[str | None, typer.Option(help="UUID of the GPU to compute on (default: the CPU)")] = None,
     turns: Annotated[Path | None, typer.Option(help="folder that workers of this host share to compute one at a time")] = None,
 ) -> None:
     """Start one client alone, on any host."""
     from dpcfl_net.devices import Device
+    from dpcfl_net.wire.keys import read_operator_key
     from dpcfl_net.worker import run_worker
     from dpcfl_net.worker_spec import WorkerSpec
 
-    key = operator_key.read_text().strip()
+    key = read_operator_key(operator_key)
     run_worker(
         WorkerSpec(
             job, client, connect, observer, keys, key, ledgers, ledger_budget, data_root, (turns, 1) if turns else None,
@@ -248,27 +265,30 @@ def observer(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    evaluate_every: Annotated[int, typer.Option(min=1, help="evaluate every so many rounds, and the last")] = 1,
+    evaluate_every: Annotated[
+        int, typer.Option(min=1, max=MOST_ROUNDS, help="evaluate every so many rounds, and the last")
+    ] = 1,
 ) -> None:
     """Start the observer alone: the experimenter's instrument, outside the protocol."""
     from dpcfl_net.observer import ObserverSpec, run_observer
+    from dpcfl_net.wire.keys import read_operator_key
 
+    key = read_operator_key(operator_key)
     out.mkdir(parents=True, exist_ok=True)
-    run_observer(ObserverSpec(job, operator_key.read_text().strip(), bind, keys, out, data_root, evaluate_every))
+    run_observer(ObserverSpec(job, key, bind, keys, out, data_root, evaluate_every))
 
 
 @app.command()
 def account(json_file: Annotated[Path, typer.Option("--json", help="events and delta; - for standard input")]) -> None:
     """Epsilon of events, or the noise multiplier for an epsilon."""
     from dpcfl_net.errors import ConfigError
+    from dpcfl_net.files import parse_json, read_json, read_stdin, shown
     from dpcfl_net.privacy.accounting import account as solve
 
-    try:
-        document = json.loads(sys.stdin.read() if str(json_file) == "-" else json_file.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {json_file}: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{json_file} is not JSON: {error}") from None
+    most = 1 << 20
+    document = parse_json(read_stdin(most), "standard input") if str(json_file) == "-" else read_json(json_file, most)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{json_file} must hold a JSON object with events and delta, got {shown(document)}")
     typer.echo(json.dumps(solve(document)))
 
 
@@ -283,9 +303,9 @@ def schema() -> None:
 @app.command()
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
-    client: Annotated[int | None, typer.Option(help="only this client")] = None,
-    round: Annotated[int | None, typer.Option("--round", help="only this round")] = None,
-    limit: Annotated[int, typer.Option(help="at most so many messages")] = 200,
+    client: Annotated[int | None, typer.Option(min=0, help="only this client")] = None,
+    round: Annotated[int | None, typer.Option("--round", min=0, help="only this round")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="at most so many messages")] = 200,
 ) -> None:
     """What crossed the wire, as the server saw it."""
     from launch import runs
@@ -333,10 +353,12 @@ def bench(
         str,
         typer.Argument(help="dpsgd: speed against peers; live: a thousand clients on this machine; gpu: 21 workers on one GPU"),
     ] = "dpsgd",
-    clients: Annotated[int, typer.Option(min=1, help="live: clients enrolled")] = 1000,
-    sampled: Annotated[int, typer.Option(min=1, help="live: clients sampled a round, and connected at most")] = 100,
-    per_worker: Annotated[int, typer.Option(min=1, help="live: clients that share a process")] = 1,
-    slots_per_gpu: Annotated[int, typer.Option(min=1, help="gpu: workers that compute at once")] = 1,
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients enrolled")] = 1000,
+    sampled: Annotated[
+        int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients sampled a round, and connected at most")
+    ] = 100,
+    per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients that share a process")] = 1,
+    slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at once")] = 1,
 ) -> None:
     """Measure: DP-SGD as ratios against peers in one run, seconds a round and memory of many clients, or leases of a GPU."""
     from dpcfl_net import bench as benches
@@ -374,7 +396,7 @@ def reproduce(
 
 @app.command()
 def doctor(
-    clients: Annotated[int, typer.Option(min=1, help="workers that shall be there at once")] = 21,
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="workers that shall be there at once")] = 21,
 ) -> None:
     """What this machine can do, what would fail here, and the mend."""
     from launch import doctor as doctors
@@ -417,7 +439,7 @@ def selections(
 def invert(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
     against: Annotated[Path | None, typer.Option(metavar="RUN2", help="a second run on the same records: one grid")] = None,
-    records: Annotated[int, typer.Option(min=1, help="how many images to search")] = 6,
+    records: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="how many images to search")] = 6,
     data_root: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
 ) -> None:
     """Images and labels of records, rebuilt from the updates; for runs of configs/threats/invert_*.yaml."""
@@ -427,28 +449,48 @@ def invert(
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point: a user's mistake is a sentence on stderr and an exit code, never a traceback."""
-    from dpcfl_net.errors import ConfigError, DpcflError
-
+    """Entry point: a user's mistake is a sentence on stderr and an exit code, never a traceback; a bug shows one."""
     try:
         code = app(args=arguments, standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except DpcflError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
+        sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        code = 130
+    except BrokenPipeError:  # whoever read the output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 130
     except Exception as error:
-        if type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
-            print(f"error: {error.format_message()}", file=sys.stderr)
-            sys.exit(2)
-        raise
+        code = _told(error)
+        if code is None:
+            raise
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _told(error: Exception) -> int | None:
+    """Print what went wrong, a line for each problem; the exit code, or None for what only a bug can raise."""
+    from dpcfl_net.errors import ConfigError, DpcflError
+    from dpcfl_net.files import EXHAUSTED, reason
+
+    problems, code = [str(error)], 2
+    if isinstance(error, ConfigError):
+        problems = [" ".join(problem.splitlines()) for problem in error.problems]
+    elif isinstance(error, DpcflError):
+        code = error.exit_code
+    elif isinstance(error, OSError) and error.errno in EXHAUSTED:
+        problems, code = [f"{error.filename or 'output'}: {reason(error)}"], 4
+    elif isinstance(error, OSError) and error.filename is not None:
+        problems = [f"{error.filename}: {reason(error)}"]
+    elif type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
+        problems = [error.format_message()]
+    else:
+        return None
+    for problem in problems:
+        print(f"error: {_one_line(problem)}", file=sys.stderr)
+    return code
+
+
+def _one_line(text: str) -> str:
+    """Text from anywhere as a terminal may print it: no control characters; lines that belong together stay apart."""
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines())
 
 
 if __name__ == "__main__":

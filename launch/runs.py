@@ -13,20 +13,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from dpcfl_net import config as configuration
-from dpcfl_net import experiment, runlog, summary
+from dpcfl_net import experiment, runlog, summary, yaml_file
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError
 from dpcfl_net.expectations import expectations, step_seconds
 from dpcfl_net.experiment import Job
 from dpcfl_net.federation.claim import noisy_plans
+from dpcfl_net.files import read_object, write_text
 from dpcfl_net.plugins import short
 from dpcfl_net.statement import replace_one_epsilon
+from dpcfl_net.wire.keys import read_operator_key
 from launch import local, processes
 from launch.sites import Here, Site
 
+# Fields of run.json that are read again.
+RUN_FIELDS: dict[str, tuple[type, ...]] = {
+    "state": (str,), "rounds_done": (int,), "wall_s": (float,), "processes": (int,), "devices": (dict,), "privacy": (dict,),
+    "final": (dict,),
+}  # fmt: skip
 FIRST_COUNT_S = 1.0  # what counting epsilon is taken to cost before the first time: a run of seconds counts at its end only
 
 
@@ -74,7 +79,7 @@ def is_finished(folder: Path) -> bool:
     document = read_document(folder)
     finished = document.get("state") == "finished"
     if finished:
-        print(f"{folder} is finished: {document['rounds_done']} rounds")
+        print(f"{folder} is finished: {document.get('rounds_done', 'all')} rounds")
     return finished
 
 
@@ -136,7 +141,7 @@ def verify(folder: Path, operator_key: Path | None) -> int:
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a run folder")
-    checks = verify_run(folder, operator_key.read_text().strip() if operator_key else None)
+    checks = verify_run(folder, read_operator_key(operator_key) if operator_key else None)
     for check in checks:
         word = {True: "holds", False: "FAILS", None: "none "}[check.holds]
         print(f"{word}  {check.what}: {check.detail}")
@@ -199,7 +204,7 @@ def run_in(
     with _held(folder):
         if not (folder / "protocol.json").exists():
             prepare(folder, config)
-        operator_key = (folder / "operator.pub").read_text().strip()
+        operator_key = read_operator_key(folder / "operator.pub")
         job = experiment.read_job(folder, operator_key)
         site = site or Here()
         alone, clients = config.runtime.federation == "in-process", len(job.protocol.roster)
@@ -329,8 +334,7 @@ def prepare(folder: Path, config: Config, site: Site | None = None) -> None:
 def _write_config(folder: Path, config: Config) -> None:
     """The resolved configuration: itself a valid CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(config.model_dump(mode="json", exclude={"algorithms"}), sort_keys=False, default_flow_style=None)
-    (folder / "config.yaml").write_text(text)
+    write_text(folder / "config.yaml", yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"})))
 
 
 def new_folder(config: Config, out: Path) -> Path:
@@ -371,14 +375,9 @@ def _print_job(job: Job, config: Config) -> None:
 
 
 def read_document(folder: Path) -> dict[str, Any]:
-    """run.json, empty where there is none yet."""
-    import json
-
+    """run.json, empty where there is none yet; ConfigError if it is not what a run writes."""
     path = folder / "run.json"
-    if not path.exists():
-        return {}
-    document: dict[str, Any] = json.loads(path.read_text())
-    return document
+    return read_object(path, RUN_FIELDS) if path.exists() else {}
 
 
 def _wall(folder: Path) -> float:

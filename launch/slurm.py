@@ -65,7 +65,7 @@ def own_address(environment: Mapping[str, str] = os.environ) -> str:
 
 def script(command: Sequence[str], *, name: str, nodes: int, cpus: int, gpus: int, time: str) -> str:
     """The batch script of a run: `command` is `dpcfl launch ... --on slurm` with its arguments."""
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+    if not re.fullmatch(r"(\d{1,4}-)?\d{1,6}(:\d{1,2}){0,2}", time):
         raise ConfigError(f"--time is {time!r}: must be as SLURM writes it, for example 2:00:00")
     lines = [
         "#!/bin/bash",
