@@ -252,8 +252,10 @@ def _with_algorithm(document: Mapping[str, Any], problems: list[str]) -> dict[st
     merged = dict(document)
     chosen, by_name = merged.get("algorithm"), merged.get("algorithms")
     by_name = by_name if isinstance(by_name, dict) else {}
-    if not isinstance(chosen, dict) or "name" not in chosen:
-        problems.append("algorithm.name is missing: " + ", ".join(registry()))
+    if chosen is None or (isinstance(chosen, dict) and "name" not in chosen):
+        problems.append(f"algorithm.name is missing: must be one of {', '.join(registry())} or package.module:Class")
+        return {**merged, "algorithm": {}}
+    if not isinstance(chosen, dict):
         return merged
     name = chosen["name"]
     for listed, own in by_name.items():

@@ -58,6 +58,8 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading; ConfigError as `read_bytes`."""
+    if "\0" in str(path):
+        raise ConfigError(f"cannot read {shown(str(path))}: a path holds no null character")
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:

@@ -12,15 +12,15 @@ def nearest(word: str, names: Iterable[str], most: int | None = None) -> str | N
 
     Args:
         word: What was written.
-        names: Right names, in the order of preference between equally near ones.
+        names: Right names; of equally near ones the one that begins alike the longest counts, then the first.
         most: Largest `distance`; a third of the word's length, at least 1, if it is not given.
 
     Returns:
         The nearest name, or None if none is near. Case, and the difference between a hyphen and an underscore, do not count.
     """
-    if len(word) > LONGEST:
+    if not 0 < len(word) <= LONGEST:
         return None
-    found = [(distance(_plain(word), _plain(name)), name[:1] != word[:1], name) for name in names]
+    found = [(distance(_plain(word), _plain(name)), -_alike(word, name), name) for name in names]
     if not found:
         return None
     least, _, name = min(found, key=lambda item: item[:2])
@@ -48,6 +48,12 @@ def distance(first: str, second: str) -> int:
                 edits = min(edits, earlier[j - 2] + 1)
             row.append(edits)
     return row[-1]
+
+
+def _alike(first: str, second: str) -> int:
+    """How many letters the words begin with alike."""
+    different = (k for k, (letter, other) in enumerate(zip(first, second, strict=False)) if letter != other)
+    return next(different, min(len(first), len(second)))
 
 
 def _plain(word: str) -> str:

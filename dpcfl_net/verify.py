@@ -32,11 +32,12 @@ class Check:
 
 
 def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
-    """Every check that a run folder allows; ConfigError if it is no run folder."""
+    """Every check that a run folder allows; ConfigError if it is no run folder or holds no operator's key."""
     if not (folder / PROTOCOL).exists():
         raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
+    operator = operator_key or read_operator_key(folder / "operator.pub")
     try:
-        job = read_job(folder, operator_key or read_operator_key(folder / "operator.pub"))
+        job = read_job(folder, operator)
     except DpcflError as error:
         return [Check("job signed by the operator, experiment matches its hash", False, str(error))]
     checks = [Check("job signed by the operator, experiment matches its hash", True, f"job {digest(job.protocol)[:16]}")]

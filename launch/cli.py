@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+LONGEST_LINE = 2_000  # characters of one message
 MOST_CLIENTS, MOST_SECONDS, MOST_ROUNDS = 10_000, 1_000_000, 100_000  # as in the configuration
 
 app = typer.Typer(
@@ -285,10 +286,10 @@ def account(json_file: Annotated[Path, typer.Option("--json", help="events and d
     from dpcfl_net.files import parse_json, read_json, read_stdin, shown
     from dpcfl_net.privacy.accounting import account as solve
 
-    most = 1 << 20
-    document = parse_json(read_stdin(most), "standard input") if str(json_file) == "-" else read_json(json_file, most)
+    most, where = 1 << 20, "standard input" if str(json_file) == "-" else str(json_file)
+    document = parse_json(read_stdin(most), where) if str(json_file) == "-" else read_json(json_file, most)
     if not isinstance(document, dict):
-        raise ConfigError(f"{json_file} must hold a JSON object with events and delta, got {shown(document)}")
+        raise ConfigError(f"{where} must hold a JSON object with events and delta, got {shown(document)}")
     typer.echo(json.dumps(solve(document)))
 
 
@@ -452,17 +453,25 @@ def main(arguments: list[str] | None = None) -> Any:
     """Entry point: a user's mistake is a sentence on stderr and an exit code, never a traceback; a bug shows one."""
     try:
         code = app(args=arguments, standalone_mode=False)
-        sys.stdout.flush()
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except BrokenPipeError:  # whoever read the output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:  # closed by whoever started this
+            sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort, SystemExit):  # the last one: whoever read the output has left, as `head` does
         code = 130
     except Exception as error:
-        code = _told(error)
+        code = 130 if isinstance(error, BrokenPipeError) and _is_unread() else _told(error)
         if code is None:
             raise
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_unread() -> bool:
+    """Whether the reader of the output has left, as `head` does; what is left to print is dropped then."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _told(error: Exception) -> int | None:
@@ -484,13 +493,14 @@ def _told(error: Exception) -> int | None:
     else:
         return None
     for problem in problems:
-        print(f"error: {_one_line(problem)}", file=sys.stderr)
+        print(f"error: {_printable(problem)}", file=sys.stderr)
     return code
 
 
-def _one_line(text: str) -> str:
-    """Text from anywhere as a terminal may print it: no control characters; lines that belong together stay apart."""
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines())
+def _printable(text: str) -> str:
+    """Text from anywhere as a terminal may print it: no control characters, no line without end."""
+    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in lines)
 
 
 if __name__ == "__main__":

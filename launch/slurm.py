@@ -24,6 +24,9 @@ def allocation(environment: Mapping[str, str] = os.environ) -> list[tuple[str, i
         raise ConfigError(
             "--on slurm works inside an allocation: salloc -N 2 dpcfl launch ..., or sbatch the script of --sbatch"
         )
+    missing = [name for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE") if name not in environment]
+    if missing:
+        raise ConfigError(f"{missing[0]} is not set, as SLURM sets it inside an allocation")
     nodes = environment["SLURM_JOB_NODELIST"]
     listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
     if listed.returncode:

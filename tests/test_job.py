@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from dpcfl_net import config, experiment
 from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.expectations import step_seconds
 from dpcfl_net.job import Experiment, LocalTraining, Protocol, canonical, differences, digest, read_protocol
+from dpcfl_net.sgd import PlainSGD
 from dpcfl_net.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.worker import make_host
 
@@ -102,6 +104,20 @@ def test_targets_that_no_noise_reaches_are_configuration_errors(made):
     options = {"name": "r-dpcfl", "clusters": 4, "selection": {"rounds_fraction": 0.5, "budget_fraction": 0.9}}
     with pytest.raises(ConfigError, match=r"privacy\.epsilon"):
         experiment.make_job(config.resolve({**SMALL, "algorithm": options}), folder / "keys")
+
+
+def test_the_time_of_a_step_is_measured_on_a_few_steps_however_many_a_round_has(made, monkeypatch):
+    _, folder = made
+    document = {
+        **SMALL, "algorithm": {"name": "dp-fedavg", "sampling_rate": 1.0}, "local": {"epochs": 5000, "batch_size": 10}, "rounds": 2,
+        "data": {**SMALL["data"], "train_per_client": 400},
+        "privacy": {"epsilon": 5, "delta": 1e-2, "unit": "client", "trust": "trusted-server"},
+    }  # fmt: skip
+    job = experiment.make_job(config.resolve(document), folder / "keys")
+    records = []
+    monkeypatch.setattr(PlainSGD, "train", lambda engine, theta, data, order: records.append(len(data) * engine._epochs))
+    assert step_seconds(job, None, steps=8) > 0
+    assert records == [80, 80]
 
 
 def test_differences_are_told_field_by_field(made):

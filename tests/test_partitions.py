@@ -439,7 +439,7 @@ def test_the_roster_has_each_clients_own_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"data": {**LINED, "clients": [8]}, "model": {"name": "cnn"}}, "'cnn' cannot do regression"),
+        ({"data": {**LINED, "clients": [8]}, "model": {"name": "cnn"}}, "model.name is 'cnn': cannot do regression"),
         ({"data": {**SKEWED, "clients": [8], "alpha": None}}, "alpha"),
     ],
 )
