@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +20,8 @@ from pydantic import (
 
 from dpcfl_net import models, yaml_file
 from dpcfl_net.algorithms.base import Algorithm, Setting, find, registry
-from dpcfl_net.config_messages import allowed_keys, example_of, known_keys, missing_option, nearest_key, sentences
+from dpcfl_net.config_messages import allowed_keys, known_keys, nearest_key, sentences
+from dpcfl_net.config_options import with_algorithm
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.errors import ConfigError
@@ -189,11 +191,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 def read_document(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, as it is written there; ConfigError if it holds none."""
-    try:
-        missing = not path.exists()
-    except (OSError, ValueError) as error:  # a name that is too long, or that holds a null byte
-        raise ConfigError(f"cannot read {shown(str(path))}: {error}") from None
-    if missing:
+    if not os.path.exists(path):  # False, too, for a name that no file can have
         raise ConfigError(f"no such configuration file: {path}")
     document = yaml_file.load(path)
     if not isinstance(document, dict):
@@ -224,7 +222,7 @@ def resolve(document: Mapping[str, Any]) -> Config:
     The content of a data set of the user's own is pinned: `data.sha256` is filled in.
     """
     problems: list[str] = []
-    document = _with_what_follows(_with_algorithm(document, problems))
+    document = _with_what_follows(with_algorithm(document, problems, _key_hint))
     config: Config | None = None
     try:
         config = Config.model_validate(document, strict=True)
@@ -245,89 +243,6 @@ def _with_what_follows(document: Mapping[str, Any]) -> dict[str, Any]:
     if not in_process or not isinstance(output, dict) or "transcript" in output:
         return dict(document)
     return {**document, "output": {**output, "transcript": "off"}}  # no message crosses a wire
-
-
-def _with_algorithm(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Fold `algorithms.<name>` into `algorithm` and `local`; numbers like 5 are taken where 5.0 is meant."""
-    merged = dict(document)
-    chosen, by_name = merged.get("algorithm"), merged.get("algorithms")
-    by_name = by_name if isinstance(by_name, dict) else {}
-    if chosen is None or (isinstance(chosen, dict) and "name" not in chosen):
-        problems.append(f"algorithm.name is missing: must be one of {', '.join(registry())} or package.module:Class")
-        return {**merged, "algorithm": {}}
-    if not isinstance(chosen, dict):
-        return merged
-    name = chosen["name"]
-    for listed, own in by_name.items():
-        problems += _listed_problems(listed, own, chosen=listed == name)
-    try:
-        algorithm = find(str(name))
-    except ConfigError as error:
-        problems += error.problems
-        return merged
-    own = by_name.get(name)
-    own = dict(own) if isinstance(own, dict) else {}
-    local, before = own.pop("local", None), merged.get("local") or {}
-    if isinstance(local, dict) and isinstance(before, dict):
-        merged["local"] = {**before, **local}
-    options = _deep(own, {k: v for k, v in chosen.items() if k != "name"})
-    try:
-        options = algorithm.Options.model_validate(options, strict=True).model_dump(mode="json")
-    except ValidationError as error:
-        problems += _option_problems(str(name), algorithm, error)
-    merged["algorithm"] = {"name": name, **options}
-    return merged
-
-
-def _option_problems(name: str, algorithm: type[Algorithm], error: ValidationError) -> list[str]:
-    """What is wrong with the options of the chosen algorithm; for a missing one, the line to add."""
-    lacking = {
-        ".".join(map(str, ("algorithm", *item["loc"]))): item["loc"] for item in error.errors() if item["type"] == "missing"
-    }
-    lines = {
-        f"{field} is missing": missing_option(name, field, example_of(algorithm.Options, path))
-        for field, path in lacking.items()
-    }
-    keys = known_keys(algorithm.Options, "algorithm.")
-    found = sentences(error, lambda path: _key_hint(path, keys), "algorithm")
-    return [lines.get(sentence, sentence) for sentence in found]
-
-
-def _listed_problems(listed: str, own: Any, *, chosen: bool) -> list[str]:
-    """What is wrong with an entry of `algorithms`; options of the chosen algorithm are checked where they are used."""
-    if listed not in registry():
-        known = f"must be one of {', '.join(registry())}{hint(listed, registry())}"
-        return [] if is_plugin(listed) else [f"unknown algorithm {shown(f'algorithms.{listed}')}: {known}"]
-    if not isinstance(own, dict):
-        return []  # the schema says so
-    prefix, local = f"algorithms.{listed}", own.get("local", {})
-    if not isinstance(local, dict):
-        return [f"{prefix}.local is {shown(local)}: must be a section of keys and values"]
-    if chosen:
-        return []
-    options = {key: value for key, value in own.items() if key != "local"}
-    return _section_problems(f"{prefix}.local", LocalTraining, local) + _section_problems(
-        prefix, registry()[listed].Options, options
-    )
-
-
-def _section_problems(prefix: str, section: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values that are there; others may follow."""
-    try:
-        section.model_validate(values, strict=True)
-    except ValidationError as error:
-        keys = known_keys(section, f"{prefix}.")
-        found = sentences(error, lambda path: _key_hint(path, keys), prefix)
-        return [sentence for sentence in found if not sentence.endswith(" is missing")]
-    return []
-
-
-def _deep(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    out = dict(base)
-    for key, value in over.items():
-        old = out.get(key)
-        out[key] = _deep(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return out
 
 
 def _impossible(config: Config) -> list[str]:

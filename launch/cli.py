@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-LONGEST_LINE = 2_000  # characters of one message
 MOST_CLIENTS, MOST_SECONDS, MOST_ROUNDS = 10_000, 1_000_000, 100_000  # as in the configuration
 
 app = typer.Typer(
@@ -451,6 +449,8 @@ def invert(
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point: a user's mistake is a sentence on stderr and an exit code, never a traceback; a bug shows one."""
+    from launch.errors import is_unread, report
+
     try:
         code = app(args=arguments, standalone_mode=False)
         if sys.stdout is not None:  # closed by whoever started this
@@ -458,49 +458,10 @@ def main(arguments: list[str] | None = None) -> Any:
     except (KeyboardInterrupt, typer.Abort, SystemExit):  # the last one: whoever read the output has left, as `head` does
         code = 130
     except Exception as error:
-        code = 130 if isinstance(error, BrokenPipeError) and _is_unread() else _told(error)
+        code = 130 if isinstance(error, BrokenPipeError) and is_unread() else report(error)
         if code is None:
             raise
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _is_unread() -> bool:
-    """Whether the reader of the output has left, as `head` does; what is left to print is dropped then."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
-
-
-def _told(error: Exception) -> int | None:
-    """Print what went wrong, a line for each problem; the exit code, or None for what only a bug can raise."""
-    from dpcfl_net.errors import ConfigError, DpcflError
-    from dpcfl_net.files import EXHAUSTED, reason
-
-    problems, code = [str(error)], 2
-    if isinstance(error, ConfigError):
-        problems = [" ".join(problem.splitlines()) for problem in error.problems]
-    elif isinstance(error, DpcflError):
-        code = error.exit_code
-    elif isinstance(error, OSError) and error.errno in EXHAUSTED:
-        problems, code = [f"{error.filename or 'output'}: {reason(error)}"], 4
-    elif isinstance(error, OSError) and error.filename is not None:
-        problems = [f"{error.filename}: {reason(error)}"]
-    elif type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
-        problems = [error.format_message()]
-    else:
-        return None
-    for problem in problems:
-        print(f"error: {_printable(problem)}", file=sys.stderr)
-    return code
-
-
-def _printable(text: str) -> str:
-    """Text from anywhere as a terminal may print it: no control characters, no line without end."""
-    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
-    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in lines)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ FLOORS = {
     "dpcfl_net.slots": 1, "dpcfl_net.checkpoint": 1, "dpcfl_net.losses": 0, "dpcfl_net.layers": 0, "dpcfl_net.sgd": 1,
     "dpcfl_net.federation": 2,
     "dpcfl_net.algorithms": 3,
-    "dpcfl_net.config": 4, "dpcfl_net.experiment": 4, "dpcfl_net.statement": 4, "dpcfl_net.expectations": 4, "dpcfl_net.coordinator": 4, "dpcfl_net.worker": 4, "dpcfl_net.worker_spec": 4, "dpcfl_net.worker_group": 4, "dpcfl_net.observer": 4,
+    "dpcfl_net.config": 4, "dpcfl_net.config_options": 4, "dpcfl_net.experiment": 4, "dpcfl_net.statement": 4, "dpcfl_net.expectations": 4, "dpcfl_net.coordinator": 4, "dpcfl_net.worker": 4, "dpcfl_net.worker_spec": 4, "dpcfl_net.worker_group": 4, "dpcfl_net.observer": 4,
     "dpcfl_net.simulate": 4, "dpcfl_net.one_process": 4, "dpcfl_net.fairness": 4, "dpcfl_net.compare": 4, "dpcfl_net.summary": 4, "dpcfl_net.verify": 4, "dpcfl_net.bench": 4, "dpcfl_net.report": 4,
     "dpcfl_net.reproduce": 4, "dpcfl_net.threats": 4,
     "launch": 5,
