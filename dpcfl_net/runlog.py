@@ -13,6 +13,7 @@ from typing import Any
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.files import check_fields, naming, read_bytes
 
+REQUIRED = {"metrics.jsonl": ("view", "round"), "clusters.jsonl": ("view", "round")}
 # Fields that are read again; others are for people.
 FIELDS: dict[str, tuple[type, ...]] = {
     "view": (str,), "round": (int,), "time": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,),
@@ -40,12 +41,12 @@ class Lines:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl or clusters.jsonl.
+    """The lines of a file, which may be missing.
 
-    The file may be missing. A line that a crash has cut is left out, as it is in the report, which says so.
+    A line that a crash has cut is left out, as it is in the report, which says so.
 
     Raises:
-        ConfigError: If the file cannot be read, or a line lacks `view` or `round` or has a field of another type.
+        ConfigError: If the file cannot be read, or a line lacks a field of REQUIRED or has one of FIELDS of another type.
     """
     if not path.exists():
         return []
@@ -55,7 +56,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         if line is None:
             continue
         where = f"{path}, line {number},"
-        if missing := [name for name in ("view", "round") if name not in line]:
+        if missing := [name for name in REQUIRED.get(path.name, ()) if name not in line]:
             raise ConfigError(f"{where} is damaged: it has no {missing[0]}")
         check_fields(line, where, FIELDS)
         found.append(line)
