@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from dpcfl_net.errors import ConfigError
 
 MOST_BYTES = 256 << 20
+_PART = 1 << 20
 # Errors of the machine rather than of the command line: a run fails of them (exit code 4).
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG}
 _REASONS = {
@@ -49,10 +50,18 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         ConfigError: If it is missing, no regular file, larger than the limit, or cannot be read.
     """
     with opened(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ConfigError(f"cannot read {path}: larger than {most:,} bytes, the most that is read")
-    return content
+        return read_at_most(file, most, f"cannot read {path}")
+
+
+def read_at_most(file: BinaryIO, most: int, where: str) -> bytes:
+    """Read to the end; ConfigError, beginning with `where`, if that is more than `most` bytes."""
+    parts, left = [], most + 1  # a single read would set aside as much memory as it may return
+    while left and (part := file.read(min(left, _PART))):
+        parts.append(part)
+        left -= len(part)
+    if not left:
+        raise ConfigError(f"{where}: larger than {most:,} bytes, the most that is read")
+    return b"".join(parts)
 
 
 @contextmanager
@@ -96,9 +105,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 def read_stdin(most: int) -> str:
     """Read standard input to its end as UTF-8; ConfigError if it is longer than `most` bytes, or no text."""
-    content = sys.stdin.buffer.read(most + 1)
-    if len(content) > most:
-        raise ConfigError(f"cannot read standard input: larger than {most:,} bytes, the most that is read")
+    content = read_at_most(sys.stdin.buffer, most, "cannot read standard input")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

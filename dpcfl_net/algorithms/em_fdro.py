@@ -45,7 +45,7 @@ class EMFDRO(Algorithm):
             default="full", description="what is protected: nothing, nothing but the range of the losses, or all"
         )
         tilt: float = Field(
-            default=2.0, ge=0, le=1e4,
+            default=2.0, ge=0, le=1e9,
             description="the paper's epsilon: how strongly draws follow losses, 0 not at all; no promise, that is privacy.epsilon",
         )  # fmt: skip
         tau: float = Field(default=1.0, ge=1e-6, le=1e6, description="scale of the losses, and the most that one counts")
@@ -63,7 +63,7 @@ class EMFDRO(Algorithm):
         if not setting.validation:
             why = "clients are drawn by their loss on validation records, and none are set aside"
             add = "add to the file:  data: {validation: 0.1}  or on the command line:  data.validation=0.1"
-            problems.append(f"data.validation is {setting.validation:g}, must be above 0: {why}; {add}")
+            problems.append(f"data.validation is {setting.validation:g}: must be above 0, for example 0.1: {why}; {add}")
         if (setting.privacy.unit, setting.privacy.adjacency) == ("client", "zero-out"):
             why = "every client of the public roster answers, so that nobody's absence can be hidden"
             problems.append(f"privacy.adjacency is 'zero-out': must be replace-one with privacy.unit client: {why}")

@@ -7,10 +7,12 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import read_at_most
 
 MOST_BYTES = 1 << 30  # of one unpacked file
 
@@ -30,11 +32,9 @@ def read_idx(path: Path, record: tuple[int, ...]) -> np.ndarray:
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
+            raw = read_at_most(cast(BinaryIO, file), MOST_BYTES, f"damaged data file {path}")
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, str(error)) from error
-    if len(raw) > MOST_BYTES:
-        raise damaged(path, f"more than {MOST_BYTES:,} bytes, the most that is read")
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
         raise damaged(path, "not an idx file of unsigned bytes")
     rank = raw[3]
