@@ -57,7 +57,7 @@ class PrivacyTarget(Part):
     """What every client is promised, and by whom."""
 
     epsilon: float = Field(
-        gt=0, le=100_000, allow_inf_nan=False, description="target epsilon of every client over the whole run"
+        ge=1e-9, le=100_000, allow_inf_nan=False, description="target epsilon of every client over the whole run"
     )
     delta: float = Field(gt=0, lt=1, allow_inf_nan=False, description="target delta")
     unit: Literal["sample", "client"] = Field(

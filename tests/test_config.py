@@ -33,7 +33,7 @@ def problems(**changes) -> list[str]:
     [
         ({"privacy__delta": 1.0}, ["privacy.delta is 1.0", "less than 1"]),
         ({"privacy__delta": 0}, ["privacy.delta is 0", "greater than 0"]),
-        ({"privacy__epsilon": 0}, ["privacy.epsilon is 0", "greater than 0"]),
+        ({"privacy__epsilon": 0}, ["privacy.epsilon is 0", "greater than or equal to 0.000000001"]),
         ({"privacy__epsilon": -2.5}, ["privacy.epsilon is -2.5"]),
         ({"privacy__epsilon": float("nan")}, ["privacy.epsilon is nan"]),
         ({"rounds": 1}, ["rounds is 1", "greater than or equal to 2"]),
