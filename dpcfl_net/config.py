@@ -31,7 +31,7 @@ from dpcfl_net.names import hint
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.plugins import load as load_function
 
-# Limits beyond which nothing is meant; within them a job is made in a minute or so.
+# Larger numbers are mistakes; within these limits a job is made in about a minute at most.
 MOST_ROUNDS = 100_000
 MOST_SECONDS = 1_000_000.0  # eleven days
 MOST_ANSWERS = 2_000_000  # rounds times clients
@@ -222,7 +222,7 @@ def resolve(document: Mapping[str, Any]) -> Config:
     The content of a data set of the user's own is pinned: `data.sha256` is filled in.
     """
     problems: list[str] = []
-    document = _with_what_follows(with_algorithm(document, problems, _key_hint))
+    document = _with_dependent_defaults(with_algorithm(document, problems, _key_hint))
     config: Config | None = None
     try:
         config = Config.model_validate(document, strict=True)
@@ -236,13 +236,13 @@ def resolve(document: Mapping[str, Any]) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"sha256": sha256})})
 
 
-def _with_what_follows(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what was left open and follows from something that was set."""
+def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Set defaults that depend on other settings: no transcript in one process, unless one was asked for."""
     runtime, output = document.get("runtime"), document.get("output", {})
     in_process = isinstance(runtime, dict) and runtime.get("federation") == "in-process"
     if not in_process or not isinstance(output, dict) or "transcript" in output:
         return dict(document)
-    return {**document, "output": {**output, "transcript": "off"}}  # no message crosses a wire
+    return {**document, "output": {**output, "transcript": "off"}}
 
 
 def _impossible(config: Config) -> list[str]:

@@ -57,7 +57,7 @@ def parse(text: str, where: str) -> Any:
         An alias stands for a copy; `<<` merges mappings.
 
     Raises:
-        ConfigError: For what is not YAML, a key that is there twice, a tag, more than one document, or a text beyond
+        ConfigError: For what is not YAML, a key that is given twice, a tag, more than one document, or a text beyond
             MOST_BYTES, MOST_DEPTH, MOST_NODES (aliases expanded) or MOST_DIGITS.
     """
     if len(text) > MOST_BYTES:
@@ -163,7 +163,7 @@ class _Builder:
                 raise self._wrong(key, "a key must be text, not a list, a mapping or an alias")
             name, line = key.value, _line(key)
             if name in lines:
-                raise self._wrong(key, f"key {shown(name)} is there twice, first in line {lines[name]}")
+                raise self._wrong(key, f"key {shown(name)} is given twice, first in line {lines[name]}")
             lines[name] = line
             value = self._node(self._next(), depth + 1)
             if name == "<<" and key.implicit[0]:

@@ -63,7 +63,7 @@ def test_a_file_is_named_with_its_line(tmp_path):
     path.write_text("a: 1\nb: 2\na: 3\n")
     with pytest.raises(ConfigError) as refused:
         yaml_file.load(path)
-    assert refused.value.problems == [f"{path}, line 3: key 'a' is there twice, first in line 1"]
+    assert refused.value.problems == [f"{path}, line 3: key 'a' is given twice, first in line 1"]
 
 
 def test_a_byte_order_mark_is_no_key(tmp_path):
