@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import check_fields
 from dpcfl_net.report.pages import Table
 from dpcfl_net.report.read import JsonlTail, Line, mapping, read_mapping, whole
 from dpcfl_net.report.statement import number, plain, statement
@@ -23,6 +24,9 @@ SWEEP = "sweep.json"
 ASIDE = ("seed", "name", "output.", "runtime.", "data.root", "privacy.noise_seed")
 TERMS = ("delta", "unit", "adjacency", "trust", "insecure")
 PRIVACY = ("delta", "unit", "adjacency", "trust", "insecure", "epsilon_spent", "epsilon_replace_one")
+# Fields that a comparison cannot do without.
+RUN_FIELDS = {"name": (str,), "algorithm": (str,), "seed": (int,)}
+SWEEP_FIELDS = {"cells": (list,), "axes": (dict,)}
 # What the observer's last lines know beyond run.json.
 OBSERVED = ("accuracy_p10", "accuracy_disparity", "f_acc", "f_loss", "assignment_accuracy")
 # Columns of a table: key in `final`, title, how it is written.
@@ -88,18 +92,21 @@ def read_result(folder: Path) -> Result:
     run = read_mapping(folder / "run.json", notes)
     settings = read_mapping(folder / "config.yaml", notes)
     if notes:
-        raise ConfigError([f"{folder}: {note}" for note in notes])
+        raise ConfigError([f"{folder}: {note.removesuffix(' and was left out')}" for note in notes])
     if not run or not settings:
         raise ConfigError(f"{folder} is not a run folder: it needs run.json and config.yaml")
     if run.get("state") != "finished":
         cut_off = run.get("state") == "running" and not is_running(folder)
         done = f"{'interrupted' if cut_off else run.get('state')} after {run.get('rounds_done', 0)} rounds"
         raise ConfigError(f"{folder} is {done}; only finished runs compare: dpcfl run --resume {folder}")
+    check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(folder / "run.json"), RUN_FIELDS)
+    privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{folder / 'config.yaml'}, privacy"
+    check_fields(privacy, path, {"epsilon": (float,)})
     final = mapping(run, "final")
     seen = _observed(folder)
     added = {key: seen[key] for key in OBSERVED if key in seen and final.get(key) is None}
     return Result(
-        folder, str(run["name"]), str(run["algorithm"]), int(run["seed"]), "finished", settings, mapping(run, "privacy"),
+        folder, run["name"], run["algorithm"], run["seed"], "finished", settings, mapping(run, "privacy"),
         {**final, **added},
     )  # fmt: skip
 
@@ -119,6 +126,12 @@ def read_document(folder: Path) -> Line:
     document = read_mapping(folder / SWEEP, [])
     if not document:
         raise ConfigError(f"{folder} is not a sweep: it holds no readable {SWEEP}")
+    path = str(folder / SWEEP)
+    check_fields({**dict.fromkeys(SWEEP_FIELDS), **document}, path, SWEEP_FIELDS)
+    for cell in document["cells"]:
+        check_fields({"cell": cell}, path, {"cell": (dict,)})
+        check_fields({"folder": None, **cell}, f"{path}, cells", {"folder": (str,)})
+    check_fields(document["axes"], f"{path}, axes", dict.fromkeys(document["axes"], (list,)))
     return document
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,21 +18,41 @@ from pydantic import (
     model_serializer,
 )
 
-from dpcfl_net import models
+from dpcfl_net import models, yaml_file
 from dpcfl_net.algorithms.base import Algorithm, Setting, find, registry
+from dpcfl_net.config_messages import allowed_keys, known_keys, nearest_key, sentences
+from dpcfl_net.config_options import with_algorithm
 from dpcfl_net.data import datasets
-from dpcfl_net.data.partition import DataSettings, open_set, plan_slices, shift_problems
+from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import shown
+from dpcfl_net.names import hint
 from dpcfl_net.plugins import is_plugin
 from dpcfl_net.plugins import load as load_function
-from dpcfl_net.protocol import LocalTraining, PrivacyTarget
+from dpcfl_net.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
 from dpcfl_net.types import SANE_EPSILON
+
+# Larger numbers are mistakes; within these limits a job is made in about a minute at most.
+MOST_ROUNDS = 100_000
+MOST_SECONDS = 1_000_000.0  # eleven days
+MOST_ANSWERS = 2_000_000  # rounds times clients
+MOST_STEPS = 500_000  # of one client's local training over the whole run
+MOST_KEY_PARTS = 8  # of an override's dotted key
+
+
+def _folder_name(name: str) -> str:
+    """The name, if a run folder can be named after it and stays below the folder of all runs."""
+    odd = any(not letter.isprintable() or letter in "/\\" for letter in name)
+    if odd or not 0 < len(name.encode()) <= 100 or name[0] in ".-~" or name != name.strip():
+        rule = "1 to 100 bytes without slashes, control characters and outer spaces, not starting with a dot, a dash or a tilde"
+        raise ValueError(f"is {shown(name)}: must be {rule}")
+    return name
 
 
 class Section(BaseModel):
     """Closed: an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ModelSettings(Section):
@@ -54,7 +74,7 @@ class PrivacySection(PrivacyTarget):
 
 
 class BudgetSettings(Section):
-    epsilon: float = Field(gt=0, description="most epsilon that all runs on a record may promise together")
+    epsilon: float = Field(gt=0, le=MOST_EPSILON, description="most epsilon that all runs on a record may promise together")
     delta: float = Field(gt=0, lt=1, description="at this delta")
 
 
@@ -79,7 +99,7 @@ class RuntimeSettings(Section):
         description="in-process: all clients in one process without sockets, same bits; for sweeps and quick looks",
     )
     transport: TransportSettings = Field(default=TransportSettings(), description="how bytes travel")
-    slots: int | Literal["auto"] = Field(
+    slots: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = Field(
         default="auto", description="workers that may compute on the CPU at once; auto: one per core"
     )
     device: str = Field(
@@ -94,45 +114,62 @@ class RuntimeSettings(Section):
     gpu_placement: Literal["round-robin", "free-memory"] = Field(
         default="round-robin", description="how workers are dealt out to several GPUs: in turn, or by free memory"
     )
-    slots_per_gpu: int = Field(default=1, ge=1, description="workers that may compute on one GPU at once, the others wait")
+    slots_per_gpu: int = Field(
+        default=1, ge=1, le=1_000, description="workers that may compute on one GPU at once, the others wait"
+    )
     gpu_memory_fraction: float | None = Field(
         default=None, gt=0, le=1, description="most of a GPU's memory that one worker may allocate; null: no cap"
     )
-    round_timeout_s: float = Field(default=600, gt=0, description="a client that has not answered by then is missing")
-    join_timeout_s: float = Field(default=120, gt=0, description="how long the coordinator waits for its clients")
+    round_timeout_s: float = Field(
+        default=600, gt=0, le=MOST_SECONDS, description="a client that has not answered by then is missing"
+    )
+    join_timeout_s: float = Field(
+        default=120, gt=0, le=MOST_SECONDS, description="how long the coordinator waits for its clients"
+    )
     max_epsilon: float | None = Field(
         default=None,
         gt=0,
+        le=MOST_EPSILON,
         description=f"workers refuse a promise above this, and with a number also a job without any; null: {SANE_EPSILON:g}, and jobs "
         "that declare that they have none",
     )
     max_delta: float | None = Field(
         default=None, gt=0, lt=1, description="workers refuse a larger delta; null: 1 over the records (or clients) protected"
     )
-    orphan_timeout_s: float = Field(default=60, gt=0, description="a worker without a coordinator for so long leaves")
-    quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
-    max_restarts: int = Field(default=2, ge=0, description="how often one crashed worker is started again")
-    max_live_workers: int = Field(
-        default=100, ge=1, description="most clients connected at once; where there are more, each comes when its turn comes"
+    orphan_timeout_s: float = Field(
+        default=60, gt=0, le=MOST_SECONDS, description="a worker without a coordinator for so long leaves"
     )
-    clients_per_worker: int = Field(default=1, ge=1, description="clients that share one process; each keeps its own identity")
+    quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
+    max_restarts: int = Field(default=2, ge=0, le=1_000, description="how often one crashed worker is started again")
+    max_live_workers: int = Field(
+        default=100,
+        ge=1,
+        le=MOST_CLIENTS,
+        description="most clients connected at once; where there are more, each comes when its turn comes",
+    )
+    clients_per_worker: int = Field(
+        default=1, ge=1, le=MOST_CLIENTS, description="clients that share one process; each keeps its own identity"
+    )
 
 
 class OutputSettings(Section):
     transcript: Annotated[
         Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
     ] = Field(default="headers", description="what the server's transcript keeps")  # YAML reads a bare off as false
-    keep_checkpoints: int = Field(default=2, ge=1, description="newest checkpoints that are kept")
-    evaluate_every: int = Field(default=1, ge=1, description="the observer evaluates every so many rounds, and the last")
+    keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="newest checkpoints that are kept")
+    evaluate_every: int = Field(
+        default=1, ge=1, le=MOST_ROUNDS, description="the observer evaluates every so many rounds, and the last"
+    )
 
 
 class AuditSettings(Section):
     canaries: int = Field(
         default=0,
         ge=0,
+        le=1_000_000,
         description="record slots of an audited client that hold canaries, all others empty, for `dpcfl audit`; 0: no audit",
     )
-    client: int | Literal["all"] = Field(
+    client: Annotated[int, Field(ge=0, lt=MOST_CLIENTS)] | Literal["all"] = Field(
         default="all", description="which client of the roster is audited; its accuracy means nothing then"
     )
 
@@ -140,11 +177,11 @@ class AuditSettings(Section):
 class Config(Section):
     """One YAML file is one experiment; `dpcfl schema` prints this with every algorithm's options."""
 
-    name: str = Field(description="the run folder is named after it")
-    seed: int = Field(default=0, ge=0, description="every random purpose derives a seed of its own from it")
+    name: Annotated[str, AfterValidator(_folder_name)] = Field(description="the run folder is named after it")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="every random purpose derives a seed of its own from it")
     data: DataSection = Field(description="what the clients hold")
     model: ModelSettings = Field(default=ModelSettings(), description="the model template")
-    rounds: int = Field(ge=2, description="rounds of the whole run (E)")
+    rounds: int = Field(ge=2, le=MOST_ROUNDS, description="rounds of the whole run (E)")
     local: LocalTraining = Field(default=LocalTraining(), description="the local step")
     privacy: PrivacySection = Field(description="what every client is promised")
     algorithm: dict[str, Any] = Field(description="name, and options of that algorithm")
@@ -171,28 +208,28 @@ class Config(Section):
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Read a YAML file and `key=value` overrides; ConfigError holds every problem that was found."""
-    try:
-        document = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"no such configuration file: {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path} must hold a mapping of keys to values")
+    document = read_document(path)
     for item in overrides:
         _override(document, item)
     return resolve(document)
 
 
+def read_document(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, as it is written there; ConfigError if it holds none."""
+    if not os.path.exists(path):  # False, too, for a name that no file can have
+        raise ConfigError(f"no such configuration file: {path}")
+    document = yaml_file.load(path)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys to values")
+    return document
+
+
 def _override(document: dict[str, Any], item: str) -> None:
     key, equals, text = item.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"override {item!r} is not key=value, for example privacy.epsilon=3")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {item!r}: {error}") from None
     *path, last = key.split(".")
+    if not equals or not all([*path, last]) or len(path) >= MOST_KEY_PARTS:
+        raise ConfigError(f"override {shown(item)} is not key=value, for example privacy.epsilon=3")
+    value = yaml_file.parse(text, f"override {shown(item)}")
     at = document
     for part in path:
         nested = at.get(part)
@@ -210,12 +247,12 @@ def resolve(document: Mapping[str, Any]) -> Config:
     The content of a data set of the user's own is pinned: `data.sha256` is filled in.
     """
     problems: list[str] = []
-    document = _with_algorithm(document, problems)
+    document = _with_dependent_defaults(with_algorithm(document, problems, _key_hint))
     config: Config | None = None
     try:
         config = Config.model_validate(document, strict=True)
     except ValidationError as error:
-        problems += [_sentence(e) for e in error.errors()]
+        problems += sentences(error, _key_hint)
     if config is not None and not problems:
         problems += _impossible(config)
     if problems or config is None:
@@ -224,47 +261,22 @@ def resolve(document: Mapping[str, Any]) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"sha256": sha256})})
 
 
-def _with_algorithm(document: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Fold `algorithms.<name>` into `algorithm` and `local`; numbers like 5 are taken where 5.0 is meant."""
-    merged = dict(document)
-    chosen = merged.get("algorithm")
-    if not isinstance(chosen, dict) or "name" not in chosen:
-        problems.append("algorithm.name is missing: " + ", ".join(registry()))
-        return merged
-    name, by_name = chosen["name"], merged.get("algorithms") or {}
-    for listed in by_name if isinstance(by_name, dict) else ():
-        if listed not in registry() and not is_plugin(str(listed)):
-            problems.append(f"unknown algorithm 'algorithms.{listed}'{_near(listed, registry())}")
-    try:
-        algorithm = find(str(name))
-    except ConfigError as error:
-        problems += [f"{problem}{_near(str(name), registry())}" for problem in error.problems]
-        return merged
-    own = by_name.get(name) if isinstance(by_name, dict) else None
-    own = dict(own) if isinstance(own, dict) else {}
-    local = own.pop("local", None)
-    if isinstance(local, dict):
-        merged["local"] = {**(merged.get("local") or {}), **local}
-    options = _deep(own, {k: v for k, v in chosen.items() if k != "name"})
-    try:
-        options = algorithm.Options.model_validate(options, strict=True).model_dump(mode="json")
-    except ValidationError as error:
-        problems += [_sentence(e, ("algorithm",)) for e in error.errors()]
-    merged["algorithm"] = {"name": name, **options}
-    return merged
-
-
-def _deep(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    out = dict(base)
-    for key, value in over.items():
-        old = out.get(key)
-        out[key] = _deep(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return out
+def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Set defaults that depend on other settings: no transcript in one process, unless one was asked for."""
+    runtime, output = document.get("runtime"), document.get("output", {})
+    in_process = isinstance(runtime, dict) and runtime.get("federation") == "in-process"
+    if not in_process or not isinstance(output, dict) or "transcript" in output:
+        return dict(document)
+    return {**document, "output": {**output, "transcript": "off"}}
 
 
 def _impossible(config: Config) -> list[str]:
     """Settings that each pass alone and cannot work together."""
     problems = _unknown_model(config.model.name)
+    if (answers := config.rounds * sum(config.data.clients)) > MOST_ANSWERS:
+        problems.append(
+            f"rounds is {config.rounds}: times the {sum(config.data.clients)} clients that is {answers:,}, must be at most {MOST_ANSWERS:,}"
+        )
     unknown_set = _unknown("data.dataset", config.data.dataset, datasets.NAMES)
     if unknown_set:
         problems += unknown_set
@@ -273,8 +285,6 @@ def _impossible(config: Config) -> list[str]:
             problems += _of_data(config, known_model=not problems)
         except ConfigError as error:
             problems += error.problems
-    if isinstance(config.runtime.slots, int) and config.runtime.slots < 1:
-        problems.append(f"runtime.slots is {config.runtime.slots}: must be at least 1, or auto")
     if config.ledger.scope == "dataset" and config.ledger.root is None:
         problems.append("ledger.root is missing: scope dataset needs a folder that outlives the run")
     if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
@@ -381,7 +391,7 @@ def _unauditable(config: Config) -> list[str]:
 def _unknown(field: str, name: str, known: Iterable[str]) -> list[str]:
     if name in known or is_plugin(name):
         return []
-    return [f"{field} is {name!r}: must be one of {', '.join(known)} or package.module:function{_near(name, known)}"]
+    return [f"{field} is {shown(name)}: must be one of {', '.join(known)} or package.module:function{hint(name, known)}"]
 
 
 def _unknown_model(name: str) -> list[str]:
@@ -416,67 +426,27 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
     # Plain SGD takes a short batch; DP-SGD's is drawn with the rate b / N, at most 1.
     if by_record and config.local.batch_size > records:
         problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
+    steps = config.rounds * config.local.epochs * -(-records // config.local.batch_size)
+    if steps > MOST_STEPS:
+        problems.append(
+            f"rounds is {config.rounds}, local.epochs {config.local.epochs}, local.batch_size {config.local.batch_size}: "
+            f"a client of {records} records takes {steps:,} steps, must be at most {MOST_STEPS:,}"
+        )
     return problems
 
 
-def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
-    """Every dotted key of the schema, the algorithms' options among them."""
-    keys: list[str] = []
-    for name, info in model.model_fields.items():
-        path = f"{prefix}{name}"
-        keys.append(path)
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys += known_keys(kind, path + ".")
-    if model is Config:
-        for algorithm in registry().values():
-            keys += known_keys(algorithm.Options, "algorithm.")
-    return keys
-
-
-def _near(word: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def nearest_key(path: str) -> str:
-    """Whose option it is, or the known key most like a mistyped one: first by its whole path, then by its last word anywhere."""
-    owners = [name for name, algorithm in registry().items() if path in known_keys(algorithm.Options, "algorithm.")]
+def _key_hint(path: str, first: Iterable[str] = ()) -> str:
+    """Whose option an unknown key is, or the known key most like it; `first`: keys that are likelier than others."""
+    options = {name: known_keys(algorithm.Options, "algorithm.") for name, algorithm in registry().items()}
+    owners = [name for name, keys in options.items() if path in keys]
     if owners:
         return f", an option of {', '.join(owners)}"
-    keys = list(dict.fromkeys(known_keys()))
-    whole = difflib.get_close_matches(path, keys, n=1, cutoff=0.85)
-    if whole:
-        return f", did you mean {whole[0]!r}?"
-    last = path.rsplit(".", 1)[-1]
-    close = difflib.get_close_matches(last, [k.rsplit(".", 1)[-1] for k in keys], n=1, cutoff=0.7)
-    if close:
-        return f", did you mean {next(k for k in keys if k.rsplit('.', 1)[-1] == close[0])!r}?"
-    return ""
-
-
-def _sentence(error: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> str:
-    """One pydantic error as a person would say it: field, value, what is allowed."""
-    path = ".".join(
-        str(p)
-        for p in (*prefix, *error["loc"])
-        if not (isinstance(p, str) and p[:1].isupper()) and p not in ("int", "float", "str")
-    )
-    kind, value, context = error["type"], error.get("input"), error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return f"unknown key {path!r}{nearest_key(path)}"
-    if kind == "missing":
-        return f"{path} is missing"
-    message = str(error["msg"])
-    if kind == "literal_error":
-        message = f"must be {context['expected']}"
-    elif kind == "value_error":
-        message = message.removeprefix("Value error, ")
-        return f"{path}: {message}"
-    else:
-        message = message[:1].lower() + message[1:]
-        message = message.replace("input should be", "must be")
-    return f"{path} is {value!r}: {message}"
+    first = list(first)
+    everywhere = [*first, *known_keys(Config), *(key for keys in options.values() for key in keys)]
+    if near := nearest_key(path, everywhere):
+        return f", did you mean {near!r}?"
+    allowed = allowed_keys(path, first) or allowed_keys(path, everywhere)
+    return f": must be one of {', '.join(allowed)}" if allowed else ""
 
 
 def schema() -> dict[str, Any]:

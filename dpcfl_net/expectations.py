@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,15 +67,18 @@ def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
     from dpcfl_net.federation.client import Engine
 
     torch.set_num_threads(1)
-    engine, entry = Engine.of(job.protocol), job.protocol.roster[0]
+    entry, local = job.protocol.roster[0], job.protocol.local
     settings, piece = client_slice(job, entry.id, root)
-    data = open_client(settings, piece, root)
     theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
     if job.algorithm.plain_sgd(job.algorithm.options, job.protocol.privacy):
+        one_epoch = job.protocol.model_copy(update={"local": local.model_copy(update={"epochs": 1})})
+        engine, few = Engine.of(one_epoch), replace(piece, train_rows=piece.train_rows[: steps * local.batch_size])
+        data = open_client(settings, few, root)
         engine.sgd.train(theta, data, np.random.default_rng())
         start = time.perf_counter()
         engine.sgd.train(theta, data, np.random.default_rng())
-        return (time.perf_counter() - start) / (job.protocol.local.epochs * -(-entry.records // job.protocol.local.batch_size))
+        return (time.perf_counter() - start) / -(-len(data) // local.batch_size)
+    engine, data = Engine.of(job.protocol), open_client(settings, piece, root)
     z = given(entry.noise_multiplier)
     slot = DPSGDSlot("timing", min(1.0, job.protocol.local.batch_size / entry.records), steps)
     engine.trainer.train(theta, data, slot, z, os.urandom(32))

@@ -8,13 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.data.partition import DataSettings, Slice, open_set, plan_slices
 from dpcfl_net.errors import Refused
-from dpcfl_net.protocol import PROTOCOL, Part, Protocol, canonical, digest, read_part, read_signed_protocol
-from dpcfl_net.signing import check_signature, read_key_file, sign, write_secret
+from dpcfl_net.files import read_bytes
+from dpcfl_net.protocol import PROTOCOL, Part, Protocol, canonical, digest, invalid_fields, read_part, read_signed_protocol
+from dpcfl_net.signing import check_signature, sign, write_secret
 from dpcfl_net.wire.keys import COORDINATOR, NOISE_SEED, OPERATOR, public_path, secret_path
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def read_job(folder: Path, operator_key: str) -> Job:
     content = hashlib.sha256()
     for name in (PROTOCOL, EXPERIMENT):
         for path in (folder / name, folder / f"{name}.sig"):
-            content.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
+            content.update(hashlib.sha256(read_bytes(path) if path.exists() else b"").digest())
     return _read_job(folder, operator_key, content.hexdigest())
 
 
@@ -109,12 +110,24 @@ def _read_job(folder: Path, operator_key: str, content: str) -> Job:
     protocol = read_signed_protocol(folder / PROTOCOL, operator_key)
     experiment = read_experiment(folder / EXPERIMENT, protocol)
     check_signature(folder / EXPERIMENT, operator_key)
-    return Job(protocol, experiment)
+    return checked(Job(protocol, experiment))
 
 
-def read_operator_key(folder: Path) -> str:
-    """The operator's public key that a run folder or job folder holds; ConfigError if it is missing."""
-    return read_key_file(folder / OPERATOR_PUB)
+def checked(job: Job) -> Job:
+    """The job, refused unless its algorithm and options are known here and its experiment is of the roster's clients."""
+    algorithm_of(job.protocol)
+    experiment, clients = job.experiment, list(range(len(job.protocol.roster)))
+    try:
+        DataSettings.model_validate(experiment.data)
+    except ValidationError as error:
+        raise Refused("job-invalid", f"the experiment's data: {invalid_fields(error)}") from None
+    whose = {"the roster's ids": [entry.id for entry in job.protocol.roster], "slices": sorted(experiment.slices)}
+    for name, numbers in whose.items():
+        if numbers != clients:
+            raise Refused("job-invalid", f"{name} must be 0 to {len(clients) - 1}, each once")
+    if len(experiment.true_clusters) != len(clients):
+        raise Refused("job-invalid", f"true_clusters names {len(experiment.true_clusters)} clients, the roster {len(clients)}")
+    return job
 
 
 def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings, Slice]:

@@ -30,20 +30,24 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """
     shape = tuple(int(side) for side in input_shape)
     if classes == 1 and name != "linear":
-        raise ConfigError(f"model {name!r} cannot do regression, only 'linear' can")
+        raise ConfigError(f"model.name is {name!r}: cannot do regression, only 'linear' can")
     if plugins.is_plugin(name):
         return _own(name, shape, classes)
     if name not in NAMES:
         raise ConfigError(f"unknown model {name!r}, known: {', '.join(NAMES)}")
     if classes < 1 or not shape or min(shape) < 1:
-        raise ConfigError(f"model {name!r} needs positive input sides and classes, got shape {shape}, {classes} classes")
+        raise ConfigError(
+            f"model.name is {name!r}: needs positive input sides and classes, got shape {shape}, {classes} classes"
+        )
     if name == "linear":
         return _linear(shape, classes)
     if name == "char-lstm":
         return _char_lstm(shape, classes)
     smallest = {"cnn": 4, "small-cnn": 4, "digits-cnn": 4, "cifar-cnn": 8, "resnet18": 1}[name]
     if len(shape) != 3 or min(shape[1:]) < smallest:
-        raise ConfigError(f"model {name!r} takes images (channels, height, width) from {smallest}x{smallest} up, got {shape}")
+        raise ConfigError(
+            f"model.name is {name!r}: takes images (channels, height, width) from {smallest}x{smallest} up, got {shape}"
+        )
     if name == "resnet18":
         return _resnet18(shape, classes)
     widths, kernel = {
@@ -89,7 +93,7 @@ def _char_lstm(shape: tuple[int, ...], classes: int) -> nn.Module:
     from torch import nn
 
     if len(shape) != 1:
-        raise ConfigError(f"model 'char-lstm' takes a row of character codes (d,), got {shape}")
+        raise ConfigError(f"model.name is 'char-lstm': takes a row of character codes (d,), got {shape}")
 
     class CharLSTM(nn.Module):
         """Codes as whole float32 numbers (n, d) to the next character's logits (n, classes)."""

@@ -11,10 +11,12 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpcfl_net.errors import Refused
+from dpcfl_net.files import read_bytes
 from dpcfl_net.signing import check_signature
 from dpcfl_net.types import Adjacency
 
 PROTOCOL = "protocol.json"
+MOST_EPSILON = 100_000.0  # a larger one is a mistake
 CUT_SHARE = 0.01  # of delta, kept for what constant pace cuts
 
 
@@ -41,31 +43,35 @@ class ClientEntry(Part):
 class LocalTraining(Part):
     """The local step: DP-SGD (R, Algorithm 1: K epochs, Poisson batches of b, clip c) or, under a trusted server, plain SGD."""
 
-    epochs: int = Field(default=1, ge=1, description="local epochs a round (K)")
-    batch_size: int = Field(default=32, ge=1, description="batch size; of DP-SGD's Poisson batches the expected one (b)")
-    lr: float = Field(default=0.1, gt=0, description="learning rate")
-    clip: float = Field(
-        default=1.0, gt=0, description="clip norm of what is protected: a record's gradient (c), or a client's whole update (C)"
+    epochs: int = Field(default=1, ge=1, le=10_000, description="local epochs a round (K)")
+    batch_size: int = Field(
+        default=32, ge=1, le=10_000_000, description="batch size; of DP-SGD's Poisson batches the expected one (b)"
     )
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="of plain SGD; DP-SGD has none")
-    weight_decay: float = Field(default=0.0, ge=0, description="of plain SGD; DP-SGD has none")
+    lr: float = Field(default=0.1, gt=0, le=1e6, allow_inf_nan=False, description="learning rate")
+    clip: float = Field(
+        default=1.0, ge=1e-9, le=1e9, allow_inf_nan=False,
+        description="clip norm of what is protected: a record's gradient (c), or a client's whole update (C)",
+    )  # fmt: skip
+    momentum: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False, description="of plain SGD; DP-SGD has none")
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, description="of plain SGD; DP-SGD has none")
     pace: Literal["free", "constant"] = Field(
         default="free",
         description="of DP-SGD: free: a step takes as long as its batch is large, which the server sees; constant: every step computes "
         "on the same number of padded batches, and batches too large for them are cut, at a chance that delta covers",
     )
     deadline_s: float | None = Field(
-        default=None,
-        gt=0,
+        default=None, gt=0, le=1e6, allow_inf_nan=False,
         description="pace constant: answers leave this many seconds after their task came, or a multiple of it; null: when they are ready",
-    )
+    )  # fmt: skip
 
 
 class PrivacyTarget(Part):
     """What every client is promised, and by whom."""
 
-    epsilon: float = Field(gt=0, description="target epsilon of every client over the whole run")
-    delta: float = Field(gt=0, lt=1, description="target delta")
+    epsilon: float = Field(
+        ge=1e-9, le=MOST_EPSILON, allow_inf_nan=False, description="target epsilon of every client over the whole run"
+    )
+    delta: float = Field(gt=0, lt=1, allow_inf_nan=False, description="target delta")
     unit: Literal["sample", "client"] = Field(
         default="sample", description="what is protected: one training record, or all that one client holds"
     )
@@ -158,7 +164,7 @@ def derive_seed(secret: bytes, purpose: str, bits: int = 63) -> int:
 
 
 def read_protocol(path: Path) -> Protocol:
-    """Read a protocol file; Refused names what does not fit, or that the bytes are not the canonical form."""
+    """Read a protocol file; ConfigError if there is none, Refused for what does not fit or is not in canonical form."""
     return read_part(path, Protocol)
 
 
@@ -170,19 +176,21 @@ def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
 
 
 def read_part(path: Path, kind: type[PartType]) -> PartType:
-    """Read one part of a job; Refused as `read_protocol`."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise Refused("job-missing", f"no {path.name} in {path.parent}") from None
+    """Read one part of a job; ConfigError and Refused as `read_protocol`."""
+    data = read_bytes(path)
     try:
         part = kind.model_validate_json(data)
     except ValidationError as error:
-        fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise Refused("job-invalid", f"{path}: {fields}") from None
+        raise Refused("job-invalid", f"{path}: {invalid_fields(error)}") from None
     if not _is_canonical(part, data):
         raise Refused("job-invalid", f"{path} is not in canonical form")
     return part
+
+
+def invalid_fields(error: ValidationError) -> str:
+    """The first few fields of a part that do not fit, each with what is wrong, on one line."""
+    found = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False, include_input=False)]
+    return " ".join("; ".join(found[:5]).split()) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 def _is_canonical(part: Part, data: bytes) -> bool:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
 from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.files import opened, read_bytes, read_text
+
+LONGEST_FILE = 4096  # bytes
 
 
 def write_operator_key(folder: str | Path, name: str = "operator") -> str:
@@ -46,7 +50,9 @@ def verify(public_hex: str, data: bytes, signature_hex: str) -> bool:
 def check_signature(path: Path, operator_key: str) -> None:
     """Refused "operator-signature" unless `path`.sig is the signature of the pinned operator on the bytes of `path`."""
     signature = path.with_name(path.name + ".sig")
-    if not signature.exists() or not verify(operator_key, path.read_bytes(), signature.read_text(errors="replace").strip()):
+    if not signature.exists() or not verify(
+        operator_key, read_bytes(path), read_bytes(signature).decode(errors="replace").strip()
+    ):
         raise Refused("operator-signature", f"{path.name} is not signed by the operator whose key is pinned here")
 
 
@@ -73,23 +79,24 @@ def write_secret(path: Path, text: str) -> None:
 
 def read_key_file(path: Path) -> str:
     """The text of a public key file; ConfigError if it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the key {path}: {error}") from None
+    return read_text(path, LONGEST_FILE).strip()
+
+
+def read_operator_key(path: Path) -> str:
+    """The operator's public key, 64 hex digits; ConfigError if it is missing or no key."""
+    text = read_key_file(path)
+    if re.fullmatch(r"[0-9a-f]{64}", text) is None:
+        raise ConfigError(f"{path} does not hold an operator's public key, 64 hex digits")
+    return text
 
 
 def read_secret_file(path: Path) -> str:
     """The text of a secret key file; Refused "key-permissions" if anyone but its owner can read it."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigError(f"cannot read the key {path}: {error.strerror}") from None
-    with os.fdopen(handle, errors="replace") as file:
+    with opened(path) as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
             raise Refused("key-permissions", f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}")
-        return file.read(4096).strip()
+        return file.read(LONGEST_FILE).decode(errors="replace").strip()
 
 
 def _write_new(path: Path, text: str, mode: int) -> None:

@@ -10,14 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from dpcfl_net import __version__, runlog
+from dpcfl_net import __version__, runlog, yaml_file
 from dpcfl_net.data import cache
 from dpcfl_net.errors import ConfigError, LedgerError
-from dpcfl_net.experiment import EXPERIMENT, Audit, Job, read_experiment
+from dpcfl_net.experiment import EXPERIMENT, Audit, Job, checked, read_experiment
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.federation.curator import CURATOR
+from dpcfl_net.files import check_fields, read_object
 from dpcfl_net.privacy.ledger import read_ledger
 from dpcfl_net.privacy.record_book import RecordBook
 from dpcfl_net.privacy.remembered import cost, remembered
@@ -27,6 +26,14 @@ from dpcfl_net.statement import privacy_statement
 from dpcfl_net.types import Event
 from dpcfl_net.wire.keys import client_key
 
+# What is read again of a run.json and of a run's config.yaml.
+RUN_FIELDS: dict[str, tuple[type, ...]] = {
+    "state": (str,), "rounds_done": (int,), "wall_s": (float,), "processes": (int,), "devices": (dict,), "privacy": (dict,),
+    "final": (dict,),
+}  # fmt: skip
+RUN_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
+    "ledger": {"root": (str, type(None)), "budget": (dict, type(None))}, "data": {"root": (str, type(None))}, "output": {"transcript": (str,)},
+}  # fmt: skip
 LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")
 
 
@@ -35,7 +42,19 @@ def read_run_job(folder: Path) -> Job:
     if not (folder / PROTOCOL).exists():
         raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
     protocol = read_protocol(folder / PROTOCOL)
-    return Job(protocol, read_experiment(folder / EXPERIMENT, protocol))
+    return checked(Job(protocol, read_experiment(folder / EXPERIMENT, protocol)))
+
+
+def run_settings(folder: Path) -> dict[str, Any]:
+    """The sections of a run's config.yaml as they are written there; ConfigError if they are not those of a run."""
+    path = folder / "config.yaml"
+    document = yaml_file.load(path)
+    for name, fields in RUN_SECTIONS.items():
+        section = document.get(name) if isinstance(document, dict) else None
+        if not isinstance(section, dict) or not set(fields) <= set(section):
+            raise ConfigError(f"{path} is damaged: it has no section {name} with {', '.join(fields)}")
+        check_fields(section, f"{path}, {name}", fields)
+    return dict(document)
 
 
 def run_document(
@@ -45,10 +64,10 @@ def run_document(
 
     devices: how many worker processes compute on what, "cpu" or a GPU's UUID; empty where that is not known.
     """
-    metrics, clusters = (_by_round(folder / name) for name in ("metrics.jsonl", "clusters.jsonl"))
-    server = [line for line in metrics if line.get("view") == "server" and "bytes_up" in line]
-    observed = [line for line in metrics if line.get("view") == "observer"]
-    seen = [line for line in clusters if line.get("view") == "server" and "clusters" in line]
+    metrics, clusters = (runlog.read(folder / name) for name in ("metrics.jsonl", "clusters.jsonl"))
+    server = [line for line in metrics if line["view"] == "server" and "bytes_up" in line]
+    observed = [line for line in metrics if line["view"] == "observer"]
+    seen = [line for line in clusters if line["view"] == "server" and "clusters" in line]
     judged = [line for line in clusters if line.get("view") == "observer" and "recovered" in line]
     last = max(observed, key=lambda line: line["round"], default={})
     mixture: dict[str, Any] = next((line for line in seen if line.get("mss") is not None), {})
@@ -69,7 +88,7 @@ def run_document(
         "processes": processes,
         "devices": devices,
         "bytes_up": sum(line["bytes_up"] for line in server),
-        "bytes_down": sum(line["bytes_down"] for line in server),
+        "bytes_down": sum(line.get("bytes_down", 0) for line in server),
         "privacy": privacy,
         "final": {
             "accuracy_mean": last.get("accuracy_mean"),
@@ -81,7 +100,7 @@ def run_document(
             "ari": agreement.get("ari"),
             "mss": mixture.get("mss"),
             "mpo": mixture.get("mpo"),
-            "clusters": seen[-1]["clusters"] if seen else None,
+            "clusters": seen[-1].get("clusters") if seen else None,
         },
         "versions": {
             "dpcfl-net": __version__,
@@ -90,11 +109,6 @@ def run_document(
         },
         "seed": job.experiment.seed,
     }
-
-
-def _by_round(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that say which round they are of."""
-    return [line for line in runlog.read(path) if isinstance(line.get("round"), int)]
 
 
 def audited(audit: Audit) -> str:
@@ -111,13 +125,9 @@ def read_document(folder: Path) -> dict[str, Any]:
     """
     path = folder / "run.json"
     try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); write it again with: dpcfl report {folder}") from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path} does not hold a run; write it again with: dpcfl report {folder}")
+        document = read_object(path, RUN_FIELDS) if path.exists() else {}
+    except ConfigError as error:
+        raise ConfigError(f"{error}; write it again with: dpcfl report {folder}") from None
     if document.get("state") == "running" and not is_running(folder):
         document["state"] = "interrupted"
     return document
@@ -126,6 +136,18 @@ def read_document(folder: Path) -> dict[str, Any]:
 def write_run(folder: Path, document: dict[str, Any]) -> None:
     """Replace run.json."""
     runlog.write_atomically(folder / "run.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def damages(folder: Path, job: Job) -> list[str]:
+    """What of a run folder is left out of its figures because it is damaged, a sentence each."""
+    counts = [(folder / name, runlog.unreadable(folder / name)) for name in runlog.REQUIRED]
+    found = [f"{path}: {count} damaged line(s) left out" for path, count in counts if count]
+    for where in dict.fromkeys(paying_ledger(folder, job, entry.id) for entry in job.protocol.roster):
+        try:
+            read_ledger(where)
+        except LedgerError as error:
+            found.append(f"{error}: what was spent is not known")
+    return found
 
 
 def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, list[Event]]]:
@@ -149,7 +171,7 @@ def ledger_folder(folder: Path, client: int) -> Path:
 
 def record_book(folder: Path) -> tuple[Path, float | None]:
     """Scope `dataset`: the folder of the record book, and the delta of its budget if it has one."""
-    ledger = yaml.safe_load((folder / "config.yaml").read_text())["ledger"]
+    ledger = run_settings(folder)["ledger"]
     return Path(ledger["root"]).expanduser().resolve(), (ledger["budget"] or {}).get("delta")
 
 
@@ -210,7 +232,7 @@ def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: Privacy
 def write_epsilon_lines(folder: Path, job: Job) -> None:
     """Append to metrics.jsonl what each client has spent after each round that is not there yet."""
     written = max(
-        (line["round"] for line in _by_round(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0
+        (line["round"] for line in runlog.read(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0
     )
     curves = epsilon_curves(folder, job)
     lines = runlog.Lines(folder / "metrics.jsonl")

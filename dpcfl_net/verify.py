@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from dpcfl_net.errors import DpcflError
+from dpcfl_net.errors import ConfigError, DpcflError
 from dpcfl_net.experiment import Job, read_job
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
 from dpcfl_net.federation.curator import CURATOR, NOBODY
 from dpcfl_net.privacy.ledger import read_ledger
-from dpcfl_net.protocol import digest
-from dpcfl_net.summary import ledger_folder
+from dpcfl_net.protocol import PROTOCOL, digest
+from dpcfl_net.signing import read_operator_key
+from dpcfl_net.summary import ledger_folder, run_settings
 from dpcfl_net.threats.split_models import given, other_than_charged, split_models
 from dpcfl_net.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected
 from dpcfl_net.wire import transcript
@@ -33,8 +32,10 @@ class Check:
 
 
 def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
-    """Every check that a run folder allows."""
-    operator = operator_key or (folder / "operator.pub").read_text().strip()
+    """Every check that a run folder allows; ConfigError if it is no run folder or holds no operator's key."""
+    if not (folder / PROTOCOL).exists():
+        raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
+    operator = operator_key or read_operator_key(folder / "operator.pub")
     try:
         job = read_job(folder, operator)
     except DpcflError as error:
@@ -201,5 +202,4 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
 
 def _kept_none(folder: Path) -> bool:
     """Whether the run's configuration says that no transcript is kept."""
-    path = folder / "config.yaml"
-    return path.exists() and yaml.safe_load(path.read_text())["output"]["transcript"] == "off"
+    return (folder / "config.yaml").exists() and run_settings(folder)["output"]["transcript"] == "off"

@@ -20,7 +20,7 @@ from dpcfl_net import devices
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import Part, open_client
 from dpcfl_net.devices import Device
-from dpcfl_net.errors import Refused
+from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.experiment import Job, client_slice, read_job
 from dpcfl_net.federation.audited import AuditedHost
 from dpcfl_net.federation.base import ClientSide
@@ -105,6 +105,8 @@ def run_worker(spec: WorkerSpec) -> None:
     """
     settle(spec.device)
     job = read_job(spec.job, spec.operator_key)
+    if spec.client not in job.algorithm.clients:
+        raise ConfigError(f"--client is {spec.client}: the roster of the job has clients 0 to {len(job.protocol.roster) - 1}")
     host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, terms=spec.terms)
     with zmq.Context() as context:
         Worker(spec, job, host, context, turns(spec)).serve()

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+MOST_CLIENTS, MOST_SECONDS, MOST_ROUNDS, MOST_EPSILON = 10_000, 1_000_000, 100_000, 100_000  # as in the configuration
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -33,9 +35,29 @@ def _budget(epsilon: float | None, delta: float | None) -> tuple[float, float] |
     """A record's budget, which is a pair."""
     if epsilon is None and delta is None:
         return None
-    if epsilon is None or delta is None or not epsilon > 0 or not 0 < delta < 1:
-        raise typer.BadParameter(f"--budget-epsilon {epsilon} and --budget-delta {delta}: give both, above 0 and delta below 1")
+    if epsilon is None or delta is None:
+        raise typer.BadParameter(f"--budget-epsilon is {epsilon}, --budget-delta {delta}: give both or none")
     return epsilon, delta
+
+
+def _at_most(value: float | None, most: float) -> float | None:
+    if value is not None and not 0 < value <= most:
+        raise typer.BadParameter(f"{value:g} is not above 0 and at most {most:,}")
+    return value
+
+
+def _seconds(value: float) -> float | None:
+    return _at_most(value, MOST_SECONDS)
+
+
+def _epsilon(value: float | None) -> float | None:
+    return _at_most(value, MOST_EPSILON)
+
+
+def _delta(value: float | None) -> float | None:
+    if value is not None and not 0 < value < 1:
+        raise typer.BadParameter(f"{value:g} is not between 0 and 1")
+    return value
 
 
 Overrides = Annotated[
@@ -84,20 +106,20 @@ def launch(
     resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run; takes no configuration")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="ask the hosts, say who would run where, start nothing")] = False,
     sbatch: Annotated[Path | None, typer.Option(help="slurm: write a batch script to this file, start nothing")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="--sbatch: nodes")] = 1,
-    cpus: Annotated[int, typer.Option(min=1, help="--sbatch: CPUs of each node")] = 1,
-    gpus: Annotated[int, typer.Option(min=0, help="--sbatch: GPUs of each node")] = 0,
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: nodes")] = 1,
+    cpus: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: CPUs of each node")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, max=10_000, help="--sbatch: GPUs of each node")] = 0,
     time: Annotated[str, typer.Option(help="--sbatch: time limit, as SLURM writes it")] = "1:00:00",
 ) -> None:
     """Run an experiment with its workers on other hosts: coordinator and observer here, keys and ledgers there."""
     from dpcfl_net.errors import ConfigError
     from launch import launching
 
-    try:
-        first, second = map(int, ports.split(","))
-    except ValueError:
-        raise ConfigError(f"--ports is {ports!r}: must be two numbers, for example 5700,5701") from None
-    options = launching.Options(on, hosts, address, bind, (first, second), root, python, cpus_per_worker, gpus_per_worker)
+    found = ports.split(",")
+    if len(found) != 2 or not all(port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536 for port in found):
+        raise ConfigError(f"--ports is {ports!r}: must be two numbers from 0 to 65535, for example 5700,5701")
+    pair = (int(found[0]), int(found[1]))
+    options = launching.Options(on, hosts, address, bind, pair, root, python, cpus_per_worker, gpus_per_worker)
     if resume is not None:
         if config is not None or overrides or dry_run or sbatch:
             raise ConfigError("--resume takes no configuration, no overrides, no --dry-run and no --sbatch: the job is signed")
@@ -178,7 +200,7 @@ def job(
 
 
 @app.command()
-def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, help="how many clients")]) -> None:
+def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="how many clients")]) -> None:
     """Make the keys of operator, coordinator, observer and clients; secrets are files that only you can read."""
     from dpcfl_net.wire.keys import make_keys
 
@@ -206,15 +228,17 @@ def coordinator(
     out: Annotated[Path, typer.Option(help="run folder; holds the checkpoints to go on from")] = Path("run"),
     transcript: Annotated[Literal["off", "headers", "full"], typer.Option(help="what is kept of every message")] = "headers",
     quorum: Annotated[float, typer.Option(callback=_above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
-    round_timeout: Annotated[float, typer.Option(callback=_above_zero, help="seconds")] = 600.0,
-    join_timeout: Annotated[float, typer.Option(callback=_above_zero, help="seconds")] = 120.0,
+    round_timeout: Annotated[float, typer.Option(callback=_seconds, help="seconds")] = 600.0,
+    join_timeout: Annotated[float, typer.Option(callback=_seconds, help="seconds")] = 120.0,
 ) -> None:
     """Start the coordinator alone, on any host."""
     from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
+    from dpcfl_net.signing import read_operator_key
 
+    key = read_operator_key(operator_key)
     out.mkdir(parents=True, exist_ok=True)
     spec = CoordinatorSpec(
-        protocol, operator_key.read_text().strip(), bind, observer, keys, out, transcript,
+        protocol, key, bind, observer, keys, out, transcript,
         quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout,
     )  # fmt: skip
     run_coordinator(spec)
@@ -223,35 +247,42 @@ def coordinator(
 @app.command()
 def worker(
     job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
-    client: Annotated[int, typer.Option(min=0, help="which client of the roster this is")],
+    client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="which client of the roster this is")],
     connect: Annotated[str, typer.Option(help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file, pinned here")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     ledgers: Annotated[Path, typer.Option(help="where this client's ledger is kept")] = Path("ledgers"),
     book: Annotated[Path | None, typer.Option(help="ledger_scope dataset: folder of the record book")] = None,
-    budget_epsilon: Annotated[float | None, typer.Option(help="most epsilon that all runs may promise about a record")] = None,
-    budget_delta: Annotated[float | None, typer.Option(help="at this delta")] = None,
+    budget_epsilon: Annotated[
+        float | None, typer.Option(callback=_epsilon, help="most epsilon that all runs may promise about a record")
+    ] = None,
+    budget_delta: Annotated[float | None, typer.Option(callback=_delta, help="at this delta")] = None,
     max_epsilon: Annotated[
         float | None,
-        typer.Option(help="refuse a larger promise, and jobs that have none (default: 100, and jobs that declare it)"),
+        typer.Option(
+            callback=_epsilon, help="refuse a larger promise, and jobs that have none (default: 100, and jobs that declare it)"
+        ),
     ] = None,
     max_delta: Annotated[
-        float | None, typer.Option(help="refuse a larger delta (default: 1 over this client's records)")
+        float | None, typer.Option(callback=_delta, help="refuse a larger delta (default: 1 over this client's records)")
     ] = None,
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    orphan_timeout: Annotated[float, typer.Option(help="leave after so many seconds without a coordinator")] = 60.0,
+    orphan_timeout: Annotated[
+        float, typer.Option(callback=_seconds, help="leave after so many seconds without a coordinator")
+    ] = 60.0,
     gpu: Annotated[str | None, typer.Option(help="UUID of the GPU to compute on (default: the CPU)")] = None,
     turns: Annotated[Path | None, typer.Option(help="folder that workers of this host share to compute one at a time")] = None,
 ) -> None:
     """Start one client alone, on any host."""
     from dpcfl_net.devices import Device
+    from dpcfl_net.signing import read_operator_key
     from dpcfl_net.types import Policy
     from dpcfl_net.worker import run_worker
     from dpcfl_net.worker_spec import Terms, WorkerSpec
 
     terms = Terms(Policy(max_epsilon, max_delta), book, _budget(budget_epsilon, budget_delta))
-    key = operator_key.read_text().strip()
+    key = read_operator_key(operator_key)
     run_worker(
         WorkerSpec(
             job, client, connect, observer, keys, key, ledgers, terms, data_root, (turns, 1) if turns else None,
@@ -268,27 +299,30 @@ def observer(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    evaluate_every: Annotated[int, typer.Option(min=1, help="evaluate every so many rounds, and the last")] = 1,
+    evaluate_every: Annotated[
+        int, typer.Option(min=1, max=MOST_ROUNDS, help="evaluate every so many rounds, and the last")
+    ] = 1,
 ) -> None:
     """Start the observer alone: the experimenter's instrument, outside the protocol."""
     from dpcfl_net.observer import ObserverSpec, run_observer
+    from dpcfl_net.signing import read_operator_key
 
+    key = read_operator_key(operator_key)
     out.mkdir(parents=True, exist_ok=True)
-    run_observer(ObserverSpec(job, operator_key.read_text().strip(), bind, keys, out, data_root, evaluate_every))
+    run_observer(ObserverSpec(job, key, bind, keys, out, data_root, evaluate_every))
 
 
 @app.command()
 def account(json_file: Annotated[Path, typer.Option("--json", help="events and delta; - for standard input")]) -> None:
     """Epsilon of events, or the noise multiplier for an epsilon."""
     from dpcfl_net.errors import ConfigError
+    from dpcfl_net.files import parse_json, read_json, read_stdin, shown
     from dpcfl_net.privacy.accounting import account as solve
 
-    try:
-        document = json.loads(sys.stdin.read() if str(json_file) == "-" else json_file.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {json_file}: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{json_file} is not JSON: {error}") from None
+    most, where = 1 << 20, "standard input" if str(json_file) == "-" else str(json_file)
+    document = parse_json(read_stdin(most), where) if str(json_file) == "-" else read_json(json_file, most)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{where} must hold a JSON object with events and delta, got {shown(document)}")
     typer.echo(json.dumps(solve(document)))
 
 
@@ -303,9 +337,9 @@ def schema() -> None:
 @app.command()
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
-    client: Annotated[int | None, typer.Option(help="only this client")] = None,
-    round: Annotated[int | None, typer.Option("--round", help="only this round")] = None,
-    limit: Annotated[int, typer.Option(help="at most so many messages")] = 200,
+    client: Annotated[int | None, typer.Option(min=0, help="only this client")] = None,
+    round: Annotated[int | None, typer.Option("--round", min=0, help="only this round")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="at most so many messages")] = 200,
 ) -> None:
     """What crossed the wire, as the server saw it."""
     from launch import runs
@@ -353,10 +387,12 @@ def bench(
         str,
         typer.Argument(help="dpsgd: speed against peers; live: a thousand clients on this machine; gpu: 21 workers on one GPU"),
     ] = "dpsgd",
-    clients: Annotated[int, typer.Option(min=1, help="live: clients enrolled")] = 1000,
-    sampled: Annotated[int, typer.Option(min=1, help="live: clients sampled a round, and connected at most")] = 100,
-    per_worker: Annotated[int, typer.Option(min=1, help="live: clients that share a process")] = 1,
-    slots_per_gpu: Annotated[int, typer.Option(min=1, help="gpu: workers that compute at once")] = 1,
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients enrolled")] = 1000,
+    sampled: Annotated[
+        int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients sampled a round, and connected at most")
+    ] = 100,
+    per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients that share a process")] = 1,
+    slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at once")] = 1,
 ) -> None:
     """Measure: DP-SGD as ratios against peers in one run, seconds a round and memory of many clients, or leases of a GPU."""
     from dpcfl_net import bench as benches
@@ -394,7 +430,7 @@ def reproduce(
 
 @app.command()
 def doctor(
-    clients: Annotated[int, typer.Option(min=1, help="workers that shall be there at once")] = 21,
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="workers that shall be there at once")] = 21,
 ) -> None:
     """What this machine can do, what would fail here, and the mend."""
     from launch import doctor as doctors
@@ -437,7 +473,7 @@ def selections(
 def invert(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
     against: Annotated[Path | None, typer.Option(metavar="RUN2", help="a second run on the same records: one grid")] = None,
-    records: Annotated[int, typer.Option(min=1, help="how many images to search")] = 6,
+    records: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="how many images to search")] = 6,
     data_root: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
 ) -> None:
     """Images and labels of records, rebuilt from the updates; for runs of configs/threats/invert_*.yaml."""
@@ -447,26 +483,20 @@ def invert(
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point: a user's mistake is a sentence on stderr and an exit code, never a traceback."""
-    from dpcfl_net.errors import ConfigError, DpcflError
+    """Entry point: a user's mistake is a sentence on stderr and an exit code, never a traceback; a bug shows one."""
+    from launch.errors import is_unread, report
 
     try:
         code = app(args=arguments, standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except DpcflError as error:
-        for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
-            if not error.told:
-                print(f"error: {problem}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        if sys.stdout is not None:  # closed by whoever started this
+            sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort, SystemExit):  # the last one: whoever read the output has left, as `head` does
+        code = 130
     except Exception as error:
-        if type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
-            print(f"error: {error.format_message()}", file=sys.stderr)
-            sys.exit(2)
-        raise
+        code = 130 if isinstance(error, BrokenPipeError) and is_unread() else report(error)
+        if code is None:
+            raise
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpcfl_net import compare
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import write_text
 from dpcfl_net.report.sweep import write_comparison, write_sweep
 from launch.screen import print_table
 
@@ -50,8 +52,9 @@ def compare_runs(
         results = [_with_fairness(result) for result in results]
     _print(results, marked)
     if csv is not None:
-        with csv.open("w", newline="", encoding="utf-8") as file:
-            compare.write_csv(file, results)
+        text = io.StringIO()
+        compare.write_csv(text, results)
+        write_text(csv, text.getvalue())
         print(f"figures of {len(results)} runs in {csv}")
     if page is not None:
         lead = [f"{len(results)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
@@ -60,8 +63,9 @@ def compare_runs(
 
 def _with_fairness(result: compare.Result) -> compare.Result:
     from dpcfl_net.fairness import add_fairness
+    from dpcfl_net.summary import run_settings
 
-    add_fairness(result.folder, result.settings["data"]["root"])
+    add_fairness(result.folder, run_settings(result.folder)["data"]["root"])
     return compare.read_result(result.folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 from dpcfl_net import config as configuration
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import read_object, write_text
 from dpcfl_net.runlog import write_atomically
 from launch import running, runs, slurm, ssh
 from launch.sites import Elsewhere, Here, Listening, Site
@@ -51,9 +53,9 @@ class Options:
             problems.append("--python: Ray's workers run the Python that the cluster runs")
         if self.on != "ray" and (self.cpus, self.gpus) != (1.0, 0.0):
             problems.append("--cpus-per-worker and --gpus-per-worker are for --on ray")
-        if self.cpus <= 0 or self.gpus < 0:
+        if not 0 < self.cpus <= 10_000 or not 0 <= self.gpus <= 10_000:
             problems.append(
-                f"--cpus-per-worker is {self.cpus:g}, --gpus-per-worker {self.gpus:g}: must be above 0 and at least 0"
+                f"--cpus-per-worker is {self.cpus:g}, --gpus-per-worker {self.gpus:g}: must be above 0 and at least 0, at most 10,000"
             )
         if problems:
             raise ConfigError(problems)
@@ -66,7 +68,8 @@ def new(path: Path, overrides: list[str], out: Path, options: Options) -> int:
     if options.on == "local":
         return runs.new(path, overrides, out)
     folder = running.new_folder(config, out)
-    name = f"{folder.name}-{secrets.token_hex(4)}"  # hosts may serve several launchers whose folders have one name
+    # Hosts may serve several launchers whose folders have one name, and take fewer letters than a folder here may have.
+    name = f"{re.sub('[^A-Za-z0-9._-]', '_', folder.name)[:100].lstrip('_.-')}-{secrets.token_hex(4)}"
     with _site(config, options, name, folder / "logs") as site:
         placed = site.places(sum(config.data.clients), config.runtime.clients_per_worker)
         write_atomically(folder / PLACEMENT, json.dumps({"on": options.on, "run": name, "placed": placed}, indent=1) + "\n")
@@ -115,7 +118,7 @@ def write_script(path: Path, overrides: list[str], out: Path, options: Options, 
     again += ["--ports", ",".join(map(str, options.ports))] if any(options.ports) else []
     command = [sys.executable, "-m", "launch.cli", "launch", str(path.resolve()), *overrides, "--on", "slurm", *again]
     command += ["--out", str(out.resolve())]
-    to.write_text(slurm.script(command, name=config.name, **shape))
+    write_text(to, slurm.script(command, name=config.name, **shape))
     print(f"{to}: submit it with sbatch {to}")
 
 
@@ -173,10 +176,13 @@ def _site(config: Config, options: Options, run: str, logs: Path, placed: list[s
 
 
 def _placement(folder: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads((folder / PLACEMENT).read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{folder} has no {PLACEMENT}: its workers ran here, use dpcfl run --resume") from None
+    path = folder / PLACEMENT
+    if not path.exists():
+        raise ConfigError(f"{folder} has no {PLACEMENT}: its workers ran here, use dpcfl run --resume")
+    fields: dict[str, tuple[type, ...]] = {"on": (str,), "run": (str,), "placed": (list,)}
+    document = read_object(path, fields)
+    if not set(fields) <= set(document) or not all(isinstance(name, str) for name in document["placed"]):
+        raise ConfigError(f"{path} is damaged: it must hold on, run and placed, a list of names")
     return document
 
 

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from dpcfl_net.config import Config
 from dpcfl_net.coordinator import CoordinatorSpec
 from dpcfl_net.errors import RunFailed
-from dpcfl_net.experiment import Job, read_operator_key
+from dpcfl_net.experiment import OPERATOR_PUB, Job
 from dpcfl_net.observer import ObserverSpec
 from dpcfl_net.protocol import PROTOCOL
 from dpcfl_net.runlog import Lines
+from dpcfl_net.signing import read_operator_key
 from dpcfl_net.wire.keys import COORDINATOR, OBSERVER
 from dpcfl_net.worker_spec import OneProcessSpec
 from launch.child import Child, stop
@@ -107,7 +108,7 @@ class FederationRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`: observer and coordinator, then every worker, unless they are more than may be connected at once."""
-        runtime, keys, operator_key = self.config.runtime, self.folder / "keys", read_operator_key(self.folder)
+        runtime, keys, operator_key = self.config.runtime, self.folder / "keys", read_operator_key(self.folder / OPERATOR_PUB)
         clients = len(job.protocol.roster)
         self.children[OBSERVER].start(
             ObserverSpec(
@@ -261,7 +262,7 @@ class OneProcessRun:
         """See `Run`."""
         output = self.config.output
         spec = OneProcessSpec(
-            self.folder, read_operator_key(self.folder), self.folder / "ledgers", terms_of(self.config),
+            self.folder, read_operator_key(self.folder / OPERATOR_PUB), self.folder / "ledgers", terms_of(self.config),
             self.config.data.root, output.keep_checkpoints, self.config.runtime.quorum, output.evaluate_every,
         )  # fmt: skip
         self._child = Child("in-process", serve_in_one_process, spec, self.folder / "logs" / "in-process.log")

@@ -68,7 +68,7 @@ def list_all() -> None:
 
 
 def _as_yaml(value: Any) -> str:
-    """A value as a configuration's override reads it (JSON would not do: YAML takes 1e-05 for text)."""
-    import yaml
+    """A value as a configuration's override reads it."""
+    from dpcfl_net import yaml_file
 
-    return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+    return yaml_file.dump(value, flow=True).strip()

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
-from dpcfl_net import summary
+from dpcfl_net import summary, yaml_file
 from dpcfl_net.build import make_job, with_noise_seed
 from dpcfl_net.config import Config
 from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
-from dpcfl_net.experiment import Job, read_job, read_operator_key, write_job
+from dpcfl_net.experiment import OPERATOR_PUB, Job, read_job, write_job
+from dpcfl_net.files import reason, write_text
 from dpcfl_net.plugins import short
 from dpcfl_net.run_lock import LOCK, held
+from dpcfl_net.signing import read_operator_key
 from dpcfl_net.statement import replace_one_epsilon
 from dpcfl_net.wire.keys import make_operator_keys
 from launch import processes
@@ -39,7 +39,7 @@ class Shown(Protocol):
 
 
 def new_folder(config: Config, out: Path) -> Path:
-    """An empty run folder below `out`, named after the configuration and the time; ConfigError if none can be made."""
+    """An empty run folder below `out`, named after the configuration and the time; OSError if none can be made."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     stem = f"{config.name}-{short(config.algorithm['name'])}-{stamp}"
     for count in range(100):
@@ -47,11 +47,9 @@ def new_folder(config: Config, out: Path) -> Path:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            if not folder.exists():
-                raise ConfigError(f"{out} is no folder: run folders cannot be made in it") from None
+            if not folder.exists():  # what is there is `out`, and no folder
+                raise
             continue
-        except OSError as error:
-            raise ConfigError(f"the run folder {folder} cannot be made: {error.strerror}") from None
         return folder
     raise ConfigError(f"no free name for a run folder {out / stem}")
 
@@ -69,8 +67,7 @@ def prepare(folder: Path, config: Config, site: Site | None = None) -> None:
 def write_config(folder: Path, config: Config) -> None:
     """Write the resolved configuration: itself a valid CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(config.model_dump(mode="json", exclude={"algorithms"}), sort_keys=False, default_flow_style=None)
-    (folder / "config.yaml").write_text(text)
+    write_text(folder / "config.yaml", yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"})))
 
 
 def run_and_report(
@@ -137,7 +134,7 @@ def run_in(
                 run.warm()
                 if fresh:
                     prepare(folder, config, site)
-                job = read_job(folder, read_operator_key(folder))
+                job = read_job(folder, read_operator_key(folder / OPERATOR_PUB))
             book = Book(folder, job, before, run)
             run.start(job, interrupts)
             book.write("running")
@@ -189,7 +186,7 @@ def _tell(failure: DpcflError) -> None:
 
 
 def _words(folder: Path, error: OSError) -> str:
-    return f"{error.filename or folder}: {error.strerror or error}"
+    return f"{error.filename or folder}: {reason(error)}"
 
 
 def _again(folder: Path, site: Site | None) -> str:

@@ -16,6 +16,7 @@ from dpcfl_net.errors import ConfigError
 from dpcfl_net.expectations import expectations, step_seconds
 from dpcfl_net.experiment import Job
 from dpcfl_net.federation.claim import noisy_plans
+from dpcfl_net.signing import read_operator_key
 from dpcfl_net.statement import replace_one_epsilon
 from dpcfl_net.wire.keys import make_keys
 from launch import local
@@ -74,7 +75,7 @@ def is_finished(folder: Path) -> bool:
     document = _before(folder)
     finished = document.get("state") == "finished"
     if finished:
-        print(f"{folder} is finished: {document['rounds_done']} rounds")
+        print(f"{folder} is finished: {document.get('rounds_done', 'all')} rounds")
     return finished
 
 
@@ -123,6 +124,8 @@ def report(folder: Path) -> None:
 
     job = summary.read_run_job(folder)
     before = _before(folder)
+    for damage in summary.damages(folder, job):
+        print(f"warning: {damage}")
     summary.write_epsilon_lines(folder, job)
     done = max((line.get("round", 0) for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
@@ -146,7 +149,7 @@ def verify(folder: Path, operator_key: Path | None) -> int:
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a run folder")
-    checks = verify_run(folder, operator_key.read_text().strip() if operator_key else None)
+    checks = verify_run(folder, read_operator_key(operator_key) if operator_key else None)
     for check in checks:
         word = {True: "holds", False: "FAILS", None: "none "}[check.holds]
         print(f"{word}  {check.what}: {check.detail}")

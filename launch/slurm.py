@@ -24,6 +24,9 @@ def allocation(environment: Mapping[str, str] = os.environ) -> list[tuple[str, i
         raise ConfigError(
             "--on slurm works inside an allocation: salloc -N 2 dpcfl launch ..., or sbatch the script of --sbatch"
         )
+    missing = [name for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE") if name not in environment]
+    if missing:
+        raise ConfigError(f"{missing[0]} is not set, as SLURM sets it inside an allocation")
     nodes = environment["SLURM_JOB_NODELIST"]
     listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -65,7 +68,7 @@ def own_address(environment: Mapping[str, str] = os.environ) -> str:
 
 def script(command: Sequence[str], *, name: str, nodes: int, cpus: int, gpus: int, time: str) -> str:
     """The batch script of a run: `command` is `dpcfl launch ... --on slurm` with its arguments."""
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+    if not re.fullmatch(r"(\d{1,4}-)?\d{1,6}(:\d{1,2}){0,2}", time):
         raise ConfigError(f"--time is {time!r}: must be as SLURM writes it, for example 2:00:00")
     lines = [
         "#!/bin/bash",

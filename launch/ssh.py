@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dpcfl_net import yaml_file
+from dpcfl_net.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.errors import ConfigError
 from launch.lines import CommandLine
 from launch.remote import Host
@@ -86,16 +87,19 @@ class HostsFile(BaseModel):
 
 def read_hosts(path: Path) -> HostsFile:
     """Read a hosts file; ConfigError names what does not fit."""
-    try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--hosts {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--hosts {path} is not YAML: {error}") from None
+    document = yaml_file.load(path)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold a mapping with the key hosts")
     try:
         return HostsFile.model_validate(document)
     except ValidationError as error:
-        raise ConfigError([f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]) from None
+        keys = [*known_keys(HostsFile), *(f"hosts.0.{name}" for name in Entry.model_fields)]
+        raise ConfigError([f"{path}: {sentence}" for sentence in sentences(error, lambda key: _hint(key, keys))]) from None
+
+
+def _hint(path: str, keys: list[str]) -> str:
+    near = nearest_key(path, keys)
+    return f", did you mean {near.rpartition('.')[2]!r}?" if near else ""
 
 
 def own_address(hosts: HostsFile) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -14,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from dpcfl_net import __version__, compare, runlog, summary
+from dpcfl_net import __version__, compare, runlog, summary, yaml_file
 from dpcfl_net import config as configuration
 from dpcfl_net.config import Config
 from dpcfl_net.devices import CPU, deal
@@ -26,6 +25,7 @@ from dpcfl_net.report.statement import duration, percent
 from launch import comparison, running
 
 STORE = "store"
+MOST_CELLS = 5_000
 OPEN, CLOSE, QUOTES = "[{(", "]})", "'\""
 WAITING, FINISHED, FAILED, INTERRUPTED = "waiting", "finished", "failed", "interrupted"
 
@@ -65,7 +65,7 @@ class Sweep:
         """ConfigError with every problem of every cell."""
         axes = parse_axes(items)
         cells = grid(path, axes)
-        document = yaml.safe_load(path.read_text())
+        document = configuration.read_document(path)
         what = json.dumps([document, axes], sort_keys=True, default=str)
         folder = out / f"{cells[0].config.name}-sweep-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
         return cls(document, axes, cells, folder, out / STORE)
@@ -84,7 +84,7 @@ class Sweep:
             }
             for cell, state in zip(self.cells, states, strict=True)
         ]
-        axes = {key: [yaml.safe_load(text) for text in texts] for key, texts in self.axes.items()}
+        axes = {key: [yaml_file.parse(text, f"axis {key}") for text in texts] for key, texts in self.axes.items()}
         document = {"config": self.document, "axes": axes, "cells": cells}
         self.folder.mkdir(parents=True, exist_ok=True)
         runlog.write_atomically(self.folder / compare.SWEEP, json.dumps(document, indent=2, default=str) + "\n")
@@ -181,6 +181,8 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
     problems = []
     for item in items:
         key, equals, text = item.partition("=")
+        if (span := _span(text)) is not None and len(span) > MOST_CELLS:
+            raise ConfigError(f"axis {item!r} has {len(span):,} values, must be at most {MOST_CELLS:,}")
         values = _values(text)
         if not equals or not key or not values or "" in values:
             problems.append(f"axis {item!r} is not key=value,value or key=start:stop, for example seed=0:4")
@@ -196,16 +198,16 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
 
 def grid(path: Path, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
     """Every combination of the axes, the last one fastest, each validated; ConfigError names every problem and its cells."""
+    if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
+        raise ConfigError(f"the axes have {count:,} combinations, must be at most {MOST_CELLS:,}")
     cells: list[Cell] = []
     problems: dict[str, list[str]] = {}
     for texts in itertools.product(*axes.values()):
         items = [f"{key}={text}" for key, text in zip(axes, texts, strict=True)]
         label = " ".join(item for item in items if len(axes[item.partition("=")[0]]) > 1) or " ".join(items)
         try:
-            values = {key: yaml.safe_load(text) for key, text in zip(axes, texts, strict=True)}
+            values = {key: yaml_file.parse(text, f"axis {key}") for key, text in zip(axes, texts, strict=True)}
             cells.append(Cell(values, label, configuration.load(path, items)))
-        except yaml.YAMLError as error:
-            problems.setdefault(f"not YAML: {error}", []).append(label)
         except ConfigError as error:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(label)
@@ -214,10 +216,16 @@ def grid(path: Path, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
     return _distinct(cells)
 
 
+def _span(text: str) -> range | None:
+    """`start:stop` as a range, None for other text."""
+    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text, re.ASCII)
+    return range(int(found[1]), int(found[2])) if found else None
+
+
 def _values(text: str) -> list[str]:
     """Split at the commas that stand outside brackets, braces and quotes; `start:stop` as a range."""
-    if span := re.fullmatch(r"(\d+):(\d+)", text):
-        return [str(number) for number in range(int(span[1]), int(span[2]))]
+    if (span := _span(text)) is not None:
+        return [str(number) for number in span]
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

@@ -32,7 +32,7 @@ def test_help_and_import_load_nothing_heavy():
         (["run", "nowhere.yaml"], 2, "no such configuration file"),
         (["run", "configs/quickstart.yaml", "privacy.epsilon=0", "rounds=1"], 2, "rounds is 1"),
         (["run", "configs/quickstart.yaml", "--resume", "x"], 2, "takes no configuration"),
-        (["run", "--resume", "nowhere"], 2, "no such configuration file"),
+        (["run", "--resume", "nowhere"], 2, "is not a run folder"),
         (["run"], 2, "give a configuration file"),
         (["fly"], 2, "No such command"),
         (["verify", "nowhere"], 2, "not a run folder"),

@@ -163,6 +163,45 @@ def test_images_and_labels_that_do_not_fit_are_refused(tmp_path):
             load("mnist", tmp_path)
 
 
+def spoilt_images():
+    """(images, labels) of no MNIST file: another size, another rank, a record more or less, and the two exchanged."""
+    labels = np.zeros(20, np.uint8)
+    for shape in ((20, 14, 14), (20, 28), (20,), (20, 28, 28, 1), (20, 28, 27), (0, 28, 28), (21, 28, 28)):
+        yield np.zeros(shape, np.uint8), labels
+    yield np.zeros((20, 28, 28), np.uint8), np.zeros((20, 28, 28), np.uint8)
+    yield np.zeros((20, 28, 28), np.uint8), np.zeros((), np.uint8)
+
+
+@pytest.mark.parametrize("part", [0, 2], ids=["train", "test"])
+def test_images_of_another_size_or_rank_are_a_damaged_file(tmp_path, part):
+    """Training and test images of two sizes would fail in the middle of a run, or in the observer after it."""
+    write_mnist(tmp_path, n_train=20, n_test=20)
+    paths = [tmp_path / "MNIST/raw" / f"{stem}.gz" for stem in RAW[part : part + 2]]
+    kept = [path.read_bytes() for path in paths]
+    for arrays in spoilt_images():
+        for path, array in zip(paths, arrays, strict=True):
+            path.write_bytes(gzip.compress(idx(array)))
+        with pytest.raises(ConfigError, match=rf"damaged data file {tmp_path}/MNIST/raw/{RAW[part].split('-')[0]}-"):
+            load("mnist", tmp_path)
+    for path, content in zip(paths, kept, strict=True):
+        path.write_bytes(content)
+    load("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("stem", ["cifar10_train_20k", "cifar10_test_4k"])
+@pytest.mark.parametrize("shape", [(4, 16, 16, 3), (4, 3, 32, 32), (4, 32, 32), (4, 32, 32, 1), (0, 32, 32, 3)])
+def test_cifar_images_of_another_size_or_rank_are_a_damaged_file(tmp_path, stem, shape):
+    write_cifar(tmp_path)
+    path = tmp_path / "CIFAR10" / f"{stem}.npz"
+    np.savez(path, x=np.zeros(shape, np.uint8), y=np.zeros(shape[0], np.uint8))
+    with pytest.raises(ConfigError, match=f"damaged data file {path}"):
+        load("cifar10", tmp_path)
+    np.save(path.with_suffix(""), np.zeros(3))
+    path.with_suffix(".npy").rename(path)
+    with pytest.raises(ConfigError, match=f"damaged data file {path}: not an npz file"):
+        load("cifar10", tmp_path)
+
+
 def test_a_changed_file_is_read_again_and_a_damaged_copy_is_made_again(tmp_path):
     write_mnist(tmp_path)
     assert load("mnist", tmp_path).sizes == (50, 20)

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -336,7 +336,9 @@ def test_noise_on_a_whole_clients_update(tmp_path):
 
 
 def test_an_update_that_is_not_finite_is_noise_alone(tmp_path):
-    client = Noted(job_for(tmp_path, {}, WHOLE_CLIENTS, local={"batch_size": 20, "lr": 1e30}))
+    job = job_for(tmp_path, {}, WHOLE_CLIENTS, local={"batch_size": 20})
+    local = job.protocol.local.model_copy(update={"lr": 1e30})  # which no configuration allows
+    client = Noted(replace(job, protocol=job.protocol.model_copy(update={"local": local})))
     update = client.release("train", 1.0, client.me(1.0).initial_model())[0]["update"]
     assert as_expected(update, 1.0)
 

@@ -9,12 +9,13 @@ from conftest import ROOT
 
 FLOORS = {
     "dpcfl_net.types": 0, "dpcfl_net.errors": 0, "dpcfl_net.tensors": 0, "dpcfl_net.vision": 0, "dpcfl_net.runlog": 0, "dpcfl_net.plugins": 0,
-    "dpcfl_net.devices": 0, "dpcfl_net.nvidia_smi": 0, "dpcfl_net.signing": 0, "dpcfl_net.run_lock": 0, "dpcfl_net.clock": 0,
+    "dpcfl_net.devices": 0, "dpcfl_net.nvidia_smi": 0, "dpcfl_net.files": 0, "dpcfl_net.names": 0, "dpcfl_net.yaml_file": 0, "dpcfl_net.config_messages": 0,
+    "dpcfl_net.signing": 0, "dpcfl_net.run_lock": 0, "dpcfl_net.clock": 0,
     "dpcfl_net.wire": 1, "dpcfl_net.privacy": 1, "dpcfl_net.clustering": 1, "dpcfl_net.data": 1, "dpcfl_net.models": 1, "dpcfl_net.protocol": 1,
     "dpcfl_net.slots": 1, "dpcfl_net.checkpoint": 1, "dpcfl_net.losses": 0, "dpcfl_net.layers": 0, "dpcfl_net.sgd": 1,
     "dpcfl_net.federation": 2,
     "dpcfl_net.algorithms": 3,
-    "dpcfl_net.config": 4, "dpcfl_net.experiment": 4, "dpcfl_net.build": 4, "dpcfl_net.statement": 4, "dpcfl_net.expectations": 4, "dpcfl_net.coordinator": 4, "dpcfl_net.worker": 4, "dpcfl_net.worker_spec": 4, "dpcfl_net.worker_group": 4, "dpcfl_net.observer": 4,
+    "dpcfl_net.config": 4, "dpcfl_net.config_options": 4, "dpcfl_net.experiment": 4, "dpcfl_net.build": 4, "dpcfl_net.statement": 4, "dpcfl_net.expectations": 4, "dpcfl_net.coordinator": 4, "dpcfl_net.worker": 4, "dpcfl_net.worker_spec": 4, "dpcfl_net.worker_group": 4, "dpcfl_net.observer": 4,
     "dpcfl_net.simulate": 4, "dpcfl_net.one_process": 4, "dpcfl_net.fairness": 4, "dpcfl_net.compare": 4, "dpcfl_net.summary": 4, "dpcfl_net.verify": 4, "dpcfl_net.bench": 4, "dpcfl_net.report": 4,
     "dpcfl_net.reproduce": 4, "dpcfl_net.threats": 4,
     "launch": 5,

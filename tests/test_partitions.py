@@ -65,7 +65,7 @@ def spoken(data):
     [
         ({"partition": "dirichlet", "shift": "none"}, "alpha"),
         ({"alpha": 0.3}, "alpha"),
-        ({**SKEWED, "alpha": 0.0}, "greater than 0"),
+        ({**SKEWED, "alpha": 0.0}, "greater than or equal to 0.001"),
         ({**SKEWED, "alpha": math.inf}, "finite"),
         ({**SKEWED, "shift": "rotation"}, "true clusters"),
         ({"validation": 1.0}, "less than 1"),
@@ -441,7 +441,7 @@ def test_the_roster_has_each_clients_own_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"data": {**LINED, "clients": [8]}, "model": {"name": "cnn"}}, "'cnn' cannot do regression"),
+        ({"data": {**LINED, "clients": [8]}, "model": {"name": "cnn"}}, "model.name is 'cnn': cannot do regression"),
         ({"data": {**SKEWED, "clients": [8], "alpha": None}}, "alpha"),
     ],
 )

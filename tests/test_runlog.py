@@ -10,7 +10,7 @@ from dpcfl_net import runlog
 
 
 def test_a_fragment_is_ended_and_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+    path = tmp_path / "warnings.jsonl"
     lines = runlog.Lines(path)
     for k in range(3):
         lines.write({"round": k, "value": float("nan")})
@@ -27,7 +27,7 @@ def test_a_fragment_is_ended_and_left_out(tmp_path):
 
 @pytest.mark.parametrize("junk", [b"{]\n", b"7\n", b"\xff\xfe{}\n", b'{"a": ' + b"[" * 100_000 + b"\n", b"\n\n"])
 def test_lines_that_are_no_objects_are_left_out(tmp_path, junk):
-    path = tmp_path / "metrics.jsonl"
+    path = tmp_path / "warnings.jsonl"
     path.write_bytes(b'{"round": 1}\n' + junk + b'{"round": 2}\n')
     assert [line["round"] for line in runlog.read(path)] == [1, 2]
     assert runlog.unreadable(path) == (0 if junk == b"\n\n" else 1)
@@ -35,7 +35,7 @@ def test_lines_that_are_no_objects_are_left_out(tmp_path, junk):
 
 def test_a_line_is_written_whole_or_an_error_is_raised(tmp_path, monkeypatch):
     """A disk that takes a few bytes at a time, and then none."""
-    path, real, left = tmp_path / "metrics.jsonl", os.write, [200]
+    path, real, left = tmp_path / "warnings.jsonl", os.write, [200]
 
     def few(fd, data):
         if not left[0]:
@@ -55,6 +55,14 @@ def test_a_line_is_written_whole_or_an_error_is_raised(tmp_path, monkeypatch):
     lines.write({"round": 3})
     lines.close()
     assert [line["round"] for line in runlog.read(path)] == [1, 3]
+
+
+@pytest.mark.parametrize("line", ['{"round":1}', '{"view":"server"}', '{"view":"server","round":"1"}', '{"view":7,"round":1}'])
+def test_metrics_without_view_and_round_are_left_out(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{line}\n{{"view":"server","round":2}}\n')
+    assert [line["round"] for line in runlog.read(path)] == [2]
+    assert runlog.unreadable(path) == 1
 
 
 def test_nothing_there_is_no_lines(tmp_path):

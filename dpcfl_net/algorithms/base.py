@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dpcfl_net import plugins
 from dpcfl_net.errors import ConfigError, Refused
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.protocol import ClientEntry, LocalTraining, PrivacyTarget, Protocol
+from dpcfl_net.files import shown
+from dpcfl_net.names import hint
+from dpcfl_net.protocol import ClientEntry, LocalTraining, PrivacyTarget, Protocol, invalid_fields
 from dpcfl_net.types import ClientHalf, Event, Slot, State, TensorSpec
 
 MODEL = TensorSpec("f4", ("p",))
@@ -25,7 +27,7 @@ INDEX = TensorSpec("i8")
 class Options(BaseModel):
     """An algorithm's own settings: `dpcfl schema` and every error message are built from these."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -208,7 +210,8 @@ def find(name: str) -> type[Algorithm]:
     """The algorithm `name`, or the class `package.module:Class` of the user's own; ConfigError for what is neither."""
     if not plugins.is_plugin(name):
         if name not in registry():
-            raise ConfigError(f"algorithm.name is {name!r}: must be one of {', '.join(registry())} or package.module:Class")
+            known = f"must be one of {', '.join(registry())} or package.module:Class"
+            raise ConfigError(f"algorithm.name is {shown(name)}: {known}{hint(name, registry())}")
         return registry()[name]
     own = plugins.load("algorithm.name", name)
     if not (isinstance(own, type) and issubclass(own, Algorithm)):
@@ -217,8 +220,10 @@ def find(name: str) -> type[Algorithm]:
 
 
 def algorithm_of(protocol: Protocol) -> Algorithm:
-    """The algorithm that a protocol names; Refused for one that this version, or this folder, does not have."""
+    """The algorithm that a protocol names; Refused for one, or for options, that this version or folder does not have."""
     try:
         return find(protocol.algorithm)(protocol)
     except ConfigError as error:
         raise Refused("algorithm", f"the job's {error}") from error
+    except ValidationError as error:
+        raise Refused("algorithm", f"the job's options of {protocol.algorithm}: {invalid_fields(error)}") from None

@@ -23,7 +23,7 @@ class Sampled(Options):
     sampling: Literal["auto", "poisson", "fixed"] = Field(
         default="auto", description="poisson: a coin for each client; fixed: q n of them; auto: what the adjacency allows"
     )
-    server_lr: float = Field(default=1.0, gt=0, description="gamma: the server's step along the noisy mean update")
+    server_lr: float = Field(default=1.0, gt=0, le=1e6, description="gamma: the server's step along the noisy mean update")
 
 
 class ClientLevel(Algorithm):

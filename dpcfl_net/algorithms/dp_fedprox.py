@@ -18,7 +18,7 @@ class DPFedProx(OneModel):
     paper = "Li et al., MLSys 2020, equation 2; 'DP-FedProx' in Yang, Hu, Kim, Li"
 
     class Options(Sampled):
-        mu: float = Field(default=0.1, ge=0, description="mu of the proximal term; 0 is dp-fedavg")
+        mu: float = Field(default=0.1, ge=0, le=1e6, description="mu of the proximal term; 0 is dp-fedavg")
 
     @on_client(bundle=["raw"], takes={"model": MODEL}, gives={"update": MODEL})
     def train(self, me: Client, model: np.ndarray) -> Release:

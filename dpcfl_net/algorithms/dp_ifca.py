@@ -22,7 +22,7 @@ class DPIFCA(Choosing):
     paper = "Liu, Hu, Wu, Smith 2022; Ghosh et al. 2020"
 
     class Options(Options):
-        clusters: int = Field(ge=1, le=64, description="M")
+        clusters: int = Field(ge=1, le=64, examples=[4], description="M")
         selection: Selection = Field(default=Selection(), description="the window of private choices, from round 1 on")
 
     @classmethod

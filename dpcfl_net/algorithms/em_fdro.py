@@ -45,15 +45,13 @@ class EMFDRO(Algorithm):
             default="full", description="what is protected: nothing, nothing but the range of the losses, or all"
         )
         tilt: float = Field(
-            default=2.0, ge=0, allow_inf_nan=False,
+            default=2.0, ge=0, le=1e9,
             description="the paper's epsilon: how strongly draws follow losses, 0 not at all; no promise, that is privacy.epsilon",
         )  # fmt: skip
-        tau: float = Field(
-            default=1.0, gt=0, allow_inf_nan=False, description="scale of the losses, and the most that one counts"
-        )
+        tau: float = Field(default=1.0, ge=1e-6, le=1e6, description="scale of the losses, and the most that one counts")
         drawn: int = Field(default=20, ge=1, description="m: clients that train in a round")
         loss_noise_ratio: float = Field(
-            default=10.0, gt=0, allow_inf_nan=False,
+            default=10.0, ge=1e-6, le=1e6,
             description="mode full: noise multiplier of a loss, over that of the updates (z)",
         )  # fmt: skip
 
@@ -64,7 +62,8 @@ class EMFDRO(Algorithm):
             problems.append(f"algorithm.drawn is {options.drawn}: must be at most the number of clients, {setting.clients}")
         if not setting.validation:
             why = "clients are drawn by their loss on validation records, and none are set aside"
-            problems.append(f"data.validation is {setting.validation:g}: must be above 0, for example 0.1: {why}")
+            add = "add to the file:  data: {validation: 0.1}  or on the command line:  data.validation=0.1"
+            problems.append(f"data.validation is {setting.validation:g}: must be above 0, for example 0.1: {why}; {add}")
         if (setting.privacy.unit, setting.privacy.adjacency) == ("client", "zero-out"):
             why = "every client of the public roster answers, so that nobody's absence can be hidden"
             problems.append(f"privacy.adjacency is 'zero-out': must be replace-one with privacy.unit client: {why}")

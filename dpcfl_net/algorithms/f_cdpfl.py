@@ -26,7 +26,7 @@ class FCDPFL(Choosing):
     claim_of_paper = "record-level (epsilon, delta) for updates and indices; a raw argmin has no finite epsilon"
 
     class Options(Options):
-        clusters: int = Field(ge=1, le=64, description="M")
+        clusters: int = Field(ge=1, le=64, examples=[4], description="M")
         select: Literal["argmin", "exponential"] = Field(default="argmin", description="argmin: raw, epsilon inf")
         budget_fraction: float = Field(
             default=0.01, gt=0, lt=1, description="exponential: epsilon of one round's selection / total"

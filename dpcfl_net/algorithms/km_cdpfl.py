@@ -26,7 +26,7 @@ class KMCDPFL(FromModel):
     model_per_client = True
 
     class Options(Options):
-        clusters: int = Field(ge=1, le=64, description="M, the centres of k-means")
+        clusters: int = Field(ge=1, le=64, examples=[4], description="M, the centres of k-means")
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:

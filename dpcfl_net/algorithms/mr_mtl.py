@@ -29,7 +29,7 @@ class MRMTL(Algorithm):
     personal = True
 
     class Options(Options):
-        lam: float = Field(default=0.1, ge=0, description="lambda of the pull to the mean; 0 is Local")
+        lam: float = Field(default=0.1, ge=0, le=1e6, description="lambda of the pull to the mean; 0 is Local")
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:

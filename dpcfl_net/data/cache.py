@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import reason
 
 FORMAT = 1
 KEYS = ("train_x", "train_y", "test_x", "test_y")
@@ -44,7 +45,9 @@ def arrays(
                 _write(home, keys, decode())
                 found = _open(home, keys)
     except OSError as error:
-        raise ConfigError(f"cannot keep decoded images in {home}: {error}; set XDG_CACHE_HOME to a folder with room") from error
+        raise ConfigError(
+            f"cannot keep decoded images in {home}: {reason(error)}; set XDG_CACHE_HOME to a folder with room"
+        ) from error
     if found is None:
         raise ConfigError(f"decoded images in {home} cannot be read back; delete that folder")
     return found

@@ -54,10 +54,14 @@ class Images:
 
 @dataclass(frozen=True)
 class _Set:
-    """Where a set's files are (alternatives, best first; .gz may be missing) and how they are decoded."""
+    """Where a set's files are (alternatives, best first; .gz may be missing) and how they are decoded.
+
+    decode: the files, and the (H, W) of every image, to the arrays.
+    """
 
     files: tuple[tuple[str, ...], ...]
-    decode: Callable[[list[Path]], dict[str, np.ndarray]]
+    decode: Callable[[list[Path], tuple[int, int]], dict[str, np.ndarray]]
+    size: tuple[int, int]
     mean: float
     std: float
     classes: int = 10
@@ -68,13 +72,15 @@ def _idx_files(folder: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(f"{folder}/raw/{stem}-ubyte{end}" for stem in stems) for end in (".gz", ""))
 
 
-def _decode_idx(paths: list[Path]) -> dict[str, np.ndarray]:
-    train_x, train_y, test_x, test_y = (readers.read_idx(path) for path in paths)
+def _decode_idx(paths: list[Path], size: tuple[int, int]) -> dict[str, np.ndarray]:
+    train_x, train_y, test_x, test_y = (
+        readers.read_idx(path, record) for path, record in zip(paths, (size, (), size, ()), strict=True)
+    )
     return {"train_x": _one_channel(train_x), "train_y": train_y, "test_x": _one_channel(test_x), "test_y": test_y}
 
 
-def _decode_npz(paths: list[Path]) -> dict[str, np.ndarray]:
-    (train_x, train_y), (test_x, test_y) = (readers.read_npz(path) for path in paths)
+def _decode_npz(paths: list[Path], size: tuple[int, int]) -> dict[str, np.ndarray]:
+    (train_x, train_y), (test_x, test_y) = (readers.read_npz(path, (*size, 3)) for path in paths)
     return {"train_x": _channels_first(train_x), "train_y": train_y, "test_x": _channels_first(test_x), "test_y": test_y}
 
 
@@ -91,9 +97,9 @@ _CIFAR = (
     ("CIFAR10/cifar10_train_20k.npz", "CIFAR10/cifar10_test_4k.npz"),
 )
 _SETS = {
-    "mnist": _Set(_idx_files("MNIST"), _decode_idx, 0.1307, 0.3081),
-    "fashion-mnist": _Set(_idx_files("FashionMNIST"), _decode_idx, 0.1307, 0.3081),
-    "cifar10": _Set(_CIFAR, _decode_npz, 0.5, 0.5),
+    "mnist": _Set(_idx_files("MNIST"), _decode_idx, (28, 28), 0.1307, 0.3081),
+    "fashion-mnist": _Set(_idx_files("FashionMNIST"), _decode_idx, (28, 28), 0.1307, 0.3081),
+    "cifar10": _Set(_CIFAR, _decode_npz, (32, 32), 0.5, 0.5),
 }
 NAMES = ("digits", *_SETS, "shakespeare", "regression")
 
@@ -154,7 +160,7 @@ def _known(name: str) -> _Set:
 
 def _root(root: str | os.PathLike[str] | None) -> Path:
     chosen = root or os.environ.get("DPCFL_DATA") or cache.folder() / "data"
-    return Path(chosen).expanduser().resolve()
+    return Path(os.path.realpath(Path(chosen).expanduser()))  # resolve() fails of a loop of symbolic links
 
 
 def _find(spec: _Set, folder: Path) -> list[Path] | None:
@@ -174,14 +180,15 @@ def _missing(name: str, spec: _Set, folder: Path) -> DataMissing:
 
 
 def _checked(spec: _Set, paths: list[Path]) -> dict[str, np.ndarray]:
-    arrays = spec.decode(paths)
-    where = paths[0].parent
-    for part in ("train", "test"):
+    arrays = spec.decode(paths, spec.size)
+    # The files of the training set come first; its labels, or all that it is, are in the last of them.
+    last_files = {"train": paths[len(paths) // 2 - 1], "test": paths[-1]}
+    for part, path in last_files.items():
         x, y = arrays[f"{part}_x"], arrays[f"{part}_y"]
-        if y.ndim != 1 or len(x) != len(y) or not len(y):
-            raise ConfigError(f"damaged data in {where}: {len(x)} {part} images but labels of shape {y.shape}")
+        if len(x) != len(y) or not len(y):
+            raise readers.damaged(path, f"{len(x)} {part} images and {len(y)} labels")
         if y.max() >= spec.classes:
-            raise ConfigError(f"damaged data in {where}: {part} label {y.max()}, expected 0..{spec.classes - 1}")
+            raise readers.damaged(path, f"{part} label {y.max()}, must be 0 to {spec.classes - 1}")
     return arrays
 
 

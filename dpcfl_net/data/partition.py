@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dpcfl_net.data import regression, roles, skew
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import shown
 from dpcfl_net.plugins import is_plugin
 
+MOST_CLIENTS, MOST_RECORDS = 10_000, 100_000_000
 MOST_CLUSTERS = {"rotation": 4, "label-flip": 10, "line": len(regression.LINES)}
 
 Part = Literal["train", "validation", "test"]
@@ -44,19 +46,25 @@ class DataSettings(BaseModel):
         "client's own; roles: a speaking role is a client (shakespeare)",
     )
     alpha: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="partition dirichlet: its concentration; small is uneven"
+        None, ge=1e-3, le=1e6, allow_inf_nan=False, description="partition dirichlet: its concentration; small is uneven"
     )
     train_per_client: int | None = Field(
         None,
         ge=1,
+        le=MOST_RECORDS,
         description="training records a client; null: as many as equal disjoint slices allow, at most the papers' share",
     )
-    validation: float = Field(0.0, ge=0, lt=1, description="fraction of a client's training records that is set aside")
+    validation: float = Field(
+        0.0, ge=0, lt=1, allow_inf_nan=False, description="fraction of a client's training records that is set aside"
+    )
     test_per_client: int | None = Field(
-        None, ge=1, description="test records a client; null: equal disjoint slices of the test set, at most the papers' share"
+        None,
+        ge=1,
+        le=MOST_RECORDS,
+        description="test records a client; null: equal disjoint slices of the test set, at most the papers' share",
     )
     noise: float | None = Field(
-        None, ge=0, allow_inf_nan=False,
+        None, ge=0, le=1e6, allow_inf_nan=False,
         description=f"dataset regression: standard deviation around the line; null: {regression.NOISE}",
     )  # fmt: skip
     sha256: str | None = Field(
@@ -65,10 +73,15 @@ class DataSettings(BaseModel):
         description="content of a data set of your own; null: as it is now, which the job then pins",
     )
 
+    @field_validator("clients")
+    @classmethod
+    def _countable(cls, clients: list[int]) -> list[int]:
+        if any(size < 1 for size in clients) or sum(clients) > MOST_CLIENTS:
+            raise ValueError(f"is {shown(clients)}: must be whole numbers from 1 on, together at most {MOST_CLIENTS:,}")
+        return clients
+
     @model_validator(mode="after")
     def _possible(self) -> DataSettings:
-        if any(size < 1 for size in self.clients):
-            raise ValueError(f"clients must hold whole numbers >= 1, got {self.clients}")
         if problem := _contradiction(self):
             raise ValueError(problem)
         most = MOST_CLUSTERS.get(self.shift)

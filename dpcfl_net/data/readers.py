@@ -7,16 +7,32 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import read_at_most
+
+MOST_BYTES = 1 << 30  # of one unpacked file
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of an idx file, plain or gzipped (LeCun's format: 0 0 type rank, big-endian sizes, values)."""
+def read_idx(path: Path, record: tuple[int, ...]) -> np.ndarray:
+    """Read an idx file, plain or gzipped (LeCun's format: 0 0 type rank, big-endian sizes, values).
+
+    Args:
+        path: The file; gzipped if it ends in .gz.
+        record: Shape of one record, (28, 28) for an image or () for a label.
+
+    Returns:
+        uint8 (N, *record).
+
+    Raises:
+        ConfigError: For a file that is not read to its end as that.
+    """
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            raw = read_at_most(cast(BinaryIO, file), MOST_BYTES, f"damaged data file {path}")
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, str(error)) from error
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
@@ -24,21 +40,43 @@ def read_idx(path: Path) -> np.ndarray:
     rank = raw[3]
     start = 4 + 4 * rank
     shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(rank))
+    if shape[1:] != record or not rank:
+        raise damaged(path, f"its shape is {shape}, must be {_any_number_of(record)}")
     if len(raw) != start + math.prod(shape):
         raise damaged(path, f"{len(raw)} bytes, its header says {start + math.prod(shape)}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays x uint8 (N, H, W, 3) and y uint8 (N,) of an npz file."""
+def read_npz(path: Path, record: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Read an npz file of images.
+
+    Args:
+        path: The file.
+        record: Shape of one image, (H, W, C).
+
+    Returns:
+        Arrays x uint8 (N, H, W, C) and y uint8 (N,).
+
+    Raises:
+        ConfigError: For a file that does not hold such arrays.
+    """
     try:
+        if not zipfile.is_zipfile(path):
+            raise damaged(path, "not an npz file")
         with np.load(path, allow_pickle=False) as file:
             x, y = file["x"], file["y"]
     except (OSError, EOFError, KeyError, ValueError, zlib.error, zipfile.BadZipFile) as error:
         raise damaged(path, str(error)) from error
-    if x.dtype != np.uint8 or y.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != 3:
-        raise damaged(path, f"x is {x.dtype} {x.shape}, y is {y.dtype} {y.shape}; expected uint8 (N, H, W, 3) and uint8 (N,)")
+    except (NotImplementedError, RuntimeError, MemoryError) as error:  # odd compression, a password, a size out of bounds
+        raise damaged(path, str(error)) from error
+    if x.dtype != np.uint8 or y.dtype != np.uint8 or x.shape[1:] != record or y.shape != x.shape[:1]:
+        expected = f"uint8 {_any_number_of(record)} and uint8 (N,)"
+        raise damaged(path, f"x is {x.dtype} {x.shape}, y is {y.dtype} {y.shape}, must be {expected}")
     return x, y
+
+
+def _any_number_of(record: tuple[int, ...]) -> str:
+    return f"({', '.join(['N', *map(str, record)])}{'' if record else ','})"
 
 
 def identity(paths: list[Path]) -> str:

@@ -75,7 +75,7 @@ class Engine:
         """The plain step, for what a trusted server protects."""
         from dpcfl_net.sgd import PlainSGD
 
-        how = self._local.model_dump(exclude={"clip"})
+        how = self._local.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
         return PlainSGD(self._module(), **how, task=self._template.task, input_shape=self._input_shape)
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import shown
 from dpcfl_net.privacy.loss_distributions import COARSE, CURVE, FINE, Grid, pld_deltas, pld_epsilon
 from dpcfl_net.privacy.renyi import QUICK, rdp_epsilon
 from dpcfl_net.privacy.tally import Charges, Tally
@@ -295,19 +296,32 @@ _KINDS: dict[str, tuple[Callable[..., Event], tuple[str, ...]]] = {
 }
 
 
+# Beyond these, numbers overflow or an answer takes minutes.
+_MOST = {
+    "noise_multiplier": 1e15, "sampling_rate": 1, "steps": 1e9, "sample_size": 1e9, "population": 1e9,
+    "epsilon": 1e6, "count": 1e9,
+}  # fmt: skip
+
+
 def _is_open(entry: Any) -> bool:
     noisy = isinstance(entry, dict) and entry.get("type") in ("SampledGaussian", "FixedSizeGaussian")
     return noisy and entry.get("noise_multiplier") is None
 
 
 def _event(entry: Any, noise: float) -> Event:
-    if not isinstance(entry, dict) or entry.get("type") not in _KINDS:
-        raise ConfigError(f": must be an object whose type is one of {', '.join(_KINDS)}, got {entry!r}")
-    make, keys = _KINDS[entry["type"]]
+    kind = entry.get("type") if isinstance(entry, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ConfigError(f": must be an object whose type is one of {', '.join(_KINDS)}, got {shown(entry)}")
+    make, keys = _KINDS[kind]
     values = {key: value for key, value in entry.items() if key != "type"}
     if _is_open(entry):
         values["noise_multiplier"] = noise
     problems = _unknown(".", values, keys) + [f".{key}: missing" for key in keys if key not in values]
+    problems += [
+        f".{key} is {shown(values[key])}: must be at most {most:g}"
+        for key, most in _MOST.items()
+        if isinstance(values.get(key), (int, float)) and values[key] > most
+    ]
     if problems:
         raise ConfigError(problems)
     if entry["type"] == "Unprotected" and not isinstance(entry["reason"], str):

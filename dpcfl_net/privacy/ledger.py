@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.errors import LedgerError
+from dpcfl_net.files import read_bytes
 from dpcfl_net.privacy.answers import Answers, Keys, Stored
 from dpcfl_net.privacy.durable import Disk
 from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Entry, History, broken, canonical, digest, verify_lines
@@ -260,12 +261,9 @@ def read_ledger(folder: Path) -> list[Entry]:
 
 
 def _read(folder: Path) -> tuple[list[bytes], list[Entry], bytes]:
-    path = folder / LINES
-    try:
-        counter = (folder / COUNTER).read_bytes()  # before the lines: a ledger in use may grow in between
-    except FileNotFoundError:
-        counter = b""
-    lines, tail = _split(path.read_bytes() if path.exists() else b"")
+    path, told = folder / LINES, folder / COUNTER
+    counter = read_bytes(told) if told.exists() else b""  # before the lines: a ledger in use may grow in between
+    lines, tail = _split(read_bytes(path) if path.exists() else b"")
     entries = verify_lines(lines, str(path))
     if not counter and len(lines) == 1 and not tail:
         return lines, entries, tail

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import read_text
 from dpcfl_net.types import Adjacency, Event
 
 # What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
@@ -40,11 +42,23 @@ def remembered(folder: Path, question: dict[str, Any], answer: Callable[[], Any]
     stored = folder / f"{name}.json"
     with (folder / f"{name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stored.exists():
+        found = _kept(stored)
+        if found is None:
+            found = json.dumps({"answer": answer()})
             draft = stored.with_suffix(".part")
-            draft.write_text(json.dumps({"answer": answer()}))
+            draft.write_text(found)
             os.replace(draft, stored)
-        return json.loads(stored.read_text())["answer"]
+        return json.loads(found)["answer"]
+
+
+def _kept(stored: Path) -> str | None:
+    """A kept answer's text, None if there is none or the file is damaged, as after a crash."""
+    try:
+        text = read_text(stored)
+        found = json.loads(text)
+    except (ConfigError, ValueError, RecursionError):
+        return None
+    return text if isinstance(found, dict) and "answer" in found else None
 
 
 def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from dpcfl_net import yaml_file
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import opened, parse_json, read_text
 from dpcfl_net.report.statement import number
+from dpcfl_net.runlog import parse
 
 Line = dict[str, Any]
+# What reading a damaged npz file raises besides OSError, ValueError and KeyError.
+NO_ARRAYS = (EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)
 
 
 class JsonlTail:
     """A growing JSON-lines file, read on from where the last reading ended. Only whole lines are read.
 
-    damaged: whole lines so far that are not a JSON object; torn: whether the file now ends within a line.
+    damaged: damaged whole lines so far, which are left out; torn: whether the file now ends within a line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,28 +32,19 @@ class JsonlTail:
 
     def new(self) -> list[Line]:
         """The lines that were added since the last call; a file that shrank was replaced and is read from its start."""
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, 2) < self.offset:
-                    self.offset = 0
-                file.seek(self.offset)
-                added = file.read()
-        except FileNotFoundError:
+        if not self.path.exists():
             return []
+        with opened(self.path) as file:
+            if file.seek(0, 2) < self.offset:
+                self.offset = 0
+            file.seek(self.offset)
+            added = file.read()
         whole = added[: added.rfind(b"\n") + 1]
         self.offset += len(whole)
         self.torn = len(whole) < len(added)
-        return [line for raw in whole.splitlines() if (line := self._parse(raw)) is not None]
-
-    def _parse(self, raw: bytes) -> Line | None:
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            line = None
-        if isinstance(line, dict):
-            return line
-        self.damaged += 1
-        return None
+        parsed = [parse(raw, self.path.name) for raw in whole.splitlines()]
+        self.damaged += parsed.count(None)
+        return [line for line in parsed if line is not None]
 
 
 @dataclass(frozen=True)
@@ -155,12 +149,12 @@ def read_run(folder: Path | str) -> RunView:
 
 def read_mapping(path: Path, notes: list[str]) -> Line:
     """A JSON or YAML mapping, empty when the file is missing; when it is damaged `notes` says so."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         return {}
-    except (ValueError, RecursionError, yaml.YAMLError):
+    try:
+        text = read_text(path)
+        found = yaml_file.parse(text, path.name) if path.suffix == ".yaml" else parse_json(text, path.name)
+    except ConfigError:
         found = None
     if isinstance(found, dict):
         return found
@@ -255,7 +249,7 @@ def _first_round(path: Path, notes: list[str]) -> FirstRound | None:
         return None
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
+            found = {name: arrays[name] for name in arrays}
         coordinates = found["coordinates"].astype(float).reshape(-1, 2)
         count, clients = int(found["clusters"]), len(coordinates)
         return FirstRound(
@@ -271,6 +265,6 @@ def _first_round(path: Path, notes: list[str]) -> FirstRound | None:
             number(float(found["mpo"])),
             count,
         )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except (*NO_ARRAYS, OSError, ValueError, KeyError, TypeError, OverflowError):
         notes.append(f"{path.name} is damaged and was left out")
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import importlib
 import json
 import pkgutil
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import shown
+from dpcfl_net.names import nearest
 
 if TYPE_CHECKING:
     from dpcfl_net.compare import Result
@@ -99,9 +100,9 @@ def find(name: str) -> type[Reproduction]:
     """The reproduction of that name; ConfigError with the nearest one, or all of them."""
     if name in registry():
         return registry()[name]
-    near = difflib.get_close_matches(name, list(registry()), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(registry())}"
-    raise ConfigError(f"unknown figure {name!r}: {hint}")
+    near = nearest(name, registry())
+    hint = f"did you mean {near!r}?" if near else f"known are {', '.join(registry())}"
+    raise ConfigError(f"unknown figure {shown(name)}: {hint}")
 
 
 def folder_name(reproduction: type[Reproduction], scale: Scale) -> str:

@@ -20,6 +20,7 @@ from dpcfl_net.privacy.ledger_entries import Entry
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.protocol import PROTOCOL, Protocol, digest
+from dpcfl_net.signing import read_operator_key
 from dpcfl_net.summary import ledger_folder
 from dpcfl_net.types import DPSGDSlot, Event, Slot
 from dpcfl_net.wire import transcript
@@ -44,7 +45,7 @@ class Record:
         if not (folder / PROTOCOL).exists():
             raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
         self.folder = folder
-        self.job: Job = read_job(folder, (folder / "operator.pub").read_text().strip())
+        self.job: Job = read_job(folder, read_operator_key(folder / "operator.pub"))
         if self.job.experiment.audit is None:
             raise ConfigError(
                 f"{folder} was not audited: its job has no canaries; record one with dpcfl run configs/threats/audit_epsilon5.yaml"

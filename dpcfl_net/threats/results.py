@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpcfl_net.errors import ConfigError
+from dpcfl_net.files import read_bytes
 from dpcfl_net.runlog import write_atomically
 
 FOLDER = "attacks"
@@ -60,7 +61,7 @@ def results(run: Path, notes: list[str]) -> list[AttackResult]:
 def read_result(path: Path) -> AttackResult:
     """One result; ConfigError for a file that holds something else, or a figure or table that cannot be drawn."""
     try:
-        found = TypeAdapter(AttackResult).validate_json(path.read_bytes(), strict=True)
+        found = TypeAdapter(AttackResult).validate_json(read_bytes(path), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

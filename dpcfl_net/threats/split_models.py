@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpcfl_net import runlog
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
+from dpcfl_net.errors import ConfigError
 from dpcfl_net.federation.gate import request_id
 from dpcfl_net.privacy.ledger_entries import Entry
 from dpcfl_net.protocol import Protocol, digest
@@ -107,11 +108,14 @@ def _most_models(algorithm: Algorithm, task: str) -> int:
 def _groups(path: Path, protocol: Protocol) -> dict[int, dict[int, int]]:
     """The cluster of each client by round, as the server wrote it down."""
     clients = [entry.id for entry in protocol.roster]
-    return {
-        line["round"]: {c: m for c, m in zip(clients, line["assignment"], strict=True) if m is not None}
-        for line in runlog.read(path)
-        if line["view"] == "server"
-    }
+    found: dict[int, dict[int, int]] = {}
+    for line in runlog.read(path):
+        if line["view"] != "server":
+            continue
+        if len(assigned := line.get("assignment", [])) != len(clients):
+            raise ConfigError(f"{path} is damaged: round {line['round']} assigns {len(assigned)} of {len(clients)} clients")
+        found[line["round"]] = {c: m for c, m in zip(clients, assigned, strict=True) if m is not None}
+    return found
 
 
 def _within_groups(where: str, models: Mapping[int, set[str]], cluster: Mapping[int, int]) -> list[str]:

@@ -19,7 +19,7 @@ from dpcfl_net.wire.journal import Journal
 from dpcfl_net.wire.lane import Lane, Stamp, Stream, remember
 from dpcfl_net.wire.messages import PHASES, STATUSES, Header, Template, WireError, decode, encode, match_template, plain, word
 from dpcfl_net.wire.payload import Assembly, Payload, as_payload, checked
-from dpcfl_net.wire.sockets import BYE_LINGER_MS, Arrived, join_curve, new_socket, receive, require_safe
+from dpcfl_net.wire.sockets import BYE_LINGER_MS, Arrived, dial, join_curve, new_socket, receive, require_safe
 
 BATCH = 256  # messages read before what waits is sent
 HANDSHAKES = 5  # failed ones in a row after which the server is taken for another one
@@ -111,7 +111,7 @@ class ClientEndpoint:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._socket.connect(connect)
+        dial(self._socket, connect)
 
     # the owner's side
 

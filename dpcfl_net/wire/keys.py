@@ -11,6 +11,7 @@ from dpcfl_net.signing import read_key_file, read_secret_file, write_operator_ke
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
 NOISE_SEED = "noise.seed"  # beside the coordinator's keys, where it is trusted to add seeded noise
 CURVE_LENGTH = 40  # characters of z85 for 32 bytes
+LONGEST_FILE = 4096  # bytes
 
 
 def client_key(client: int) -> str:

@@ -21,7 +21,7 @@ from dpcfl_net.wire.journal import Journal
 from dpcfl_net.wire.lane import new_id, remember
 from dpcfl_net.wire.messages import CHUNK, VERSION, Header, WireError, plain, unpack_strict, validate
 from dpcfl_net.wire.payload import Assembly, Payload
-from dpcfl_net.wire.sockets import Arrived, Listener, join_curve, new_socket, receive, require_safe
+from dpcfl_net.wire.sockets import Arrived, Listener, dial, join_curve, new_socket, receive, require_safe
 
 COORDINATOR = "coordinator"
 BATCH = 256
@@ -293,7 +293,7 @@ class ObserverOutbox:
         self._socket = new_socket(self._context, zmq.PUSH)
         if keys is not None and server_key is not None and security == "curve":
             join_curve(self._socket, keys, server_key)
-        self._socket.connect(connect)
+        dial(self._socket, connect)
 
     def models(
         self, round: int, phase: str, assignment: Sequence[int | None], models: np.ndarray, **shown: Sequence[int | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.files import shown
 from dpcfl_net.wire.guard import UNREAD_LIMIT, ConnectionGuard
 from dpcfl_net.wire.messages import WireError, plain
 
@@ -18,17 +20,27 @@ HIGH_WATER = 64  # messages; four windows, so that flow control and not the mark
 MAX_FRAME = 2 << 20  # bytes
 FRAMES = 2  # header and one chunk
 BYE_LINGER_MS = 5000
+_ADDRESS = re.compile(r"tcp://(?P<host>\*|\[[^\s\[\]]+\]|[^\s:/\[\]*\x00]+):(?P<port>\*|[0-9]{1,5})")
 
 
 def require_safe(address: str, security: str) -> None:
     """ConfigError unless `security` is known and "none" stays on loopback."""
     if security not in ("curve", "none"):
         raise ConfigError(f"transport.security must be curve or none, got {security!r}")
-    if not address.startswith("tcp://"):
-        raise ConfigError(f"an address must look like tcp://host:port, got {address!r}")
-    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    form = _ADDRESS.fullmatch(address)
+    if form is None or (form["port"] != "*" and int(form["port"]) > 65535):
+        raise ConfigError(f"an address must look like tcp://host:port with a port up to 65535, got {shown(address)}")
+    host = form["host"].strip("[]")
     if security == "none" and not _is_loopback(host):
         raise ConfigError(f"transport.security: none is allowed on loopback only, not on {address}")
+
+
+def dial(made: zmq.Socket, address: str) -> None:
+    """Connect, now or once somebody listens there; ConfigError for an address that nobody can listen at."""
+    try:
+        made.connect(address)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"cannot connect to {shown(address)}: {(error.strerror or str(error)).lower()}") from None
 
 
 def _is_loopback(host: str) -> bool:

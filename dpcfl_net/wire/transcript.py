@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 
 from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.files import opened
 from dpcfl_net.wire.messages import CHUNK, MAX_HEADER, Header, WireError, decode
 from dpcfl_net.wire.payload import Assembly
 
@@ -120,11 +121,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Record]:
         self.cut, self.records, self.digest, self.good = False, 0, _START, 0
-        try:
-            file = open(self.path, "rb")  # noqa: SIM115 - closed below
-        except OSError as error:
-            raise ConfigError(f"cannot read the transcript {self.path}: {error.strerror}") from None
-        with file:
+        with opened(self.path) as file:
             unpacker = msgpack.Unpacker(
                 file,
                 read_size=1 << 16,

@@ -15,7 +15,8 @@ import pytest
 from conftest import assert_nothing_left, dpcfl, only_run, write_config
 
 from dpcfl_net.data.partition import open_client
-from dpcfl_net.experiment import Job, client_slice, read_job, read_operator_key
+from dpcfl_net.experiment import Job, client_slice, read_job
+from dpcfl_net.signing import read_operator_key
 
 SEED = 7310958224491857
 IMAGES = 30  # of each client that are looked for
@@ -105,7 +106,7 @@ def run(tmp_path_factory) -> tuple[Path, Job, Seen]:
     assert done.returncode == 0, done.stderr + done.stdout
     folder = only_run(out / "runs")
     assert_nothing_left(folder)
-    job = read_job(folder, read_operator_key(folder))
+    job = read_job(folder, read_operator_key(folder / "operator.pub"))
     return folder, job, Seen.of(out / "found", job)
 
 
@@ -125,7 +126,7 @@ def forked(run, tmp_path_factory) -> Seen:
         "    child.start(); child.join(); sys.exit(child.exitcode)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), read_operator_key(folder), str(out)],
+        [sys.executable, "-c", script, str(folder), read_operator_key(folder / "operator.pub"), str(out)],
         capture_output=True,
         text=True,
         timeout=120,

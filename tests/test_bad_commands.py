@@ -1,0 +1,490 @@
+"""Command lines that cannot work: the documented exit code, and one line for each problem with the path or the field."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import call
+from conftest import DPCFL, ROOT, dpcfl, write_config
+
+from dpcfl_net import config as configuration
+from dpcfl_net import runlog
+from dpcfl_net.one_process import OneProcessSpec, run_in_one_process
+from dpcfl_net.signing import read_operator_key
+from launch import cli, runs
+from launch.running import prepare
+
+SMALL = {
+    "data": {"dataset": "digits", "clients": [1, 1], "train_per_client": 60, "test_per_client": 20},
+    "rounds": 2,
+    "local": {"batch_size": 30, "lr": 0.5},
+    "algorithm": {"name": "global"},
+    "output": {},
+}
+NOWHERE = "tcp://127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[str, Path]:
+    """Good things to spoil, and bad ones to give: by the word that a command line below has in braces."""
+    base = tmp_path_factory.mktemp("bad")
+    config, run = write_config(base / "c", **SMALL), base / "run"
+    runs.write_job(config, [], base / "job", None)
+    prepare(run, configuration.load(config, ["runtime.federation=in-process"]))
+    run_in_one_process(OneProcessSpec(run, read_operator_key(run / "operator.pub"), run / "ledgers"))
+    runs.report(run)
+    (run / "transcript.msgpack").touch()  # of a run over a network, before its first message
+    files = {
+        "empty": b"", "binary": bytes(range(256)), "latin": "name: é".encode("latin-1"), "list": b"[1]", "number": b"7",
+        "deep": b"[" * 100_000, "digits": b"9" * 5000, "large": b"# " + b"x" * (1 << 20), "file": b"x", "object": b"{}",
+        "key": b"0" * 64, "nan": b'{"events": [], "delta": NaN}',
+    }  # fmt: skip
+    for name, content in files.items():
+        (base / name).write_bytes(content)
+    (base / "folder").mkdir()
+    os.mkfifo(base / "fifo")
+    (base / "loop").symlink_to("loop")
+    named = {name: base / name for name in (*files, "folder", "fifo", "loop", "job", "missing")}
+    return {
+        **named, "base": base, "config": config, "run": run, "keys": base / "job/keys",
+        "operator": base / "job/operator.pub", "protocol": base / "job/protocol.json", "below": base / "file/below",
+        "device": Path("/dev/zero"), "full": Path("/dev/full"), "proc": Path("/proc/nowhere"),
+    }  # fmt: skip
+
+
+UNREADABLE = {
+    "folder": "is a folder, not a file",
+    "fifo": "is a named pipe, not a file",
+    "device": "is a device, not a file",
+    "loop": "too many symbolic links",
+    "binary": "not UTF-8 text",
+    "latin": "not UTF-8 text",
+}
+# (command line, exit code, what stderr says)
+Case = tuple[str, int, list[str]]
+CONFIGURATIONS: list[Case] = [
+    (f"{command} {{{what}}} {more}", 2, [f"{{{what}}}", words])
+    for command, more in (
+        ("run", "--dry-run"),
+        ("sweep", "seed=0:2 --dry-run"),
+        ("job", "--out {base}/x"),
+        ("launch", "--dry-run"),
+    )
+    for what, words in {
+        **{name: said for name, said in UNREADABLE.items() if name != "loop"},
+        "missing": "no such configuration file",
+        "below": "no such configuration file",
+        "loop": "no such configuration file",
+        "empty": "must hold a mapping",
+        "list": "must hold a mapping",
+        "deep": "nested more than 32 deep",
+        "digits": "a number of 5,000 digits",
+        "large": "larger than 1,048,576 bytes",
+    }.items()
+]
+DOCUMENTS: list[Case] = [
+    *((f"account --json {{{what}}}", 2, [f"{{{what}}}", words]) for what, words in UNREADABLE.items()),
+    ("account --json {missing}", 2, ["cannot read {missing}: no such file"]),
+    ("account --json {below}", 2, ["{below}", "a part of this path is a file"]),
+    ("account --json {empty}", 2, ["{empty} is not JSON", "in line 1"]),
+    ("account --json {list}", 2, ["{list} must hold a JSON object", "got [1]"]),
+    ("account --json {number}", 2, ["{number} must hold a JSON object", "got 7"]),
+    ("account --json {deep}", 2, ["{deep} is not JSON", "nested too deeply"]),
+    ("account --json {digits}", 2, ["{digits} is not JSON", "too many digits"]),
+    ("account --json {object}", 2, ["events: must be a list"]),
+    ("account --json {nan}", 2, ["delta must lie strictly between 0 and 1, got nan"]),
+    *(
+        (f"launch {{config}} --on ssh --hosts {{{what}}} --dry-run", 2, [f"{{{what}}}", words])
+        for what, words in {
+            **UNREADABLE,
+            "missing": "no such file",
+            "empty": "must hold a mapping",
+            "list": "must hold a mapping",
+        }.items()
+    ),
+    ("launch {config} --on ssh --hosts {object} --dry-run", 2, ["{object}: hosts is missing"]),
+    ("diff {folder} {protocol}", 2, ["cannot read {folder}: is a folder"]),
+    ("diff {protocol} {folder}", 2, ["cannot read {folder}: is a folder"]),
+    ("diff {fifo} {protocol}", 2, ["cannot read {fifo}: is a named pipe"]),
+    ("diff {missing} {protocol}", 2, ["cannot read {missing}: no such file"]),
+    ("diff {empty} {protocol}", 3, ["job-invalid: {empty}"]),
+    ("diff {binary} {protocol}", 3, ["job-invalid: {binary}"]),
+    ("diff {deep} {protocol}", 3, ["job-invalid: {deep}"]),
+    ("diff {object} {protocol}", 3, ["job-invalid: {object}", "run: Field required", "more"]),
+]
+COORDINATOR = "coordinator {protocol} --bind tcp://127.0.0.1:0 --keys {keys} --out {base}/out"
+WORKER = f"worker {{job}} --connect {NOWHERE} --keys {{keys}} --ledgers {{base}}/ledgers"
+OBSERVER = "observer {job} --bind tcp://127.0.0.1:0 --keys {keys} --out {base}/out"
+KEYS: list[Case] = [
+    (f"{command} --operator-key {{{what}}}", 2, [f"{{{what}}}", words])
+    for command in ("verify {run}", COORDINATOR, f"{WORKER} --client 0", OBSERVER)
+    for what, words in {
+        "missing": "no such file",
+        "folder": "is a folder, not a file",
+        "fifo": "is a named pipe, not a file",
+        "binary": "not UTF-8 text",
+        "file": "does not hold an operator's public key, 64 hex digits",
+    }.items()
+] + [
+    (f"{COORDINATOR} --operator-key {{key}}", 3, ["operator-signature: protocol.json"]),
+    (f"{WORKER} --client 0 --operator-key {{key}}", 3, ["operator-signature: protocol.json"]),
+    (f"{OBSERVER} --operator-key {{key}}", 3, ["operator-signature: protocol.json"]),
+    (f"{WORKER} --client 99 --operator-key {{operator}}", 2, ["--client is 99", "clients 0 to 1"]),
+    (f"{WORKER} --client 2 --operator-key {{operator}}", 2, ["--client is 2", "clients 0 to 1"]),
+    (
+        COORDINATOR.replace("{keys}", "{folder}") + " --operator-key {operator}",
+        2,
+        ["{folder}/coordinator/coordinator.public: no such file"],
+    ),
+    (
+        COORDINATOR.replace("{keys}", "{missing}") + " --operator-key {operator}",
+        2,
+        ["{missing}/coordinator/coordinator.public: no such file"],
+    ),
+    (
+        OBSERVER.replace("{keys}", "{file}") + " --operator-key {operator}",
+        2,
+        ["{file}/observer/observer.public", "a part of this path"],
+    ),
+    (COORDINATOR.replace("{protocol}", "{folder}") + " --operator-key {operator}", 2, ["cannot read {folder}: is a folder"]),
+    (COORDINATOR.replace("{protocol}", "{missing}") + " --operator-key {operator}", 2, ["cannot read {missing}: no such file"]),
+    (COORDINATOR.replace("{protocol}", "{empty}") + " --operator-key {operator}", 3, ["job-invalid: {empty}"]),
+    (
+        WORKER.replace("{job}", "{folder}") + " --client 0 --operator-key {operator}",
+        2,
+        ["{folder}/protocol.json: no such file"],
+    ),
+    (
+        WORKER.replace("{job}", "{file}") + " --client 0 --operator-key {operator}",
+        2,
+        ["{file}/protocol.json", "a part of this path"],
+    ),
+    (COORDINATOR + " --join-timeout 0.2 --operator-key {operator}", 4, ["clients [0, 1] did not join within 0.2 s"]),
+]
+ADDRESSES: list[Case] = [
+    *(
+        (COORDINATOR.replace("tcp://127.0.0.1:0", address) + " --operator-key {operator}", 2, [words])
+        for address, words in {
+            "127.0.0.1:5700": "an address must look like tcp://host:port",
+            "tcp://127.0.0.1": "an address must look like tcp://host:port",
+            "tcp://127.0.0.1:99999": "a port up to 65535",
+            "tcp://127.0.0.1:-1": "an address must look like tcp://host:port",
+            "ipc:///tmp/socket": "an address must look like tcp://host:port",
+            "tcp://nowhere.invalid:0": "cannot listen on tcp://nowhere.invalid:0",
+        }.items()
+    ),
+    (f"{COORDINATOR} --observer tcp://x --operator-key {{operator}}", 2, ["an address must look like tcp://host:port"]),
+    (f"{COORDINATOR} --observer tcp://*:5700 --operator-key {{operator}}", 2, ["cannot connect to 'tcp://*:5700'"]),
+    (
+        OBSERVER.replace("tcp://127.0.0.1:0", "nowhere") + " --operator-key {operator}",
+        2,
+        ["an address must look like tcp://host:port"],
+    ),
+]
+OUTPUTS: list[Case] = [
+    *(
+        (f"{command} {{{what}}}", 2, [f"{{{what}}}", words])
+        for command in (
+            "run {config} --out", "job {config} --out", "keygen --clients 2", "sweep {config} seed=0,1 --out",
+            "launch {config} --out", "quickstart --config {config} --out", "reproduce em-fdro/prop41 --out",
+        )
+        for what, words in {"file": "not a folder", "below": "is a file, not a folder", "proc": "no such file or folder"}.items()
+    ),
+    ("coordinator {protocol} --bind tcp://127.0.0.1:0 --keys {keys} --operator-key {operator} --out {file}", 2, ["{file}"]),
+    ("observer {job} --bind tcp://127.0.0.1:0 --keys {keys} --operator-key {operator} --out {file}", 2, ["{file}"]),
+    (f"worker {{job}} --client 0 --connect {NOWHERE} --keys {{keys}} --operator-key {{operator}} --ledgers {{file}}", 2, ["{file}"]),
+    *(
+        (f"{command} {{{what}}}", code, [f"{{{what}}}", words])
+        for command in ("compare {run} --csv", "launch {config} --on slurm --sbatch")
+        for what, code, words in (
+            ("folder", 2, "is a folder, not a file"), ("below", 2, "a part of this path is a file"),
+            ("proc", 2, "no such file or folder"), ("full", 4, "no space left on the device"), ("fifo", 2, "no process reads"),
+            ("loop", 2, "too many symbolic links"),
+        )
+    ),
+    *(
+        (f"compare {{run}} --page {{{what}}}", 2, [f"{{{what}}}", words])
+        for what, words in {
+            "folder": "is not a regular file", "fifo": "is not a regular file", "full": "is not a regular file",
+            "below": "a part of this path is a file", "proc": "no such file or folder",
+        }.items()
+    ),
+]  # fmt: skip
+FOLDERS: list[Case] = [
+    *(
+        (f"{command} {{{what}}}", 2, [f"{{{what}}}", words])
+        for command, words in {
+            "report": "is not a run folder", "verify": "is not a run folder", "compare": "is not a run folder",
+            "audit": "is not a run folder", "inspect": "has no transcript.msgpack", "attack nan-oracle": "is not a run folder",
+            "attack selections": "is not a run folder", "attack invert": "is not a run folder",
+            "run --resume": "is not a run folder",
+            "launch --on ray --resume": "has no placement.json",
+        }.items()
+        for what in ("missing", "folder", "file")
+    ),
+    ("attack invert {run}", 2, ["{run}: no update of global can be read from the transcript"]),
+    ("attack selections {run}", 2, ["{run} holds no choice of a cluster by algorithm global"]),
+    ("attack nan-oracle {run}", 2, ["{run} is of global", "configs/threats/nan_oracle.yaml"]),
+    ("audit {run}", 2, ["{run} was not audited"]),
+    ("compare {run} {folder}", 2, ["{folder} is not a run folder"]),
+    ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}"]),
+]  # fmt: skip
+NUMBERS: list[Case] = [
+    ("keygen {base}/k --clients 0", 2, ["'--clients'", "1"]),
+    ("keygen {base}/k --clients -5", 2, ["'--clients'"]),
+    ("keygen {base}/k --clients 1000000000", 2, ["'--clients'", "10000"]),
+    ("keygen {base}/k --clients many", 2, ["'--clients'", "valid integer"]),
+    ("keygen {base}/k", 2, ["Missing option '--clients'"]),
+    (f"{WORKER} --operator-key {{operator}} --client -1", 2, ["'--client'"]),
+    (f"{WORKER} --operator-key {{operator}} --client 1e9", 2, ["'--client'"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --orphan-timeout nan", 2, ["'--orphan-timeout'", "above 0"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --orphan-timeout inf", 2, ["'--orphan-timeout'", "at most 1,000,000"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --budget-epsilon -1", 2, ["'--budget-epsilon'", "above 0"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --budget-delta 2", 2, ["'--budget-delta'", "between 0 and 1"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --budget-epsilon 3", 2, ["--budget-delta None", "both or none"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --max-epsilon nan", 2, ["'--max-epsilon'", "above 0"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --max-delta inf", 2, ["'--max-delta'", "between 0 and 1"]),
+    (f"{COORDINATOR} --operator-key {{operator}} --quorum nan", 2, ["'--quorum'"]),
+    (f"{COORDINATOR} --operator-key {{operator}} --quorum 2", 2, ["'--quorum'", "1"]),
+    (f"{COORDINATOR} --operator-key {{operator}} --round-timeout inf", 2, ["'--round-timeout'", "at most 1,000,000"]),
+    (f"{COORDINATOR} --operator-key {{operator}} --join-timeout 0", 2, ["'--join-timeout'", "above 0"]),
+    (f"{OBSERVER} --operator-key {{operator}} --evaluate-every 0", 2, ["'--evaluate-every'"]),
+    ("inspect {run} --client -1", 2, ["'--client'"]),
+    ("inspect {run} --round x", 2, ["'--round'"]),
+    ("inspect {run} --limit 0", 2, ["'--limit'"]),
+    ("attack invert {run} --records 0", 2, ["'--records'"]),
+    ("bench live --clients 1000000000", 2, ["'--clients'"]),
+    ("bench gpu --slots-per-gpu 0", 2, ["'--slots-per-gpu'"]),
+    ("doctor --clients 0", 2, ["'--clients'"]),
+    ("launch {config} --ports 5700", 2, ["--ports is '5700'", "two numbers from 0 to 65535"]),
+    ("launch {config} --ports 1,99999", 2, ["--ports is '1,99999'", "two numbers from 0 to 65535"]),
+    ("launch {config} --ports -1,2", 2, ["--ports is '-1,2'", "two numbers from 0 to 65535"]),
+    ("launch {config} --on slurm --sbatch {base}/s --nodes 0", 2, ["'--nodes'"]),
+    ("launch {config} --on slurm --sbatch {base}/s --cpus 99999999", 2, ["'--cpus'"]),
+    ("launch {config} --on slurm --sbatch {base}/s --time soon", 2, ["--time is 'soon'", "2:00:00"]),
+    ("launch {config} --on ray --cpus-per-worker nan --dry-run", 2, ["--cpus-per-worker is nan", "above 0"]),
+    ("launch {config} --on ray --gpus-per-worker inf --dry-run", 2, ["--gpus-per-worker inf", "at most 10,000"]),
+    ("sweep {config} seed=0:1000000000 --dry-run", 2, ["axis 'seed=0:1000000000'", "must be at most 5,000"]),
+    ("sweep {config} seed=0:100 rounds=2:102 --dry-run", 2, ["10,000 combinations", "must be at most 5,000"]),
+    ("run {config} rounds=1000000000000 --dry-run", 2, ["rounds is 1000000000000", "less than or equal to 100000"]),
+    ("run {config} privacy.epsilon=1e300 --dry-run", 2, ["privacy.epsilon is 1e+300", "less than or equal to 100000"]),
+    ("job {config} data.clients=[1000000000] --out {base}/x", 2, ["data.clients is [1000000000]", "at most 10,000"]),
+]
+NAMES: list[Case] = [
+    ("fly", 2, ["No such command 'fly'"]),
+    ("data fetch imagenet", 2, ["unknown data set 'imagenet'", "allowed: digits, mnist"]),
+    ("data fly", 2, ["No such command 'fly'"]),
+    ("run {config} --fast", 2, ["No such option", "--fast"]),
+    ("run", 2, ["give a configuration file"]),
+    ("run {config} --resume {run}", 2, ["--resume takes no configuration"]),
+    ("run {config} rounds", 2, ["override 'rounds' is not key=value"]),
+    ("run {config} =5", 2, ["override '=5' is not key=value"]),
+    ("run {config} privacy..epsilon=5", 2, ["override 'privacy..epsilon=5' is not key=value"]),
+    ("run {config} a.b.c.d.e.f.g.h.i=5", 2, ["is not key=value"]),
+    ("run {config} rounds.more=5", 2, ["'rounds' is a value, not a section"]),
+    ("run {config} data.clients=[1,", 2, ["override 'data.clients=[1,' is not YAML"]),
+    ("run {config} seed=1e400", 2, ["override 'seed=1e400'", "beyond the largest number"]),
+    ("run {config} algorithm.name=gobal", 2, ["algorithm.name is 'gobal'", "did you mean 'global'?"]),
+    ("run {config} name=../../x", 2, ["name is '../../x'", "without slashes"]),
+    ("sweep {config} seed", 2, ["axis 'seed' is not key=value,value"]),
+    ("sweep {config} seed=0,0", 2, ["names a value twice"]),
+    ("sweep {config} seed=0,1 seed=2,3", 2, ["axis 'seed' is given twice"]),
+    ("sweep {config} algorithm.name=global,gobal --dry-run", 2, ["did you mean 'global'?", "(cell algorithm.name=gobal)"]),
+    ("launch {config} --on cloud", 2, ["--on is 'cloud'", "local, ray, slurm, ssh"]),
+    ("launch {config} --on ssh", 2, ["--hosts FILE belongs to --on ssh"]),
+    ("launch {config} --sbatch {base}/s", 2, ["--sbatch belongs to --on slurm"]),
+    ("launch {config} --on slurm --dry-run", 2, ["--on slurm works inside an allocation"]),
+    ("coordinator {protocol}", 2, ["Missing option"]),
+    ("bench flying", 2, ["unknown benchmark 'flying'", "must be dpsgd, live or gpu"]),
+    ("reproduce", 2, ["give one or more figures"]),
+    ("reproduce r-dpcfl/fgi3", 2, ["unknown figure 'r-dpcfl/fgi3'", "did you mean 'r-dpcfl/fig3'?"]),
+    ("reproduce em-fdro/prop41 --scale huge", 2, ["--scale is 'huge'", "laptop or paper"]),
+]
+
+
+def changed(**fields: Any) -> Callable[[bytes], bytes]:
+    """A JSON object with some fields changed, in the one form that is signed."""
+    return lambda data: json.dumps({**json.loads(data), **fields}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def first_line(**fields: Any) -> Callable[[bytes], bytes]:
+    """JSON lines whose first one has some fields changed."""
+
+    def change(data: bytes) -> bytes:
+        first, _, rest = data.partition(b"\n")
+        return json.dumps({**json.loads(first), **fields}).encode() + b"\n" + rest
+
+    return change
+
+
+def settings(data: bytes) -> bytes:
+    return data.replace(b"ledger:", b"book:")
+
+
+# (command, file of the run folder, its content, exit code, what is said; of `verify` on stdout where it is exit code 3)
+DAMAGED: list[tuple[str, str, bytes | Callable[[bytes], bytes] | None, int, list[str]]] = [
+    ("report", "experiment.json", None, 2, ["{damaged}/experiment.json: no such file"]),
+    ("report", "protocol.json", None, 2, ["{damaged} is not a run folder", "protocol.json"]),
+    ("verify", "protocol.json", None, 2, ["{damaged} is not a run folder", "protocol.json"]),
+    ("verify", "operator.pub", None, 2, ["{damaged}/operator.pub: no such file"]),
+    ("verify", "operator.pub", b"\xff", 2, ["{damaged}/operator.pub: not UTF-8 text"]),
+    ("verify", "operator.pub", b"0" * 64, 3, ["FAILS  job signed by the operator"]),
+    ("verify", "protocol.json", b"{}", 3, ["FAILS  job signed by the operator", "job-invalid"]),
+    ("verify", "protocol.json.sig", b"", 3, ["FAILS  job signed by the operator", "operator-signature"]),
+    ("verify", "experiment.json", b"[", 3, ["FAILS  job signed by the operator", "job-invalid"]),
+    ("verify", "transcript.msgpack", b"\xc1" * 9, 3, ["FAILS  transcript: hash chain whole", "transcript-broken"]),
+    ("verify", "clusters.jsonl", first_line(assignment=[0]), 2, ["{damaged}/clusters.jsonl is damaged", "assigns 1 of 2 clients"]),
+    ("report", "clusters.jsonl", first_line(round="x"), 0, ["warning: {damaged}/clusters.jsonl: 1 damaged line(s) left out"]),
+    ("report", "protocol.json", b"", 3, ["job-invalid: {damaged}/protocol.json"]),
+    ("report", "protocol.json", b"\xff\xfe", 3, ["job-invalid: {damaged}/protocol.json"]),
+    ("report", "protocol.json", b"[" * 100_000, 3, ["job-invalid: {damaged}/protocol.json"]),
+    ("report", "protocol.json", changed(rounds=1), 3, ["job-invalid: {damaged}/protocol.json: rounds"]),
+    ("report", "protocol.json", changed(roster=[]), 3, ["job-invalid"]),
+    ("report", "protocol.json", changed(algorithm="gobal"), 3, ["algorithm: the job's algorithm.name is 'gobal'"]),
+    ("report", "protocol.json", changed(options={"x": 1}), 3, ["algorithm: the job's options of global: x"]),
+    ("report", "experiment.json", b"null", 3, ["job-invalid: {damaged}/experiment.json"]),
+    ("report", "experiment.json", changed(seed=9), 3, ["experiment-hash: {damaged}/experiment.json"]),
+    ("report", "metrics.jsonl", first_line(round=None), 0, ["warning: {damaged}/metrics.jsonl: 1 damaged line(s) left out"]),
+    ("report", "metrics.jsonl", first_line(bytes_up="x"), 0, ["warning: {damaged}/metrics.jsonl: 1 damaged line(s) left out"]),
+    ("report", "metrics.jsonl", first_line(view=1), 0, ["warning: {damaged}/metrics.jsonl: 1 damaged line(s) left out"]),
+    ("report", "metrics.jsonl", b'{"a": 1}\n', 0, ["warning: {damaged}/metrics.jsonl: 1 damaged line(s) left out"]),
+    ("report", "run.json", b"[]", 0, ["warning: {damaged}/run.json is damaged", "must hold a JSON object"]),
+    ("report", "run.json", b'{"state": "fin', 0, ["warning: {damaged}/run.json is not JSON"]),
+    ("report", "run.json", changed(state=1), 0, ["warning: {damaged}/run.json is damaged: state is 1, must be text"]),
+    ("report", "run.json", changed(wall_s="x"), 0, ["warning: {damaged}/run.json is damaged: wall_s is 'x', must be a number"]),
+    ("report", "run.json", changed(privacy=[]), 0, ["warning: {damaged}/run.json is damaged: privacy is []"]),
+    ("report", "ledgers/client_0000/counter", b"x", 0, ["warning: ledger-broken: {damaged}/ledgers/client_0000/counter"]),
+    ("report", "ledgers/client_0000/ledger.jsonl", b"{}\n", 0, ["warning: ledger-broken: {damaged}/ledgers/client_0000/ledger.jsonl, line 0"]),
+    ("compare", "run.json", b"{", 2, ["{damaged}: run.json is damaged"]),
+    ("compare", "run.json", None, 2, ["{damaged} is not a run folder: it needs run.json"]),
+    ("compare", "run.json", changed(state="running"), 2, ["{damaged} is interrupted after 2 rounds"]),
+    ("compare", "run.json", changed(seed="x"), 2, ["{damaged}/run.json is damaged: seed is 'x'"]),
+    ("compare", "run.json", changed(name=None), 2, ["{damaged}/run.json is damaged: name is None"]),
+    ("compare", "config.yaml", b"a: [", 2, ["{damaged}: config.yaml is damaged"]),
+    ("compare", "config.yaml", b"privacy: {epsilon: many}", 2, ["{damaged}/config.yaml, privacy is damaged: epsilon is 'many'"]),
+    ("compare --fairness", "config.yaml", settings, 2, ["{damaged}/config.yaml is damaged: it has no section ledger"]),
+    ("run --resume", "config.yaml", b"a: [", 2, ["{damaged}/config.yaml is not YAML"]),
+    ("run --resume", "config.yaml", b"{}", 2, ["algorithm.name is missing"]),
+    ("launch --on ray --resume", "placement.json", b"[]", 2, ["{damaged}/placement.json is damaged"]),
+    ("launch --on ray --resume", "placement.json", b'{"on": "ray", "run": "x", "placed": 3}', 2, ["placed is 3, must be a list"]),
+    ("inspect", "transcript.msgpack", b"\xc1" * 9, 3, ["transcript-broken: {damaged}/transcript.msgpack"]),
+    ("report", "sweep.json", b"{", 2, ["{damaged} is not a sweep: it holds no readable sweep.json"]),
+    ("report", "sweep.json", b'{"axes": {}, "cells": [1]}', 2, ["{damaged}/sweep.json is damaged: cell is 1, must be an object"]),
+    ("compare", "sweep.json", b'{"axes": [], "cells": []}', 2, ["{damaged}/sweep.json is damaged: axes is []"]),
+    ("compare", "sweep.json", b'{"axes": {}, "cells": [{}]}', 2, ["{damaged}/sweep.json, cells is damaged: folder is None"]),
+]  # fmt: skip
+
+TABLE = CONFIGURATIONS + DOCUMENTS + KEYS + ADDRESSES + OUTPUTS + FOLDERS + NUMBERS + NAMES
+
+
+def test_there_are_many_cases():
+    assert len(TABLE) + len(DAMAGED) >= 160
+    assert len({line for line, _, _ in TABLE}) == len(TABLE)
+
+
+def check(done: Any, code: int, words: list[str], places: dict[str, Any]) -> None:
+    said = done.err or done.out
+    assert done.code == code, said
+    assert "Traceback" not in said
+    assert [word for word in words if word.format(**places) not in said] == [], said
+    assert all(line.startswith("error: ") or done.out for line in done.err.splitlines()), said
+
+
+@pytest.mark.timeout(10, func_only=True)
+@pytest.mark.parametrize(("line", "code", "words"), TABLE, ids=[line for line, _, _ in TABLE])
+def test_a_bad_command_line_is_a_sentence(line, code, words, places, capsys):
+    check(call(capsys, *(word.format(**places) for word in line.split())), code, words, places)
+
+
+@pytest.mark.timeout(10, func_only=True)
+@pytest.mark.parametrize(
+    ("command", "name", "content", "code", "words"),
+    DAMAGED,
+    ids=[f"{command} {name} {number}" for number, (command, name, *_) in enumerate(DAMAGED)],
+)
+def test_a_damaged_run_folder_is_a_sentence(command, name, content, code, words, places, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(places["run"], folder)
+    path = folder / name
+    new = content(path.read_bytes()) if callable(content) else content
+    if new is None:
+        path.unlink()
+    else:
+        path.write_bytes(new)
+    check(call(capsys, *command.split(), folder), code, words, {"damaged": folder})
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("account --json {fifo}", 2, ["cannot read {fifo}: is a named pipe"]),
+        ("verify {run} --operator-key {binary}", 2, ["cannot read {binary}: not UTF-8 text"]),
+        ("compare {run} --csv {full}", 4, ["{full}: no space left on the device"]),
+    ],
+)
+def test_a_process_of_its_own_says_the_same(line, code, words, places):
+    done = dpcfl(*(word.format(**places) for word in line.split()), timeout=20)
+    assert done.returncode == code
+    assert len(done.stderr.splitlines()) == 1
+    assert [word for word in words if word.format(**places) not in done.stderr] == []
+
+
+def test_a_full_disk_under_the_output_is_told_and_a_reader_that_left_is_not():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*DPCFL, "schema"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (4, "error: output: no space left on the device\n")
+    gone, unread = os.pipe()
+    os.close(gone)
+    with os.fdopen(unread, "w") as pipe:
+        done = subprocess.run([*DPCFL, "schema"], stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("a bug"), KeyError("a bug"), OSError(9, "Bad file descriptor"), ValueError("x")]
+)
+def test_a_bug_shows_its_traceback(error, places, monkeypatch):
+    """An error of the operating system without a path is nothing that a user can mend."""
+
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(runs, "dry_run", broken)
+    with pytest.raises(type(error)):
+        cli.main(["run", str(places["config"]), "--dry-run"])
+
+
+def test_ctrl_c_is_no_error(places, monkeypatch, capsys):
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "dry_run", stopped)
+    done = call(capsys, "run", places["config"], "--dry-run")
+    assert (done.code, done.err) == (130, "")
+
+
+def test_control_characters_of_a_message_do_not_reach_the_terminal(capsys):
+    done = call(capsys, "run", "\x1b[31mred\nsecond line.yaml")
+    assert (done.code, done.err) == (2, "error: no such configuration file: ?[31mred second line.yaml\n")
+
+
+def test_a_line_that_a_crash_cut_is_left_out_and_not_continued(places, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(places["run"], folder)
+    metrics = folder / "metrics.jsonl"
+    rounds = json.loads((folder / "run.json").read_text())["rounds_done"]
+    metrics.write_bytes(metrics.read_bytes() + b'{"view":"server","rou')
+    book = runlog.Lines(metrics)
+    book.write({"view": "server", "round": 9, "bytes_up": 1, "bytes_down": 1})
+    book.close()
+    assert call(capsys, "report", folder).code == 0
+    assert rounds == 2
+    assert json.loads((folder / "run.json").read_text())["rounds_done"] == 9
+    assert "damaged line(s) left out" in (folder / "report.html").read_text()
