@@ -44,10 +44,10 @@ def undisturbed(tmp_path_factory) -> bytes:
 
 
 def started(tmp_path: Path) -> subprocess.Popen:
-    """A run as a terminal starts it: a process group of its own, whose signals are as they are at a shell."""
+    """Start a run as a shell does: in a process group below this session (TSTP is ignored elsewhere), default signals."""
     return subprocess.Popen(
         [*DPCFL, "run", str(write_config(tmp_path / "c", **SETTINGS)), "--out", str(tmp_path / "runs")],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
         preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )  # fmt: skip
 
@@ -119,6 +119,27 @@ def test_a_signal_to_the_whole_group(undisturbed, tmp_path, moment, number, time
         assert again.returncode == 0, again.stderr + again.stdout
     assert (folder / "report.html").exists()
     assert models(folder) == undisturbed
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moment", [pytest.param(m, marks=() if m == "mid-round" else pytest.mark.slow) for m in MOMENTS])
+def test_ctrl_z_stops_a_run_and_fg_resumes_it(undisturbed, tmp_path, moment, times):
+    run = started(tmp_path)
+    wait_for(moment, tmp_path / "runs", run)
+    stopped = 0
+    for _ in range(times):
+        os.killpg(run.pid, signal.SIGTSTP)
+        time.sleep(1.5)
+        stopped += psutil.Process(run.pid).status() == psutil.STATUS_STOPPED
+        os.killpg(run.pid, signal.SIGCONT)
+        time.sleep(0.3)
+    output, errors = run.communicate(timeout=60)
+    assert run.returncode == 0, output + errors
+    assert stopped == times or moment in ("last round", "writing the report")  # it may have been over when the signal came
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "run.json").read_text())["state"] == "finished"
+    assert models(folder) == undisturbed
+    assert_nothing_left(folder)
 
 
 def test_a_run_that_is_stopped_and_continued_goes_on(undisturbed, tmp_path):
