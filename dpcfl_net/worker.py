@@ -125,7 +125,7 @@ def settle(device: Device) -> None:
 def turns(spec: WorkerSpec) -> Turns:
     """Context managers inside which this process may compute: a core's slot, or a lease of its GPU."""
     device, host = spec.device, host_folder()
-    limit = Slots(*spec.slots) if spec.slots else None
+    limit = Slots(*spec.slots) if spec.slots and device.uuid is None else None
     if device.uuid is not None:
         shared = Slots(host / device.uuid, device.slots_per_gpu)
     else:

@@ -297,7 +297,7 @@ def test_a_worker_refuses_unprotected_releases_that_the_job_does_not_own_up_to(t
 
 
 def test_a_budget_over_runs_takes_no_unprotected_run(tmp_path):
-    with pytest.raises(ConfigError, match="no finite epsilon to add up"):
+    with pytest.raises(ConfigError, match="no finite epsilon to compose"):
         job_for(
             tmp_path, {"name": "f-cdpfl", "clusters": 2}, ledger={"scope": "dataset", "root": str(tmp_path / "l")},
             privacy={"epsilon": 5, "delta": 1e-4},

@@ -35,6 +35,7 @@ class Scripted(Federation):
     def _exchange(self, kind, tasks):
         self.calls.append((self.round, kind, {client: {k: np.array(v) for k, v in t.items()} for client, t in tasks.items()}))
         answers = {client: self._answer(client, kind, self.round, tensors) for client, tensors in tasks.items()}
+        self.missing = sorted(client for client, answer in answers.items() if answer is None)
         return {client: answer for client, answer in answers.items() if answer is not None}
 
 
@@ -135,8 +136,17 @@ def test_a_client_missing_from_the_first_round_draws_uniformly(protocol):
 
 
 def test_fewer_answers_than_clusters_fail_the_run(protocol):
-    with pytest.raises(RunFailed, match="too few for 4 clusters"):
+    with pytest.raises(RunFailed, match="3 clients answered the first round, too few for 4 clusters"):
         run(protocol, lambda c, k, t, x: clustered(c, k, t, x) if c < 3 else None, 1)
+
+
+def test_after_answers_that_crashes_cost_for_good_there_are_fewer_clusters(protocol):
+    algorithm = algorithm_of(protocol)
+    fed = Scripted(protocol, lambda c, k, t, x: clustered(c, k, t, x) if c < 3 else None)
+    fed.lost = [3, 4, 5, 6, 7]
+    fed.round = 1
+    state = algorithm.round(algorithm.start(fed), 1, fed)
+    assert 1 <= len(state.models) <= 3
 
 
 def test_unknown_m_is_found_and_one_cluster_has_no_window(protocol):

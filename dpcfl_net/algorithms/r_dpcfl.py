@@ -11,6 +11,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import MODEL, Options, Setting, on_client
 from dpcfl_net.algorithms.halves import Choosing, Selection
 from dpcfl_net.clustering import mixture
+from dpcfl_net.errors import RunFailed
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.combine import add_by_cluster
@@ -118,9 +119,12 @@ class RDPCFL(Choosing):
         """Round 1: a spherical mixture on the n full-batch updates; every model starts at theta_init."""
         theta = state.models[0]
         updates = fed.call(self.first_round_update, common={"model": theta}).column("update")
-        # What a crash cost never comes: a mixture of those that are left, at worst of nothing.
+        clusters = None if self.options.clusters == "auto" else self.options.clusters
+        if clusters is not None and len(updates) < clusters:
+            if set(fed.missing) - set(fed.lost):
+                raise RunFailed(f"{len(updates)} clients answered the first round, too few for {clusters} clusters")
+            clusters = max(1, len(updates))  # a crash cost the other answers for good: fewer clusters, or no run at all
         stacked = np.stack([*updates.values()] or [np.zeros_like(theta)])
-        clusters = None if self.options.clusters == "auto" else min(self.options.clusters, len(stacked))
         fit = mixture.fit(
             stacked,
             clusters=clusters,

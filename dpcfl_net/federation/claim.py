@@ -84,7 +84,7 @@ def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
             f"the job has no finite epsilon ({protocol.unprotected[0]}), this worker serves at most {policy.max_epsilon:g} (max_epsilon)",
         )
     largest = SANE_EPSILON if policy.max_epsilon is None else policy.max_epsilon
-    if privacy.epsilon > largest:
+    if privacy.epsilon > largest and not protocol.unprotected:  # else it is no promise, only what noise was solved for
         raise Refused(
             "policy", f"the job's epsilon is {privacy.epsilon:g}, this worker serves at most {largest:g} (max_epsilon)"
         )

@@ -155,7 +155,11 @@ def keys(clients: int, *labels: str | int) -> list[bytes]:
 def noise_of_run(config: Config) -> float:
     """z of a run of this configuration, solved from its algorithm's own plan; the same question is solved once."""
     records = len(plan_slices(config.data, open_set(config.data, config.data.root), seed=0)[0].train_rows)
-    parts = (config.options.model_dump(mode="json"), config.local.model_dump(), config.privacy.model_dump())
+    parts = (
+        config.options.model_dump(mode="json"),
+        config.local.model_dump(),
+        config.privacy.model_dump(exclude={"noise_seed"}),
+    )
     return _solved(config.algorithm["name"], config.rounds, records, json.dumps(parts))
 
 

@@ -12,6 +12,7 @@ from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_set, plan_slices
 from dpcfl_net.errors import ConfigError
 from dpcfl_net.experiment import Job
+from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.summary import read_run_job
 from dpcfl_net.threats.inversion import MATCHED, Found, invert, psnr
 from dpcfl_net.threats.label_inference import LabelReader
@@ -46,8 +47,10 @@ class Recording:
         """What the server gets, in words."""
         if not self.noisy:
             return "updates as they are"
-        epsilon = "inf" if self.job.protocol.unprotected else f"{self.job.protocol.privacy.epsilon:g}"
-        return f"noisy updates of epsilon {epsilon}"
+        protocol = self.job.protocol
+        if protocol.unprotected == [SEEDED]:
+            return f"noisy updates of epsilon {protocol.privacy.epsilon:g}, if the noise were secret"
+        return f"noisy updates of epsilon {'inf' if protocol.unprotected else f'{protocol.privacy.epsilon:g}'}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -140,7 +140,7 @@ def test_both_reports_show_the_grid_and_the_table(recorded, attacked):
         figure = json.loads(re.search(r"const figures = (.*);\n", text)[1])["attack-invert"]
         assert figure["data"][0]["source"].startswith("data:image/png;base64,")
         said = [note["text"] for note in figure["layout"]["annotations"]]
-        assert "Rebuilt: noisy updates of epsilon 8" in said
+        assert "Rebuilt: noisy updates of epsilon 8, if the noise were secret" in said
         assert sum(word.endswith(" dB") for word in said) == 4
         assert ">raw: updates as they are</td>" in text
         assert "src=" not in text

@@ -121,7 +121,7 @@ def forked(run, tmp_path_factory) -> Seen:
         "from launch import local\n"
         "from dpcfl_net.threats import server_probe\n"
         "if __name__ == '__main__':\n"
-        "    local.preload(Path(sys.argv[1]), sys.argv[2], None)\n"
+        "    local.preload((Path(sys.argv[1]), sys.argv[2], None))\n"
         "    child = local.forkserver().Process(target=server_probe.look, args=(Path(sys.argv[3]),))\n"
         "    child.start(); child.join(); sys.exit(child.exitcode)\n"
     )
