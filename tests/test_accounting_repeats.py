@@ -139,21 +139,26 @@ def elsewhere(documents: list[dict], **environment: str) -> list[dict]:
     return json.loads(done.stdout)
 
 
-def test_other_processes_threads_and_processors_give_the_same_seven_digits():
+NUMPY_FOUND = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, marks=pytest.mark.slow, id="one thread"),
+        pytest.param({"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"}, marks=pytest.mark.slow, id="four threads"),
+        pytest.param({"NPY_DISABLE_CPU_FEATURES": " ".join(NUMPY_FOUND)}, id="numpy without vectors"),
+        pytest.param({"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F"}, id="libm without vectors"),
+    ],
+)
+def test_other_processes_threads_and_processors_give_the_same_seven_digits(environment):
     """A processor without the instructions that numpy and the C library find here is what the last two imitate."""
-    found = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
     documents = [cost(*question, "zero-out", "pld") for question in QUESTIONS]
     documents += [cost(*question, "replace-one", "pld") for question in QUESTIONS[:3]]
     open_noise = [{"type": "SampledGaussian", "sampling_rate": rate, "steps": 30} for rate in (0.05, 1.0)]
     documents.append({"events": open_noise, "delta": 1e-5, "target_epsilon": 3.0})
     here = [account(document) for document in documents]
-    for environment in (
-        {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"},
-        {"NPY_DISABLE_CPU_FEATURES": " ".join(found)},
-        {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F"},
-    ):
-        assert elsewhere(documents[::-1], **environment) == here[::-1]
+    assert elsewhere(documents[::-1], **environment) == here[::-1]
 
 
 def test_seven_digits_are_rounded_up():

@@ -67,8 +67,8 @@ SPARE = [
     "addresses/coordinator", "logs/coordinator.log", "keys/operator/operator.secret",
     "checkpoints/round_00003/state.msgpack", "checkpoints/round_00003/cluster_1.safetensors", "checkpoints/round_00003/sha256",
 ]  # fmt: skip
-QUICK = {("metrics.jsonl", cut), ("run.json", cut), ("checkpoints/round_00003/cluster_1.safetensors", flip)}
-QUICK_NEEDED = {("operator.pub", remove), ("ledgers/client_0000/ledger.jsonl", flip), ("config.yaml", cut)}
+QUICK = {("metrics.jsonl", cut), ("checkpoints/round_00003/cluster_1.safetensors", flip)}
+QUICK_NEEDED = {("ledgers/client_0000/ledger.jsonl", flip), ("config.yaml", cut)}
 
 
 def models(folder: Path) -> bytes:

@@ -53,8 +53,10 @@ class Actor(threading.Thread):
         with contextlib.closing(endpoint):
             while not self.stop.is_set():
                 for event in endpoint.poll(0.1):
-                    if event.kind == "task" and (update := self.answer(event.tensors["model"])) is not None:
-                        endpoint.send_result(event.id, "release", {"update": update})
+                    if event.kind == "task":
+                        endpoint.heartbeat("computing")
+                        if (update := self.answer(event.tensors["model"])) is not None:
+                            endpoint.send_result(event.id, "release", {"update": update})
                     elif event.kind == "error":
                         self.errors.append(event.code)
 

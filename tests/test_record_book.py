@@ -211,8 +211,10 @@ def run(tmp_path, name, *overrides, **changes):
     return done, folder
 
 
-def test_runs_on_the_same_records_share_one_budget(tmp_path):
-    """Two runs fit, a third does not; neither another seed nor another validation share opens a new budget."""
+@pytest.fixture(scope="module")
+def spent_book(tmp_path_factory):
+    """Where two runs share a book and have used its budget up."""
+    tmp_path = tmp_path_factory.mktemp("spent")
     first, folder = run(tmp_path, "one")
     assert first.returncode == 0, first.stderr
     second, folder = run(tmp_path, "two")
@@ -224,15 +226,25 @@ def test_runs_on_the_same_records_share_one_budget(tmp_path):
     assert said.startswith("all runs on the same records: 2 promise a record")
     assert said.endswith("at delta 0.0001 together, at most")
     assert dpcfl("verify", folder).returncode == 0
-    changes = {
-        "same": {}, "seed": {"seed": 7}, "validation": {"data": {**SLICE, "validation": 0.02}},
-        "fewer": {"data": {**SLICE, "train_per_client": 281}}, "turned": {"data": {**SLICE, "clients": [1, 1], "shift": "rotation"}},
-    }  # fmt: skip
-    for name, change in changes.items():
-        refused, folder = run(tmp_path, name, **change)
-        assert refused.returncode == 3, (name, refused.stdout, refused.stderr)
-        assert "3 runs together would promise a record" in refused.stderr, (name, refused.stderr)
-        assert "the budget is 1.6" in refused.stderr
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        pytest.param("same", {}, marks=pytest.mark.slow),
+        pytest.param("seed", {"seed": 7}, marks=pytest.mark.slow),
+        ("validation", {"data": {**SLICE, "validation": 0.02}, "seed": 9}),
+        pytest.param("fewer", {"data": {**SLICE, "train_per_client": 281}}, marks=pytest.mark.slow),
+        pytest.param("turned", {"data": {**SLICE, "clients": [1, 1], "shift": "rotation"}}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_third_run_on_the_same_records_is_refused(spent_book, name, change):
+    """Neither another seed nor another validation share nor another slice opens a new budget."""
+    refused, _ = run(spent_book, name, **change)
+    assert refused.returncode == 3, (name, refused.stdout, refused.stderr)
+    assert "3 runs together would promise a record" in refused.stderr, (name, refused.stderr)
+    assert "the budget is 1.6" in refused.stderr
 
 
 def test_a_trusted_servers_clients_have_a_book_too(tmp_path):

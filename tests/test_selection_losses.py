@@ -168,7 +168,7 @@ def test_every_further_selection_costs(extent):
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("delta", [1e-4, 1e-8])
+@pytest.mark.parametrize("delta", [1e-4, pytest.param(1e-8, marks=pytest.mark.slow)])
 def test_nothing_jumps_where_the_computation_changes(count, delta):
     for border in BORDERS:
         below, above = (spent(border * (1 + side * 1e-9), count, delta) for side in (-1, 1))
