@@ -61,6 +61,7 @@ DRAWN_BY_LOSS = {  # case: options, privacy
 }
 MATRIX |= {case: options for case, (options, _) in DRAWN_BY_LOSS.items()}
 MATRIX |= {case: {"sampling_rate": 1.0, **options} for case, (options, _) in CLIENT_LEVEL.items()}
+TWINS = ("f-cdpfl", "rr-cluster-paper", "em-fdro-client", "em-fdro-paper")  # of cases that run by default
 TINY = {
     "data": {"dataset": "digits", "clients": [2, 2], "train_per_client": 200, "test_per_client": 40},
     "rounds": ROUNDS,
@@ -117,7 +118,7 @@ def network_run(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("case", MATRIX)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) if case in TWINS else case for case in MATRIX])
 def test_processes_one_process_and_crashes_give_the_same_bits_and_ledgers_hold_the_plan(
     case, network_run, tmp_path, monkeypatch
 ):

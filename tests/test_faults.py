@@ -196,7 +196,14 @@ def test_a_quorum_that_cannot_be_reached_names_its_setting(runs, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of one's own needs root")
-@pytest.mark.parametrize("room", [pytest.param(300, marks=pytest.mark.slow), 1200, pytest.param(2500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "room",
+    [
+        pytest.param(300, marks=pytest.mark.slow),
+        pytest.param(1200, marks=pytest.mark.slow),
+        pytest.param(2500, marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk_says_so_and_the_run_goes_on_when_there_is_room(tmp_path, room):
     """A file system of so many KiB: full while the run starts, in the middle, at its end. More room, and it goes on."""
     place = tmp_path / "small"

@@ -247,6 +247,7 @@ def test_a_third_run_on_the_same_records_is_refused(spent_book, name, change):
     assert "the budget is 1.6" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_trusted_servers_clients_have_a_book_too(tmp_path):
     changes = {
         "data": {**SLICE, "clients": [8], "train_per_client": 20}, "rounds": 3,

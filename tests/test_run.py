@@ -204,6 +204,7 @@ def test_kill_of_the_whole_tree_in_mid_round_then_resume(undisturbed, tmp_path):
     assert dpcfl("verify", folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_everything_within_five_seconds_and_the_run_resumes(undisturbed, tmp_path):
     config = write_config(tmp_path / "c")
     run = at_a_terminal("run", config, "--out", tmp_path)

@@ -133,7 +133,9 @@ def test_narrow_ranges_scale():
         assert spent(1e-4 * scale, 100, 1e-5 * scale) / scale == pytest.approx(whole, rel=2e-3)
 
 
-@pytest.mark.parametrize("extent", [1e-9, 1e-3, 0.02, 0.15, 1.0, 3.9, 4.1, 6.0, 10.0])
+@pytest.mark.parametrize(
+    "extent", [1e-9, 1e-3, 0.02, 0.15, 1.0, 3.9, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (4.1, 6.0, 10.0))]
+)
 def test_not_above_renyi_accounting(extent):
     """Near count * extent, where both are exact but for the grid, by a ten thousandth."""
     for count in (20, 64, 300, 1000):
@@ -159,7 +161,9 @@ def test_more_range_never_costs_less(count):
         assert all(before <= after * (1 + 1e-6) for before, after in pairwise(found))
 
 
-@pytest.mark.parametrize("extent", [1e-6, 0.01, 0.5, 3.0, 5.0, 50.0])
+@pytest.mark.parametrize(
+    "extent", [1e-6, 0.01, 0.5, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (3.0, 5.0, 50.0))]
+)
 def test_every_further_selection_costs(extent):
     found = [spent(extent, count, 1e-8) for count in (*range(1, 20), 63, 64, 65, 66, 127, 128, 129, 130, 255, 256, 257, 258)]
     assert all(before <= after for before, after in pairwise(found))

@@ -163,6 +163,7 @@ def test_a_run_that_is_stopped_and_continued_goes_on(undisturbed, tmp_path):
     assert models(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_the_fork_parents_death_ends_no_run(undisturbed, tmp_path):
     run = started(tmp_path)
     wait_for("mid-round", tmp_path / "runs", run)

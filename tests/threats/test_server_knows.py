@@ -53,8 +53,8 @@ class Seen:
         part = self.job.experiment
         forms = {
             "salt": [part.salt.encode(), bytes.fromhex(part.salt)],
-            "seed": [str(part.seed).encode(), part.seed.to_bytes(8, "little")],
-            "partition seed": [str(part.partition_seed).encode(), part.partition_seed.to_bytes(8, "little")],
+            "seed": number_forms(part.seed),
+            "partition seed": number_forms(part.partition_seed),
             "slices": [json.dumps(part.slices, separators=(",", ":")).encode(), np.array(part.slices).tobytes()],
         }
         return [name for name, needles in forms.items() if found_in(self.memory, needles)]
@@ -70,6 +70,12 @@ class Seen:
             for array in (raw, np.rot90(raw, piece.quarter_turns, axes=(2, 3)), inputs.numpy()):
                 images += [np.ascontiguousarray(one).tobytes() for one in array]
         return len(found_in(self.memory, images))
+
+
+def number_forms(value: int) -> list[bytes]:
+    """A number as text, as eight bytes, and as the digits of 30 bits that a Python integer holds."""
+    digits = b"".join((value >> shift & (1 << 30) - 1).to_bytes(4, "little") for shift in range(0, value.bit_length(), 30))
+    return [str(value).encode(), value.to_bytes(8, "little"), digits]
 
 
 def found_in(memory: bytes, needles: list[bytes]) -> set[bytes]:
@@ -153,7 +159,7 @@ def test_its_memory_holds_no_seed_no_salt_and_no_record(run, forked):
     assert job.protocol.experiment_hash.encode() in server.memory
     assert server.secrets() == []
     assert server.records() == 0
-    assert {"salt", "seed"} <= set(forked.secrets())
+    assert {"salt", "seed", "partition seed"} <= set(forked.secrets())
     assert forked.records() > IMAGES
 
 
