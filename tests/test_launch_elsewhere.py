@@ -175,6 +175,7 @@ def test_a_host_that_is_lost_comes_back_with_its_ledgers(tmp_path, finished_run)
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_without_a_host_that_never_comes_back(tmp_path):
     once = ["sh", "-c", f'test ! -e {tmp_path}/down || exit 7; exec "$@"', "once"]
     runtime = {"quorum": 0.5, "max_restarts": 0}

@@ -131,21 +131,21 @@ def test_settings_that_hide_nothing_are_refused(changes, words):
 
 
 def test_answers_leave_at_their_deadline_in_a_real_run(tmp_path):
-    """Two clients, three rounds: every answer leaves a whole number of deadlines after its task came."""
+    """Two clients, two rounds: every answer leaves a whole number of deadlines after its task came."""
     path = write_config(
-        tmp_path / "c", data=DATA, rounds=3, model={"name": "linear"}, algorithm={"name": "global"}, privacy=PRIVACY,
+        tmp_path / "c", data=DATA, rounds=2, model={"name": "linear"}, algorithm={"name": "global"}, privacy=PRIVACY,
         local={"batch_size": 32, "lr": 0.5, "pace": "constant", "deadline_s": 1.5},
     )  # fmt: skip
     start = time.monotonic()
     done = dpcfl("run", path, "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stderr + done.stdout
-    assert time.monotonic() - start > 3 * 1.5
+    assert time.monotonic() - start > 2 * 1.5
     folder = only_run(tmp_path / "runs")
     sent = [json.loads(line) for line in (folder / "messages.jsonl").read_text().splitlines()]
     tasks = {(line["peer"], line["round"]): line["time"] for line in sent if line["kind"] == "TASK"}
     answers = {(line["peer"], line["round"]): line["time"] for line in sent if line["kind"] == "RESULT"}
     waited = [answers[key] - tasks[key] for key in tasks]
-    assert len(waited) == 6
+    assert len(waited) == 4
     for seconds in waited:  # the way there and back, and a machine that is busy, add some
         assert seconds // 1.5 >= 1
         assert seconds % 1.5 < 0.6, waited

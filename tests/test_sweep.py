@@ -186,6 +186,7 @@ def test_a_killed_sweep_goes_on_in_the_middle_of_a_run(swept, tmp_path):
     assert json.loads((folder / "run.json").read_text())["rounds_done"] == 12
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_says_so_and_leaves_nothing_running(tmp_path):
     path = tiny(tmp_path / "c", rounds=30)
     run = at_a_terminal("sweep", path, "seed=0:2", "--out", tmp_path / "out")
