@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net import __version__
-from dpcfl_net.devices import deal
-from dpcfl_net.errors import ConfigError, DpcflError, Refused
-from dpcfl_net.privacy.ledger import COUNTER, LINES
-from dpcfl_net.runlog import write_atomically
-from dpcfl_net.types import Policy
-from dpcfl_net.wire import keys
-from dpcfl_net.wire.keys import client_key, make_client_keys
-from dpcfl_net.worker_spec import Terms, WorkerSpec
+from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
+from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.core.types import Policy
+from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
+from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
+from dpcfl_net.training.devices import deal
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.keys import client_key, make_client_keys
 from launch.agent_messages import (
     FILES,
     LONGEST,

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from dpcfl_net.config import RuntimeSettings
-from dpcfl_net.errors import Refused
-from dpcfl_net.experiment import EXPERIMENT
-from dpcfl_net.protocol import PROTOCOL
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.protocol import PROTOCOL
+from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.experiment.job_files import EXPERIMENT
 
 FILES = {PROTOCOL, f"{PROTOCOL}.sig", EXPERIMENT, f"{EXPERIMENT}.sig"}  # of a signed job
 LONGEST = 64 * 2**20  # bytes of a line: a job of many clients

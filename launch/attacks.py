@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpcfl_net.threats.results import AttackResult
+from dpcfl_net.results.attack_results import AttackResult
 
 
 def nan_oracle(run: Path) -> None:
     """Was a known record in the batches of each recorded update?"""
-    from dpcfl_net.threats import nan_oracle
+    from dpcfl_net.attacks import nan_oracle
 
     show(run, nan_oracle.attack(run))
 
 
 def selections(run: Path, against: Path | None, root: Path | None) -> None:
     """Which model is each client nearest to?"""
-    from dpcfl_net.threats import selections
+    from dpcfl_net.attacks import selections
 
     show(run, selections.attack(run, against, None if root is None else str(root)))
 
 
 def audit(run: Path) -> int:
     """Epsilon from below, and whether the run's claim stands: 3 if it does not, else 0."""
-    from dpcfl_net.threats.audit import audit_run
+    from dpcfl_net.attacks.audit.audit import audit_run
 
     result = audit_run(run)
     show(run, result)
@@ -39,7 +39,7 @@ def table(result: AttackResult) -> list[str]:
 
 def invert(run: Path, against: Path | None, records: int, root: Path | None) -> None:
     """Which labels and images do the updates hold? A comparison is kept in both run folders."""
-    from dpcfl_net.threats import reconstruction
+    from dpcfl_net.attacks import reconstruction
 
     result = reconstruction.attack(run, against, records, None if root is None else str(root))
     show(run, result)

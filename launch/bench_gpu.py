@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net import devices
-from dpcfl_net.config import RuntimeSettings
+from dpcfl_net.core.errors import ConfigError, DataMissing, RunFailed
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.devices import Device
-from dpcfl_net.errors import ConfigError, DataMissing, RunFailed
-from dpcfl_net.nvidia_smi import memory_by_process
-from dpcfl_net.slots import Slots
+from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.training import devices
+from dpcfl_net.training.compute_slots import Slots
+from dpcfl_net.training.devices import Device
+from dpcfl_net.training.nvidia_smi import memory_by_process
 
 CLIP, NOISE, RATE, BATCH = 1.0, 1.0, 0.01, 32
 PATIENCE_S, LOOK_S = 1800.0, 0.5
@@ -160,8 +160,8 @@ class _Work:
     """The clients of one process: the product's trainer, and its leases where `seat.by_lease`."""
 
     def __init__(self, seat: Seat) -> None:
-        from dpcfl_net import models
-        from dpcfl_net.privacy.dpsgd import Trainer
+        from dpcfl_net.training import models
+        from dpcfl_net.training.dpsgd import Trainer
 
         self._seat, self._load = seat, seat.load
         images, self.data = _images(seat.load.data)
@@ -187,7 +187,7 @@ class _Work:
                 devices.release()
 
     def _steps(self, client: int) -> float:
-        from dpcfl_net.types import DPSGDSlot
+        from dpcfl_net.core.types import DPSGDSlot
 
         slot = DPSGDSlot("train", BATCH / self._load.records, self._load.steps)
         self._trainer.train(self._theta, self._records[client], slot, NOISE, b"a key of a bench %d" % client)

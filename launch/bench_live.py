@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from dpcfl_net import config as configuration
-from dpcfl_net import runlog
+from dpcfl_net.core import runlog
+from dpcfl_net.experiment import config as configuration
 from launch import running
 
 QUIET_ROUNDS = 2  # the last ones: memory is measured in them, which disturbs the others

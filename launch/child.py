@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpcfl_net.errors import DpcflError
+from dpcfl_net.core.errors import DpcflError
 from launch.interrupts import held_back, leave_to_the_launcher
 from launch.launcher import failure
 

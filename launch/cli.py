@@ -74,7 +74,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="make the job, say what it would cost, start nothing")] = False,
 ) -> None:
     """Run an experiment: coordinator, observer and one worker process per client on this machine."""
-    from dpcfl_net.errors import ConfigError
+    from dpcfl_net.core.errors import ConfigError
     from launch import runs
 
     if resume is not None:
@@ -112,7 +112,7 @@ def launch(
     time: Annotated[str, typer.Option(help="--sbatch: time limit, as SLURM writes it")] = "1:00:00",
 ) -> None:
     """Run an experiment with its workers on other hosts: coordinator and observer here, keys and ledgers there."""
-    from dpcfl_net.errors import ConfigError
+    from dpcfl_net.core.errors import ConfigError
     from launch import launching
 
     found = ports.split(",")
@@ -202,7 +202,7 @@ def job(
 @app.command()
 def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="how many clients")]) -> None:
     """Make the keys of operator, coordinator, observer and clients; secrets are files that only you can read."""
-    from dpcfl_net.wire.keys import make_keys
+    from dpcfl_net.transport.keys import make_keys
 
     make_keys(folder, clients)
     typer.echo(f"{clients + 2} connection keys and the operator's signing key in {folder}")
@@ -211,7 +211,7 @@ def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CL
 @app.command()
 def diff(mine: Path, theirs: Path) -> None:
     """Where two protocol.json differ, field by field: when a coordinator and a worker hold different jobs."""
-    from dpcfl_net.protocol import differences, read_protocol
+    from dpcfl_net.core.protocol import differences, read_protocol
 
     found = differences(read_protocol(mine), read_protocol(theirs))
     typer.echo("\n".join(found) if found else "the same")
@@ -232,8 +232,8 @@ def coordinator(
     join_timeout: Annotated[float, typer.Option(callback=_seconds, help="seconds")] = 120.0,
 ) -> None:
     """Start the coordinator alone, on any host."""
-    from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
-    from dpcfl_net.signing import read_operator_key
+    from dpcfl_net.core.signing import read_operator_key
+    from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
 
     key = read_operator_key(operator_key)
     out.mkdir(parents=True, exist_ok=True)
@@ -275,11 +275,11 @@ def worker(
     turns: Annotated[Path | None, typer.Option(help="folder that workers of this host share to compute one at a time")] = None,
 ) -> None:
     """Start one client alone, on any host."""
-    from dpcfl_net.devices import Device
-    from dpcfl_net.signing import read_operator_key
-    from dpcfl_net.types import Policy
-    from dpcfl_net.worker import run_worker
-    from dpcfl_net.worker_spec import Terms, WorkerSpec
+    from dpcfl_net.core.signing import read_operator_key
+    from dpcfl_net.core.types import Policy
+    from dpcfl_net.runtime.worker import run_worker
+    from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
+    from dpcfl_net.training.devices import Device
 
     terms = Terms(Policy(max_epsilon, max_delta), book, _budget(budget_epsilon, budget_delta))
     key = read_operator_key(operator_key)
@@ -304,8 +304,8 @@ def observer(
     ] = 1,
 ) -> None:
     """Start the observer alone: the experimenter's instrument, outside the protocol."""
-    from dpcfl_net.observer import ObserverSpec, run_observer
-    from dpcfl_net.signing import read_operator_key
+    from dpcfl_net.core.signing import read_operator_key
+    from dpcfl_net.runtime.observer import ObserverSpec, run_observer
 
     key = read_operator_key(operator_key)
     out.mkdir(parents=True, exist_ok=True)
@@ -315,9 +315,9 @@ def observer(
 @app.command()
 def account(json_file: Annotated[Path, typer.Option("--json", help="events and delta; - for standard input")]) -> None:
     """Epsilon of events, or the noise multiplier for an epsilon."""
-    from dpcfl_net.errors import ConfigError
-    from dpcfl_net.files import parse_json, read_json, read_stdin, shown
-    from dpcfl_net.privacy.accounting import account as solve
+    from dpcfl_net.core.errors import ConfigError
+    from dpcfl_net.core.files import parse_json, read_json, read_stdin, shown
+    from dpcfl_net.privacy.accounting.accountant import account as solve
 
     most, where = 1 << 20, "standard input" if str(json_file) == "-" else str(json_file)
     document = parse_json(read_stdin(most), where) if str(json_file) == "-" else read_json(json_file, most)
@@ -329,7 +329,7 @@ def account(json_file: Annotated[Path, typer.Option("--json", help="events and d
 @app.command()
 def schema() -> None:
     """The configuration's JSON schema, every algorithm's options included."""
-    from dpcfl_net.config import schema as build
+    from dpcfl_net.experiment.config import schema as build
 
     typer.echo(json.dumps(build(), indent=2))
 
@@ -371,8 +371,8 @@ def audit(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None:
     """Write run.json and report.html of a run folder anew, or a sweep's report.html."""
-    from dpcfl_net.compare import SWEEP
     from dpcfl_net.report.sweep import write_sweep
+    from dpcfl_net.results.compare import SWEEP
     from launch import runs
 
     if (folder / SWEEP).exists():
@@ -395,9 +395,8 @@ def bench(
     slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at once")] = 1,
 ) -> None:
     """Measure: DP-SGD as ratios against peers in one run, seconds a round and memory of many clients, or leases of a GPU."""
-    from dpcfl_net import bench as benches
-    from dpcfl_net.errors import ConfigError
-    from launch import bench_gpu, bench_live
+    from dpcfl_net.core.errors import ConfigError
+    from launch import bench_dpsgd, bench_gpu, bench_live
 
     if what not in ("dpsgd", "live", "gpu"):
         raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd, live or gpu")
@@ -406,7 +405,7 @@ def bench(
     elif what == "gpu":
         bench_gpu.gpu(slots_per_gpu)
     else:
-        benches.dpsgd()
+        bench_dpsgd.dpsgd()
 
 
 @app.command()
@@ -417,7 +416,7 @@ def reproduce(
     every: Annotated[bool, typer.Option("--list", help="name the figures")] = False,
 ) -> None:
     """Compute figures of the papers again, and hold what the paper says of each against what is measured."""
-    from dpcfl_net.errors import ConfigError
+    from dpcfl_net.core.errors import ConfigError
     from launch import reproduce as reproductions
 
     if every:

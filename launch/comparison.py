@@ -6,10 +6,10 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpcfl_net import compare
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.files import write_text
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import write_text
 from dpcfl_net.report.sweep import write_comparison, write_sweep
+from dpcfl_net.results import compare
 from launch.screen import print_table
 
 
@@ -62,8 +62,8 @@ def compare_runs(
 
 
 def _with_fairness(result: compare.Result) -> compare.Result:
-    from dpcfl_net.fairness import add_fairness
-    from dpcfl_net.summary import run_settings
+    from dpcfl_net.results.fairness import add_fairness
+    from dpcfl_net.results.summary import run_settings
 
     add_fairness(result.folder, run_settings(result.folder)["data"]["root"])
     return compare.read_result(result.folder)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpcfl_net.errors import RunFailed
+from dpcfl_net.core.errors import RunFailed
 from launch.launcher import Handle, Launcher, Posting, failure
 
 LEAVE_S = 15.0  # how long a process without wanted clients may take to leave by itself

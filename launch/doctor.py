@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpcfl_net.devices import visible_gpus
-from dpcfl_net.errors import DpcflError
+from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.training.devices import visible_gpus
 
 Verdict = Literal["good", "note", "fails"]
 PACKAGES = ("torch", "torchvision", "opacus", "scikit-learn", "pyzmq", "msgpack", "numpy", "dp-accounting", "cryptography")
@@ -109,7 +109,7 @@ def curve() -> Finding:
 
 
 def _torchvision() -> Finding:
-    from dpcfl_net.vision import torchvision
+    from dpcfl_net.core.vision import torchvision
 
     try:
         torchvision()
@@ -135,7 +135,7 @@ def memory_for(clients: int) -> Callable[[], Finding]:
     def look() -> Finding:
         import psutil
 
-        from dpcfl_net.expectations import base_memory
+        from dpcfl_net.experiment.cost_estimate import base_memory
 
         free, wanted = psutil.virtual_memory().available, base_memory(clients)
         found = f"{free / 2**30:.1f} GiB available, about {wanted / 2**30:.1f} for {clients} workers before their models"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from dpcfl_net.errors import ConfigError, DpcflError
-from dpcfl_net.files import EXHAUSTED, reason
+from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.files import EXHAUSTED, reason
 
 LONGEST_LINE = 2_000  # characters of one message
 

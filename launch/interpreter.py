@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.errors import DpcflError
+from dpcfl_net.core.errors import DpcflError
 from launch.interrupts import held_back
 from launch.launcher import failure
 

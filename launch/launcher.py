@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dpcfl_net.errors import DpcflError, RunFailed
+from dpcfl_net.core.errors import DpcflError, RunFailed
 
 LOST = 255  # the exit code of a process whose host is gone; ssh uses the same
 

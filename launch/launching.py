@@ -13,11 +13,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net import config as configuration
-from dpcfl_net.config import Config
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.files import read_object, write_text
-from dpcfl_net.runlog import write_atomically
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import read_object, write_text
+from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config import Config
 from launch import running, runs, slurm, ssh
 from launch.sites import Elsewhere, Here, Listening, Site
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
 from typing import Any
 
-from dpcfl_net.config import RuntimeSettings
-from dpcfl_net.devices import CPU, Device
-from dpcfl_net.slots import host_folder
-from dpcfl_net.worker_spec import GroupSpec, WorkerSpec
+from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.runtime.worker_spec import GroupSpec, WorkerSpec
+from dpcfl_net.training.compute_slots import host_folder
+from dpcfl_net.training.devices import CPU, Device
 from launch.child import Child
 from launch.interpreter import SINGLE_THREAD
 from launch.interrupts import held_back
@@ -71,13 +71,13 @@ def own_slots(runtime: RuntimeSettings, name: str) -> tuple[Path, int] | None:
 
 # Named here and imported there: whoever only starts workers, as an agent does, need not load what they compute with.
 def _serve_one(spec: WorkerSpec) -> None:
-    from dpcfl_net.worker import run_worker
+    from dpcfl_net.runtime.worker import run_worker
 
     run_worker(spec)
 
 
 def _serve_group(spec: GroupSpec) -> None:
-    from dpcfl_net.worker_group import run_group
+    from dpcfl_net.runtime.worker_group import run_group
 
     run_group(spec)
 
@@ -187,7 +187,7 @@ def here() -> Node:
 
     import psutil
 
-    from dpcfl_net.devices import visible_gpus
+    from dpcfl_net.training.devices import visible_gpus
 
     gpus = tuple(f"{gpu.name} {gpu.uuid}" for gpu in visible_gpus())
     host = socket.gethostname()

@@ -18,11 +18,11 @@ import setproctitle
 import torch
 
 from dpcfl_net.algorithms.base import registry
-from dpcfl_net.errors import DpcflError
-from dpcfl_net.experiment import client_slice, read_job
-from dpcfl_net.plugins import is_plugin
-from dpcfl_net.privacy import remembered
-from dpcfl_net.protocol import digest
+from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.plugins import is_plugin
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.experiment.job_files import client_slice, read_job
+from dpcfl_net.privacy.accounting import cache
 from launch import local
 from launch.interrupts import SIGNALS
 
@@ -47,9 +47,9 @@ setproctitle.setproctitle("dpcfl parent of all workers")
 torch.set_num_threads(1)
 for module in (
     "launch.processes",
-    "dpcfl_net.worker_group",
-    "dpcfl_net.models",
-    "dpcfl_net.privacy.fast_path",
+    "dpcfl_net.runtime.worker_group",
+    "dpcfl_net.training.models",
+    "dpcfl_net.training.fast_path",
     "zmq.auth.thread",
     "safetensors.numpy",
 ):
@@ -57,7 +57,7 @@ for module in (
 # multiprocessing runs the launcher's main module again in each child, unless it is there already.
 sys.modules["__main__"] = importlib.import_module("launch.cli")
 registry()
-remembered.accountant()
+cache.accountant()
 if local.JOB in os.environ:  # {"folder", "operator_key", "data_root"} of the first run, in JSON
     with contextlib.suppress(DpcflError):  # each worker meets the same trouble, and says so where it is heard
         read_first_job(**json.loads(os.environ.pop(local.JOB)))

@@ -13,16 +13,16 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any, Protocol
 
-from dpcfl_net.config import Config
-from dpcfl_net.coordinator import CoordinatorSpec
-from dpcfl_net.errors import RunFailed
-from dpcfl_net.experiment import OPERATOR_PUB, Job
-from dpcfl_net.observer import ObserverSpec
-from dpcfl_net.protocol import PROTOCOL
-from dpcfl_net.runlog import Lines
-from dpcfl_net.signing import read_operator_key
-from dpcfl_net.wire.keys import COORDINATOR, OBSERVER
-from dpcfl_net.worker_spec import OneProcessSpec
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.protocol import PROTOCOL
+from dpcfl_net.core.runlog import Lines
+from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.job_files import OPERATOR_PUB, Job
+from dpcfl_net.runtime.coordinator import CoordinatorSpec
+from dpcfl_net.runtime.observer import ObserverSpec
+from dpcfl_net.runtime.worker_spec import OneProcessSpec
+from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
 from launch.child import Child, stop
 from launch.crew import Crew
 from launch.interpreter import Interpreter
@@ -43,7 +43,7 @@ def worker_processes(config: Config, clients: int) -> int:
 # Up to so many clients each worker reads the job in less time than their parent would be waited for.
 SMALL_ROSTER = 100
 # What the processes of these names run, as `Interpreter` takes it.
-MAINS = {COORDINATOR: "dpcfl_net.coordinator:run_coordinator", OBSERVER: "dpcfl_net.observer:run_observer"}
+MAINS = {COORDINATOR: "dpcfl_net.runtime.coordinator:run_coordinator", OBSERVER: "dpcfl_net.runtime.observer:run_observer"}
 
 
 class Run(Protocol):
@@ -298,6 +298,6 @@ class OneProcessRun:
 
 def serve_in_one_process(spec: OneProcessSpec) -> None:
     """What the one process runs; the launcher itself need not load what computes."""
-    from dpcfl_net.one_process import run_in_one_process
+    from dpcfl_net.runtime.one_process import run_in_one_process
 
     run_in_one_process(spec)

@@ -7,7 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.report.read import (
+from dpcfl_net.results.privacy_words import number, percent, plain
+from dpcfl_net.results.run_view import (
     JsonlTail,
     Line,
     letter,
@@ -22,7 +23,6 @@ from dpcfl_net.report.read import (
     true_clusters,
     whole,
 )
-from dpcfl_net.report.statement import number, percent, plain
 
 WAITING, TRAINING, SENDING, GONE, AWAY = "waiting", "training", "sending", "gone", "away"
 NAMED, GROUPS = 10, 12

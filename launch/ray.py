@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError
 from launch.lines import STDERR_TAIL, one_line
 from launch.remote import Host
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpcfl_net import __version__
-from dpcfl_net.errors import ConfigError, DpcflError, Refused, RunFailed
-from dpcfl_net.privacy.ledger import COUNTER, LINES
-from dpcfl_net.runlog import write_atomically
-from dpcfl_net.wire.keys import client_key
+from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
+from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
+from dpcfl_net.transport.keys import client_key
 from launch.agent_messages import (
     Brief,
     Briefed,

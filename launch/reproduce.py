@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpcfl_net.errors import ConfigError, RunFailed
+from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.reproduce.base import SCALES, Scale, find, folder_name, registry, write
 
 if TYPE_CHECKING:
-    from dpcfl_net.compare import Result
+    from dpcfl_net.results.compare import Result
 
 STORE = "store"
 
@@ -30,8 +30,8 @@ class RunContext:
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
         """A finished run for every combination of the axes; RunFailed names those that have none."""
-        from dpcfl_net.compare import read_result
-        from dpcfl_net.config import load
+        from dpcfl_net.experiment.config import load
+        from dpcfl_net.results.compare import read_result
         from launch.sweeps import run_cells
 
         cells = [
@@ -69,6 +69,6 @@ def list_all() -> None:
 
 def _as_yaml(value: Any) -> str:
     """A value as a configuration's override reads it."""
-    from dpcfl_net import yaml_file
+    from dpcfl_net.core import yaml_file
 
     return yaml_file.dump(value, flow=True).strip()

@@ -11,17 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpcfl_net import summary, yaml_file
-from dpcfl_net.build import make_job, with_noise_seed
-from dpcfl_net.config import Config
-from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
-from dpcfl_net.experiment import OPERATOR_PUB, Job, read_job, write_job
-from dpcfl_net.files import reason, write_text
-from dpcfl_net.plugins import short
-from dpcfl_net.run_lock import LOCK, held
-from dpcfl_net.signing import read_operator_key
-from dpcfl_net.statement import replace_one_epsilon
-from dpcfl_net.wire.keys import make_operator_keys
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
+from dpcfl_net.core.files import reason, write_text
+from dpcfl_net.core.plugins import short
+from dpcfl_net.core.run_lock import LOCK, held
+from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment.build import make_job, with_noise_seed
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.job_files import OPERATOR_PUB, Job, read_job, write_job
+from dpcfl_net.experiment.statement import replace_one_epsilon
+from dpcfl_net.results import summary
+from dpcfl_net.transport.keys import make_operator_keys
 from launch import processes
 from launch.interrupts import Interrupts
 from launch.sites import Here, Site

@@ -8,17 +8,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net import config as configuration
-from dpcfl_net import experiment, runlog, summary
-from dpcfl_net.build import make_job, with_noise_seed
-from dpcfl_net.config import Config
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.expectations import expectations, step_seconds
-from dpcfl_net.experiment import Job
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment import job_files
+from dpcfl_net.experiment.build import make_job, with_noise_seed
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.cost_estimate import expectations, step_seconds
+from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.federation.claim import noisy_plans
-from dpcfl_net.signing import read_operator_key
-from dpcfl_net.statement import replace_one_epsilon
-from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.results import summary
+from dpcfl_net.transport.keys import make_keys
 from launch import local
 from launch.interrupts import Interrupts
 from launch.running import new_folder, run_and_report, write_config
@@ -112,10 +114,10 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
         make_keys(keys, sum(config.data.clients))
     config = with_noise_seed(config)
     job = make_job(config, keys)
-    experiment.write_job(job, out, keys)
+    job_files.write_job(job, out, keys)
     write_config(out, config)
     _print_job(job, config)
-    print(f"job in {out}: protocol.json (for everybody), experiment.json (for workers and observer), signatures, operator.pub")
+    print(f"job in {out}: protocol.json (for everybody), job_files.json (for workers and observer), signatures, operator.pub")
 
 
 def report(folder: Path) -> None:
@@ -145,7 +147,7 @@ def report(folder: Path) -> None:
 
 def verify(folder: Path, operator_key: Path | None) -> int:
     """Print every check; 3 if one does not hold."""
-    from dpcfl_net.verify import verify_run
+    from dpcfl_net.results.verify import verify_run
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a run folder")
@@ -158,8 +160,8 @@ def verify(folder: Path, operator_key: Path | None) -> int:
 
 def inspect(folder: Path, client: int | None, round_: int | None, limit: int) -> None:
     """The transcript as a table."""
-    from dpcfl_net.wire import transcript
-    from dpcfl_net.wire.messages import decode
+    from dpcfl_net.transport import transcript
+    from dpcfl_net.transport.messages import decode
 
     path = folder / "transcript.msgpack"
     if not path.exists():

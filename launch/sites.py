@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dpcfl_net.config import Config
-from dpcfl_net.devices import deal
-from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.types import Policy
-from dpcfl_net.wire.keys import OBSERVER, client_key, make_client_keys, public_path, read_public
-from dpcfl_net.worker_spec import Terms, WorkerSpec
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.types import Policy
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
+from dpcfl_net.training.devices import deal
+from dpcfl_net.transport.keys import OBSERVER, client_key, make_client_keys, public_path, read_public
 from launch.agent_messages import FILES, Brief, Enrol
 from launch.launcher import Launcher, Node
 from launch.remote import HELLO_S, Host, Post, RemoteLauncher, close_all, node_of, place

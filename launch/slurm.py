@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError
 from launch.lines import CommandLine
 from launch.remote import Host
 

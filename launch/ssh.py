@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpcfl_net import yaml_file
-from dpcfl_net.config_messages import known_keys, nearest_key, sentences
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
+from dpcfl_net.core.errors import ConfigError
 from launch.lines import CommandLine
 from launch.remote import Host
 

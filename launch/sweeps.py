@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net import __version__, compare, runlog, summary, yaml_file
-from dpcfl_net import config as configuration
-from dpcfl_net.config import Config
-from dpcfl_net.devices import CPU, deal
-from dpcfl_net.errors import ConfigError, DpcflError, RunFailed
-from dpcfl_net.plugins import short
-from dpcfl_net.report.statement import duration, percent
+from dpcfl_net import __version__
+from dpcfl_net.core import runlog, yaml_file
+from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
+from dpcfl_net.core.plugins import short
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.results import compare, summary
+from dpcfl_net.results.privacy_words import duration, percent
+from dpcfl_net.training.devices import CPU, deal
 from launch import comparison, running
 
 STORE = "store"

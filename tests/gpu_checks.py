@@ -18,12 +18,12 @@ from test_dpsgd import (
     test_no_record_counts_for_more_than_clip_whatever_its_scale as bounded,
 )
 
-from dpcfl_net import devices, models
-from dpcfl_net.devices import Device
-from dpcfl_net.errors import RunFailed
-from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
-from dpcfl_net.sgd import PlainSGD
-from dpcfl_net.types import DPSGDSlot
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.types import DPSGDSlot
+from dpcfl_net.training import devices, models
+from dpcfl_net.training.devices import Device
+from dpcfl_net.training.dpsgd import Evaluator, Trainer
+from dpcfl_net.training.sgd import PlainSGD
 
 PATHS = ("fast", "opacus", "vmap")
 ROWS = np.array([11, 0, 3, 4, 7, 8, 2, 19, 21, 5, 6, 12, 13, 14, 15])

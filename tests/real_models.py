@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpcfl_net.vision import torchvision
+from dpcfl_net.core.vision import torchvision
 
 CLASSES = 5
 

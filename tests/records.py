@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dpcfl_net import models
-from dpcfl_net.privacy.dpsgd import Trainer
+from dpcfl_net.training import models
+from dpcfl_net.training.dpsgd import Trainer
 
 KEY = b"sixteen bytes ok"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.privacy.accounting import (
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.privacy.accounting.accountant import (
     BoundedRangeSelection,
     SampledGaussian,
     Unprotected,
@@ -112,8 +112,8 @@ def test_selections_alone():
 
 
 def test_a_block_is_tighter_than_composed_single_selections():
-    from dpcfl_net.privacy.composition import compose
-    from dpcfl_net.privacy.selection_losses import selection_block
+    from dpcfl_net.privacy.accounting.composition import compose
+    from dpcfl_net.privacy.accounting.selection import selection_block
 
     one, twenty = (selection_block(0.15, size, 1e-4) for size in (1, 20))
     assert compose([(one, 20)], 1e-15).epsilon(DELTA) == pytest.approx(1.233, rel=2e-3)
@@ -145,7 +145,7 @@ def test_a_block_is_never_below_what_some_selections_really_spend(extent, count)
 
 def test_two_adaptive_selections_against_a_direct_search():
     """F_2 at one epsilon by brute force over t in each step; the block's divergence may only be a little above."""
-    from dpcfl_net.privacy.selection_losses import _profile
+    from dpcfl_net.privacy.accounting.selection import _profile
 
     extent, y = 0.5, 0.4
     t = np.linspace(1e-6, extent - 1e-6, 2001)
@@ -209,7 +209,7 @@ def _dp_accounting(events, delta, adjacency, interval):
 def test_rdp_agrees_with_opacus():
     from opacus.accountants.analysis import rdp as opacus_rdp
 
-    from dpcfl_net.privacy.renyi import ORDERS
+    from dpcfl_net.privacy.accounting.rdp import ORDERS
 
     events = plan(6600)(1.31036)
     divergences = sum(
@@ -242,7 +242,7 @@ def test_full_batches_are_the_plain_gaussian_mechanism(noise, sensitivity, adjac
 
 
 def test_rdp_of_full_batches_needs_no_logarithm_of_zero():
-    from dpcfl_net.privacy.renyi import ORDERS, sampled_gaussian
+    from dpcfl_net.privacy.accounting.rdp import ORDERS, sampled_gaussian
 
     with np.errstate(all="raise"):
         assert sampled_gaussian(2.0, 1.0) == pytest.approx(ORDERS / 8)
@@ -269,7 +269,7 @@ def _divergence(noise: float, rate: float, order: float) -> float:
 )
 def test_no_renyi_order_is_lost_or_too_small(noise, rate):
     """q=.5, z=3, a=1.5 has a published series that does not converge, and others are high: never above the chord, though."""
-    from dpcfl_net.privacy.renyi import ORDERS, sampled_gaussian
+    from dpcfl_net.privacy.accounting.rdp import ORDERS, sampled_gaussian
 
     found = sampled_gaussian(noise, rate)
     truth = np.array([_divergence(noise, rate, order) for order in ORDERS])
@@ -293,7 +293,7 @@ def test_no_renyi_order_is_lost_or_too_small(noise, rate):
 )
 def test_fractional_orders_against_forty_digits(noise, rate, order, moment):
     """Values by mpmath.quad, 40 digits; the accountant may be above them, never below."""
-    from dpcfl_net.privacy.renyi import ORDERS, sampled_gaussian
+    from dpcfl_net.privacy.accounting.rdp import ORDERS, sampled_gaussian
 
     found = sampled_gaussian(noise, rate)[int(np.argmin(np.abs(ORDERS - order)))] * (order - 1)
     assert _divergence(noise, rate, order) * (order - 1) == pytest.approx(moment, rel=1e-9)
@@ -303,7 +303,7 @@ def test_fractional_orders_against_forty_digits(noise, rate, order, moment):
 @pytest.mark.parametrize("rate", [1e-5, 1e-8, 1e-10, 1e-300])
 def test_tiny_rates_are_never_free_under_rdp(rate):
     """The library's moments come out at or below zero there, and it then reports epsilon 0."""
-    from dpcfl_net.privacy.renyi import ORDERS, sampled_gaussian
+    from dpcfl_net.privacy.accounting.rdp import ORDERS, sampled_gaussian
 
     found = sampled_gaussian(1.0, rate)
     assert np.all(found >= ORDERS * rate**2 * math.expm1(1.0) / 2)
@@ -312,7 +312,7 @@ def test_tiny_rates_are_never_free_under_rdp(rate):
 
 
 def test_renyi_divergence_of_a_selection_against_a_fine_search():
-    from dpcfl_net.privacy.renyi import ORDERS, selection
+    from dpcfl_net.privacy.accounting.rdp import ORDERS, selection
 
     for extent in (0.15, 3.0):
         ours = selection(extent)
@@ -359,8 +359,8 @@ def test_tiny_rates_beside_a_full_batch():
     ],
 )
 def test_finer_grids_only_lower_epsilon_and_only_a_little(events, adjacency):
-    from dpcfl_net.privacy.loss_distributions import COARSE, FINE, Grid, pld_epsilon
-    from dpcfl_net.privacy.tally import Tally
+    from dpcfl_net.privacy.accounting.event_counts import Tally
+    from dpcfl_net.privacy.accounting.pld import COARSE, FINE, Grid, pld_epsilon
 
     charges = Tally().add(events).charges()
     coarse, fine, finest = (pld_epsilon(charges, DELTA, adjacency, grid) for grid in (COARSE, FINE, Grid(5e-5, 30)))
@@ -574,7 +574,7 @@ def test_every_problem_of_a_document_is_reported_at_once():
 
 def test_the_command_reads_a_document_and_prints_json():
     done = subprocess.run(
-        [sys.executable, "-m", "dpcfl_net.privacy.accounting"],
+        [sys.executable, "-m", "dpcfl_net.privacy.accounting.accountant"],
         input=json.dumps({"events": [GOOD], "delta": 1e-5}),
         capture_output=True,
         text=True,

@@ -17,8 +17,8 @@ import pytest
 from conftest import ROOT
 
 from dpcfl_net import privacy
-from dpcfl_net.privacy import accounting, gaussian_losses, loss_distributions, renyi, selection_losses
-from dpcfl_net.privacy.accounting import (
+from dpcfl_net.privacy.accounting import accountant, gaussian, pld, rdp, selection
+from dpcfl_net.privacy.accounting.accountant import (
     BoundedRangeSelection,
     FixedSizeGaussian,
     SampledGaussian,
@@ -28,8 +28,8 @@ from dpcfl_net.privacy.accounting import (
     epsilon,
     epsilon_by_prefix,
 )
-from dpcfl_net.privacy.remembered import SOURCES, cost
-from dpcfl_net.privacy.tally import Tally
+from dpcfl_net.privacy.accounting.cache import SOURCES, cost
+from dpcfl_net.privacy.accounting.event_counts import Tally
 
 ROUNDS = [[SampledGaussian(1.25, 1.0, 1)]]
 ROUNDS += [[SampledGaussian(1.25, 0.01, 60), BoundedRangeSelection(0.15, 1), SampledGaussian(3.0, 1.0, 1)]] * 6
@@ -49,14 +49,14 @@ QUESTIONS = [
 def forget() -> None:
     """What another process would not know yet."""
     for kept in (
-        accounting._spent,
-        gaussian_losses.plain_gaussian,
-        gaussian_losses.sampled_gaussian,
-        loss_distributions.fixed_size_gaussian,
-        selection_losses.selection_block,
-        selection_losses._profile,
-        renyi._gaussian,
-        renyi._selection,
+        accountant._spent,
+        gaussian.plain_gaussian,
+        gaussian.sampled_gaussian,
+        pld.fixed_size_gaussian,
+        selection.selection_block,
+        selection._profile,
+        rdp._gaussian,
+        rdp._selection,
     ):
         kept.cache_clear()
 
@@ -120,7 +120,7 @@ def test_a_curve_of_deltas_does_not_depend_on_how_many_are_asked():
 
 ASK = """
 import json, sys
-from dpcfl_net.privacy.accounting import account
+from dpcfl_net.privacy.accounting.accountant import account
 print(json.dumps([account(document) for document in json.load(sys.stdin)]))
 """
 
@@ -163,7 +163,7 @@ def test_other_processes_threads_and_processors_give_the_same_seven_digits(envir
 
 def test_seven_digits_are_rounded_up():
     for question, delta in QUESTIONS[:8]:
-        exact = loss_distributions.pld_epsilon(Tally().add(question).charges(), delta, "zero-out", loss_distributions.FINE)
+        exact = pld.pld_epsilon(Tally().add(question).charges(), delta, "zero-out", pld.FINE)
         assert exact <= epsilon(question, delta) <= exact * (1 + 1e-6)
         assert float(f"{epsilon(question, delta):.6e}") == epsilon(question, delta)
     noise = calibrate(lambda z: [SampledGaussian(z, 0.05, 100)], 3.0, 1e-5)
@@ -172,7 +172,7 @@ def test_seven_digits_are_rounded_up():
 
 def test_kept_answers_are_keyed_by_every_file_that_they_come_from():
     """Modules that the accountant imports, here or in a function, are among those whose content is part of an answer's name."""
-    folder, others = Path(privacy.__file__).parent, {"dpcfl_net.errors", "dpcfl_net.files"}
+    folder, others = Path(privacy.__file__).parent, {"dpcfl_net.core.errors", "dpcfl_net.core.files"}
     seen, left = set(), {folder / "accounting.py"}
     while left:
         file = left.pop()

@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 from conftest import SMALL, only_run, write_config
 
-from dpcfl_net import config, experiment, models, runlog, summary
 from dpcfl_net.algorithms.base import registry
-from dpcfl_net.build import make_job
-from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.data.partition import open_client
-from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.experiment import experiment_slice, read_job
-from dpcfl_net.privacy.dpsgd import Evaluator
-from dpcfl_net.simulate import simulate
-from dpcfl_net.verify import verify_run
-from dpcfl_net.wire.keys import make_keys
-from dpcfl_net.worker import make_host
+from dpcfl_net.experiment import config, job_files
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.job_files import experiment_slice, read_job
+from dpcfl_net.results import summary
+from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.training import models
+from dpcfl_net.training.dpsgd import Evaluator
+from dpcfl_net.transport.keys import make_keys
 from launch import runs
 
 ROUNDS = 4
@@ -292,7 +295,7 @@ def test_the_private_twin_keeps_its_promise(tmp_path):
 def test_a_worker_refuses_unprotected_releases_that_the_job_does_not_own_up_to(tmp_path):
     job = job_for(tmp_path, {"name": "f-cdpfl", "clusters": 2})
     assert job.protocol.unprotected
-    silent = experiment.Job(job.protocol.model_copy(update={"unprotected": []}), job.experiment)
+    silent = job_files.Job(job.protocol.model_copy(update={"unprotected": []}), job.experiment)
     with pytest.raises(Refused, match=r"without a guarantee.*the job declares"):
         make_host(silent, 0, tmp_path / "ledgers")
 

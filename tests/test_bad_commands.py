@@ -14,10 +14,10 @@ import pytest
 from cli_cases import call
 from conftest import DPCFL, ROOT, dpcfl, write_config
 
-from dpcfl_net import config as configuration
-from dpcfl_net import runlog
-from dpcfl_net.one_process import OneProcessSpec, run_in_one_process
-from dpcfl_net.signing import read_operator_key
+from dpcfl_net.core import runlog
+from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.runtime.one_process import OneProcessSpec, run_in_one_process
 from launch import cli, runs
 from launch.running import prepare
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import ROOT, dpcfl, write_config
 
-from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.transport.keys import make_keys
 
 
 def test_help_and_import_load_nothing_heavy():

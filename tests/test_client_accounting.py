@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, dpcfl
 
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.federation.claim import plan_events
-from dpcfl_net.privacy.accounting import (
+from dpcfl_net.privacy.accounting.accountant import (
     BoundedRangeSelection,
     FixedSizeGaussian,
     SampledGaussian,
@@ -33,7 +33,7 @@ from dpcfl_net.privacy.client_draws import (
     unconditional_epsilon,
 )
 from dpcfl_net.privacy.client_level import block_norm, joint_noise, labels_first_sensitivity, split_noise
-from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Entry, digest, verify_lines
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
 
 DELTA = 1e-3
 EXAMPLE = ROOT / "configs" / "account" / "rr_cluster_epsilon2.json"
@@ -89,7 +89,7 @@ def sums_of_samples(values, size):
 
 def test_no_data_tell_more_than_the_profile_and_some_tell_as_much():
     """Every population of 4 with values -1, 0, 1, samples of 2, noise 2: sensitivity 2 when a value is replaced."""
-    from dpcfl_net.privacy.fixed_size_losses import fixed_size_gaussian
+    from dpcfl_net.privacy.accounting.fixed_size import fixed_size_gaussian
 
     profile = fixed_size_gaussian(1.0, 0.5, 1e-3)
     for y in (-1.0, -0.2, 0.0, 0.3, 1.0, 2.0):
@@ -107,7 +107,7 @@ def test_no_data_tell_more_than_the_profile_and_some_tell_as_much():
 def test_the_profile_is_the_worse_of_the_librarys_two_directions(noise, rate):
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-    from dpcfl_net.privacy.fixed_size_losses import fixed_size_gaussian
+    from dpcfl_net.privacy.accounting.fixed_size import fixed_size_gaussian
 
     profile = fixed_size_gaussian(noise, rate, 1e-4)
     y = np.array([-2.0, -0.5, -0.1, 0.0, 0.1, 0.5, 2.0])
@@ -132,8 +132,8 @@ def test_rdp_is_that_of_dp_accounting():
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
-    from dpcfl_net.privacy.renyi import ORDERS, rdp_epsilon
-    from dpcfl_net.privacy.tally import Tally
+    from dpcfl_net.privacy.accounting.event_counts import Tally
+    from dpcfl_net.privacy.accounting.rdp import ORDERS, rdp_epsilon
 
     other = RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
     sampled = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.5))

@@ -14,25 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dpcfl_net import config, experiment, runlog
-from dpcfl_net.build import make_job
-from dpcfl_net.checkpoint import Checkpoints
 from dpcfl_net.clustering import metrics
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.types import RAW, CuratorSlot, FixedSizeGaussian, SampledGaussian
 from dpcfl_net.data.partition import open_client
-from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.experiment import config, job_files
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.curator import CURATOR, Desk
+from dpcfl_net.federation.central_dp import CURATOR, Desk
 from dpcfl_net.federation.gate import Charge
-from dpcfl_net.models import build, initial
-from dpcfl_net.privacy import accounting
-from dpcfl_net.privacy.ledger import read_ledger
-from dpcfl_net.sgd import PlainSGD
-from dpcfl_net.simulate import simulate
-from dpcfl_net.statement import privacy_statement, replace_one_epsilon
-from dpcfl_net.types import RAW, CuratorSlot, FixedSizeGaussian, SampledGaussian
-from dpcfl_net.wire.keys import make_keys
-from dpcfl_net.worker import make_host
+from dpcfl_net.privacy.accounting import accountant
+from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.training.models import build, initial
+from dpcfl_net.training.sgd import PlainSGD
+from dpcfl_net.transport.keys import make_keys
 
 CLIENTS = 12
 TRUSTED = {
@@ -153,7 +154,7 @@ def test_released_labels_are_right_as_often_as_their_noise_allows():
 def test_honest_labels_are_nearly_random():
     """1000 clients, q = .1, 50 rounds, k = 4 (chance: 25 %): what labels can be at epsilon 2, 4, 8, with half of 1 / z^2 and with all."""
     for epsilon, half, whole in ((2, 0.349, 0.394), (4, 0.400, 0.468), (8, 0.463, 0.559)):
-        z = accounting.calibrate(lambda z: [FixedSizeGaussian(z, 100, 1000, 50)], epsilon, 1e-3, adjacency="replace-one")
+        z = accountant.calibrate(lambda z: [FixedSizeGaussian(z, 100, 1000, 50)], epsilon, 1e-3, adjacency="replace-one")
         assert right_label(z / math.sqrt(0.5) * math.sqrt(2), 4) == pytest.approx(half, abs=0.002)
         assert right_label(z * math.sqrt(2), 4) == pytest.approx(whole, abs=0.002)
 
@@ -267,7 +268,7 @@ def test_runs_with_noise_from_the_operating_system_differ(tmp_path):
 def test_a_worker_refuses_a_server_that_adds_too_little_noise(tmp_path):
     job = job_for(tmp_path / "job", RR, REPLACED)
     z = job.protocol.curator_noise_multiplier
-    weak = experiment.Job(job.protocol.model_copy(update={"curator_noise_multiplier": 0.9 * z}), job.experiment)
+    weak = job_files.Job(job.protocol.model_copy(update={"curator_noise_multiplier": 0.9 * z}), job.experiment)
     with pytest.raises(Refused, match="claim"):
         make_host(weak, 0, tmp_path / "ledgers", durable=False)
     make_host(job, 0, tmp_path / "ledgers", durable=False).close()
@@ -281,7 +282,7 @@ def test_a_worker_refuses_a_trust_that_the_algorithm_does_not_have(tmp_path, alg
     """Otherwise the plan that is checked, which is empty or raw, would not be the one that is run."""
     job = job_for(tmp_path / "job", algorithm, privacy)
     other = job.protocol.privacy.model_copy(update={"trust": trust})
-    wrong = experiment.Job(job.protocol.model_copy(update={"privacy": other}), job.experiment)
+    wrong = job_files.Job(job.protocol.model_copy(update={"privacy": other}), job.experiment)
     with pytest.raises(Refused, match="does not protect a"):
         make_host(wrong, 0, tmp_path / "ledgers", durable=False)
 
@@ -330,11 +331,11 @@ def test_what_is_published_is_said_to_be_without_a_guarantee_and_what_it_costs_i
     privacy = {**REPLACED, "accountant": "rdp", "epsilon": 4}
     job = job_for(tmp_path / "job", {**RR, "guarantee": "paper", "labels_share": 0.4}, privacy)
     z = job.protocol.curator_noise_multiplier
-    claimed = accounting.epsilon([FixedSizeGaussian(z, 6, 12, 4)], 1e-2, adjacency="replace-one", accountant="rdp")
+    claimed = accountant.epsilon([FixedSizeGaussian(z, 6, 12, 4)], 1e-2, adjacency="replace-one", accountant="rdp")
     assert claimed == pytest.approx(4, abs=0.01)
     sound = replace_one_epsilon(job.protocol)
     worse = (0.6 / z**2 + 2 * 0.4 / z**2) ** -0.5  # sqrt(2) C_s instead of C_s
-    assert sound == pytest.approx(accounting.epsilon([FixedSizeGaussian(worse, 6, 12, 4)], 1e-2, adjacency="replace-one"))
+    assert sound == pytest.approx(accountant.epsilon([FixedSizeGaussian(worse, 6, 12, 4)], 1e-2, adjacency="replace-one"))
     statement = privacy_statement(job.protocol, sound)
     assert statement["epsilon"] is None
     assert "epsilon 4" in statement["claim_of_paper"]
@@ -349,7 +350,7 @@ def test_what_each_guarantee_charges(tmp_path):
     for job in (labels, expected):
         z, privacy = job.protocol.curator_noise_multiplier, job.protocol.privacy
         events = [slot.event(z) for slot in job.algorithm.curator_plan()]
-        assert 7.9 < accounting.epsilon(events, 1e-2, adjacency=privacy.adjacency) <= 8
+        assert 7.9 < accountant.epsilon(events, 1e-2, adjacency=privacy.adjacency) <= 8
 
 
 FEDPER = {"name": "dp-fedper", "sampling_rate": 0.5}
@@ -426,7 +427,7 @@ def test_clusters_that_nobody_knows_are_not_judged(tmp_path):
 
 def digits(tmp_path):
     job = job_for(tmp_path / "job", RR, REPLACED)
-    settings_, piece = experiment.client_slice(job, 0, None)
+    settings_, piece = job_files.client_slice(job, 0, None)
     return open_client(settings_, piece, None, "train")
 
 

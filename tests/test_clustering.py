@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dpcfl_net.clustering import edge, em, separation
+from dpcfl_net.clustering import em, noise_spectrum, separation
 from dpcfl_net.clustering.gram import centred_gram, coordinates
 from dpcfl_net.clustering.metrics import adjusted_rand_index, recovered
 from dpcfl_net.clustering.mixture import CUT, SPACES, choose, fit
@@ -185,8 +185,8 @@ def test_noise_reaches_its_edge_once_in_a_thousand():
         factors = np.tril(rng.standard_normal((3000, rows, rows)), -1)
         factors[:, np.arange(rows), np.arange(rows)] = np.sqrt(rng.chisquare(p - np.arange(rows), (3000, rows)))
         largest = np.linalg.svd(factors, compute_uv=False)[:, 0] ** 2
-        assert (largest > edge.noise_edge(rows, p)).sum() <= 9
-        assert np.quantile(largest, 0.99) < edge.noise_edge(rows, p) < np.quantile(largest, 0.99) * 1.015
+        assert (largest > noise_spectrum.noise_edge(rows, p)).sum() <= 9
+        assert np.quantile(largest, 0.99) < noise_spectrum.noise_edge(rows, p) < np.quantile(largest, 0.99) * 1.015
 
 
 def test_known_noise_finds_the_number_where_clusters_hardly_stand_out():

@@ -15,11 +15,12 @@ import yaml
 from conftest import SMALL, dpcfl
 from run_folder import privacy, run_json, write_lines
 
-from dpcfl_net import compare, config
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.experiment import config
 from dpcfl_net.report import figures, pages
 from dpcfl_net.report.sweep import figures as sweep_figures
 from dpcfl_net.report.sweep import write_sweep
+from dpcfl_net.results import compare
 
 
 def write_result(folder: Path, algorithm: str = "global", seed: int = 0, accuracy: float = 0.7, **changes) -> Path:

@@ -11,10 +11,10 @@ import pytest
 from conftest import dpcfl
 from scipy.stats import binom
 
-from dpcfl_net.privacy.accounting import BoundedRangeSelection, SampledGaussian, epsilon, epsilon_by_prefix
-from dpcfl_net.privacy.composition import best_tilt, compose, symmetric
-from dpcfl_net.privacy.gaussian_losses import plain_epsilon, plain_gaussian, sampled_gaussian
-from dpcfl_net.privacy.selection_losses import selection_block
+from dpcfl_net.privacy.accounting.accountant import BoundedRangeSelection, SampledGaussian, epsilon, epsilon_by_prefix
+from dpcfl_net.privacy.accounting.composition import best_tilt, compose, symmetric
+from dpcfl_net.privacy.accounting.gaussian import plain_epsilon, plain_gaussian, sampled_gaussian
+from dpcfl_net.privacy.accounting.selection import selection_block
 
 
 def exact_delta(mean: float, spent: float):

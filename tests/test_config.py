@@ -10,9 +10,9 @@ from conftest import ROOT, SMALL, write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpcfl_net import config
 from dpcfl_net.algorithms.base import registry
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.experiment import config
 
 
 def problems(**changes) -> list[str]:

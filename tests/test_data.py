@@ -15,11 +15,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import cache, datasets, download
 from dpcfl_net.data.datasets import fetch, load
 from dpcfl_net.data.partition import DataSettings, open_client, plan_slices, records_per_client
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.errors import ConfigError, DataMissing
 
 RAW = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

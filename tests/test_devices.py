@@ -17,18 +17,19 @@ import torch
 from conftest import ROOT, SMALL, dpcfl
 from records import Images, small, start
 
-from dpcfl_net import config, devices, models
-from dpcfl_net.build import make_job
-from dpcfl_net.devices import CPU, Device
-from dpcfl_net.errors import ConfigError, RunFailed
-from dpcfl_net.nvidia_smi import memory_by_process
-from dpcfl_net.privacy.dpsgd import Evaluator
-from dpcfl_net.protocol import digest
-from dpcfl_net.sgd import PlainSGD
-from dpcfl_net.types import Task
-from dpcfl_net.wire.keys import make_keys
-from dpcfl_net.worker import make_host, turns
-from dpcfl_net.worker_spec import WorkerSpec
+from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.types import Task
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.runtime.worker import make_host, turns
+from dpcfl_net.runtime.worker_spec import WorkerSpec
+from dpcfl_net.training import devices, models
+from dpcfl_net.training.devices import CPU, Device
+from dpcfl_net.training.dpsgd import Evaluator
+from dpcfl_net.training.nvidia_smi import memory_by_process
+from dpcfl_net.training.sgd import PlainSGD
+from dpcfl_net.transport.keys import make_keys
 from launch import doctor
 
 A, B, C = (f"GPU-{letter * 8}-1111-2222-3333-444444444444" for letter in "abc")
@@ -203,8 +204,8 @@ import multiprocessing, os, sys
 def child(pipe):
     import torch
     from dpcfl_net import devices
-    from dpcfl_net.devices import Device
-    from dpcfl_net.errors import RunFailed
+    from dpcfl_net.training.devices import Device
+    from dpcfl_net.core.errors import RunFailed
     before = [int("launch.preload" in sys.modules), int(torch.cuda.is_initialized()), int(torch.cuda._is_in_bad_fork())]
     try:
         devices.use(Device("GPU-00000000-not-there"))
@@ -387,7 +388,7 @@ def test_the_bench_needs_a_gpu_and_says_so(tmp_path):
 
 
 BENCH = """
-from dpcfl_net.devices import CPU
+from dpcfl_net.training.devices import CPU
 from launch import bench_gpu
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from records import Images, small, start
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from dpcfl_net import models
-from dpcfl_net.layers import plan
 from dpcfl_net.privacy import clipping
-from dpcfl_net.privacy.dpsgd import Trainer, flatten
-from dpcfl_net.privacy.fast_path import FastPath
+from dpcfl_net.training import models
+from dpcfl_net.training.dpsgd import Trainer, flatten
+from dpcfl_net.training.fast_path import FastPath
+from dpcfl_net.training.layers import plan
 
 torch.set_num_threads(1)
 

@@ -19,26 +19,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpcfl_net import config, experiment, runlog, summary
-from dpcfl_net.build import make_job
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.compare import Result
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.expectations import expectations
-from dpcfl_net.experiment import read_job
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import GaussianSlot, SampledGaussian, UnprotectedSlot
+from dpcfl_net.experiment import config, job_files
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.cost_estimate import expectations
+from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.claim import plan_events, protected
 from dpcfl_net.federation.client import Client, Engine
 from dpcfl_net.federation.gate import Charge
-from dpcfl_net.privacy.accounting import epsilon
+from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.client_draws import full_events, paper_events, selection_epsilon, unconditional_epsilon
-from dpcfl_net.privacy.tilting import draw, near_mass, printed_bounds, probabilities, sharp_bounds, top_mass
+from dpcfl_net.privacy.loss_weighting import draw, near_mass, printed_bounds, probabilities, sharp_bounds, top_mass
 from dpcfl_net.reproduce.base import find
-from dpcfl_net.simulate import simulate
-from dpcfl_net.statement import privacy_statement
-from dpcfl_net.types import GaussianSlot, SampledGaussian, UnprotectedSlot
-from dpcfl_net.verify import verify_run
-from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.results import summary
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.transport.keys import make_keys
 
 NEVER = 1e-7  # the chance of a false alarm that a statistical test may have
 ROUNDS = 4
@@ -282,7 +284,7 @@ class Noted:
 
     def __init__(self, job, root=None):
         from dpcfl_net.data.partition import open_client
-        from dpcfl_net.experiment import client_slice
+        from dpcfl_net.experiment.job_files import client_slice
 
         self.job, self.engine = job, Engine.of(job.protocol)
         settings, piece = client_slice(job, 0, root)
@@ -407,7 +409,7 @@ def test_losses_go_stale_and_the_worst_are_drawn(tmp_path):
 def test_updates_weigh_as_much_as_their_clients_have_records(tmp_path):
     job = job_for(tmp_path, {"mode": "paper", "drawn": 4})
     roster = [e.model_copy(update={"records": n}) for e, n in zip(job.protocol.roster, (1, 2, 3, 4), strict=True)]
-    algorithm = experiment.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment).algorithm
+    algorithm = job_files.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment).algorithm
     fed = Scripted(job.protocol.model.parameters, [1.0] * 4)
     np.testing.assert_allclose(algorithm.round(algorithm.start(fed), 1, fed).models[0], (1 + 4 + 9 + 16) / 10)
 

@@ -8,11 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
-from dpcfl_net import runlog
-from dpcfl_net.compare import read_result
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.fairness import add_fairness, reference
-from dpcfl_net.summary import read_run_job
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.results.compare import read_result
+from dpcfl_net.results.fairness import add_fairness, reference
+from dpcfl_net.results.summary import read_run_job
 
 
 def test_drops_are_taken_against_a_model_without_privacy_for_each_true_cluster(finished_run, tmp_path):
@@ -36,7 +36,7 @@ def test_drops_are_taken_against_a_model_without_privacy_for_each_true_cluster(f
 def test_a_reference_model_is_trained_once_and_belongs_to_its_partition(finished_run, monkeypatch):
     job = read_run_job(finished_run)
     first = reference(job)
-    from dpcfl_net import fairness
+    from dpcfl_net.results import fairness
 
     monkeypatch.setattr(fairness, "_train", None)  # anything but the cache would fail
     assert (reference(job) == first).all()

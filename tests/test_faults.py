@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, write_config
 
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.experiment import read_job
-from dpcfl_net.privacy.durable import Disk
-from dpcfl_net.privacy.ledger import read_ledger
-from dpcfl_net.protocol import digest
-from dpcfl_net.signing import read_operator_key
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.privacy.ledger.durable import Disk
+from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.runtime.checkpoint import Checkpoints
 
 ROUNDS = 6
 SETTINGS = {

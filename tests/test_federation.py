@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from conftest import SMALL
 
-from dpcfl_net import config
 from dpcfl_net.algorithms.base import algorithm_of
-from dpcfl_net.build import make_job
-from dpcfl_net.coordinator import check_release
-from dpcfl_net.errors import RunFailed
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.network import NetworkFederation
-from dpcfl_net.protocol import digest
-from dpcfl_net.wire import keys
-from dpcfl_net.wire.endpoint import ClientEndpoint, ServerEndpoint
-from dpcfl_net.wire.keys import COORDINATOR, client_key, make_keys
-from dpcfl_net.wire.messages import resolve
+from dpcfl_net.runtime.coordinator import check_release
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.endpoint import ClientEndpoint, ServerEndpoint
+from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
+from dpcfl_net.transport.messages import resolve
 
 
 @pytest.fixture(scope="module")

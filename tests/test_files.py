@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpcfl_net import files
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.names import distance, hint, nearest
+from dpcfl_net.core import files
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.names import distance, hint, nearest
 
 
 def test_a_regular_file_is_read(tmp_path):

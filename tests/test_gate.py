@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dpcfl_net.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.types import DPSGDSlot, Release, SampledGaussian, SelectionSlot, Task
 from dpcfl_net.federation.gate import Gate
-from dpcfl_net.privacy.ledger import Ledger, read_ledger
-from dpcfl_net.tensors import unpack
-from dpcfl_net.types import DPSGDSlot, Release, SampledGaussian, SelectionSlot, Task
+from dpcfl_net.privacy.ledger.ledger import Ledger, read_ledger
 
 JOB = "a" * 64
 Z = 1.25

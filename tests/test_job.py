@@ -9,16 +9,16 @@ from conftest import SMALL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpcfl_net import config, experiment
-from dpcfl_net.build import make_job
-from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.expectations import step_seconds
-from dpcfl_net.experiment import Experiment
-from dpcfl_net.protocol import LocalTraining, Protocol, canonical, differences, digest, read_protocol
-from dpcfl_net.sgd import PlainSGD
-from dpcfl_net.statement import privacy_statement, replace_one_epsilon
-from dpcfl_net.wire.keys import make_keys
-from dpcfl_net.worker import make_host
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.protocol import LocalTraining, Protocol, canonical, differences, digest, read_protocol
+from dpcfl_net.experiment import config, job_files
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.cost_estimate import step_seconds
+from dpcfl_net.experiment.job_files import Experiment
+from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.training.sgd import PlainSGD
+from dpcfl_net.transport.keys import make_keys
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def made(tmp_path_factory):
     document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}
     make_keys(folder / "keys", 8)
     job = make_job(config.resolve(document), folder / "keys")
-    experiment.write_job(job, folder, folder / "keys")
+    job_files.write_job(job, folder, folder / "keys")
     return job, folder
 
 
@@ -38,7 +38,7 @@ def operator(folder):
 
 def test_what_is_written_is_read_again(made):
     job, folder = made
-    assert experiment.read_job(folder, operator(folder)) == job
+    assert job_files.read_job(folder, operator(folder)) == job
 
 
 def test_the_protocol_hides_the_experiment(made):
@@ -76,7 +76,7 @@ def test_only_the_oracle_sees_true_clusters(made):
 def test_an_answer_that_is_infinite_is_kept_as_null(made, monkeypatch):
     job, _ = made
     assert replace_one_epsilon(job.protocol) > job.protocol.privacy.epsilon
-    monkeypatch.setattr("dpcfl_net.statement.remembered", lambda *_: None)
+    monkeypatch.setattr("dpcfl_net.experiment.statement.remembered", lambda *_: None)
     assert replace_one_epsilon(job.protocol) is None
 
 
@@ -96,8 +96,8 @@ def test_a_reformatted_protocol_is_refused(made, tmp_path):
 def test_a_job_that_costs_more_than_it_promises_is_refused_before_data_is_read(made, tmp_path, monkeypatch, noise, why):
     job, _ = made
     roster = [entry.model_copy(update={"noise_multiplier": noise(entry.noise_multiplier)}) for entry in job.protocol.roster]
-    cheap = experiment.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment)
-    monkeypatch.setattr("dpcfl_net.worker.client_slice", lambda *_: pytest.fail("data was looked at"))
+    cheap = job_files.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment)
+    monkeypatch.setattr("dpcfl_net.runtime.worker.client_slice", lambda *_: pytest.fail("data was looked at"))
     with pytest.raises(Refused, match=why):
         make_host(cheap, 0, tmp_path)
 
@@ -141,7 +141,7 @@ def test_canonical_form_round_trips(made, lr, epochs, name):
 
 def test_experiment_of_another_job_is_refused(made, tmp_path):
     job, folder = made
-    other = experiment.Job(job.protocol, Experiment.model_validate({**job.experiment.model_dump(), "seed": 5}))
-    experiment.write_job(other, tmp_path, folder / "keys")
+    other = job_files.Job(job.protocol, Experiment.model_validate({**job.experiment.model_dump(), "seed": 5}))
+    job_files.write_job(other, tmp_path, folder / "keys")
     with pytest.raises(Refused, match="experiment-hash"):
-        experiment.read_job(tmp_path, operator(folder))
+        job_files.read_job(tmp_path, operator(folder))

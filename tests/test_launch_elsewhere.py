@@ -20,10 +20,10 @@ from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, p
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpcfl_net import runlog
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.errors import ConfigError, DpcflError, Refused
-from dpcfl_net.verify import verify_run
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
+from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.checkpoint import Checkpoints
 from launch import cli, slurm
 from launch.agent_messages import Enrol, Tell, read_order, read_report
 from launch.remote import place

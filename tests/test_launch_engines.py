@@ -20,9 +20,9 @@ import pytest
 import yaml
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
 
-from dpcfl_net import runlog
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.wire.transcript import messages, read
+from dpcfl_net.core import runlog
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.transport.transcript import messages, read
 
 pytestmark = pytest.mark.timeout(600)
 LOOPBACK = ["--address", "127.0.0.1"]

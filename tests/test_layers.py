@@ -8,10 +8,10 @@ import torch
 from records import Images
 from torch import nn
 
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.layers import plan
-from dpcfl_net.privacy.dpsgd import Trainer, flatten
-from dpcfl_net.privacy.fast_path import FastPath
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.training.dpsgd import Trainer, flatten
+from dpcfl_net.training.fast_path import FastPath
+from dpcfl_net.training.layers import plan
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import stat
 
 import pytest
 
-from dpcfl_net.errors import LedgerError
-from dpcfl_net.privacy.answers import Stored
-from dpcfl_net.privacy.ledger import Charged, Expired, Ledger, read_ledger
-from dpcfl_net.privacy.ledger_entries import FIRST_PREV, Entry, digest, verify_lines
-from dpcfl_net.types import SampledGaussian
+from dpcfl_net.core.errors import LedgerError
+from dpcfl_net.core.types import SampledGaussian
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
+from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger, read_ledger
+from dpcfl_net.privacy.ledger.release_store import Stored
 
 OWNER = {"run": "r1", "job": "j" * 64, "client": 3}
 STEP = SampledGaussian(1.25, 0.1, 7)

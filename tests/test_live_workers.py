@@ -14,16 +14,18 @@ import psutil
 import pytest
 from conftest import SMALL, assert_nothing_left
 
-from dpcfl_net import config, runlog, summary
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.errors import RunFailed
-from dpcfl_net.experiment import read_job
-from dpcfl_net.federation.muster import BYE_AGAIN_S, INSIST_S, Muster
-from dpcfl_net.simulate import simulate
-from dpcfl_net.types import Task
-from dpcfl_net.verify import verify_run
-from dpcfl_net.worker import make_host
-from dpcfl_net.worker_spec import WorkerSpec
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.types import Task
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, Muster
+from dpcfl_net.results import summary
+from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.worker_spec import WorkerSpec
 from launch import bench_live, running
 from launch.crew import Crew
 from launch.launcher import Posting

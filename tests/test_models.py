@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpcfl_net import models
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.training import models
 
 SHAPES = {
     "cnn": (1, 28, 28), "small-cnn": (1, 28, 28), "digits-cnn": (1, 8, 8), "cifar-cnn": (3, 32, 32), "resnet18": (3, 32, 32),

@@ -12,17 +12,18 @@ from conftest import SMALL, dpcfl, only_run, write_config
 from records import Images
 from scipy.stats import binom
 
-from dpcfl_net import config, models
-from dpcfl_net.build import make_job
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.privacy import accounting
-from dpcfl_net.privacy.dpsgd import Trainer, flatten, padded
-from dpcfl_net.privacy.pace import covered_epsilon, room
-from dpcfl_net.protocol import CUT_SHARE
-from dpcfl_net.statement import privacy_statement, replace_one_epsilon
-from dpcfl_net.types import DPSGDSlot
-from dpcfl_net.wire.keys import make_keys
-from dpcfl_net.worker import make_host
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.protocol import CUT_SHARE
+from dpcfl_net.core.types import DPSGDSlot
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
+from dpcfl_net.privacy.accounting import accountant
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.training import models
+from dpcfl_net.training.dpsgd import Trainer, flatten, padded
+from dpcfl_net.training.pace import covered_epsilon, room
+from dpcfl_net.transport.keys import make_keys
 
 PRIVACY = {"epsilon": 5, "delta": 1e-4}
 DATA = {"dataset": "digits", "clients": [2], "shift": "none", "train_per_client": 400, "test_per_client": 20}
@@ -92,7 +93,7 @@ def test_what_is_cut_is_paid_for(tmp_path):
     assert paced.protocol.accounted_delta == pytest.approx(0.99e-4)
     plan = paced.algorithm.plan(paced.protocol.client(0))
     events = [slot.event(noise[1]) for slot in plan]
-    assert accounting.epsilon(events, 0.99e-4) <= 5 < accounting.epsilon(events, 0.98e-4)
+    assert accountant.epsilon(events, 0.99e-4) <= 5 < accountant.epsilon(events, 0.98e-4)
     host = make_host(paced, 0, tmp_path / "ledgers", durable=False)
     assert host.room(plan[0]) == room(400, 32 / 400, 5 * 13, 5.0, 1e-6)
     host.close()

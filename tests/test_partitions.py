@@ -13,17 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dpcfl_net import config, models
-from dpcfl_net.build import make_job
+from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import regression, roles, skew
 from dpcfl_net.data.datasets import load
 from dpcfl_net.data.partition import DataSettings, open_client, open_many, open_set, plan_slices
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.errors import ConfigError, DataMissing
-from dpcfl_net.experiment import client_slice
-from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
-from dpcfl_net.simulate import simulate
-from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.job_files import client_slice
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.training import models
+from dpcfl_net.training.dpsgd import Evaluator, Trainer
+from dpcfl_net.transport.keys import make_keys
 
 SKEWED = {"dataset": "digits", "shift": "none", "partition": "dirichlet", "alpha": 0.3}
 PLAYED = {"dataset": "shakespeare", "shift": "none", "partition": "roles"}

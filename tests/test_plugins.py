@@ -16,18 +16,19 @@ import yaml
 from conftest import ROOT, SMALL, assert_nothing_left, only_run
 from torch import nn
 
-from dpcfl_net import config, models, plugins
 from dpcfl_net.algorithms.base import algorithm_of
-from dpcfl_net.build import make_job, model_template
+from dpcfl_net.core import plugins
+from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.data import cache, datasets, own
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job, model_template
+from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.client import Engine
-from dpcfl_net.privacy import model_check
-from dpcfl_net.privacy.dpsgd import Trainer
-from dpcfl_net.simulate import simulate
-from dpcfl_net.statement import privacy_statement
-from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.training import model_check, models
+from dpcfl_net.training.dpsgd import Trainer
+from dpcfl_net.transport.keys import make_keys
 
 EXAMPLES = ROOT / "docs" / "examples"
 # Without the current folder on the path: what is found there was put there by the command itself.

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from conftest import SMALL
 
-from dpcfl_net import config
 from dpcfl_net.algorithms.base import algorithm_of
-from dpcfl_net.build import make_job
-from dpcfl_net.errors import RunFailed
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.transport.keys import make_keys
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +167,10 @@ def test_unknown_m_is_found_and_one_cluster_has_no_window(protocol):
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_the_noise_of_a_first_update_is_what_the_server_reckons_with(tmp_path, epochs):
     """Two draws on the same records differ by noise alone (K = 1) or nearly (K = 2: later gradients feel the first noise)."""
+    from dpcfl_net.core.types import DPSGDSlot
     from dpcfl_net.data.partition import open_client
-    from dpcfl_net.experiment import client_slice
+    from dpcfl_net.experiment.job_files import client_slice
     from dpcfl_net.federation.client import Engine
-    from dpcfl_net.types import DPSGDSlot
 
     make_keys(tmp_path, 8)
     job = make_job(config.resolve({**copy.deepcopy(SMALL), "local": {"batch_size": 32, "lr": 0.5, "epochs": epochs}}), tmp_path)

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from real_models import ATTACKS, CLASSES, REFUSED, TAKEN, Case, zeroed
 from torch import nn
 
-from dpcfl_net import models
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.privacy import made_up, model_check
-from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
-from dpcfl_net.privacy.opacus_path import OpacusPath
-from dpcfl_net.sgd import PlainSGD
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.privacy import made_up
+from dpcfl_net.training import model_check, models
+from dpcfl_net.training.dpsgd import Evaluator, Trainer
+from dpcfl_net.training.opacus_path import OpacusPath
+from dpcfl_net.training.sgd import PlainSGD
 
 torch.set_num_threads(1)
 ERROR = 1e-4  # of a record's gradient, in L2, in float32

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from conftest import SMALL, dpcfl, write_config
 
-from dpcfl_net import config
-from dpcfl_net.build import make_job
+from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.core.types import BoundedRangeSelection, Policy, SampledGaussian
 from dpcfl_net.data import cache
-from dpcfl_net.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.claim import composer
-from dpcfl_net.privacy.accounting import epsilon
-from dpcfl_net.privacy.record_book import BOOK, Budget, Promise, RecordBook, repeated
-from dpcfl_net.types import BoundedRangeSelection, Policy, SampledGaussian
-from dpcfl_net.wire.keys import make_keys
-from dpcfl_net.worker import make_host
-from dpcfl_net.worker_spec import Terms
+from dpcfl_net.privacy.accounting.accountant import epsilon
+from dpcfl_net.privacy.ledger.record_book import BOOK, Budget, Promise, RecordBook, repeated
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.worker_spec import Terms
+from dpcfl_net.transport.keys import make_keys
 
 GAUSSIAN = SampledGaussian(4.0, 1.0, 1)
 RECORDS = np.arange(100, dtype=np.uint64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dpcfl_net.privacy import remembered as module
-from dpcfl_net.privacy.remembered import remembered
+from dpcfl_net.privacy.accounting import cache as module
+from dpcfl_net.privacy.accounting.cache import remembered
 
 
 def test_a_question_is_answered_once_and_every_other_question_on_its_own(tmp_path):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from run_folder import privacy, true_clusters, write_lines, write_round, write_run, write_start
 
-from dpcfl_net.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report import figures
 from dpcfl_net.report.page import key_figures, two_views, write_report
-from dpcfl_net.report.read import JsonlTail, read_run
-from dpcfl_net.report.statement import duration, percent, size, statement
 from dpcfl_net.report.timeline import BARS, ROWS, timeline
+from dpcfl_net.results.privacy_words import duration, percent, size, statement
+from dpcfl_net.results.run_view import JsonlTail, read_run
 
 
 @pytest.fixture(scope="module")

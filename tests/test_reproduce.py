@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from conftest import ROOT, SMALL, dpcfl
 
-from dpcfl_net.build import make_job
 from dpcfl_net.clustering import mixture
-from dpcfl_net.config import resolve
-from dpcfl_net.errors import ConfigError, RunFailed
+from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.config import resolve
 from dpcfl_net.privacy.randomness import derive
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce import (
     m_unknown,
     r_dpcfl_batches,
@@ -29,8 +28,9 @@ from dpcfl_net.reproduce.base import Claim, Outcome, Reproduction, find, registr
 from dpcfl_net.reproduce.first_rounds import Bank, configuration, keys, noise_of_run
 from dpcfl_net.reproduce.plots import lines, points, slope
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan, noise_multiplier, update_variance
-from dpcfl_net.simulate import simulate
-from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.results.tables import Table
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.transport.keys import make_keys
 from launch import reproduce
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_computed_if_one_of_several_names_is_wrong(tmp_path):
 
 
 def test_a_context_hands_out_finished_runs_and_names_those_that_failed(tmp_path, monkeypatch):
-    from dpcfl_net import compare
+    from dpcfl_net.results import compare
     from launch import sweeps
 
     asked = []

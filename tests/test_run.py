@@ -18,15 +18,17 @@ import pytest
 import yaml
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, at_a_terminal, dpcfl, only_run, write_config
 
-from dpcfl_net import build, config, runlog, summary
-from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.core import runlog
 from dpcfl_net.data import cache
-from dpcfl_net.experiment import read_job
+from dpcfl_net.experiment import build, config
+from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.claim import verify_claim
-from dpcfl_net.privacy import accounting
-from dpcfl_net.simulate import simulate
-from dpcfl_net.verify import verify_run
-from dpcfl_net.worker import make_host
+from dpcfl_net.privacy.accounting import accountant
+from dpcfl_net.results import summary
+from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.runtime.worker import make_host
 
 RUN_KEYS = {
     "name", "algorithm", "state", "rounds_done", "wall_s", "processes", "devices", "bytes_up", "bytes_down", "privacy", "final", "versions", "seed",
@@ -165,9 +167,9 @@ def undisturbed(finished_run):
 
 def test_what_whole_runs_of_one_plan_spend_is_computed_once_on_a_host(private_run, tmp_path, monkeypatch):
     job, asked = job_of(private_run), []
-    real = accounting.epsilon_by_prefix
+    real = accountant.epsilon_by_prefix
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(accounting, "epsilon_by_prefix", lambda *question: asked.append(question) or real(*question))
+    monkeypatch.setattr(accountant, "epsilon_by_prefix", lambda *question: asked.append(question) or real(*question))
     found = []
     for _ in range(2):
         summary._curve.cache_clear()  # as in another process
@@ -323,8 +325,8 @@ def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_
 
 def test_forked_workers_never_share_noise(finished_run, tmp_path):
     """Two children of one parent, with the same data, model and torch seed: their noise differs as independent noise does."""
-    from dpcfl_net.tensors import unpack
-    from dpcfl_net.types import Task
+    from dpcfl_net.core.tensors import unpack
+    from dpcfl_net.core.types import Task
 
     job = job_of(finished_run)
     entry = job.protocol.roster[0]

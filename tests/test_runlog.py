@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from dpcfl_net import runlog
+from dpcfl_net.core import runlog
 
 
 def test_a_fragment_is_ended_and_left_out(tmp_path):

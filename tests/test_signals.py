@@ -13,8 +13,8 @@ import psutil
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, processes_of, write_config
 
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.summary import read_document
+from dpcfl_net.results.summary import read_document
+from dpcfl_net.runtime.checkpoint import Checkpoints
 
 ROUNDS = 6
 SETTINGS = {

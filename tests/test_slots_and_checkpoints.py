@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.errors import RunFailed
-from dpcfl_net.slots import Slots, host_folder
-from dpcfl_net.types import State
-from dpcfl_net.worker import turns
-from dpcfl_net.worker_spec import WorkerSpec
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.types import State
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.worker import turns
+from dpcfl_net.runtime.worker_spec import WorkerSpec
+from dpcfl_net.training.compute_slots import Slots, host_folder
 
 
 def work(folder, holders, most, hold_s):

@@ -15,8 +15,9 @@ from conftest import DPCFL, ROOT, assert_nothing_left, at_a_terminal, dpcfl, wri
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpcfl_net import __version__, config
-from dpcfl_net.errors import ConfigError
+from dpcfl_net import __version__
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.experiment import config
 from launch import sweeps
 
 TINY = {"dataset": "digits", "clients": [1, 1], "train_per_client": 200, "test_per_client": 20}

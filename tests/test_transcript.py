@@ -9,11 +9,11 @@ import msgpack
 import numpy as np
 import pytest
 
-from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.wire.lane import Stamp
-from dpcfl_net.wire.messages import CHUNK, decode, encode
-from dpcfl_net.wire.payload import Payload
-from dpcfl_net.wire.transcript import Mode, Record, Transcript, messages, read
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.transport.channel import Stamp
+from dpcfl_net.transport.messages import CHUNK, decode, encode
+from dpcfl_net.transport.payload import Payload
+from dpcfl_net.transport.transcript import Mode, Record, Transcript, messages, read
 
 UPDATE = {"update": np.arange(CHUNK // 2, dtype="f4"), "choice": np.array([1])}
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpcfl_net import signing
-from dpcfl_net import tensors as named
-from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.types import TensorSpec
-from dpcfl_net.wire import keys
-from dpcfl_net.wire.messages import (
+from dpcfl_net.core import signing
+from dpcfl_net.core import tensors as named
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.types import TensorSpec
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.messages import (
     CHUNK,
     MAX_HEADER,
     Header,
@@ -27,7 +27,7 @@ from dpcfl_net.wire.messages import (
     match_template,
     resolve,
 )
-from dpcfl_net.wire.payload import Assembly, Payload
+from dpcfl_net.transport.payload import Assembly, Payload
 
 HEX = "0123456789abcdef"
 BASE = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "TASK"}

@@ -38,12 +38,12 @@ from wire_ends import (
     zmtp,
 )
 
-from dpcfl_net.errors import ConfigError, Refused, RunFailed
-from dpcfl_net.wire.endpoint import Payload, ServerEndpoint
-from dpcfl_net.wire.lane import new_id
-from dpcfl_net.wire.messages import CHUNK, WINDOW, Header, WireError, encode
-from dpcfl_net.wire.observer_link import End, Models, ObserverInbox, ObserverOutbox, Personal, Span
-from dpcfl_net.wire.server import FAILURES
+from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
+from dpcfl_net.transport.channel import new_id
+from dpcfl_net.transport.endpoint import Payload, ServerEndpoint
+from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, encode
+from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, ObserverOutbox, Personal, Span
+from dpcfl_net.transport.server import FAILURES
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ FLOODED_AND_LEFT = """
 import sys, time
 from wire_ends import make_server, zmtp
 from test_wire_endpoint import observer
-from dpcfl_net.wire import sockets
+from dpcfl_net.transport import sockets
 
 new_socket = sockets.new_socket
 def bounded(*how):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from conftest import SMALL, dpcfl
 
-from dpcfl_net import config
-from dpcfl_net.build import calibrated, make_job
-from dpcfl_net.errors import Refused
-from dpcfl_net.experiment import Job, write_job
-from dpcfl_net.types import Policy
-from dpcfl_net.wire.keys import make_keys
-from dpcfl_net.worker import make_host
-from dpcfl_net.worker_spec import Terms
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.types import Policy
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import calibrated, make_job
+from dpcfl_net.experiment.job_files import Job, write_job
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.worker_spec import Terms
+from dpcfl_net.transport.keys import make_keys
 
 DATA = {"dataset": "digits", "clients": [20], "shift": "none", "train_per_client": 60, "test_per_client": 20}
 TRUSTED = {"epsilon": 8, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpcfl_net import yaml_file
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.yaml_file import dump, parse
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.yaml_file import dump, parse
 
 
 @pytest.mark.parametrize(

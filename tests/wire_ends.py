@@ -17,11 +17,11 @@ import psutil
 import pytest
 import zmq
 
-from dpcfl_net.errors import Refused
-from dpcfl_net.threats.hostile_line import Line, Target
-from dpcfl_net.threats.hostile_worker import Outcome, play
-from dpcfl_net.wire.endpoint import ClientEndpoint, Payload, ServerEndpoint
-from dpcfl_net.wire.messages import Header, TensorTemplate
+from dpcfl_net.adversaries.hostile_line import Line, Target
+from dpcfl_net.adversaries.hostile_worker import Outcome, play
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.transport.endpoint import ClientEndpoint, Payload, ServerEndpoint
+from dpcfl_net.transport.messages import Header, TensorTemplate
 
 RUN, JOB, P = "ab12", "0" * 64, 1_250_000  # P float32: 5 MB, so that chunks and credit are at work
 UPDATE = np.array([1, 2, 3], "f4")

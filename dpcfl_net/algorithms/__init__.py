@@ -1,0 +1,1 @@
+"""One file for each algorithm, server and client part."""

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dpcfl_net import plugins
-from dpcfl_net.errors import ConfigError, Refused
+from dpcfl_net.core import plugins
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.names import hint
+from dpcfl_net.core.protocol import ClientEntry, LocalTraining, PrivacyTarget, Protocol, invalid_fields
+from dpcfl_net.core.types import ClientHalf, Event, Slot, State, TensorSpec
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.files import shown
-from dpcfl_net.names import hint
-from dpcfl_net.protocol import ClientEntry, LocalTraining, PrivacyTarget, Protocol, invalid_fields
-from dpcfl_net.types import ClientHalf, Event, Slot, State, TensorSpec
 
 MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))

@@ -9,11 +9,11 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, at_curator, on_client
+from dpcfl_net.core.protocol import ClientEntry, PrivacyTarget
+from dpcfl_net.core.types import CuratorSlot, RawSlot, Release, Slot, State
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.central_dp import Desk
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.curator import Desk
-from dpcfl_net.protocol import ClientEntry, PrivacyTarget
-from dpcfl_net.types import CuratorSlot, RawSlot, Release, Slot, State
 
 
 class Sampled(Options):

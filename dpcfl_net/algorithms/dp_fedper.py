@@ -10,8 +10,8 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import MODEL, on_client
 from dpcfl_net.algorithms.client_level import OneModel
+from dpcfl_net.core.types import Release, TensorSpec
 from dpcfl_net.federation.client import Client
-from dpcfl_net.types import Release, TensorSpec
 
 BODY = TensorSpec("f4", ("body",))
 

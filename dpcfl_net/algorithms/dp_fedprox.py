@@ -7,8 +7,8 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, on_client
 from dpcfl_net.algorithms.client_level import OneModel, Sampled
+from dpcfl_net.core.types import Release
 from dpcfl_net.federation.client import Client
-from dpcfl_net.types import Release
 
 
 class DPFedProx(OneModel):

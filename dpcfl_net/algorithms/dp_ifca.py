@@ -8,11 +8,11 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import Options, Setting
-from dpcfl_net.algorithms.halves import Choosing, Selection, too_many_clusters
+from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
+from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.types import Slot, State
+from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.combine import add_by_cluster
-from dpcfl_net.protocol import ClientEntry
-from dpcfl_net.types import Slot, State
 
 
 class DPIFCA(Choosing):

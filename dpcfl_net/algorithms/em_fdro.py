@@ -10,13 +10,13 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_epochs, on_client
+from dpcfl_net.core.protocol import ClientEntry, PrivacyTarget
+from dpcfl_net.core.types import DPSGDSlot, GaussianSlot, Release, Slot, State, TensorSpec, UnprotectedSlot
+from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation, Results
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.combine import add_mean
 from dpcfl_net.privacy.client_draws import paper_events, selection_epsilon, unconditional_epsilon
-from dpcfl_net.privacy.tilting import draw, probabilities, top_mass
-from dpcfl_net.protocol import ClientEntry, PrivacyTarget
-from dpcfl_net.types import DPSGDSlot, GaussianSlot, Release, Slot, State, TensorSpec, UnprotectedSlot
+from dpcfl_net.privacy.loss_weighting import draw, probabilities, top_mass
 
 LOSS = TensorSpec("f4")
 TOP = 5  # how many of the likeliest clients the reported mass is of

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm, full_epochs, on_client
+from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
-from dpcfl_net.protocol import ClientEntry
-from dpcfl_net.types import DPSGDSlot, Release, Slot, State
 
 
 class Local(Algorithm):

@@ -9,11 +9,11 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_epochs, on_client
+from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State
+from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.combine import add_mean
-from dpcfl_net.protocol import ClientEntry
-from dpcfl_net.types import DPSGDSlot, Release, Slot, State
 
 
 class MRMTL(Algorithm):

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.algorithms.halves import FromModel
+from dpcfl_net.algorithms.shared_steps import FromModel
+from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.types import Slot, State
+from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.combine import add_by_cluster
-from dpcfl_net.protocol import ClientEntry
-from dpcfl_net.types import Slot, State
 
 
 class Oracle(FromModel):

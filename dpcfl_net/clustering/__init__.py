@@ -1,0 +1,1 @@
+"""Clustering of model updates: mixtures, separation scores, rebalancing."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpcfl_net.clustering import edge, em, separation
+from dpcfl_net.clustering import em, noise_spectrum, separation
 from dpcfl_net.clustering.gram import centred_gram, coordinates
 
 Space = Literal["spectral", "pca2", "full", "sklearn"]
@@ -98,7 +98,7 @@ def choose(
 ) -> int:
     """The number of clusters: that which explains the updates, or else that with the largest fall of the score behind it.
 
-    explained: the smallest M at which clusters and the known noise are all there is (`edge.explained`), None if there is
+    explained: the smallest M at which clusters and the known noise are all there is (`noise_spectrum.explained`), None if there is
     none or the noise is not known. Where noise is high it knows best: it is taken if it is 1, or scores 2 or more and no less
     than a quarter of what fewer clusters score by the fall. Where noise is low, what clients' own data add reaches beyond it
     as well, and the fall decides: score(M) / max(1, score(M + 1)), a score that is not there counting as 1, of the M that score
@@ -138,7 +138,7 @@ class _Fitter:
         )  # fmt: skip
 
     def explained(self, found: MixtureFit, deviation: float) -> bool:
-        return edge.explained(self.points, found.labels, self.p, deviation)
+        return noise_spectrum.explained(self.points, found.labels, self.p, deviation)
 
     def score(self, found: MixtureFit) -> float:
         return found.mss_plain if self.space == "pca2" else found.mss

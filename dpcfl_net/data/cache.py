@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.files import reason
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import reason
 
 FORMAT = 1
 KEYS = ("train_x", "train_y", "test_x", "test_y")

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpcfl_net.core.errors import ConfigError, DataMissing
+from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.data import cache, own, readers, regression, roles
 from dpcfl_net.data.download import fetch as _download
-from dpcfl_net.errors import ConfigError, DataMissing
-from dpcfl_net.plugins import is_plugin
 
 DIGITS_TEST = 360
 _DIGITS_SEED = 1797

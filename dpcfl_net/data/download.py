@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.vision import torchvision
 from dpcfl_net.data.readers import damaged
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.vision import torchvision
 
 # The archive without pickles: records of one label byte and 3 x 32 x 32 pixel bytes (Krizhevsky 2009)
 CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net import plugins
+from dpcfl_net.core import plugins
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data import cache
-from dpcfl_net.errors import ConfigError
 
 FIELD = "data.dataset"
 NUMBERS = ("classes", "mean", "std")

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.data import regression, roles, skew
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.files import shown
-from dpcfl_net.plugins import is_plugin
 
 MOST_CLIENTS, MOST_RECORDS = 10_000, 100_000_000
 MOST_CLUSTERS = {"rotation": 4, "label-flip": 10, "line": len(regression.LINES)}

@@ -11,8 +11,8 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.files import read_at_most
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import read_at_most
 
 MOST_BYTES = 1 << 30  # of one unpacked file
 

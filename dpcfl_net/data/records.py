@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.regression import Line
-from dpcfl_net.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

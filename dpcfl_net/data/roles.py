@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import cache
 from dpcfl_net.data.readers import damaged, identity
-from dpcfl_net.errors import ConfigError, DataMissing
 
 FOLDER = "Shakespeare/plays"
 WINDOW = 80

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dpcfl_net.errors import RunFailed
-from dpcfl_net.protocol import ClientEntry, derive_seed
-from dpcfl_net.protocol import Protocol as Job
-from dpcfl_net.types import ClientHalf, Slot
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.protocol import ClientEntry, derive_seed
+from dpcfl_net.core.protocol import Protocol as Job
+from dpcfl_net.core.types import ClientHalf, Slot
 
 if TYPE_CHECKING:
-    from dpcfl_net.federation.curator import Curator
+    from dpcfl_net.federation.central_dp import Curator
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -130,7 +130,7 @@ class Federation:
 
     def initial_model(self, number: int = 0) -> np.ndarray:
         """theta_init, (p,) float32, the same for everybody who reads the protocol; other numbers are other draws."""
-        from dpcfl_net.models import initial
+        from dpcfl_net.training.models import initial
 
         m = self.protocol.model
         seed = m.initial_seed if number == 0 else derive_seed(str(m.initial_seed).encode(), f"initial model {number}")

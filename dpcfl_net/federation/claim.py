@@ -12,11 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.errors import Refused
-from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.privacy.remembered import cost, remembered
-from dpcfl_net.protocol import Protocol
-from dpcfl_net.types import (
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.types import (
     SANE_EPSILON,
     USUAL_POLICY,
     Adjacency,
@@ -29,6 +27,8 @@ from dpcfl_net.types import (
     Slot,
     UnprotectedSlot,
 )
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.privacy.accounting.cache import cost, remembered
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
@@ -148,7 +148,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
 
 def _account(question: dict[str, Any]) -> float | None:
     run = subprocess.run(
-        [sys.executable, "-m", "dpcfl_net.privacy.accounting"],
+        [sys.executable, "-m", "dpcfl_net.privacy.accounting.accountant"],
         input=json.dumps(question),
         capture_output=True,
         text=True,

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dpcfl_net import devices
-from dpcfl_net.errors import Refused
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.plugins import is_plugin
+from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.tensors import describe
+from dpcfl_net.core.types import Answer, DPSGDSlot, Event, GaussianSlot, RawSlot, Release, SelectionSlot, Task, UnprotectedSlot
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.gate import Charge, Gate
-from dpcfl_net.plugins import is_plugin
-from dpcfl_net.privacy.durable import Disk
-from dpcfl_net.privacy.ledger import Ledger
+from dpcfl_net.privacy.ledger.durable import Disk
+from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
-from dpcfl_net.privacy.pace import room
 from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.protocol import Protocol, digest
-from dpcfl_net.tensors import describe
-from dpcfl_net.types import Answer, DPSGDSlot, Event, GaussianSlot, RawSlot, Release, SelectionSlot, Task, UnprotectedSlot
-from dpcfl_net.wire.messages import match_rows, resolve
+from dpcfl_net.training import devices
+from dpcfl_net.training.pace import room
+from dpcfl_net.transport.messages import match_rows, resolve
 
 if TYPE_CHECKING:  # torch loads where something is computed, not wherever an algorithm is named
-    from dpcfl_net.privacy.dpsgd import Evaluator, Trainer
-    from dpcfl_net.sgd import PlainSGD
+    from dpcfl_net.training.dpsgd import Evaluator, Trainer
+    from dpcfl_net.training.sgd import PlainSGD
 
 Part = Literal["train", "validation"]
 ON_GPU = "computed-on-gpu"  # in a ledger's folder: a charge without an answer may have been computed on one
@@ -39,7 +39,7 @@ class Engine:
     """The tools of one model template, shared by the clients of one process; each is made when it is first used."""
 
     def __init__(self, protocol: Protocol) -> None:
-        from dpcfl_net.models import layout
+        from dpcfl_net.training.models import layout
 
         self._template, self._local = protocol.model, protocol.local
         if layout(self._module()) != [[name, sides] for name, sides in self._template.layout]:
@@ -53,7 +53,7 @@ class Engine:
     @cached_property
     def trainer(self) -> Trainer:
         """DP-SGD."""
-        from dpcfl_net.privacy.dpsgd import Trainer
+        from dpcfl_net.training.dpsgd import Trainer
 
         local = self._local
         # The engines of models by name are tried by the tests, that of a user's own model here.
@@ -66,14 +66,14 @@ class Engine:
     @cached_property
     def evaluator(self) -> Evaluator:
         """Accuracy, losses and counts."""
-        from dpcfl_net.privacy.dpsgd import Evaluator
+        from dpcfl_net.training.dpsgd import Evaluator
 
         return Evaluator(self._module(), self._template.task, self._input_shape)
 
     @cached_property
     def sgd(self) -> PlainSGD:
         """The plain step, for what a trusted server protects."""
-        from dpcfl_net.sgd import PlainSGD
+        from dpcfl_net.training.sgd import PlainSGD
 
         how = self._local.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
         return PlainSGD(self._module(), **how, task=self._template.task, input_shape=self._input_shape)
@@ -83,7 +83,7 @@ class Engine:
         return tuple(self._template.input_shape)
 
     def _module(self) -> Any:
-        from dpcfl_net.models import build
+        from dpcfl_net.training.models import build
 
         m = self._template
         return build(m.name, self._input_shape, m.classes)
@@ -182,7 +182,7 @@ class Client:
 
     def initial_model(self) -> np.ndarray:
         """theta_init of the protocol, (p,) float32."""
-        from dpcfl_net.models import initial
+        from dpcfl_net.training.models import initial
 
         m = self.protocol.model
         return initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)

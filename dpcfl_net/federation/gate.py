@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.errors import ConfigError, LedgerError, Refused
-from dpcfl_net.privacy.answers import Stored
-from dpcfl_net.privacy.ledger import Charged, Expired, Ledger
-from dpcfl_net.privacy.ledger_entries import canonical
-from dpcfl_net.privacy.randomness import derive
-from dpcfl_net.tensors import buffers, describe, pack, unpack
-from dpcfl_net.types import (
+from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.core.tensors import buffers, describe, pack, unpack
+from dpcfl_net.core.types import (
     Adjacency,
     Answer,
     BoundedRangeSelection,
@@ -28,6 +24,10 @@ from dpcfl_net.types import (
     Unprotected,
     given,
 )
+from dpcfl_net.privacy.ledger.entries import canonical
+from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
+from dpcfl_net.privacy.ledger.release_store import Stored
+from dpcfl_net.privacy.randomness import derive
 
 ClientState = dict[str, np.ndarray]
 Check = Callable[[Task], None]

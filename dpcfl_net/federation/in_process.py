@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.types import Task
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.client import ClientHost
-from dpcfl_net.protocol import Protocol
-from dpcfl_net.tensors import unpack
-from dpcfl_net.types import Task
 
 
 class InProcessFederation(Federation):

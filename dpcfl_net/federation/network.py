@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.clock import AwakeClock
-from dpcfl_net.errors import RunFailed
+from dpcfl_net.core.clock import AwakeClock
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import Arrays, Federation
-from dpcfl_net.federation.muster import Muster, Word
-from dpcfl_net.protocol import Protocol
-from dpcfl_net.wire.endpoint import Payload, ServerEndpoint, ServerEvent
+from dpcfl_net.federation.client_pool import Muster, Word
+from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]
 NAMED = 20

@@ -1,0 +1,1 @@
+"""Mechanisms, randomness, accounting and the ledgers of clients."""

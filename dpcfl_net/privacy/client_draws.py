@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dpcfl_net.types import Event, SampledGaussian, Unprotected
+from dpcfl_net.core.types import Event, SampledGaussian, Unprotected
 
 
 def draw_epsilon(epsilon: float, clients: int, drawn: int) -> float:

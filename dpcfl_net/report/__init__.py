@@ -1,1 +1,1 @@
-"""What a person sees of a run: reading its folder, the privacy statement in words, the report page."""
+"""Pages and figures."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcfl_net.report.read import FirstRound, Line, RunView, letter, listed, minority, numbers, sizes, whole
-from dpcfl_net.report.statement import number, plain
+from dpcfl_net.results.privacy_words import number, plain
+from dpcfl_net.results.run_view import FirstRound, Line, RunView, letter, listed, minority, numbers, sizes, whole
 
 COLOURS = 8
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")

@@ -6,14 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from dpcfl_net.core.runlog import write_atomically
 from dpcfl_net.report import figures
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.pages import html, numeric_columns
-from dpcfl_net.report.read import Line, RunView, listed, read_run, sizes, whole
-from dpcfl_net.report.statement import duration, number, percent, plain, size, statement, yes
 from dpcfl_net.report.timeline import timeline
-from dpcfl_net.runlog import write_atomically
-from dpcfl_net.threats.results import results
+from dpcfl_net.results.attack_results import results
+from dpcfl_net.results.privacy_words import duration, number, percent, plain, size, statement, yes
+from dpcfl_net.results.run_view import Line, RunView, listed, read_run, sizes, whole
 
 Pair = tuple[str, str]
 

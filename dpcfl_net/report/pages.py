@@ -5,26 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.runlog import write_atomically
 from dpcfl_net.report.figures import Figure
-from dpcfl_net.runlog import write_atomically
-from dpcfl_net.threats.results import AttackResult
+from dpcfl_net.results.attack_results import AttackResult
+from dpcfl_net.results.tables import Table
 
 # What a column of figures may hold: 78.1 %, +- 0.4, 3/5, 1e-4, yes, inf, or a dash for a missing one.
 FIGURE = re.compile(r"[-+−±–\d\s.,:/%e]*|yes|no|inf|not stated")
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a page: every row has as many cells as there are columns."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-    caption: str = ""
 
 
 def write_page(

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net import compare
-from dpcfl_net.compare import Result, Row
 from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
 from dpcfl_net.report.pages import write_page
+from dpcfl_net.results import compare
+from dpcfl_net.results.compare import Result, Row
 
 MEASURES = (
     ("accuracy_mean", "Mean accuracy"),

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from dpcfl_net.report.figures import Figure, axis, spec
-from dpcfl_net.report.read import Line, RunView, whole
-from dpcfl_net.report.statement import number
+from dpcfl_net.results.privacy_words import number
+from dpcfl_net.results.run_view import Line, RunView, whole
 
 ROUNDS, BARS, ROWS = 10, 1500, 40
 KINDS = {"train": "@c0", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "evaluate": "@c4", "wait": "@grid"}

@@ -1,1 +1,1 @@
-"""The papers' figures computed again, each beside what the paper says of it; one file a figure or family of figures."""
+"""The papers' figures and claims, computed again."""

@@ -12,14 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.files import shown
-from dpcfl_net.names import nearest
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.names import nearest
 
 if TYPE_CHECKING:
-    from dpcfl_net.compare import Result
     from dpcfl_net.report.figures import Figure
-    from dpcfl_net.report.pages import Table
+    from dpcfl_net.results.compare import Result
+    from dpcfl_net.results.tables import Table
 
 Scale = Literal["laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("laptop", "paper")
@@ -112,7 +112,8 @@ def folder_name(reproduction: type[Reproduction], scale: Scale) -> str:
 
 def write(reproduction: type[Reproduction], outcome: Outcome, context: Context) -> Path:
     """data.csv, claims.json and report.html in the context's folder; returns the page."""
-    from dpcfl_net.report.pages import Table, write_page
+    from dpcfl_net.report.pages import write_page
+    from dpcfl_net.results.tables import Table
 
     _write_rows(context.folder / "data.csv", outcome.rows)
     document = {

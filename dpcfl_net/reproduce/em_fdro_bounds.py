@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from dpcfl_net.privacy.client_draws import selection_epsilon, unconditional_epsilon
-from dpcfl_net.privacy.tilting import near_mass, printed_bounds, probabilities, sharp_bounds
-from dpcfl_net.report.pages import Table
+from dpcfl_net.privacy.loss_weighting import near_mass, printed_bounds, probabilities, sharp_bounds
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.em_fdro_draws import PAPER
 from dpcfl_net.reproduce.plots import lines
+from dpcfl_net.results.tables import Table
 
 STEPS, RANDOM = 10, 1000  # weights on a grid of tenths; losses drawn at random
 CLIENTS, DRAWN, ROUNDS = 25, 20, 30

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net import runlog
-from dpcfl_net.compare import Result
+from dpcfl_net.core import runlog
 from dpcfl_net.report.figures import Figure
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.plots import lines
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.tables import Table
 
 PAPER = "Yan, Guo, Liu, Liu, Client-Level Differential Privacy via Federated Distributionally Robust Optimization"
 CONFIGS = {"laptop": "cifar10_laptop", "paper": "cifar10_paper"}

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.build import calibrated
-from dpcfl_net.config import Config, resolve
+from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, Protocol, derive_seed
+from dpcfl_net.core.types import DPSGDSlot, given
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
+from dpcfl_net.experiment.build import calibrated
+from dpcfl_net.experiment.config import Config, resolve
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.protocol import ClientEntry, ModelTemplate, Protocol, derive_seed
 from dpcfl_net.reproduce.base import Scale
-from dpcfl_net.types import DPSGDSlot, given
 
 MODELS = {"mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cifar-cnn", "digits": "digits-cnn"}
 
@@ -89,8 +89,8 @@ class Bank:
     def __init__(self, config: Config) -> None:
         import torch
 
-        from dpcfl_net import models
-        from dpcfl_net.privacy.dpsgd import Trainer
+        from dpcfl_net.training import models
+        from dpcfl_net.training.dpsgd import Trainer
 
         torch.set_num_threads(1)
         images = datasets.load(config.data.dataset, config.data.root)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcfl_net.clustering.metrics import recovered
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction, Scale
 from dpcfl_net.reproduce.first_rounds import bank, configuration, keys, noise_of_run
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_noise import PAPER
 from dpcfl_net.reproduce.rules import RULES, Look
+from dpcfl_net.results.tables import Table
 
 ALL = [
     ("rotation", [21]), ("rotation", [10, 11]), ("rotation", [7, 7, 7]), ("rotation", [3, 6, 6, 6]),

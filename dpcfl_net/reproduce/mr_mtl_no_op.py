@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpcfl_net import compare
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, row_of
+from dpcfl_net.results import compare
 
 STRENGTHS = (0.0, 0.005, 0.02, 0.1, 0.5)
 SEEDS = {"laptop": (0,), "paper": (0, 1, 2, 3)}

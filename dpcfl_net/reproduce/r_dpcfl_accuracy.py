@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dpcfl_net import compare
-from dpcfl_net.compare import Result
 from dpcfl_net.report import sweep
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.results import compare
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.tables import Table
 
 PAPER = "Malekmohammadi, Taik, Farnadi, Differentially Private Clustered Federated Learning, TMLR 2025"
 SYSTEMS = ("oracle", "r-dpcfl", "dp-ifca", "mr-mtl", "local", "km-cdpfl", "global")

@@ -9,12 +9,12 @@ from typing import Any
 
 from dpcfl_net.clustering import mixture
 from dpcfl_net.clustering.metrics import recovered
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction, Scale
 from dpcfl_net.reproduce.first_rounds import bank, configuration, keys, noise_of_run, setting
 from dpcfl_net.reproduce.plots import lines, points
 from dpcfl_net.reproduce.r_dpcfl_batches import averages, stated
 from dpcfl_net.reproduce.r_dpcfl_noise import PAPER
+from dpcfl_net.results.tables import Table
 
 CANDIDATES = range(2, 8)
 EPSILONS = (3, 4, 5, 10)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from dpcfl_net.privacy.accounting import Accountant, SampledGaussian, calibrate
+from dpcfl_net.privacy.accounting.accountant import Accountant, SampledGaussian, calibrate
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.plots import lines, slope
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.compare import Result
-from dpcfl_net.privacy.accounting import BoundedRangeSelection, SampledGaussian, calibrate, epsilon
-from dpcfl_net.report.pages import Table
+from dpcfl_net.privacy.accounting.accountant import BoundedRangeSelection, SampledGaussian, calibrate, epsilon
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.tables import Table
 
 TARGET, DELTA, FRACTION = 5.0, 1e-4, 0.03
 SEEDS = {"laptop": (0, 1, 2), "paper": (0, 1, 2, 3)}

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpcfl_net import compare
-from dpcfl_net.compare import Result
-from dpcfl_net.fairness import add_fairness
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, recoveries, row_of
+from dpcfl_net.results import compare
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.fairness import add_fairness
+from dpcfl_net.results.tables import Table
 
 SYSTEMS = ("oracle", "rc-dpfl", "f-cdpfl", "km-cdpfl", "global")
 SEEDS = {"laptop": (0, 1, 2), "paper": (0, 1, 2, 3)}

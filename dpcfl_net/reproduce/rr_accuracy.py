@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.compare import Result
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.plots import lines
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.tables import Table
 
 PAPER = "Yang, Hu, Kim, Li, Differentially Private Federated Clustering with Random Rebalancing"
 SETTINGS = ("balanced", "imbalanced")

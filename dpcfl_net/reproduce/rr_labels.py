@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpcfl_net import runlog
-from dpcfl_net.compare import Result
-from dpcfl_net.report.pages import Table
+from dpcfl_net.core import runlog
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, System, cells
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.tables import Table
 
 LAST = 10  # rounds whose labels are averaged
 PAPER_LABELS = {0: 39.06, 4: 43.75, 8: 87.50}  # Table 4 at epsilon 4; 0 is DP-IFCA

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net import runlog
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.compare import Result
+from dpcfl_net.core import runlog
 from dpcfl_net.data.regression import LINES
 from dpcfl_net.report.figures import Figure, axis, colour, spec
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.rr_accuracy import PAPER
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.tables import Table
+from dpcfl_net.runtime.checkpoint import Checkpoints
 
 CLUSTERS = {"balanced": [10, 10, 10, 10], "imbalanced": [20, 10, 10]}
 NOISE = {"easy": 0.1, "hard": 0.5}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpcfl_net.report.pages import Table
 from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
 from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, System, cells
+from dpcfl_net.results.tables import Table
 
 EPSILONS = (4, 8, 16)
 LEAST = 6  # k B <= q n: 30 clients a round, 4 clusters

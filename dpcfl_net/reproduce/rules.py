@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from dpcfl_net.clustering import edge, em, mixture, separation
+from dpcfl_net.clustering import em, mixture, noise_spectrum, separation
 from dpcfl_net.clustering.gram import centred_gram, coordinates
 
 MOST = 8
@@ -71,7 +71,7 @@ def largest_plain(look: Look) -> int:
 def directions(look: Look) -> int:
     """1 + the number of directions that reach beyond the edge of the known noise."""
     rows = len(look.points)
-    return 1 + edge.beyond(look.points, look.dimension, look.deviation, rows - 1)
+    return 1 + noise_spectrum.beyond(look.points, look.dimension, look.deviation, rows - 1)
 
 
 def above_null(look: Look) -> int:
@@ -141,4 +141,4 @@ def _noise_fits(rng: np.random.Generator, rows: int, dimension: int, seed: int) 
 
 
 def _explained(look: Look, clusters: int) -> bool:
-    return edge.explained(look.points, look.fits[clusters].labels, look.dimension, look.deviation)
+    return noise_spectrum.explained(look.points, look.fits[clusters].labels, look.dimension, look.deviation)

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from dpcfl_net.algorithms.halves import FromModel
+from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.federation import client as clients
 from dpcfl_net.federation.client import ClientHost
 from dpcfl_net.federation.gate import Gate
-from dpcfl_net.privacy.ledger_entries import History
-from dpcfl_net.wire import client as wire
-from dpcfl_net.wire import messages, payload
-from dpcfl_net.wire.lane import Stamp
+from dpcfl_net.privacy.ledger.entries import History
+from dpcfl_net.transport import client as wire
+from dpcfl_net.transport import messages, payload
+from dpcfl_net.transport.channel import Stamp
 from launch.cli import main
 
 told = {"result": "", "error": ""}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dpcfl_net.coordinator import CoordinatorSpec
+from dpcfl_net.runtime.coordinator import CoordinatorSpec
 
 STEPS = "hostile-steps"  # file of the run folder: client, steps
 
 
 def careless_coordinator(spec: CoordinatorSpec) -> None:
     """`run_coordinator` without the check of norms, and without the one of numbers that are not finite."""
-    from dpcfl_net import coordinator, tensors
-    from dpcfl_net.wire.payload import Assembly
+    from dpcfl_net.core import tensors
+    from dpcfl_net.runtime import coordinator
+    from dpcfl_net.transport.payload import Assembly
 
     def unchecked(self: Assembly) -> dict[str, Any]:
         return tensors.split([list(row) for row in self.header.tensors], self._buffer)
@@ -25,8 +26,8 @@ def careless_coordinator(spec: CoordinatorSpec) -> None:
 
 def worker_or_worse(spec: Any) -> None:
     """`run_worker`, but for the one client that the folder's STEPS names."""
-    from dpcfl_net.threats import hostile_worker
-    from dpcfl_net.worker import run_worker
+    from dpcfl_net.adversaries import hostile_worker
+    from dpcfl_net.runtime.worker import run_worker
 
     client, steps = (spec.job / STEPS).read_text().split()
     if spec.client != int(client):

@@ -14,14 +14,14 @@ import numpy as np
 from safetensors.numpy import load_file
 from scipy.stats import poisson
 
-from dpcfl_net import runlog
-from dpcfl_net.checkpoint import Checkpoints
+from dpcfl_net.core import runlog
+from dpcfl_net.core.tensors import split
 from dpcfl_net.data.partition import open_client
-from dpcfl_net.experiment import Job, client_slice
+from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.federation.client import Engine
-from dpcfl_net.tensors import split
-from dpcfl_net.wire.messages import WireError, decode
-from dpcfl_net.wire.transcript import read
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.transport.messages import WireError, decode
+from dpcfl_net.transport.transcript import read
 
 RUN = 8  # labels or rows in a row that count as found
 DIGITS = 4  # significant digits from which on a number in words is a loss

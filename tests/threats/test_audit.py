@@ -18,29 +18,31 @@ from conftest import ROOT
 from records import KEY, start
 from scipy.stats import binom, norm
 
-from dpcfl_net import config as configuration
-from dpcfl_net import models, summary, tensors
 from dpcfl_net.algorithms.global_model import Global
-from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
-from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.experiment import EXPERIMENT, read_job
-from dpcfl_net.federation.audited import taped
-from dpcfl_net.privacy import clipping, dpsgd
-from dpcfl_net.privacy.accounting import SampledGaussian, deltas, epsilon
+from dpcfl_net.attacks.audit import bounds
+from dpcfl_net.attacks.audit.audit import audit_run, judge
+from dpcfl_net.attacks.audit.bounds import Errors, Tail, TradeOff, by_gdp, by_guesses, gdp_epsilon
+from dpcfl_net.attacks.audit.gather import APART, EVERY_STEP, LIKELIHOOD, ROUNDS, SEED, SERVER, Scores
+from dpcfl_net.attacks.audit.record import Record
+from dpcfl_net.attacks.audit.scores import Apart, likelihood, measured, over_time
+from dpcfl_net.core import tensors
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.protocol import PROTOCOL, canonical
+from dpcfl_net.core.types import Task
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.job_files import EXPERIMENT, read_job
+from dpcfl_net.federation.canary_client import taped
+from dpcfl_net.privacy import clipping
+from dpcfl_net.privacy.accounting.accountant import SampledGaussian, deltas, epsilon
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
-from dpcfl_net.privacy.dpsgd import Trainer
-from dpcfl_net.protocol import PROTOCOL, canonical
-from dpcfl_net.report.statement import statement
-from dpcfl_net.simulate import simulate
-from dpcfl_net.threats import audit_bounds
-from dpcfl_net.threats.audit import audit_run, judge
-from dpcfl_net.threats.audit_bounds import Errors, Tail, TradeOff, by_gdp, by_guesses, gdp_epsilon
-from dpcfl_net.threats.audit_gather import APART, EVERY_STEP, LIKELIHOOD, ROUNDS, SEED, SERVER, Scores
-from dpcfl_net.threats.audit_record import Record
-from dpcfl_net.threats.audit_scores import Apart, likelihood, measured, over_time
-from dpcfl_net.types import Task
-from dpcfl_net.worker import make_host, run_worker
-from dpcfl_net.worker_spec import WorkerSpec
+from dpcfl_net.results import summary
+from dpcfl_net.results.privacy_words import statement
+from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.runtime.worker import make_host, run_worker
+from dpcfl_net.runtime.worker_spec import WorkerSpec
+from dpcfl_net.training import dpsgd, models
+from dpcfl_net.training.dpsgd import Trainer
 from launch import running
 from launch.cli import main
 
@@ -131,7 +133,7 @@ def sound(tmp_path_factory):
     return record(tmp_path_factory.mktemp("sound") / "run", audited())
 
 
-def bounds(result, view: str, kind: str) -> dict:
+def bounds_of(result, view: str, kind: str) -> dict:
     (found,) = [b for b in result.facts["bounds"] if (b["view"], b["kind"]) == (view, kind)]
     return found
 
@@ -140,7 +142,7 @@ def test_a_sound_run_is_not_accused_and_much_of_its_epsilon_is_found(sound):
     result = audit_run(sound, false_alarm=NEVER)
     assert result.facts["broken"] == []
     for view, least in ((EVERY_STEP, 2.5), (SERVER, 2.1)):  # 3.8 and 3.3 expected of 5, with a deviation of 0.25
-        found = bounds(result, view, LIKELIHOOD)
+        found = bounds_of(result, view, LIKELIHOOD)
         assert least < found["gdp"] < 5.5
         assert 0.3 < found["guesses"] < 5
         assert found["tail"] == 0
@@ -164,7 +166,7 @@ def test_a_broken_mechanism_is_caught_in_both_views(breaking, tmp_path):
     for view in (EVERY_STEP, SERVER):
         caught = {(test, b["kind"]) for b in result.facts["bounds"] if b["view"] == view for test in b["broken"]}
         assert caught >= BROKEN[breaking], (view, caught)
-    every = bounds(result, EVERY_STEP, LIKELIHOOD)
+    every = bounds_of(result, EVERY_STEP, LIKELIHOOD)
     if breaking is less_noise:  # 6.4 expected, with a deviation of 0.2; and 0.7000, of 0.0012
         assert every["gdp"] > 5
         assert "trade-off" in every["broken"]
@@ -177,10 +179,10 @@ def test_a_known_seed_gives_everything_away_and_the_command_says_so(tmp_path, ca
     folder = record(tmp_path / "run", audited(privacy={**SETTINGS["privacy"], "noise": "seeded", "noise_seed": "77" * 32}))
     result = audit_run(folder, false_alarm=NEVER)
     for view in (EVERY_STEP, SERVER):
-        found = bounds(result, view, SEED)
+        found = bounds_of(result, view, SEED)
         assert found["gdp"] > 25
         assert "trade-off" in found["broken"]
-        assert not bounds(result, view, LIKELIHOOD)["broken"]  # one draw of the seed, the same at each test
+        assert not bounds_of(result, view, LIKELIHOOD)["broken"]  # one draw of the seed, the same at each test
     with pytest.raises(SystemExit) as left:
         main(["audit", str(folder)])
     assert left.value.code == 3
@@ -191,7 +193,7 @@ def test_a_known_seed_gives_everything_away_and_the_command_says_so(tmp_path, ca
 
 
 def test_the_command_lets_a_sound_run_stand_and_the_statement_says_what_it_was(sound, capsys, monkeypatch):
-    monkeypatch.setattr("dpcfl_net.threats.audit.audit_run", functools.partial(audit_run, false_alarm=NEVER))
+    monkeypatch.setattr("dpcfl_net.attacks.audit.audit.audit_run", functools.partial(audit_run, false_alarm=NEVER))
     with pytest.raises(SystemExit) as left:
         main(["audit", str(sound)])
     said = capsys.readouterr().out
@@ -343,7 +345,7 @@ def test_guesses_that_are_all_right_refute_what_randomised_response_refutes():
     """Without delta the bound solves (e^epsilon / (1 + e^epsilon))^r = alpha."""
     accuracy = 0.01 ** (1 / 100)
     expected = math.log(accuracy / (1 - accuracy))
-    assert audit_bounds._guessed(1000, 100, 100, 0.0, 0.01) == pytest.approx(expected, abs=2e-4)
+    assert bounds._guessed(1000, 100, 100, 0.0, 0.01) == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_the_p_value_of_guesses_is_the_papers(guesses, right, epsilon_, delta):
     q, m = math.exp(epsilon_) / (1 + math.exp(epsilon_)), 1000
     alpha = max((sum(binom.pmf(right - j, guesses, q) for j in range(1, i + 1)) / i for i in range(1, right + 1)), default=0)
     expected = min(1, sum(binom.pmf(range(right, guesses + 1), guesses, q)) + 2 * m * delta * alpha)
-    assert audit_bounds._guess_p_value(m, guesses, right, epsilon_, delta) == pytest.approx(expected)
+    assert bounds._guess_p_value(m, guesses, right, epsilon_, delta) == pytest.approx(expected)
 
 
 def test_the_guesses_bound_covers_randomised_response():

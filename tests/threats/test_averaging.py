@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dpcfl_net import models
+from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.privacy.clipping import Rows
-from dpcfl_net.privacy.dpsgd import Trainer
-from dpcfl_net.types import DPSGDSlot
+from dpcfl_net.training import models
+from dpcfl_net.training.dpsgd import Trainer
 
 N, Z, RUNS = 16, 1.0, 3000
 STEP = DPSGDSlot("train", 1.0, 1)

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpcfl_net import protocol, signing, tensors
-from dpcfl_net.errors import Refused
-from dpcfl_net.threats import fuzz
-from dpcfl_net.threats.fuzz_readers import Finding
-from dpcfl_net.wire import client, journal, lane, messages, payload, server, transcript
-from dpcfl_net.wire.messages import Header, WireError, decode, unpack_strict
-from dpcfl_net.wire.payload import Assembly
+from dpcfl_net.adversaries import fuzz
+from dpcfl_net.adversaries.fuzz_readers import Finding
+from dpcfl_net.core import protocol, signing, tensors
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.transport import channel, client, message_log, messages, payload, server, transcript
+from dpcfl_net.transport.messages import Header, WireError, decode, unpack_strict
+from dpcfl_net.transport.payload import Assembly
 
 INPUTS = {"codec": 8000, "chunks": 1500, "server": 6000, "client": 3000, "flood": 3500, "transcript": 500, "job": 500}
 
@@ -132,8 +132,8 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "no unknown field": ("codec", messages, "Header", _open_schema()),
     "the hash of a payload": ("chunks", payload.Assembly, "tensors", _unhashed),
     "the order of chunks": ("chunks", payload.Assembly, "add", _anywhere),
-    "rising sequence numbers, server": ("server", lane.Lane, "admit", _nothing),
-    "run, job and version, server": ("server", lane.Stamp, "require_same", _nothing),
+    "rising sequence numbers, server": ("server", channel.Lane, "admit", _nothing),
+    "run, job and version, server": ("server", channel.Stamp, "require_same", _nothing),
     "the boot of the HELLO": ("server", server.ServerEndpoint, "_known", _any_boot),
     "the connection of the HELLO": ("server", server.ServerEndpoint, "_known", _any_route),
     "one connection a client": ("server", server.ServerEndpoint, "_alive", lambda self, peer: False),
@@ -141,13 +141,13 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "the template, server": ("server", server, "match_template", _nothing),
     "the norm bound, server": ("server", server, "checked", _unchecked),
     "hash and finite values, server": ("server", payload.Assembly, "tensors", _unhashed),
-    "rising sequence numbers, client": ("client", lane.Lane, "admit", _nothing),
-    "run, job and version, client": ("client", lane.Stamp, "require_same", _nothing),
+    "rising sequence numbers, client": ("client", channel.Lane, "admit", _nothing),
+    "run, job and version, client": ("client", channel.Stamp, "require_same", _nothing),
     "the template, client": ("client", client, "match_template", _nothing),
     "the norm bound, client": ("client", client, "checked", _unchecked),
-    "a bound on what is remembered": ("flood", lane, "REMEMBERED", 1 << 30),
-    "a bound on codes": ("flood", journal, "CODES", 1 << 30),
-    "a bound on what waits": ("flood", lane, "CONTROLS", 1 << 30),
+    "a bound on what is remembered": ("flood", channel, "REMEMBERED", 1 << 30),
+    "a bound on codes": ("flood", message_log, "CODES", 1 << 30),
+    "a bound on what waits": ("flood", channel, "CONTROLS", 1 << 30),
     "records of the right form": ("transcript", transcript, "_well_formed", _yes),
     "nothing put aside for chunks that are empty": ("transcript", transcript, "_assemble", _put_aside_first),
     "the chain of a transcript": ("transcript", transcript.Reader, "_verify", lambda self, found: transcript.Record(*msgpack.unpackb(found[0]))),
@@ -190,11 +190,11 @@ def test_a_field_said_twice_is_refused():
 
 
 def test_codes_of_a_client_s_own_choice_do_not_fill_the_memory():
-    kept = journal.Journal(None)
+    kept = message_log.Journal(None)
     for number in range(10_000):
         kept.failed("client 1", WireError(f"client-{number}", ""))
     kept.failed("client 1", WireError("sequence", ""))
-    assert len(kept.failures) <= journal.CODES + 2
+    assert len(kept.failures) <= message_log.CODES + 2
     assert kept.failures["sequence"] == 1
     assert sum(kept.failures.values()) == 10_001
 

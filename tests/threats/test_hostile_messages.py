@@ -35,22 +35,23 @@ from wire_ends import (
     target,
 )
 
-from dpcfl_net import config, runlog
-from dpcfl_net.checkpoint import Checkpoints
-from dpcfl_net.coordinator import drive
-from dpcfl_net.errors import ConfigError, DpcflError
-from dpcfl_net.experiment import read_job
+from dpcfl_net.adversaries.hostile_messages import CANARY, MESSAGES, pickle_that_writes
+from dpcfl_net.adversaries.hostile_worker import STEPS, Outcome, play
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.types import Answer, Task
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.in_process import InProcessFederation
-from dpcfl_net.one_process import Hosts
-from dpcfl_net.privacy import memory
-from dpcfl_net.threats.hostile_messages import CANARY, MESSAGES, pickle_that_writes
-from dpcfl_net.threats.hostile_worker import STEPS, Outcome, play
-from dpcfl_net.types import Answer, Task
-from dpcfl_net.wire.client import ClientEvent
-from dpcfl_net.wire.guard import ConnectionGuard
-from dpcfl_net.wire.lane import Stamp
-from dpcfl_net.wire.messages import CHUNK, MAX_HEADER, Header, WireError, decode
-from dpcfl_net.wire.payload import Assembly, Payload
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.coordinator import drive
+from dpcfl_net.runtime.one_process import Hosts
+from dpcfl_net.training import memory
+from dpcfl_net.transport.channel import Stamp
+from dpcfl_net.transport.client import ClientEvent
+from dpcfl_net.transport.guard import ConnectionGuard
+from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, WireError, decode
+from dpcfl_net.transport.payload import Assembly, Payload
 from launch import local, processes, running
 
 MIB = 1 << 20

@@ -13,21 +13,20 @@ import torch
 from conftest import ROOT, assert_nothing_left, dpcfl, only_run, write_config
 from typer.testing import CliRunner
 
-from dpcfl_net import config as configuration
-from dpcfl_net import models
-from dpcfl_net.build import make_job
+from dpcfl_net.attacks import pictures, reconstruction
+from dpcfl_net.attacks.inversion import MATCHED, psnr, record_gradients
+from dpcfl_net.attacks.label_inference import LabelReader, last_layer
+from dpcfl_net.attacks.updates import Update, read_updates
+from dpcfl_net.core.errors import ConfigError, DataMissing
+from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.data.datasets import load
-from dpcfl_net.errors import ConfigError, DataMissing
-from dpcfl_net.privacy import dpsgd
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.build import make_job
 from dpcfl_net.report.page import write_report
-from dpcfl_net.summary import read_run_job
-from dpcfl_net.threats import pictures, reconstruction
-from dpcfl_net.threats.inversion import MATCHED, psnr, record_gradients
-from dpcfl_net.threats.label_inference import LabelReader, last_layer
-from dpcfl_net.threats.results import AttackResult, read_result, results
-from dpcfl_net.threats.updates import Update, read_updates
-from dpcfl_net.types import DPSGDSlot
-from dpcfl_net.wire.keys import make_keys
+from dpcfl_net.results.attack_results import AttackResult, read_result, results
+from dpcfl_net.results.summary import read_run_job
+from dpcfl_net.training import dpsgd, models
+from dpcfl_net.transport.keys import make_keys
 from launch.cli import app
 
 ONE = {

@@ -12,11 +12,11 @@ import pytest
 from conftest import DPCFL, ROOT
 from test_gate import JOB, Half, ask, one_charge_and_one_draw, open_gate, task, try_ask, used_ledger
 
-from dpcfl_net.errors import LedgerError
-from dpcfl_net.privacy import ledger as ledger_module
-from dpcfl_net.privacy import ledger_entries
-from dpcfl_net.privacy.ledger import Charged, Ledger, read_ledger
-from dpcfl_net.tensors import unpack
+from dpcfl_net.core.errors import LedgerError
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.privacy.ledger import entries
+from dpcfl_net.privacy.ledger import ledger as ledger_module
+from dpcfl_net.privacy.ledger.ledger import Charged, Ledger, read_ledger
 
 PLACES = ("before compute", "in compute", "after the answer was stored")
 
@@ -121,7 +121,7 @@ def test_an_edited_ledger_refuses_to_start(finished_run, tmp_path, monkeypatch, 
 
     def unchecked(where):
         lines = (where / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-        return lines, [ledger_entries._parse(line, json.loads(line)["prev"]) for line in lines], b""
+        return lines, [entries._parse(line, json.loads(line)["prev"]) for line in lines], b""
 
     (folder / "ledger.jsonl").write_bytes(whole)
     edited(folder, EDITS["the last debit taken out"][0])

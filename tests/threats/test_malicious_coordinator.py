@@ -16,23 +16,23 @@ from conftest import DPCFL, ROOT, assert_nothing_left
 from leak_scan import Secrets, scan, secrets_of, view
 from wire_ends import open_things
 
-from dpcfl_net import signing
-from dpcfl_net.errors import ConfigError, Refused
-from dpcfl_net.experiment import Job, read_job, write_job
+from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
+from dpcfl_net.adversaries.malicious_steps import SCRIPT, STEPS, chosen, make, round_number, usual_half
+from dpcfl_net.core import signing
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.types import DPSGDSlot, Task
+from dpcfl_net.experiment.job_files import Job, read_job, write_job
 from dpcfl_net.federation.client import Engine
-from dpcfl_net.privacy.dpsgd import poisson_rows
-from dpcfl_net.privacy.ledger import read_ledger
+from dpcfl_net.privacy.ledger.ledger import read_ledger
 from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.threats.malicious_coordinator import MaliciousCoordinator
-from dpcfl_net.threats.malicious_steps import SCRIPT, STEPS, chosen, make, round_number, usual_half
-from dpcfl_net.threats.split_models import given, other_than_charged, split_models
-from dpcfl_net.types import DPSGDSlot, Task
-from dpcfl_net.verify import verify_run
-from dpcfl_net.wire import keys
-from dpcfl_net.wire.keys import COORDINATOR, client_key, make_keys
-from dpcfl_net.wire.messages import decode, encode
-from dpcfl_net.wire.transcript import Transcript, messages, read
-from dpcfl_net.worker import make_host
+from dpcfl_net.results.split_models import given, other_than_charged, split_models
+from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.training.dpsgd import poisson_rows
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
+from dpcfl_net.transport.messages import decode, encode
+from dpcfl_net.transport.transcript import Transcript, messages, read
 
 HONEST, CARELESS = (0, 1), 2
 SPIED = [
@@ -103,7 +103,7 @@ def played(finished_run, tmp_path_factory):
     """The malicious server's own command against two real workers and a careless one, each a process."""
     folder = tmp_path_factory.mktemp("malicious")
     ledgers, started = folder / "ledgers", {}
-    door = [sys.executable, "-m", "dpcfl_net.threats.malicious_coordinator", finished_run, "--keys", finished_run / "keys"]
+    door = [sys.executable, "-m", "dpcfl_net.adversaries.malicious_coordinator", finished_run, "--keys", finished_run / "keys"]
     door += ["--clients", "0,1,2", "--ledgers", ledgers, "--out", folder, "--steps", ",".join(PLAYED)]
     server = subprocess.Popen(
         [*map(str, door)], cwd=ROOT, stdout=subprocess.PIPE, text=True, stderr=(folder / "coordinator.log").open("w")

@@ -30,17 +30,17 @@ from wire_ends import (
     target,
 )
 
-from dpcfl_net import config
-from dpcfl_net.coordinator import CoordinatorSpec, run_coordinator
-from dpcfl_net.errors import Refused
-from dpcfl_net.experiment import read_job
-from dpcfl_net.protocol import digest
-from dpcfl_net.wire import sockets, transcript
-from dpcfl_net.wire.endpoint import ServerEndpoint
-from dpcfl_net.wire.keys import COORDINATOR
-from dpcfl_net.wire.lane import Lane
-from dpcfl_net.wire.messages import Header
-from dpcfl_net.wire.sockets import AllowList
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
+from dpcfl_net.transport import sockets, transcript
+from dpcfl_net.transport.channel import Lane
+from dpcfl_net.transport.endpoint import ServerEndpoint
+from dpcfl_net.transport.keys import COORDINATOR
+from dpcfl_net.transport.messages import Header
+from dpcfl_net.transport.sockets import AllowList
 from launch import running
 
 GREETING = 64  # bytes with which a ZMTP 3 connection begins; whoever says more before the other side's is dropped

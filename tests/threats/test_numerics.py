@@ -16,16 +16,15 @@ from records import Images
 from scipy import stats
 from torch import nn
 
-from dpcfl_net import models
-from dpcfl_net.errors import ConfigError
-from dpcfl_net.privacy import dpsgd
-from dpcfl_net.privacy.dpsgd import Evaluator, Trainer, flatten
+from dpcfl_net.attacks import nan_oracle
+from dpcfl_net.attacks.crafting import overflowing
+from dpcfl_net.attacks.nan_probe import train_by_opacus
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.privacy.mechanisms import GRID_BITS
-from dpcfl_net.privacy.plain_path import fill
-from dpcfl_net.threats import nan_oracle
-from dpcfl_net.threats.crafting import overflowing
-from dpcfl_net.threats.nan_probe import train_by_opacus
-from dpcfl_net.types import DPSGDSlot
+from dpcfl_net.training import dpsgd, models
+from dpcfl_net.training.dpsgd import Evaluator, Trainer, flatten
+from dpcfl_net.training.plain_path import fill
 
 torch.set_num_threads(1)
 

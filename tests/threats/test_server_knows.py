@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from conftest import assert_nothing_left, dpcfl, only_run, write_config
 
+from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.data.partition import open_client
-from dpcfl_net.experiment import Job, client_slice, read_job
-from dpcfl_net.signing import read_operator_key
+from dpcfl_net.experiment.job_files import Job, client_slice, read_job
 
 SEED = 7310958224491857
 IMAGES = 30  # of each client that are looked for
 FOREIGN = (
     "dpcfl_net.data",
-    "dpcfl_net.config",
-    "dpcfl_net.experiment",
-    "dpcfl_net.build",
-    "dpcfl_net.summary",
+    "dpcfl_net.experiment.config",
+    "dpcfl_net.experiment.job_files",
+    "dpcfl_net.experiment.build",
+    "dpcfl_net.results.summary",
     "launch.preload",
 )
 
@@ -104,7 +104,7 @@ def run(tmp_path_factory) -> tuple[Path, Job, Seen]:
     out = tmp_path_factory.mktemp("probed")
     settings = write_config(
         out / "c", rounds=2, seed=SEED, privacy={"epsilon": 5, "delta": 1e-4}, model={"name": "linear"},
-        algorithm={"name": "dpcfl_net.threats.server_probe:ServerProbe", "out": str(out / "found")},
+        algorithm={"name": "dpcfl_net.attacks.server_probe:ServerProbe", "out": str(out / "found")},
     )  # fmt: skip
     done = dpcfl(
         "run", settings, "--out", out / "runs", env={**os.environ, "DPCFL_DATA": str(out), "A_SECRET": "of the launcher"}
@@ -125,7 +125,7 @@ def forked(run, tmp_path_factory) -> Seen:
         "import sys, multiprocessing\n"
         "from pathlib import Path\n"
         "from launch import local\n"
-        "from dpcfl_net.threats import server_probe\n"
+        "from dpcfl_net.attacks import server_probe\n"
         "if __name__ == '__main__':\n"
         "    local.preload((Path(sys.argv[1]), sys.argv[2], None))\n"
         "    child = local.forkserver().Process(target=server_probe.look, args=(Path(sys.argv[3]),))\n"
@@ -144,13 +144,13 @@ def forked(run, tmp_path_factory) -> Seen:
 def test_its_imports_have_no_data_no_configuration_and_no_experiment(run, forked):
     _, _, server = run
     assert server.foreign_modules() == []
-    assert "dpcfl_net.coordinator" in server.facts["modules"]
-    assert {"dpcfl_net.experiment", "dpcfl_net.data.partition"} <= set(forked.foreign_modules())
+    assert "dpcfl_net.runtime.coordinator" in server.facts["modules"]
+    assert {"dpcfl_net.experiment.job_files", "dpcfl_net.data.partition"} <= set(forked.foreign_modules())
 
 
 def test_it_holds_no_object_of_the_experiment(run, forked):
     assert run[2].foreign_objects() == {}
-    assert forked.foreign_objects()["dpcfl_net.experiment.Experiment"] >= 1
+    assert forked.foreign_objects()["dpcfl_net.experiment.job_files.Experiment"] >= 1
 
 
 def test_its_memory_holds_no_seed_no_salt_and_no_record(run, forked):
@@ -185,7 +185,7 @@ def test_its_keys_lie_in_a_folder_of_its_own(run):
 def test_importing_it_loads_neither_data_nor_configuration():
     code = (
         "import sys\n"
-        "import dpcfl_net.coordinator, launch.role, launch.child\n"
+        "import dpcfl_net.runtime.coordinator, launch.role, launch.child\n"
         "from dpcfl_net.algorithms.base import registry\n"
         "registry()\n"
         "print(*sorted(name for name in sys.modules if name.startswith(('dpcfl_net', 'launch'))))"

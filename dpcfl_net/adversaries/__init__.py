@@ -1,0 +1,1 @@
+"""Scripted malicious peers and a fuzzer, run against the product."""

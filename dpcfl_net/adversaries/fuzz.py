@@ -1,0 +1,139 @@
+"""Fuzzing of all that reads what others wrote: `python -m dpcfl_net.adversaries.fuzz --inputs 1000000 --seed 0`.
+
+Every input is made from the seed, its target and its number, so that a finding can be had again. What has to hold: nothing
+but a typed refusal comes out; memory stays bounded; what is accepted says what the bytes say, and is of the hash, boot, run,
+job and connection that it has to be of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from dpcfl_net.adversaries.fuzz_floods import Floods
+from dpcfl_net.adversaries.fuzz_peers import Clients, Servers
+from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Transcripts
+
+TRACED = 25  # of so many runs one has its memory measured
+MOST_TRACED = 16 << 20  # bytes that one run may have at a time
+MEMORY = Path("/dev/shm")  # a folder that no disk slows down, where there is one
+MOST_RESIDENT = 256 << 20  # bytes by which the process may grow over all inputs
+
+
+class Target(Protocol):
+    """Something to feed: `run` makes one or more inputs from the generator, counts what became of them and how many they were."""
+
+    name: str
+    share: float
+
+    def run(self, rng: Random, tally: Counter[str]) -> int: ...
+
+
+@dataclass
+class Outcome:
+    """What became of a target's inputs, and the most memory that a measured run had."""
+
+    inputs: int = 0
+    seconds: float = 0.0
+    tally: Counter[str] = field(default_factory=Counter)
+    peak: int = 0
+
+
+def targets(folder: Path) -> list[Target]:
+    """Every target; those that read files write them below `folder`."""
+    return [Codec(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder)]
+
+
+def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> Outcome:
+    """At least so many inputs for one target, from run number `first` on; Finding for the first property that does not hold."""
+    found, run = Outcome(), first
+    began = time.monotonic()
+    while found.inputs < inputs:
+        rng = Random(f"{seed} {target.name} {run}")
+        try:
+            if (run - first) % TRACED == 0:
+                found.inputs += _traced(target, rng, found)
+            else:
+                found.inputs += target.run(rng, found.tally)
+        except Finding as finding:
+            finding.add_note(f"again: --target {target.name} --seed {seed} --first {run} --inputs 1")
+            raise
+        run += 1
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def _traced(target: Target, rng: Random, outcome: Outcome) -> int:
+    """One run under tracemalloc."""
+    tracemalloc.start()
+    try:
+        count = target.run(rng, outcome.tally)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    outcome.peak = max(outcome.peak, peak)
+    if peak > MOST_TRACED:
+        raise Finding(f"one run of {target.name} took {peak >> 20} MiB", peak)
+    return count
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and print a line for every target; 1 if a property does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m dpcfl_net.adversaries.fuzz", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--inputs", type=int, default=100_000, help="messages, files and payloads in all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", help="only this one, with all the inputs")
+    parser.add_argument("--first", type=int, default=0, help="number of the first run")
+    asked = parser.parse_args(arguments)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        every = targets(Path(folder))
+        chosen = [target for target in every if asked.target in (None, target.name)]
+        if not chosen:
+            parser.error(f"no target {asked.target!r}: {', '.join(target.name for target in every)}")
+        total = Outcome()
+        for target in chosen:
+            try:
+                found = fuzz(
+                    target, round(asked.inputs * (target.share if asked.target is None else 1)), asked.seed, asked.first
+                )
+            except Finding as finding:
+                print(f"{target.name}: {finding}", *finding.__notes__, sep="\n", file=sys.stderr)
+                return 1
+            print(_line(target.name, found), flush=True)
+            total = Outcome(
+                total.inputs + found.inputs,
+                total.seconds + found.seconds,
+                total.tally + found.tally,
+                max(total.peak, found.peak),
+            )
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    print(_line("in all", total))
+    print(f"the process grew by {grown / 2**20:.0f} MiB; nothing but typed refusals came out, and nothing false was believed")
+    return int(grown > MOST_RESIDENT)
+
+
+def _line(name: str, found: Outcome) -> str:
+    refused = found.tally.copy()
+    accepted, delivered = refused.pop("accepted", 0), refused.pop("delivered", 0)
+    codes = ", ".join(f"{code or '(none)'} {count}" for code, count in refused.most_common(12))
+    rest = f", and {len(refused) - 12} codes more" if len(refused) > 12 else ""
+    also = f", {delivered} delivered to the owner" if delivered else ""
+    return (
+        f"{name}: {found.inputs} inputs in {found.seconds:.0f} s, {accepted} accepted{also}, {sum(refused.values())} refused "
+        f"({codes}{rest}), a run at most {found.peak / 2**20:.1f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,109 @@
+"""Fuzz target of patience: one kind of message again and again, everything in it new each time; nothing may grow for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import msgpack
+import numpy as np
+
+from dpcfl_net.adversaries import fuzz_bytes
+from dpcfl_net.adversaries.fuzz_paper import on_paper
+from dpcfl_net.adversaries.fuzz_peers import ClientSession, ServerSession
+from dpcfl_net.adversaries.fuzz_speakers import RESULTS, TASKS, Said, Speaker, arrays_for
+from dpcfl_net.adversaries.fuzz_witness import HELD, require_small
+
+MESSAGES = HELD + 50  # so many of one kind that a list of them is too long
+
+HOW = ("reads", "reads", "does not read", "does not read", "moves", "moves", "stranger")  # how a server's peer behaves
+
+Say = Callable[[Speaker], Said]
+
+
+def _word(speaker: Speaker) -> str:
+    return fuzz_bytes.word(speaker.rng, 32)
+
+
+def _hello_of_a_new_boot(speaker: Speaker) -> Said:
+    speaker.boot, speaker.sequence = _word(speaker), 0
+    return speaker.say("HELLO", client=speaker.number)
+
+
+def _result(speaker: Speaker, about: str) -> Said:
+    arrays = arrays_for(speaker.rng, RESULTS["train"], honest=True)
+    return speaker.offer("RESULT", arrays, parent=about, round=1, task="train", code="release")
+
+
+def _task_without_chunks(speaker: Speaker) -> Said:
+    return speaker.offer("TASK", {"models": np.zeros((1, 40), np.float32)}, round=1, task="train")
+
+
+def _empty_task(speaker: Speaker) -> Said:
+    return speaker.offer("TASK", arrays_for(speaker.rng, TASKS["small"], True), round=1, task="small")
+
+
+KINDS: tuple[Say, ...] = (
+    lambda speaker: speaker.say("ERROR", parent=_word(speaker), code=_word(speaker), reason=_word(speaker)),
+    lambda speaker: speaker.say("ACK", parent=_word(speaker)),
+    lambda speaker: speaker.say("CREDIT", parent=_word(speaker), index=speaker.rng.getrandbits(30)),
+    lambda speaker: speaker.say("HEARTBEAT", code=speaker.rng.choice(("idle", "computing"))),
+    lambda speaker: speaker.say("WELCOME", parent=_word(speaker)),
+    lambda speaker: speaker.say("nonsense", task=_word(speaker)),
+    _hello_of_a_new_boot,
+    lambda speaker: _result(speaker, speaker.about),  # of which no chunk follows
+    lambda speaker: _result(speaker, _word(speaker)),
+    _task_without_chunks,
+    _empty_task,
+)
+
+
+class Floods:
+    """Either end, let in and welcomed, then flooded with one kind after another: by a peer that reads its answers or does not,
+    that stays or comes anew for every second message, or that nobody knows."""
+
+    name, share = "flood", 0.05
+
+    def run(self, rng: Random, tally: Counter[str]) -> int:
+        kinds = rng.sample(KINDS, len(KINDS))
+        with on_paper():
+            if rng.random() < 0.25:
+                _flood_client(ClientSession(rng, tally), kinds, reads=rng.random() < 0.5)
+            else:
+                _flood_server(ServerSession(rng, tally), kinds, rng.choice(HOW))
+        return MESSAGES * len(KINDS)
+
+
+def _flood_server(session: ServerSession, kinds: list[Say], how: str) -> None:
+    speaker = session.speakers[5 if how == "stranger" else 0]
+    for say in kinds:
+        session.socket.full = False
+        session.reconnect(speaker)  # a connection is cut for too many broken messages: what it says then counts for nothing
+        _hello(session, speaker)
+        speaker.about = session.ask(0, 1, "train")
+        session.socket.full = how == "does not read" and say is not _hello_of_a_new_boot
+        for k in range(MESSAGES):
+            if how == "moves" and k % 2:
+                session.reconnect(speaker)
+                if k % 4 == 1:
+                    _hello(session, speaker)
+            session.hear(speaker, [msgpack.packb(say(speaker))])
+        require_small(session.end)
+
+
+def _hello(session: ServerSession, speaker: Speaker) -> None:
+    session.hear(speaker, [msgpack.packb(_hello_of_a_new_boot(speaker))])
+
+
+def _flood_client(session: ClientSession, kinds: list[Say], reads: bool) -> None:
+    session.hear([msgpack.packb(session.speaker.say("WELCOME", parent=next(iter(session.hellos))))])
+    session.socket.full = not reads
+    for say in kinds:
+        welcomed = session.speaker.boot, session.speaker.sequence
+        for _ in range(MESSAGES):
+            session.hear([msgpack.packb(say(session.speaker))])
+            session.end.heartbeat("idle")
+        if session.speaker.boot != welcomed[0]:
+            session.speaker.boot, session.speaker.sequence = welcomed
+        require_small(session.end)

@@ -1,0 +1,121 @@
+"""Who judges what an endpoint believes: the rules of the wire once more, in other words, from the messages that were fed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.adversaries.fuzz_readers import require
+from dpcfl_net.adversaries.fuzz_speakers import JOB, RUN, WIDTH
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.transport.messages import VERSION, Header, TensorTemplate, WireError, decode
+
+NORM = 100.0
+HELD = 300  # entries; more than any list, queue or table of an endpoint may ever have
+BUFFER = 12 * WIDTH  # bytes of the largest payload that the templates allow
+
+
+def bounded(tensors: dict[str, np.ndarray]) -> None:
+    """The owner's own check, a norm bound: Refused "norm"."""
+    for array in tensors.values():
+        if array.dtype.kind == "f" and np.linalg.norm(array.astype(np.float64)) > NORM:
+            raise Refused("norm", "longer than anything honest")
+
+
+@dataclass
+class Offer:
+    """A message with payload, and the chunks that followed it in their order."""
+
+    header: Header
+    chunks: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class Heard:
+    """One message of this run and job: its header, its chunk, whether it has as many frames as its kind."""
+
+    header: Header
+    chunk: bytes | None
+    whole: bool
+
+
+def heard(frames: list[bytes]) -> Heard | None:
+    """What was fed, None if it is no message or belongs elsewhere."""
+    if len(frames) not in (1, 2):
+        return None
+    try:
+        header = decode(frames[0])
+    except WireError:
+        return None
+    if (header.version, header.run, header.job) != (VERSION, RUN, JOB):
+        return None
+    return Heard(header, frames[1] if len(frames) == 2 else None, (header.kind == "CHUNK") == (len(frames) == 2))
+
+
+@dataclass
+class Connection:
+    """A peer since it was let in: its route and boot, the highest sequence number, all that it offered."""
+
+    route: bytes
+    boot: str
+    sequence: int
+    offers: dict[str, Offer] = field(default_factory=dict)
+
+    def hear(self, message: Heard) -> None:
+        """Remember what the message offers; one of another boot, or not newer than all before it, counts for nothing."""
+        header = message.header
+        if header.boot != self.boot or header.sequence <= self.sequence:
+            return
+        self.sequence = header.sequence
+        offer = self.offers.get(header.parent)
+        if not message.whole:
+            return
+        if header.kind in ("RESULT", "TASK"):
+            self.offers[header.id] = Offer(header)
+        elif message.chunk is not None and offer is not None and header.index == len(offer.chunks):
+            offer.chunks.append(message.chunk)
+
+
+def require_offered(offers: list[Offer], template: dict[str, TensorTemplate], found: dict[str, np.ndarray]) -> None:
+    """What was delivered is one of the offers, bit for bit, of its hash, of the template, finite and short enough."""
+    raw = b"".join(found[name].tobytes() for name in sorted(found))
+    digest = hashlib.sha256(raw).hexdigest() if raw else ""
+    shown = [(offer.header, len(offer.chunks)) for offer in offers]
+    require(
+        any(b"".join(offer.chunks) == raw and offer.header.sha256 == digest for offer in offers),
+        "something was delivered that its sender did not offer", shown,
+    )  # fmt: skip
+    require(found.keys() == template.keys(), "other tensors were delivered than the template's", shown)
+    for name, pinned in template.items():
+        sides = found[name].shape
+        require(found[name].dtype == np.dtype(f"<{pinned.dtype}") and len(sides) == len(pinned.shape), "another type", shown)
+        for side, dim in zip(sides, pinned.shape, strict=True):
+            low, high = (dim, dim) if isinstance(dim, int) else dim
+            require(low <= side <= high, "a tensor of another shape than the template's", shown)
+        require(np.isfinite(found[name]).all(), "a value that is not finite", shown)
+        require(found[name].dtype.kind != "f" or np.linalg.norm(found[name].astype(np.float64)) <= NORM, "too long", shown)
+
+
+def require_small(end: Any) -> None:
+    """No list, queue or table of the endpoint, however deep, has more than HELD entries; no buffer more than its bytes."""
+    for what, size in _sizes(end, type(end).__name__, set()):
+        most = BUFFER if what.endswith("_buffer") else HELD
+        require(size <= most, "a list, queue, table or buffer grows with what peers send", (what, size))
+
+
+def _sizes(found: Any, name: str, seen: set[int]) -> Iterator[tuple[str, int]]:
+    if id(found) in seen:
+        return
+    seen.add(id(found))
+    if isinstance(found, dict | list | set | deque | bytearray):
+        yield name, len(found)
+        for part in found.values() if isinstance(found, dict) else found if not isinstance(found, bytearray) else ():
+            yield from _sizes(part, f"{name}[]", seen)
+    elif type(found).__module__.startswith("dpcfl_net.transport") and hasattr(found, "__dict__"):
+        for key, part in vars(found).items():
+            yield from _sizes(part, f"{name}.{key}", seen)

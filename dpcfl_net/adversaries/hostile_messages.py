@@ -1,0 +1,150 @@
+"""What the hostile worker says: messages that break one rule of the wire each, and answers that no honest client gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from dpcfl_net.transport.channel import new_id
+from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, Template, encode
+from dpcfl_net.transport.sockets import MAX_FRAME
+
+if TYPE_CHECKING:
+    from dpcfl_net.adversaries.hostile_line import Line
+
+Frames = list[bytes | memoryview]
+Said = tuple[list[Frames], tuple[str, ...]]  # messages, and the ids that an answer would name: none for one without a header
+Tensors = dict[str, np.ndarray]
+
+HUGE = 1e6  # norm of an update
+CANARY = "hostile-worker-canary"  # the file that a coordinator would create which opens the pickle
+
+
+def pickle_that_writes(path: str) -> bytes:
+    """A pickle, opcode by opcode, that creates the file when anybody opens it: open(path, "w")."""
+    return b"cbuiltins\nopen\n(V" + path.encode("ascii", "backslashreplace") + b"\nVw\ntR."
+
+
+def _beat(line: Line) -> dict[str, Any]:
+    return line.stamp.header(kind="HEARTBEAT", code="computing").model_dump(exclude_defaults=True)
+
+
+def _junk(*frames: bytes) -> Callable[[Line], Said]:
+    return lambda line: ([list(frames)], ())
+
+
+def _field(**changes: Any) -> Callable[[Line], Said]:
+    """A heartbeat with fields that do not belong there or cannot be decoded: its id is not read."""
+    return lambda line: ([[msgpack.packb({**_beat(line), **changes})]], ())
+
+
+def _other(**changes: Any) -> Callable[[Line], Said]:
+    """A well-formed heartbeat with other values."""
+
+    def say(line: Line) -> Said:
+        header = Header(**{**_beat(line), **changes})
+        return [[encode(header)]], (header.id,)
+
+    return say
+
+
+def _table(*rows: list[Any]) -> Callable[[Line], Said]:
+    """A result that announces these tensors and nothing else."""
+    return _field(kind="RESULT", code="release", tensors=list(rows))
+
+
+def _three_frames(line: Line) -> Said:
+    return [[msgpack.packb(_beat(line)), b"x", b"y"]], ()
+
+
+def _again(line: Line) -> Said:
+    header = Header(**_beat(line))
+    return [[encode(header)], [encode(header)]], (header.id,)
+
+
+def _stray_chunk(line: Line) -> Said:
+    header = line.stamp.header(kind="CHUNK", parent=new_id())
+    return [[encode(header), b"x"]], (header.parent,)
+
+
+def _stray_result(line: Line) -> Said:
+    header = line.stamp.header(kind="RESULT", parent=new_id(), code="lost")
+    return [[encode(header)]], (header.id,)
+
+
+MESSAGES: dict[str, tuple[str, Callable[[Line], Said]]] = {
+    "garbage": ("bytes that are no message", _junk(b"\xc1" * 200)),
+    "pickle": ("a pickle that would create a file", _junk(pickle_that_writes(CANARY))),
+    "ext-type": ("an extension type in a field", _field(round=msgpack.ExtType(5, pickle_that_writes(CANARY)))),
+    "deep-nesting": ("a list in a list, 60,000 deep", _junk(b"\x91" * 60_000)),
+    "false-length": ("a list that claims four thousand million members", _junk(b"\xdd\xff\xff\xff\xff")),
+    "huge-header": ("a header longer than any", _junk(bytes(MAX_HEADER + 1))),
+    "oversize-frame": ("a frame longer than any", _junk(bytes(MAX_FRAME + 1))),
+    "three-frames": ("a header with two chunks", _three_frames),
+    "privacy-parameter": ("a field that would set the noise", _field(noise_multiplier=0.0)),
+    "object-dtype": ("a tensor of Python objects", _table(["update", "O", [1], 8])),
+    "shape-overflow": ("sides whose product is 0 in 64 bits", _table(["update", "f4", [1 << 32, 1 << 32], 0])),
+    "negative-side": ("a side of -1", _table(["update", "f4", [-1], -4])),
+    "repeated-tensor": ("two tensors of one name", _table(["update", "f4", [1], 4], ["update", "f4", [1], 4])),
+    "wrong-version": ("another version of the wire", _other(version=2)),
+    "wrong-run": ("another run", _other(run="f" * 32)),
+    "wrong-job": ("another job's hash", _other(job="f" * 64)),
+    "other-boot": ("a boot id that did not say HELLO", _other(boot="f" * 32)),
+    "same-sequence": ("one message twice", _again),
+    "stray-chunk": ("a chunk of no message", _stray_chunk),
+    "stray-result": ("an answer to no task", _stray_result),
+    "coordinators-word": ("what only a coordinator may say", _other(kind="TASK", code="")),
+}
+
+
+def endless(line: Line, mebibytes: int) -> Frames:
+    """One message of so many frames of 1 MiB, all of the same memory, so that only its receiver needs room."""
+    return [msgpack.packb(_beat(line)), *[memoryview(bytes(CHUNK))] * mebibytes]
+
+
+def honest(template: Template) -> Tensors:
+    """A release that fits: zeros, each side as small as the template lets it be."""
+    return {
+        name: np.zeros([side if isinstance(side, int) else side[0] for side in pinned.shape], f"<{pinned.dtype}")
+        for name, pinned in template.items()
+    }
+
+
+def _filled(tensors: Tensors, value: float) -> Tensors:
+    return {name: np.full_like(array, value) if array.dtype.kind == "f" else array for name, array in tensors.items()}
+
+
+def _long(tensors: Tensors) -> Tensors:
+    """Every tensor of numbers with norm HUGE."""
+    return {name: _filled({name: array}, HUGE / max(1, array.size) ** 0.5)[name] for name, array in tensors.items()}
+
+
+def _longer(tensors: Tensors) -> Tensors:
+    """Every tensor with one number more."""
+    return {name: np.zeros(array.size + 1, array.dtype) for name, array in tensors.items()}
+
+
+def _retyped(tensors: Tensors) -> Tensors:
+    """Numbers as whole numbers and the other way round."""
+    other = {"f": "<i8", "i": "<f4"}
+    return {name: np.zeros(array.shape, other[array.dtype.kind]) for name, array in tensors.items()}
+
+
+Lie = Callable[[Tensors, Header], dict[str, Any]]  # (an honest release, the task) -> tensors, and fields to be set otherwise
+
+ANSWERS: dict[str, tuple[str, Lie]] = {
+    "zero-update": ("a release of zeros, which fits", lambda t, task: {"tensors": t}),
+    "nan-update": ("a release of NaN", lambda t, task: {"tensors": _filled(t, np.nan)}),
+    "infinite-update": ("a release of infinities", lambda t, task: {"tensors": _filled(t, np.inf)}),
+    "huge-update": ("a release of norm 1e6", lambda t, task: {"tensors": _long(t)}),
+    "wrong-shape": ("a release with a number too many", lambda t, task: {"tensors": _longer(t)}),
+    "wrong-dtype": ("a release of another dtype", lambda t, task: {"tensors": _retyped(t)}),
+    "extra-tensor": ("a release with a tensor besides", lambda t, task: {"tensors": {**t, "zz": np.zeros(1, "<f4")}}),
+    "wrong-hash": ("a release that is not what it announces", lambda t, task: {"tensors": t, "sha256": "0" * 64}),
+    "wrong-chunk": ("a release whose second chunk comes first", lambda t, task: {"tensors": t, "index": 1}),
+    "wrong-round": ("a release for the round after", lambda t, task: {"tensors": t, "round": task.round + 1}),
+    "wrong-task": ("a release for a task of another name", lambda t, task: {"tensors": t, "task": "something_else"}),
+}

@@ -1,0 +1,301 @@
+"""A malicious server by script, to be run against one's own workers: it holds the coordinator's keys, and plays its steps.
+
+    python -m dpcfl_net.adversaries.malicious_coordinator JOB --bind tcp://127.0.0.1:5700 --keys KEYS --ledgers LEDGERS \
+        --steps honest,again,other-model,beyond,rollback
+    dpcfl worker JOB --client 0 --connect tcp://127.0.0.1:5700 --keys KEYS --operator-key JOB/operator.pub --ledgers LEDGERS
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgpack
+
+from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_half
+from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.protocol import PROTOCOL, Protocol, digest, read_protocol
+from dpcfl_net.core.runlog import Lines, say
+from dpcfl_net.core.tensors import pack
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.endpoint import ServerEndpoint, ServerEvent
+from dpcfl_net.transport.keys import COORDINATOR, client_key
+from dpcfl_net.transport.messages import Header, resolve
+from dpcfl_net.transport.peers import Peer
+from dpcfl_net.transport.transcript import Transcript
+
+GONE_S = 2.0  # a worker that has lost its connection is back by then, unless it left
+TRANSCRIPT, MESSAGES, OUTCOMES = "transcript.msgpack", "messages.jsonl", "outcomes.jsonl"
+Said = Literal["release", "refused", "stale", "lost", "unusable", "gone", "silence"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one client did at one step.
+
+    answer: "unusable" came back as a release that is none, "gone" is a worker that left. code, reason: of a refusal, in the
+    client's own words. sha256: of the release's tensors; `repeated` if the client has sent those bytes before.
+    charges: lines of the client's ledger before and after, None where it is not at hand. holds: nothing was won by the step:
+    no bytes that were not known before and no charge, unless the step pays for them.
+    """
+
+    step: str
+    client: int
+    round: int
+    task: str
+    answer: Said
+    code: str
+    reason: str
+    sha256: str
+    repeated: bool
+    charges: tuple[int, int] | None
+    holds: bool
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        got = f"{self.sha256[:12]}{' as before' if self.repeated else ''}" if self.sha256 else f"{self.code} {self.reason}"
+        spent = "" if self.charges is None else f"charges {self.charges[0]} -> {self.charges[1]}"
+        asked = f"round {self.round} {self.task}"
+        verdict = "holds" if self.holds else "DOES NOT HOLD"
+        return f"{self.step:18} client {self.client:<4} {asked:24} {self.answer:8} {spent:18} {verdict:14} {got}".rstrip()
+
+
+class _Endpoint(ServerEndpoint):
+    """The coordinator's end of the wire in bad hands.
+
+    forged: fields in place of those of a task's header; stamped: of every message's. turned_down: tasks that a client refused.
+    """
+
+    forged: dict[str, Any]
+    stamped: dict[str, Any]
+    turned_down: set[str]
+
+    def _send(self, peer: Peer, header: Header, data: bytes, chunk: memoryview | None) -> bool:
+        lies = {**self.stamped, **(self.forged if header.kind == "TASK" else {})}
+        return super()._send(peer, header, msgpack.packb({**msgpack.unpackb(data), **lies}) if lies else data, chunk)
+
+    def _client_refused(self, peer: Peer, header: Header) -> None:
+        self.turned_down.add(header.parent)
+        super()._client_refused(peer, header)
+
+
+class MaliciousCoordinator:
+    """Holds the job's public part and the coordinator's keys, and asks what it likes of whoever connects.
+
+    bind: "tcp://host:port", port * for a free one; `address` has the real one. ledgers: the workers' folder of ledgers, where
+    one can look into it. out: folder for the transcript with all payloads, messages and outcomes. wait_s: how long an
+    answer, or a worker, is awaited. Raises ConfigError for missing keys or an address that is taken.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        bind: str,
+        key_folder: Path,
+        *,
+        clients: Sequence[int] = (),
+        ledgers: Path | None = None,
+        out: Path | None = None,
+        wait_s: float = 60.0,
+    ) -> None:
+        self.protocol, self.algorithm, self.wait_s = protocol, algorithm_of(protocol), wait_s
+        self.clients = sorted(clients) or [entry.id for entry in protocol.roster]
+        self._keys = (keys.read_public(key_folder, COORDINATOR), keys.read_secret(key_folder, COORDINATOR))
+        self._ledgers = ledgers
+        self._transcript = Transcript(out / TRANSCRIPT, "full") if out else None
+        self._messages, self._outcomes = (Lines(out / name) if out else None for name in (MESSAGES, OUTCOMES))
+        self._half = usual_half(self.algorithm)
+        self._asked: list[int] = []
+        self._sent: dict[tuple[int, int], Tensors] = {}
+        self._seen: set[tuple[int, str]] = set()
+        self._endpoint = self._open(bind)
+        self.address = self._endpoint.address
+
+    def join(self) -> list[int]:
+        """Wait for the clients; those that have not come."""
+        self._wait_for(set(self.clients))
+        return sorted(set(self.clients) - self._endpoint.ready)
+
+    def play(self, step: Step) -> list[Outcome]:
+        """Ask every client that is there; outcomes in client order. ConfigError for a step that needs an earlier one."""
+        if step.restart:
+            self._restart(step.job)
+        number = round_number(step.round, self._asked, self.protocol.rounds)
+        here = [client for client in self.clients if client in self._endpoint.ready]
+        before = {client: self._charges(client) for client in here}
+        self._endpoint.forged, waiting = dict(step.header), {}
+        for client in here:
+            tensors = self._sent.get((client, number)) if step.weights == "as-sent" else None
+            if tensors is None:
+                tensors = make(self._half, self.algorithm, step.weights, number, client)
+            if step.pays:
+                self._sent[client, number] = tensors
+            waiting[client] = self._endpoint.send_task(client, number, step.task or self._half.kind, tensors)
+        if step.pays:
+            self._asked.append(number)
+        answers = self._listen(dict(waiting))
+        found = [self._outcome(step, number, client, answers[client], before[client]) for client in here]
+        if self._outcomes is not None:
+            for outcome in found:
+                self._outcomes.write(dataclasses.asdict(outcome))
+        return found
+
+    def close(self) -> None:
+        """Send the workers home, for up to two seconds, and let go of the address."""
+        deadline = time.monotonic() + 2
+        while self._endpoint.ready and time.monotonic() < deadline:
+            self._endpoint.bye()
+            self._endpoint.poll(0.2)
+        self._endpoint.close(abort=True)
+        if self._transcript is not None:
+            self._transcript.close()
+        for lines in (self._messages, self._outcomes):
+            if lines is not None:
+                lines.close()
+
+    def __enter__(self) -> MaliciousCoordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, bind: str, job: str = "") -> _Endpoint:
+        halves = self.algorithm.halves()
+        made = _Endpoint(
+            bind,
+            run=self.protocol.run,
+            job=digest(self.protocol),
+            clients={entry.id: entry.public_key for entry in self.protocol.roster},
+            result_template=lambda task: resolve(halves[task].gives, self.algorithm.dims) if task in halves else None,
+            security=self.protocol.security,
+            keys=self._keys,
+            on_message=self._messages.write if self._messages is not None else None,
+            on_failure=lambda failure: say(f"{failure['peer']}: {failure['code']} {failure['reason']}"),
+            transcript=self._transcript,
+            heartbeat_s=1.0,
+        )
+        made.forged, made.turned_down = {}, set()
+        made.stamped = {"job": job} if job else {}
+        return made
+
+    def _restart(self, job: str) -> None:
+        """Come up again at the same address, as a process that knows nothing of the connections before."""
+        known = self._endpoint.ready or set(self.clients)
+        self._endpoint.close(abort=True)
+        self._endpoint = self._open(self.address, job)
+        self._wait_for(known)
+
+    def _wait_for(self, wanted: set[int]) -> None:
+        deadline = time.monotonic() + self.wait_s
+        while wanted - self._endpoint.ready and time.monotonic() < deadline:
+            self._endpoint.poll(0.5)
+
+    def _listen(self, waiting: dict[int, str]) -> dict[int, ServerEvent | None]:
+        """The event that settles each client's task; None if nothing comes, or the worker goes and stays away."""
+        answers: dict[int, ServerEvent | None] = dict.fromkeys(waiting)
+        deadline, gone = time.monotonic() + self.wait_s, dict[int, float]()
+        while waiting and (now := time.monotonic()) < deadline:
+            for event in self._endpoint.poll(0.25):
+                client = -1 if event.client is None else event.client
+                if event.kind == "left":
+                    gone[client] = now
+                elif event.kind == "joined":
+                    gone.pop(client, None)
+                elif event.kind in ("result", "failed") and event.id and event.id == waiting.get(client):
+                    answers[client] = event
+                    del waiting[client]
+            for client in [client for client, since in gone.items() if now - since > GONE_S]:
+                waiting.pop(client, None)
+        for client in waiting:
+            self._endpoint.cancel(client)
+        return answers
+
+    def _outcome(self, step: Step, number: int, client: int, event: ServerEvent | None, before: int | None) -> Outcome:
+        answer, code, reason = self._said(client, event)
+        sha256, repeated = "", False
+        if event is not None and answer == "release":
+            sha256 = hashlib.sha256(pack(event.tensors)).hexdigest()
+            repeated = (client, sha256) in self._seen
+            self._seen.add((client, sha256))
+        after = self._charges(client)
+        charges = None if before is None or after is None else (before, after)
+        spent = 0 if charges is None else charges[1] - charges[0]
+        if step.pays:
+            holds = answer == "release" and spent <= 1
+        else:
+            holds = spent == 0 and answer != "unusable" and (repeated or not sha256)
+        task = step.task or self._half.kind
+        return Outcome(step.name, client, number, task, answer, code, reason, sha256, repeated, charges, holds)
+
+    def _said(self, client: int, event: ServerEvent | None) -> tuple[Said, str, str]:
+        if event is None:
+            return ("silence" if client in self._endpoint.ready else "gone"), "", ""
+        if event.kind == "failed":
+            return ("refused" if event.id in self._endpoint.turned_down else "unusable"), event.code, event.reason
+        code, _, reason = event.reason.partition(": ") if event.status != "release" else ("", "", event.reason)
+        return event.status, code, reason  # type: ignore[return-value]
+
+    def _charges(self, client: int) -> int | None:
+        """Debits in the client's ledger: its lines but the first, counted without believing them."""
+        path = self._ledgers / client_key(client) / "ledger.jsonl" if self._ledgers else None
+        return None if path is None else path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+
+
+def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[str], None] = print) -> Iterator[Outcome]:
+    """The outcomes of some steps one after another, each told as it comes; ends when no client is left."""
+    for step in steps:
+        found = server.play(step)
+        for outcome in found:
+            tell(str(outcome))
+        yield from found
+        if not found:
+            tell(f"{step.name:18} no client is here")
+            return
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The door: 0 if every client held at every step, 3 if not."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dpcfl_net.adversaries.malicious_coordinator", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("job", type=Path, help="folder with protocol.json: a job folder or a run folder")
+    parser.add_argument("--bind", default="tcp://127.0.0.1:*", help="tcp://host:port; port * for a free one")
+    parser.add_argument("--keys", type=Path, required=True, help="folder with the coordinator's key pair")
+    parser.add_argument("--clients", default="", help="wait for and ask these alone, for example 0,1; default: the roster")
+    parser.add_argument("--ledgers", type=Path, help="the workers' folder of ledgers, to see what is charged")
+    parser.add_argument("--out", type=Path, help="folder for transcript, messages and outcomes")
+    parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for a worker or an answer")
+    about = "; ".join(f"{step.name}: {step.says}" for step in SCRIPT)
+    parser.add_argument("--steps", default="all", help=f"names with commas between, or all, in this order. {about}")
+    given = parser.parse_args(arguments)
+    steps = chosen(given.steps)
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+    clients = [int(number) for number in given.clients.split(",") if number]
+    with MaliciousCoordinator(
+        read_protocol(given.job / PROTOCOL), given.bind, given.keys,
+        clients=clients, ledgers=given.ledgers, out=given.out, wait_s=given.wait,
+    ) as server:  # fmt: skip
+        print(f"listening on {server.address}", flush=True)
+        if absent := server.join():
+            print(f"clients {absent} did not come")
+        outcomes = list(play(server, steps, lambda line: print(line, flush=True)))
+    held = sum(outcome.holds for outcome in outcomes)
+    print(f"{held} of {len(outcomes)} outcomes hold")
+    return 0 if outcomes and held == len(outcomes) else 3
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except DpcflError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

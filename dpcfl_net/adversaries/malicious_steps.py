@@ -1,0 +1,130 @@
+"""What a malicious server can try, as plain data: which round it asks for, with which weights, and what it forges."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from dpcfl_net.algorithms.base import Algorithm
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import ClientHalf
+
+Round = Literal["next", "skip", "last", "previous", "first", "left-out", "zero", "beyond"]
+Weights = Literal["honest", "as-sent", "other", "per-client", "nan", "infinite", "longer", "whole", "extra"]
+Tensors = dict[str, np.ndarray]
+SCALE = 0.1  # standard deviation of the weights: a client cannot tell them from trained ones
+FOREIGN = hashlib.sha256(b"another job").hexdigest()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to ask of every client.
+
+    round: "next" is one after the last round asked, "skip" two; "left-out" the latest below the last that was never asked.
+    weights: see `make`. task: its name, empty for the one that the plan pays for most often. header: fields put into the
+    task's header, in place of the right ones. restart: the server comes up anew first, as after a crash. job: the job hash of
+    all its messages from now on, empty for the right one. pays: whether an honest client may charge for it and answer.
+    """
+
+    name: str
+    says: str
+    round: Round = "next"
+    weights: Weights = "honest"
+    task: str = ""
+    header: Mapping[str, Any] = field(default_factory=dict)
+    restart: bool = False
+    job: str = ""
+    pays: bool = False
+
+
+SCRIPT = (
+    Step("honest", "a task of the job, in its turn", pays=True),
+    Step("again", "the same round once more", "last", "as-sent"),
+    Step("other-model", "the same round with another model", "last", "other"),
+    Step("skip", "the round after the next: rounds may be left out", "skip", pays=True),
+    Step("left-out", "the round that was left out", "left-out"),
+    Step("round-zero", "a round before the first", "zero"),
+    Step("beyond", "a round after the job's last", "beyond"),
+    Step("other-task", "a kind of task that the job does not have", task="steal"),
+    Step("noise-field", "a noise multiplier of 0 in the header", header={"noise_multiplier": 0.0}),
+    Step("clip-field", "a clip norm of 1e9 in the header", header={"clip": 1e9}),
+    Step("batch-field", "a batch of one record in the header", header={"batch_size": 1}),
+    Step("extra-tensor", "a noise multiplier as one more tensor", weights="extra"),
+    Step("job-field", "another job's hash in the header of a task", header={"job": FOREIGN}),
+    Step("not-finite", "weights with a NaN", weights="nan"),
+    Step("infinite", "weights with an infinity", weights="infinite"),
+    Step("split", "a model of its own for each client", weights="per-client", pays=True),
+    Step("rollback", "the server runs an older state: the last round again", "last", "as-sent", restart=True),
+    Step("rollback-previous", "from that state, the round before", "previous", "as-sent"),
+    Step("rollback-first", "from that state, the first round", "first", "as-sent"),
+    Step("rollback-other", "once more from an older state, with other random numbers", "last", "other", restart=True),
+    Step("go-on", "a task of the job, in its turn, after all that", pays=True),
+    Step("other-shape", "weights of another architecture, one parameter longer", weights="longer"),
+    Step("whole-numbers", "weights of another type", weights="whole"),
+    Step("other-job", "the server comes up with another job", restart=True, job=FOREIGN),
+)
+STEPS = {step.name: step for step in SCRIPT}
+
+
+def chosen(names: str) -> list[Step]:
+    """Steps by their names, with commas between; "all" is the whole script. ConfigError names one that there is not."""
+    if names == "all":
+        return list(SCRIPT)
+    wanted = [name.strip() for name in names.split(",")]
+    if unknown := [name for name in wanted if name not in STEPS]:
+        raise ConfigError(f"no step {', '.join(map(repr, unknown))}; there are: {', '.join(STEPS)}")
+    return [STEPS[name] for name in wanted]
+
+
+def usual_half(algorithm: Algorithm) -> ClientHalf:
+    """The client half that the first client's plan pays for most often and that is sent weights; ConfigError if there is none."""
+    names = [slot.name for slot in algorithm.plan(algorithm.protocol.roster[0])]
+    paid = [half for half in algorithm.halves().values() if half.takes and set(half.bundle) <= set(names)]
+    if not paid:
+        raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights, so that none can be crafted")
+    return max(paid, key=lambda half: (min(map(names.count, half.bundle), default=0), -len(half.bundle)))
+
+
+def round_number(round: Round, asked: list[int], rounds: int) -> int:
+    """The number of a step's round, after the rounds `asked` in this order; ConfigError where there is no such round."""
+    last = asked[-1] if asked else 0
+    fixed = {"next": last + 1, "skip": last + 2, "zero": 0, "beyond": rounds + 1}
+    if round in fixed:
+        return fixed[round]
+    left_out = sorted(set(range(1, last)) - set(asked))
+    found = {"last": asked[-1:], "previous": asked[-2:-1], "first": asked[:1], "left-out": left_out[-1:]}[round]
+    if not found:
+        raise ConfigError(f"there is no {round} round after the rounds {asked}: ask honestly first")
+    return found[0]
+
+
+def make(half: ClientHalf, algorithm: Algorithm, weights: Weights, round: int, client: int) -> Tensors:
+    """The tensors of a task: Gaussian numbers, the same for everybody in a round, with what `weights` makes of the first.
+
+    other, per-client: other numbers, for all or for each client; nan, infinite: one such value; longer: a parameter more;
+    whole: whole numbers; extra: a tensor more, by the name of a noise multiplier.
+    """
+    seed = {"other": [1, round], "per-client": [2, round, client]}.get(weights, [0, round])
+    draw = np.random.Generator(np.random.PCG64(seed))
+    longer = int(weights == "longer")
+    made: Tensors = {}
+    for name, spec in sorted(half.takes.items()):
+        shape = [_most(algorithm.dims[side] if isinstance(side, str) else side) for side in spec.shape]
+        shape[-1:] = [side + longer for side in shape[-1:]]
+        made[name] = (draw.standard_normal(shape) * SCALE).astype("<f4" if spec.dtype == "f4" else "<i8")
+    first = min(made)
+    if weights in ("nan", "infinite"):
+        made[first].reshape(-1)[0] = np.nan if weights == "nan" else np.inf
+    elif weights == "whole":
+        made[first] = np.ones(made[first].shape, "<i8")
+    elif weights == "extra":
+        made["noise_multiplier"] = np.zeros(1, "<f4")
+    return made
+
+
+def _most(side: int | tuple[int, int]) -> int:
+    return side if isinstance(side, int) else side[1]

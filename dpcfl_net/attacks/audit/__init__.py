@@ -1,0 +1,1 @@
+"""A lower bound on epsilon from canaries."""

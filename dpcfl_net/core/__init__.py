@@ -1,0 +1,1 @@
+"""Types, errors, files and the signed protocol: what every other room uses."""

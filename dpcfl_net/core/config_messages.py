@@ -1,0 +1,128 @@
+"""Sentences for mistakes in a configuration: the field, its value, what is allowed, and the nearest right name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.names import nearest
+
+# What pydantic adds to the place of an error in a union.
+_TAGS = ("int", "float", "str", "bool", "constrained-int", "constrained-float", "constrained-str")
+_ALLOWED = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a section of keys and values",
+    "model_type": "must be a section of keys and values",
+    "model_attributes_type": "must be a section of keys and values",
+    "list_type": "must be a list, as [1, 2]",
+}
+
+
+def sentences(error: ValidationError, hint: Callable[[str], str], prefix: str = "") -> list[str]:
+    """One sentence for every field that a validation found wrong.
+
+    Args:
+        error: What pydantic found.
+        hint: What to add for an unknown dotted key, as `, did you mean 'rounds'?`.
+        prefix: Dotted key of the section that was validated.
+    """
+    by_field: dict[str, list[Mapping[str, Any]]] = {}
+    for item in error.errors():
+        by_field.setdefault(_field(item, prefix), []).append(item)
+    return [_sentence(field, items, hint) for field, items in by_field.items()]
+
+
+def missing_option(algorithm: str, field: str, example: Any) -> str:
+    """The sentence for a required option of an algorithm: where it goes in the file, and on the command line."""
+    *path, last = field.split(".")
+    value: Any = {last: example}
+    for part in reversed(path[1:]):
+        value = {part: value}
+    in_file = yaml_file.dump({"algorithms": {algorithm: value}}, flow=True).strip().removeprefix("{").removesuffix("}")
+    on_line = f"{field}={yaml_file.dump(example, flow=True).strip()}"
+    return f"{field} is missing; add to the file:  {in_file}  or on the command line:  {on_line}"
+
+
+def example_of(options: type[BaseModel], path: Sequence[str | int]) -> Any:
+    """The first example in the schema of a field, or a value of its type."""
+    model: Any = options
+    for name in path[:-1]:
+        model = model.model_fields[name].annotation
+    info = model.model_fields[path[-1]]
+    return info.examples[0] if info.examples else {int: 1, float: 0.1, bool: True}.get(info.annotation, "...")
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key of a section and the sections within it."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        keys.append(f"{prefix}{name}")
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            keys += known_keys(info.annotation, f"{prefix}{name}.")
+    return keys
+
+
+def allowed_keys(path: str, keys: Iterable[str]) -> list[str]:
+    """The known keys of the section that a key is in, without the section."""
+    section = path.rpartition(".")[0]
+    return list(dict.fromkeys(key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == section))
+
+
+def nearest_key(path: str, keys: Iterable[str]) -> str | None:
+    """The known key most like a mistyped one: by its last word in the same section, as a whole, by its last word anywhere."""
+    keys = list(dict.fromkeys(keys))
+    section, _, last = path.rpartition(".")
+    here = {key.rpartition(".")[2]: key for key in reversed(keys) if key.rpartition(".")[0] == section}
+    if (name := nearest(last, here)) is not None:
+        return here[name]
+    if (name := nearest(path, keys, most=2)) is not None:
+        return name
+    anywhere = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    return anywhere.get(nearest(last, anywhere) or "")
+
+
+def _field(item: Mapping[str, Any], prefix: str) -> str:
+    *within, last = [prefix, *map(str, item["loc"])] if item["loc"] else [prefix]
+    known = [part for part in within if part and not _is_tag(part)]
+    # The last part of an unknown key is the user's own word, whatever it looks like.
+    if item["type"] == "extra_forbidden" or not _is_tag(last):
+        known.append(last)
+    return ".".join(known)
+
+
+def _is_tag(part: str) -> bool:
+    return part in _TAGS or part.startswith(("literal[", "function-", "nullable["))
+
+
+def _sentence(field: str, items: Sequence[Mapping[str, Any]], hint: Callable[[str], str]) -> str:
+    first = items[0]
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {shown(field)}{hint(field)}"
+    if first["type"] == "missing":
+        return f"{field} is missing"
+    if first["type"] == "value_error":
+        said = str(first["msg"]).removeprefix("Value error, ")
+        return f"{field} {said}" if said.startswith("is ") else f"{field}: {said}"
+    one, *others = dict.fromkeys(map(_allowed, items))
+    allowed = ", or ".join([one, *(other.removeprefix("must be ") for other in others)])
+    return f"{field} is {shown(first.get('input'))}: {allowed}"
+
+
+def _allowed(item: Mapping[str, Any]) -> str:
+    kind, value = item["type"], item.get("input")
+    if kind in _ALLOWED:
+        return _ALLOWED[kind]
+    if kind == "literal_error":
+        return f"must be {item['ctx']['expected']}"
+    if kind == "string_type":
+        return "must be text" + ("; put it in quotes" if isinstance(value, (int, float)) else "")
+    if kind == "string_pattern_mismatch":
+        return f"must match {item['ctx']['pattern']}"
+    if kind == "too_short":
+        return f"must have at least {item['ctx']['min_length']}"
+    message = str(item["msg"])
+    return message.replace("Input should be", "must be").replace("String should", "must")

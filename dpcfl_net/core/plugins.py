@@ -1,0 +1,92 @@
+"""A user's own functions and classes, named `package.module:function` in a configuration: found, called, their failures told."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core import vision
+from dpcfl_net.core.errors import ConfigError
+
+# Modules of this package that jobs and configurations may name, under the paths of earlier versions.
+MOVED = {
+    "dpcfl_net.threats.nan_probe": "dpcfl_net.attacks.nan_probe",
+    "dpcfl_net.threats.server_probe": "dpcfl_net.attacks.server_probe",
+}
+_FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_plugin(name: str) -> bool:
+    """Whether `name` means a user's function and not something of this package."""
+    return ":" in name
+
+
+def short(name: str) -> str:
+    """`name` as it goes into the name of a folder: of a user's own function or class the last word."""
+    return name.rpartition(":")[2]
+
+
+def load(field: str, name: str) -> Callable[..., Any]:
+    """The function `name`, from the current folder or an installed package.
+
+    ConfigError in terms of the configuration's `field`: no such module or function, or what importing it raised. The
+    current folder comes first on the path, as under `python -m`, and stays there for what the function imports later.
+    """
+    if not _FORM.fullmatch(name):
+        raise ConfigError(f"{field} is {name!r}: a function of your own is written package.module:function")
+    module_name, _, function_name = name.partition(":")
+    module_name = MOVED.get(module_name, module_name)
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        module = _with_torchvision(importlib.import_module, module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _failure(field, name, f"importing {module_name}", error) from error
+        raise ConfigError(
+            f"{field} is {name!r}: no module {error.name!r} in {here} or among the installed packages; "
+            "start the command in the folder where the module is, or install it"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise _failure(field, name, f"importing {module_name}", error) from error
+    if not hasattr(module, function_name):
+        raise ConfigError(f"{field} is {name!r}: {module_name} has no {function_name!r}")
+    function = getattr(module, function_name)
+    if not callable(function):
+        raise ConfigError(f"{field} is {name!r}: {function_name!r} is of type {type(function).__name__}, not a function")
+    return function
+
+
+def call(field: str, name: str, *arguments: Any) -> Any:
+    """What the function returns for `arguments`; ConfigError as `load`, and for what it raises, with the place."""
+    function = load(field, name)
+    try:
+        return _with_torchvision(function, *arguments)
+    except (Exception, SystemExit) as error:
+        raise _failure(field, name, "the function", error) from error
+
+
+def _with_torchvision(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What `function` returns; called again if it could not import torchvision beside a torch without its operators."""
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        if not vision.lacks_operators(error):
+            raise
+    vision.torchvision()
+    return function(*arguments)
+
+
+def _failure(field: str, name: str, what: str, error: BaseException) -> ConfigError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    last = frames[-1]
+    where = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
+    return ConfigError(f"{field} is {name!r}: {what} raised {type(error).__name__}: {error}{where}")

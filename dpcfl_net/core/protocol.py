@@ -1,0 +1,216 @@
+"""The public part of a signed job: all that the coordinator is started with; one canonical form, one hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.files import read_bytes
+from dpcfl_net.core.signing import check_signature
+from dpcfl_net.core.types import Adjacency
+
+PROTOCOL = "protocol.json"
+MOST_EPSILON = 100_000.0  # a larger one is a mistake
+CUT_SHARE = 0.01  # of delta, kept for what constant pace cuts
+
+
+class Part(BaseModel):
+    """Closed, strict, immutable: an unknown or mistyped field is an error, never a default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+PartType = TypeVar("PartType", bound=Part)
+
+
+class ClientEntry(Part):
+    """One line of the roster. `records` (N_i) and `validation_records` are public; `noise_multiplier` is z_i, noise over clip
+    on a sum, None for a client that adds no noise itself."""
+
+    id: int = Field(ge=0)
+    public_key: str
+    records: int = Field(ge=1)
+    validation_records: int = Field(default=0, ge=0)
+    noise_multiplier: float | None = Field(gt=0)
+
+
+class LocalTraining(Part):
+    """The local step: DP-SGD (R, Algorithm 1: K epochs, Poisson batches of b, clip c) or, under a trusted server, plain SGD."""
+
+    epochs: int = Field(default=1, ge=1, le=10_000, description="local epochs a round (K)")
+    batch_size: int = Field(
+        default=32, ge=1, le=10_000_000, description="batch size; of DP-SGD's Poisson batches the expected one (b)"
+    )
+    lr: float = Field(default=0.1, gt=0, le=1e6, allow_inf_nan=False, description="learning rate")
+    clip: float = Field(
+        default=1.0, ge=1e-9, le=1e9, allow_inf_nan=False,
+        description="clip norm of what is protected: a record's gradient (c), or a client's whole update (C)",
+    )  # fmt: skip
+    momentum: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False, description="of plain SGD; DP-SGD has none")
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, description="of plain SGD; DP-SGD has none")
+    pace: Literal["free", "constant"] = Field(
+        default="free",
+        description="of DP-SGD: free: a step takes as long as its batch is large, which the server sees; constant: every step computes "
+        "on the same number of padded batches, and batches too large for them are cut, at a chance that delta covers",
+    )
+    deadline_s: float | None = Field(
+        default=None, gt=0, le=1e6, allow_inf_nan=False,
+        description="pace constant: answers leave this many seconds after their task came, or a multiple of it; null: when they are ready",
+    )  # fmt: skip
+
+
+class PrivacyTarget(Part):
+    """What every client is promised, and by whom."""
+
+    epsilon: float = Field(
+        ge=1e-9, le=MOST_EPSILON, allow_inf_nan=False, description="target epsilon of every client over the whole run"
+    )
+    delta: float = Field(gt=0, lt=1, allow_inf_nan=False, description="target delta")
+    unit: Literal["sample", "client"] = Field(
+        default="sample", description="what is protected: one training record, or all that one client holds"
+    )
+    adjacency: Adjacency = Field(default="zero-out", description="neighbouring relation")
+    accountant: Literal["pld", "rdp"] = Field(default="pld", description="how events are composed")
+    noise: Literal["os", "seeded"] = Field(
+        default="os", description="os: keys from the operating system; seeded: reproducible, and without any epsilon (INSECURE)"
+    )
+    trust: Literal["untrusted-server", "trusted-server"] = Field(
+        default="untrusted-server",
+        description="who adds the noise: each client itself, or a server that sees what clients send as it is",
+    )
+
+
+class ModelTemplate(Part):
+    """The pinned model: every tensor on the wire must fit it. `initial_seed` is public. Regression has one output."""
+
+    name: str
+    task: Literal["classification", "regression"] = "classification"
+    input_shape: list[int]
+    classes: int = Field(ge=1)
+    layout: list[tuple[str, list[int]]]
+    parameters: int = Field(ge=1)
+    initial_seed: int
+
+
+class Protocol(Part):
+    """The public part: all that the coordinator process is ever started with."""
+
+    format: Literal[1] = 1
+    run: str = Field(pattern=r"^[0-9a-f]{32}$")
+    name: str
+    algorithm: str
+    options: dict[str, Any]
+    rounds: int = Field(ge=2)
+    local: LocalTraining
+    privacy: PrivacyTarget
+    model: ModelTemplate
+    roster: list[ClientEntry]
+    coordinator_key: str
+    observer_key: str
+    server_seed: str
+    ledger_scope: Literal["run", "dataset"]
+    security: Literal["curve", "none"]
+    oracle: list[int] | None = None
+    curator_noise_multiplier: float | None = Field(default=None, gt=0)  # of a round that a trusted server releases
+    unprotected: list[str] = []  # why there is no finite epsilon, if there is none: signed, so that nobody serves it unawares
+    experiment_hash: str
+
+    @property
+    def kept_delta(self) -> float:
+        """The part of delta that is kept for batches that constant pace cuts; 0 where none are."""
+        return CUT_SHARE * self.privacy.delta if self.local.pace == "constant" else 0.0
+
+    @property
+    def accounted_delta(self) -> float:
+        """The part of delta that the accountant may use."""
+        return self.privacy.delta - self.kept_delta
+
+    def client(self, number: int) -> ClientEntry:
+        """The roster's entry of a client; KeyError for a stranger."""
+        for entry in self.roster:
+            if entry.id == number:
+                return entry
+        raise KeyError(number)
+
+
+def canonical(part: Part) -> bytes:
+    """The one byte form that is hashed and signed: sorted keys, no spaces, shortest round-trip numbers."""
+    return json.dumps(part.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+_digests: dict[int, str] = {}  # by the identity of parts that are alive
+
+
+def digest(part: Part) -> str:
+    """sha256 of the canonical form, 64 hex digits. The protocol's digest is the job hash.
+
+    Computed once for a part: it never changes, and with a thousand clients that takes milliseconds.
+    """
+    if id(part) not in _digests:
+        _digests[id(part)] = hashlib.sha256(canonical(part)).hexdigest()
+        weakref.finalize(part, _digests.pop, id(part), None)
+    return _digests[id(part)]
+
+
+def derive_seed(secret: bytes, purpose: str, bits: int = 63) -> int:
+    """A seed for one purpose: knowing it tells neither the secret nor another purpose's seed."""
+    return int.from_bytes(hashlib.sha256(b"dpcfl-seed\0" + purpose.encode() + b"\0" + secret).digest(), "big") >> (256 - bits)
+
+
+def read_protocol(path: Path) -> Protocol:
+    """Read a protocol file; ConfigError if there is none, Refused for what does not fit or is not in canonical form."""
+    return read_part(path, Protocol)
+
+
+def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
+    """The protocol; Refused unless the pinned operator signed it."""
+    protocol = read_protocol(path)
+    check_signature(path, operator_key)
+    return protocol
+
+
+def read_part(path: Path, kind: type[PartType]) -> PartType:
+    """Read one part of a job; ConfigError and Refused as `read_protocol`."""
+    data = read_bytes(path)
+    try:
+        part = kind.model_validate_json(data)
+    except ValidationError as error:
+        raise Refused("job-invalid", f"{path}: {invalid_fields(error)}") from None
+    if not _is_canonical(part, data):
+        raise Refused("job-invalid", f"{path} is not in canonical form")
+    return part
+
+
+def invalid_fields(error: ValidationError) -> str:
+    """The first few fields of a part that do not fit, each with what is wrong, on one line."""
+    found = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False, include_input=False)]
+    return " ".join("; ".join(found[:5]).split()) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+
+
+def _is_canonical(part: Part, data: bytes) -> bool:
+    """Whether the bytes are the part's one form; a number that has none, as infinity, is read but never written."""
+    try:
+        return canonical(part) == data
+    except ValueError:
+        return False
+
+
+def differences(mine: Part, theirs: Part) -> list[str]:
+    """Field by field, where two job parts differ; for the message of a worker that leaves."""
+    found: list[str] = []
+
+    def walk(path: str, a: Any, b: Any) -> None:
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in sorted({*a, *b}):
+                walk(f"{path}.{key}" if path else key, a.get(key), b.get(key))
+        elif a != b:
+            found.append(f"{path}: {a!r} here, {b!r} there")
+
+    walk("", mine.model_dump(mode="json"), theirs.model_dump(mode="json"))
+    return found

@@ -1,0 +1,1 @@
+"""From a configuration to a signed job, its statement and its cost."""

@@ -1,0 +1,269 @@
+"""From a configuration to a job: slices, plan, calibrated noise, and the two parts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.plugins import is_plugin
+from dpcfl_net.core.plugins import load as load_function
+from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
+from dpcfl_net.core.types import DPSGDSlot, Slot
+from dpcfl_net.data import cache
+from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.job_files import Audit, Experiment, Job
+from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, protected, without_guarantee
+from dpcfl_net.privacy.accounting.cache import remembered
+from dpcfl_net.privacy.randomness import derive
+from dpcfl_net.transport import keys
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What a job draws at random, of 256 bits each but for the public name `run`; noise: None where each task draws its own."""
+
+    salt: bytes
+    audit: bytes
+    run: bytes
+    noise: bytes | None
+
+    @classmethod
+    def of(cls, config: Config) -> Secrets:
+        """From the operating system; with seeded noise all from `privacy.noise_seed` and the seed, one-way."""
+        if config.privacy.noise == "os":
+            return cls(os.urandom(32), os.urandom(32), os.urandom(16), None)
+        seed = config.privacy.noise_seed
+        root = os.urandom(32) if seed is None else bytes.fromhex(seed)
+        salt, audit, run, noise = (derive(root, purpose, config.seed) for purpose in ("salt", "audit", "run", "noise"))
+        return cls(salt, audit, run[:16], noise)
+
+
+def with_noise_seed(config: Config) -> Config:
+    """The configuration with a noise seed of its own where it needs one and names none."""
+    privacy = config.privacy
+    if privacy.noise == "os" or privacy.noise_seed is not None:
+        return config
+    return config.model_copy(update={"privacy": privacy.model_copy(update={"noise_seed": os.urandom(32).hex()})})
+
+
+def make_job(config: Config, key_folder: Path) -> Job:
+    """Slices, roster, plan and noise for a configuration, with the public keys found in `key_folder`.
+
+    Raises ConfigError when no noise reaches the target or canaries cannot be placed, DataMissing when the data set is not here.
+    """
+    images = open_set(config.data, config.data.root)
+    truth = config.data.true_clusters
+    # A seed of few bits is guessed in no time: what must stay hidden from the server hangs on secrets of 256 bits. A run with
+    # seeded noise has one such secret for all of them, so that it repeats bit for bit.
+    secrets = Secrets.of(config)
+    n, salt, root = len(truth), secrets.salt, str(config.seed).encode()
+    order = np.random.Generator(np.random.PCG64(derive_seed(salt, "permutation"))).permutation(n)
+    settings = DataSettings.model_validate(config.data.model_dump(exclude={"root"}))
+    pieces = plan_slices(settings, images, derive_seed(root, "partition"))
+    experiment = Experiment(
+        salt=salt.hex(),
+        seed=config.seed,
+        data=settings.model_dump(mode="json"),
+        partition_seed=derive_seed(root, "partition"),
+        slices=[int(k) for k in order],
+        true_clusters=[truth[k] for k in order],
+        noise_seed=secrets.noise.hex() if secrets.noise is not None else None,
+        audit=_audit(config, n, secrets.audit),
+    )
+    protocol = Protocol(
+        run=secrets.run.hex(),
+        name=config.name,
+        algorithm=config.algorithm["name"],
+        options=config.options.model_dump(mode="json"),
+        rounds=config.rounds,
+        local=config.local,
+        privacy=PrivacyTarget.model_validate(config.privacy.model_dump(exclude={"noise_seed"})),
+        model=model_template(
+            config.model.name,
+            images.input_shape,
+            images.classes,
+            derive_seed(root, "initial model"),
+            task=images.task,
+            by_record=not config.algorithm_class.plain_sgd(config.options, config.privacy),
+            batch_size=config.local.batch_size,
+        ),
+        roster=[
+            ClientEntry(
+                id=i,
+                public_key=keys.read_public(key_folder, keys.client_key(i)),
+                records=len(pieces[k].train_rows),
+                validation_records=len(pieces[k].validation_rows),
+                noise_multiplier=None,
+            )
+            for i, k in enumerate(order)
+        ],
+        coordinator_key=keys.read_public(key_folder, keys.COORDINATOR),
+        observer_key=keys.read_public(key_folder, keys.OBSERVER),
+        server_seed=hashlib.sha256(b"server\0" + root).hexdigest(),
+        ledger_scope=config.ledger.scope,
+        security=config.runtime.transport.security,
+        oracle=experiment.true_clusters if config.algorithm_class.uses_oracle else None,
+        experiment_hash=digest(experiment),
+    )
+    protocol = calibrated(protocol)
+    if experiment.audit is not None and (problems := _audit_problems(protocol, experiment.audit)):
+        raise ConfigError(problems)
+    return Job(protocol, experiment)
+
+
+def _audit(config: Config, clients: int, secret: bytes) -> Audit | None:
+    chosen = config.audit.client
+    if not config.audit.canaries:
+        return None
+    return Audit(
+        canaries=config.audit.canaries, clients=list(range(clients)) if chosen == "all" else [chosen], secret=secret.hex()
+    )
+
+
+def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
+    """Why these canaries cannot measure this run: no DP-SGD, no claim, no place."""
+    algorithm, asked, problems = algorithm_of(protocol), f"audit.canaries is {audit.canaries}:", []
+    entries = [protocol.client(client) for client in audit.clients]
+    if not all(any(isinstance(slot, DPSGDSlot) for slot in algorithm.plan(entry)) for entry in entries):
+        problems.append(f"{asked} the plan of {protocol.algorithm} holds no DP-SGD")
+    if set(protocol.unprotected) - {SEEDED}:
+        problems.append(f"{asked} {protocol.algorithm} claims no finite epsilon ({protocol.unprotected[0]})")
+    fewest = min(entry.records for entry in entries)
+    if audit.canaries > fewest:
+        problems.append(f"{asked} must be at most the {fewest} records of a client")
+    if audit.canaries > protocol.model.parameters:
+        problems.append(f"{asked} must be at most the {protocol.model.parameters} parameters of {protocol.model.name}")
+    return problems
+
+
+def model_template(
+    name: str, input_shape: tuple[int, ...], classes: int, seed: int,
+    task: Literal["classification", "regression"] = "classification", by_record: bool = True, batch_size: int = 32,
+) -> ModelTemplate:  # fmt: skip
+    """The pinned layout of a model; ConfigError if DP-SGD (`by_record`) or the plain engine cannot train it.
+
+    batch_size: the expected one, whose physical shape a user's own model is tried in.
+    """
+    if is_plugin(name):
+        layout = _layout(name, input_shape, classes, task, by_record, batch_size)
+    else:  # known once on a host, so that torch need not be loaded for it
+        from dpcfl_net.training import models
+
+        asked = {
+            "model": name,
+            "input_shape": input_shape,
+            "classes": classes,
+            "task": task,
+            "by_record": by_record,
+            "batch_size": batch_size,
+        }
+        asked["source"] = [version("torch"), hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()]
+        layout = remembered(
+            cache.folder() / "models", asked, lambda: _layout(name, input_shape, classes, task, by_record, batch_size)
+        )
+    parameters = sum(math.prod(shape) for _, shape in layout)
+    return ModelTemplate(
+        name=name, task=task, input_shape=list(input_shape), classes=classes, layout=[(key, shape) for key, shape in layout],
+        parameters=parameters, initial_seed=seed,
+    )  # fmt: skip
+
+
+def _layout(
+    name: str, input_shape: tuple[int, ...], classes: int, task: str, by_record: bool, batch_size: int
+) -> list[tuple[str, list[int]]]:
+    """Name and shape of every parameter of a model that can be trained; ConfigError as `model_template`."""
+    from dpcfl_net.training import models
+    from dpcfl_net.training.dpsgd import Evaluator, Trainer
+
+    module = models.build(name, input_shape, classes)
+    try:
+        if is_plugin(name):
+            _check_own_model(name, input_shape, classes, by_record, batch_size)
+        elif by_record:
+            Trainer(module, clip=1.0, learning_rate=0.1, batch_size=batch_size, task=task)
+        else:
+            Evaluator(module, task)
+    except ConfigError as error:
+        raise ConfigError([f"model.name is {name!r}: {problem}" for problem in error.problems]) from error
+    return [(key, list(shape)) for key, shape in models.layout(module)]
+
+
+# What passed in this process, by the function that builds it: a job's model is asked for twice, a sweep's many times.
+_passed: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+
+def _check_own_model(name: str, input_shape: tuple[int, ...], classes: int, by_record: bool, batch_size: int) -> None:
+    import torch
+
+    from dpcfl_net.training import model_check, models
+
+    function = load_function("model.name", name)
+    key = (id(function), input_shape, classes, by_record, batch_size)
+    if _passed.get(key) is function:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = models.build(name, input_shape, classes)
+    model_check.check(module, input_shape, classes, by_record, batch_size)
+    # Every process draws the first values for itself.
+    first, second = (models.initial(name, input_shape, classes, 0) for _ in range(2))
+    if not np.array_equal(first, second):
+        raise ConfigError("called twice under one torch seed it gives different parameters: draw with torch alone")
+    _passed[key] = function
+
+
+def calibrated(protocol: Protocol) -> Protocol:
+    """The same protocol with z_i solved from what each client's plan protects; equal plans are solved once.
+
+    ConfigError if no noise reaches the target, or if a budget over several runs is asked for without a finite epsilon.
+    """
+    algorithm = algorithm_of(protocol)
+    solved: dict[tuple[Slot, ...], float | None] = {}
+    reasons = without_guarantee(algorithm)
+    if reasons and protocol.ledger_scope == "dataset":
+        raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to compose ({reasons[0]})")
+    for plan in noisy_plans(algorithm):
+        noisy = protected(list(plan))
+        solved[plan] = _noise_multiplier(noisy, protocol) if noisy else None
+    if protocol.privacy.trust == "trusted-server":
+        (z,) = solved.values()
+        return protocol.model_copy(update={"curator_noise_multiplier": z, "unprotected": reasons})
+    roster = [e.model_copy(update={"noise_multiplier": solved[tuple(algorithm.plan(e))]}) for e in protocol.roster]
+    return protocol.model_copy(update={"roster": roster, "unprotected": reasons})
+
+
+def _noise_multiplier(plan: list[Slot], protocol: Protocol) -> float:
+    """z for a plan: solved once on a host, and held to the target by every worker's host again before data is read."""
+    from dpcfl_net.privacy.accounting import accountant
+
+    privacy, delta = protocol.privacy, protocol.accounted_delta
+
+    def solve() -> float:
+        return accountant.calibrate(
+            lambda z: plan_events(plan, z, privacy.adjacency),
+            privacy.epsilon,
+            delta,
+            adjacency=privacy.adjacency,
+            accountant=privacy.accountant,
+        )
+
+    slots = [[type(slot).__name__, *asdict(slot).values(), count] for slot, count in Counter(plan).items()]
+    asked = {"noise": slots, "epsilon": privacy.epsilon, "delta": delta, "adjacency": privacy.adjacency,
+             "accountant": privacy.accountant}  # fmt: skip
+    try:
+        z: float = remembered(cache.folder() / "claims", asked, solve)
+    except ValueError as error:
+        raise ConfigError(f"privacy.epsilon is {privacy.epsilon}: {error}") from None
+    return z

@@ -1,0 +1,465 @@
+"""The configuration of one experiment: schema, YAML, overrides, and every mistake named at once with the nearest right name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
+
+from dpcfl_net.algorithms.base import Algorithm, Setting, find, registry
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.config_messages import allowed_keys, known_keys, nearest_key, sentences
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.names import hint
+from dpcfl_net.core.plugins import is_plugin
+from dpcfl_net.core.plugins import load as load_function
+from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
+from dpcfl_net.core.types import SANE_EPSILON
+from dpcfl_net.data import datasets
+from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings, open_set, plan_slices, shift_problems
+from dpcfl_net.experiment.config_options import with_algorithm
+from dpcfl_net.training import models
+
+# Larger numbers are mistakes; within these limits a job is made in about a minute at most.
+MOST_ROUNDS = 100_000
+MOST_SECONDS = 1_000_000.0  # eleven days
+MOST_ANSWERS = 2_000_000  # rounds times clients
+MOST_STEPS = 500_000  # of one client's local training over the whole run
+MOST_KEY_PARTS = 8  # of an override's dotted key
+
+
+def _folder_name(name: str) -> str:
+    """The name, if a run folder can be named after it and stays below the folder of all runs."""
+    odd = any(not letter.isprintable() or letter in "/\\" for letter in name)
+    if odd or not 0 < len(name.encode()) <= 100 or name[0] in ".-~" or name != name.strip():
+        rule = "1 to 100 bytes without slashes, control characters and outer spaces, not starting with a dot, a dash or a tilde"
+        raise ValueError(f"is {shown(name)}: must be {rule}")
+    return name
+
+
+class Section(BaseModel):
+    """Closed: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ModelSettings(Section):
+    name: str = Field(default="cnn", description=f"{', '.join(models.NAMES)}, or your own: package.module:function")
+
+
+class DataSection(DataSettings):
+    root: str | None = Field(
+        default=None, description="folder of the data sets; null: $DPCFL_DATA, else the user's cache folder"
+    )
+
+
+class PrivacySection(PrivacyTarget):
+    noise_seed: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="noise seeded: what all noise follows from, 64 hex digits; null: drawn anew for each run, whose config.yaml has it",
+    )
+
+
+class BudgetSettings(Section):
+    epsilon: float = Field(gt=0, le=MOST_EPSILON, description="most epsilon that all runs on a record may promise together")
+    delta: float = Field(gt=0, lt=1, description="at this delta")
+
+
+class LedgerSettings(Section):
+    scope: Literal["run", "dataset"] = Field(
+        default="run", description="run: this run's budget alone; dataset: all runs on the same records are composed"
+    )
+    root: str | None = Field(default=None, description="scope dataset: folder of the record book, which outlives runs")
+    budget: BudgetSettings | None = Field(
+        default=None,
+        description="scope dataset: what all runs together may promise, {epsilon, delta}; null: counted, not bounded",
+    )
+
+
+class TransportSettings(Section):
+    security: Literal["curve", "none"] = Field(default="curve", description="none: loopback only, and the statement says so")
+
+
+class RuntimeSettings(Section):
+    federation: Literal["network", "in-process"] = Field(
+        default="network",
+        description="in-process: all clients in one process without sockets, same bits; for sweeps and quick looks",
+    )
+    transport: TransportSettings = Field(default=TransportSettings(), description="how bytes travel")
+    slots: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = Field(
+        default="auto", description="workers that may compute on the CPU at once; auto: one per core"
+    )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$",
+        description="where workers compute: auto (GPUs if there are any and torch is built with CUDA), cpu, cuda (all GPUs), "
+        "cuda:N (one, from 0); a GPU's bits are not the CPU's",
+    )
+    gpus: list[Annotated[str, Field(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]] = Field(
+        default=[], description="UUIDs of the GPUs or MIG slices to use and no other, as nvidia-smi -L prints them"
+    )
+    gpu_placement: Literal["round-robin", "free-memory"] = Field(
+        default="round-robin", description="how workers are dealt out to several GPUs: in turn, or by free memory"
+    )
+    slots_per_gpu: int = Field(
+        default=1, ge=1, le=1_000, description="workers that may compute on one GPU at once, the others wait"
+    )
+    gpu_memory_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="most of a GPU's memory that one worker may allocate; null: no cap"
+    )
+    round_timeout_s: float = Field(
+        default=600, gt=0, le=MOST_SECONDS, description="a client that has not answered by then is missing"
+    )
+    join_timeout_s: float = Field(
+        default=120, gt=0, le=MOST_SECONDS, description="how long the coordinator waits for its clients"
+    )
+    max_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_EPSILON,
+        description=f"workers refuse a promise above this, and with a number also a job without any; null: {SANE_EPSILON:g}, and jobs "
+        "that declare that they have none",
+    )
+    max_delta: float | None = Field(
+        default=None, gt=0, lt=1, description="workers refuse a larger delta; null: 1 over the records (or clients) protected"
+    )
+    orphan_timeout_s: float = Field(
+        default=60, gt=0, le=MOST_SECONDS, description="a worker without a coordinator for so long leaves"
+    )
+    quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
+    max_restarts: int = Field(default=2, ge=0, le=1_000, description="how often one crashed worker is started again")
+    max_live_workers: int = Field(
+        default=100,
+        ge=1,
+        le=MOST_CLIENTS,
+        description="most clients connected at once; where there are more, each comes when its turn comes",
+    )
+    clients_per_worker: int = Field(
+        default=1, ge=1, le=MOST_CLIENTS, description="clients that share one process; each keeps its own identity"
+    )
+
+
+class OutputSettings(Section):
+    transcript: Annotated[
+        Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
+    ] = Field(default="headers", description="what the server's transcript keeps")  # YAML reads a bare off as false
+    keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="newest checkpoints that are kept")
+    evaluate_every: int = Field(
+        default=1, ge=1, le=MOST_ROUNDS, description="the observer evaluates every so many rounds, and the last"
+    )
+
+
+class AuditSettings(Section):
+    canaries: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="record slots of an audited client that hold canaries, all others empty, for `dpcfl audit`; 0: no audit",
+    )
+    client: Annotated[int, Field(ge=0, lt=MOST_CLIENTS)] | Literal["all"] = Field(
+        default="all", description="which client of the roster is audited; its accuracy means nothing then"
+    )
+
+
+class Config(Section):
+    """One YAML file is one experiment; `dpcfl schema` prints this with every algorithm's options."""
+
+    name: Annotated[str, AfterValidator(_folder_name)] = Field(description="the run folder is named after it")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="every random purpose derives a seed of its own from it")
+    data: DataSection = Field(description="what the clients hold")
+    model: ModelSettings = Field(default=ModelSettings(), description="the model template")
+    rounds: int = Field(ge=2, le=MOST_ROUNDS, description="rounds of the whole run (E)")
+    local: LocalTraining = Field(default=LocalTraining(), description="the local step")
+    privacy: PrivacySection = Field(description="what every client is promised")
+    algorithm: dict[str, Any] = Field(description="name, and options of that algorithm")
+    algorithms: dict[str, dict[str, Any]] = Field(default={}, description="options and `local` overrides by algorithm")
+    ledger: LedgerSettings = Field(default=LedgerSettings(), description="what a ledger covers")
+    runtime: RuntimeSettings = Field(default=RuntimeSettings(), description="processes and transport")
+    output: OutputSettings = Field(default=OutputSettings(), description="what a run leaves behind")
+    audit: AuditSettings = Field(default=AuditSettings(), description="canaries that measure epsilon from below")
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # An experiment that is not audited is the same, to the byte, as where audits are unknown.
+        return {key: value for key, value in standard(self).items() if key != "audit" or self.audit.canaries}
+
+    @property
+    def algorithm_class(self) -> type[Algorithm]:
+        return find(self.algorithm["name"])
+
+    @property
+    def options(self) -> Any:
+        """The chosen algorithm's validated options."""
+        return self.algorithm_class.Options.model_validate({k: v for k, v in self.algorithm.items() if k != "name"})
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a YAML file and `key=value` overrides; ConfigError holds every problem that was found."""
+    document = read_document(path)
+    for item in overrides:
+        _override(document, item)
+    return resolve(document)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, as it is written there; ConfigError if it holds none."""
+    if not os.path.exists(path):  # False, too, for a name that no file can have
+        raise ConfigError(f"no such configuration file: {path}")
+    document = yaml_file.load(path)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys to values")
+    return document
+
+
+def _override(document: dict[str, Any], item: str) -> None:
+    key, equals, text = item.partition("=")
+    *path, last = key.split(".")
+    if not equals or not all([*path, last]) or len(path) >= MOST_KEY_PARTS:
+        raise ConfigError(f"override {shown(item)} is not key=value, for example privacy.epsilon=3")
+    value = yaml_file.parse(text, f"override {shown(item)}")
+    at = document
+    for part in path:
+        nested = at.get(part)
+        if nested is None:
+            nested = at[part] = {}
+        if not isinstance(nested, dict):
+            raise ConfigError(f"override {key!r}: {part!r} is a value, not a section")
+        at = nested
+    at[last] = value
+
+
+def resolve(document: Mapping[str, Any]) -> Config:
+    """Validate a document, apply what it says of the chosen algorithm, and check what only a person would notice.
+
+    The content of a data set of the user's own is pinned: `data.sha256` is filled in.
+    """
+    problems: list[str] = []
+    document = _with_dependent_defaults(with_algorithm(document, problems, _key_hint))
+    config: Config | None = None
+    try:
+        config = Config.model_validate(document, strict=True)
+    except ValidationError as error:
+        problems += sentences(error, _key_hint)
+    if config is not None and not problems:
+        problems += _impossible(config)
+    if problems or config is None:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    sha256 = open_set(config.data, config.data.root).sha256
+    return config.model_copy(update={"data": config.data.model_copy(update={"sha256": sha256})})
+
+
+def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Set defaults that depend on other settings: no transcript in one process, unless one was asked for."""
+    runtime, output = document.get("runtime"), document.get("output", {})
+    in_process = isinstance(runtime, dict) and runtime.get("federation") == "in-process"
+    if not in_process or not isinstance(output, dict) or "transcript" in output:
+        return dict(document)
+    return {**document, "output": {**output, "transcript": "off"}}
+
+
+def _impossible(config: Config) -> list[str]:
+    """Settings that each pass alone and cannot work together."""
+    problems = _unknown_model(config.model.name)
+    if (answers := config.rounds * sum(config.data.clients)) > MOST_ANSWERS:
+        problems.append(
+            f"rounds is {config.rounds}: times the {sum(config.data.clients)} clients that is {answers:,}, must be at most {MOST_ANSWERS:,}"
+        )
+    unknown_set = _unknown("data.dataset", config.data.dataset, datasets.NAMES)
+    if unknown_set:
+        problems += unknown_set
+    else:
+        try:
+            problems += _of_data(config, known_model=not problems)
+        except ConfigError as error:
+            problems += error.problems
+    if config.ledger.scope == "dataset" and config.ledger.root is None:
+        problems.append("ledger.root is missing: scope dataset needs a folder that outlives the run")
+    if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
+        problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
+    problems += _unprotectable(config)
+    if config.runtime.federation == "in-process" and config.output.transcript != "off":
+        problems.append(
+            "output.transcript must be off where runtime.federation is 'in-process': no message crosses a wire there"
+        )
+    problems += _undivided(config.runtime)
+    problems += _uncounted(config)
+    problems += _unpaced(config)
+    problems += _unauditable(config)
+    setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
+    return problems + config.algorithm_class.problems(config.options, setting)
+
+
+def _undivided(runtime: RuntimeSettings) -> list[str]:
+    """Devices that contradict each other, or what is to compute on them."""
+    problems = []
+    if runtime.gpus and runtime.device not in ("auto", "cuda"):
+        problems.append(f"runtime.gpus is {runtime.gpus}: runtime.device must be cuda or auto then, got {runtime.device!r}")
+    if runtime.federation == "in-process" and (runtime.gpus or runtime.device not in ("auto", "cpu")):
+        problems.append(
+            f"runtime.device is {runtime.device!r}, runtime.gpus {runtime.gpus}: must be auto or cpu, and none, where "
+            "runtime.federation is 'in-process', which computes on the CPU"
+        )
+    return problems
+
+
+def _unprotectable(config: Config) -> list[str]:
+    """What the algorithm cannot promise: a unit, a server, an accountant, a local step that it does not know."""
+    privacy, algorithm = config.privacy, config.algorithm_class
+    problems = []
+    if privacy.noise_seed is not None and privacy.noise != "seeded":
+        problems.append(f"privacy.noise_seed belongs to privacy.noise seeded, got {privacy.noise!r}")
+    if privacy.noise == "seeded" and config.ledger.scope == "dataset":
+        problems.append(
+            "ledger.scope is 'dataset': needs privacy.noise os, since runs with seeded noise have no epsilon to compose"
+        )
+    if (privacy.unit, privacy.trust) not in algorithm.protects:
+        pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in algorithm.protects)
+        problems.append(
+            f"privacy.unit is {privacy.unit!r}, privacy.trust {privacy.trust!r}: {algorithm.name} works with {pairs}"
+        )
+    if (privacy.adjacency, privacy.accountant, privacy.trust) == ("replace-one", "rdp", "untrusted-server"):
+        problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
+    for name in ("momentum", "weight_decay"):
+        value = getattr(config.local, name)
+        if value and not algorithm.plain_sgd(config.options, privacy):
+            problems.append(f"local.{name} is {value}: must be 0, the local step of {algorithm.name} is DP-SGD, which has none")
+    return problems
+
+
+def _unpaced(config: Config) -> list[str]:
+    """Why time would be seen all the same, or need not be hidden."""
+    local, problems = config.local, []
+    if local.deadline_s is not None and local.pace != "constant":
+        problems.append(f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}")
+    if local.pace == "constant" and config.algorithm_class.plain_sgd(config.options, config.privacy):
+        problems.append(f"local.pace is 'constant': belongs to DP-SGD, which {config.algorithm['name']} does not run here")
+    if local.pace == "constant" and config.ledger.scope == "dataset":
+        problems.append(
+            "local.pace is 'constant': what cut batches cost is kept in one run's delta; ledger.scope must be 'run'"
+        )
+    return problems
+
+
+def _uncounted(config: Config) -> list[str]:
+    """Why a record book would not count all that a run promises."""
+    clients, live = sum(config.data.clients), config.runtime.max_live_workers
+    whole = config.runtime.federation == "in-process" or clients <= live
+    if (config.ledger.scope, config.privacy.trust) != ("dataset", "trusted-server") or whole:
+        return []
+    return [
+        f"ledger.scope is 'dataset': with a trusted server every client of the roster is in the promise, drawn or not, and clients "
+        f"that are never started enter no book; runtime.max_live_workers must be at least {clients}, got {live}"
+    ]
+
+
+def _unauditable(config: Config) -> list[str]:
+    """Why canaries cannot measure this run, as far as that is known before its plan is."""
+    audit, privacy, clients = config.audit, config.privacy, sum(config.data.clients)
+    if not audit.canaries:
+        return []
+    problems, asked = [], f"audit.canaries is {audit.canaries}:"
+    if privacy.unit == "client" or config.algorithm_class.plain_sgd(config.options, privacy):
+        problems.append(
+            f"{asked} canaries are records under DP-SGD, and {config.algorithm['name']} with privacy.unit {privacy.unit!r} has none"
+        )
+    if config.runtime.federation == "in-process":
+        problems.append(f"{asked} what the server sees is read from a transcript: runtime.federation must be 'network'")
+    elif config.output.transcript != "full":
+        problems.append(
+            f"{asked} what the server sees is read from a transcript: output.transcript must be 'full', got {config.output.transcript!r}"
+        )
+    if config.ledger.scope == "dataset":
+        problems.append(f"{asked} canaries are nobody's records: ledger.scope must be 'run', got 'dataset'")
+    if audit.client != "all" and not 0 <= audit.client < clients:
+        problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
+    return problems
+
+
+def _unknown(field: str, name: str, known: Iterable[str]) -> list[str]:
+    if name in known or is_plugin(name):
+        return []
+    return [f"{field} is {shown(name)}: must be one of {', '.join(known)} or package.module:function{hint(name, known)}"]
+
+
+def _unknown_model(name: str) -> list[str]:
+    if not is_plugin(name):
+        return _unknown("model.name", name, models.NAMES)
+    try:
+        load_function("model.name", name)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _of_data(config: Config, known_model: bool) -> list[str]:
+    """What does not go together with the records that are there; what is the user's own is tried before anything starts."""
+    images = open_set(config.data, config.data.root)
+    problems = shift_problems(config.data, images)
+    by_record = not config.algorithm_class.plain_sgd(config.options, config.privacy)
+    if known_model and (images.task == "regression" or is_plugin(config.model.name) or is_plugin(config.data.dataset)):
+        from dpcfl_net.experiment.build import model_template
+
+        try:
+            model_template(
+                config.model.name, images.input_shape, images.classes, seed=0, task=images.task, by_record=by_record,
+                batch_size=config.local.batch_size,
+            )  # fmt: skip
+        except ConfigError as error:
+            problems += error.problems
+    try:
+        records = min(len(piece.train_rows) for piece in plan_slices(config.data, images, seed=0))
+    except ConfigError as error:
+        return problems + error.problems
+    # Plain SGD takes a short batch; DP-SGD's is drawn with the rate b / N, at most 1.
+    if by_record and config.local.batch_size > records:
+        problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
+    steps = config.rounds * config.local.epochs * -(-records // config.local.batch_size)
+    if steps > MOST_STEPS:
+        problems.append(
+            f"rounds is {config.rounds}, local.epochs {config.local.epochs}, local.batch_size {config.local.batch_size}: "
+            f"a client of {records} records takes {steps:,} steps, must be at most {MOST_STEPS:,}"
+        )
+    return problems
+
+
+def _key_hint(path: str, first: Iterable[str] = ()) -> str:
+    """Whose option an unknown key is, or the known key most like it; `first`: keys that are likelier than others."""
+    options = {name: known_keys(algorithm.Options, "algorithm.") for name, algorithm in registry().items()}
+    owners = [name for name, keys in options.items() if path in keys]
+    if owners:
+        return f", an option of {', '.join(owners)}"
+    first = list(first)
+    everywhere = [*first, *known_keys(Config), *(key for keys in options.values() for key in keys)]
+    if near := nearest_key(path, everywhere):
+        return f", did you mean {near!r}?"
+    allowed = allowed_keys(path, first) or allowed_keys(path, everywhere)
+    return f": must be one of {', '.join(allowed)}" if allowed else ""
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of the configuration, with the options of every algorithm."""
+    document = Config.model_json_schema()
+    options = {name: cls.Options.model_json_schema() for name, cls in registry().items()}
+    for name, part in options.items():
+        document.setdefault("$defs", {}).update(part.pop("$defs", {}))
+        part["properties"] = {**part.get("properties", {}), "name": {"const": name}}
+        part["title"] = name
+    document["properties"]["algorithm"] = {
+        "description": "name (or your own: package.module:Class) and options",
+        "anyOf": list(options.values()),
+    }
+    return document

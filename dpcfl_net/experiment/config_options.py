@@ -1,0 +1,110 @@
+"""Options of the algorithms in a configuration: those of the chosen one are put in place, those of the others are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dpcfl_net.algorithms.base import Algorithm, find, registry
+from dpcfl_net.core import names
+from dpcfl_net.core.config_messages import example_of, known_keys, missing_option, sentences
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.plugins import is_plugin
+from dpcfl_net.core.protocol import LocalTraining
+
+Hint = Callable[[str, Iterable[str]], str]  # an unknown key, and keys that are likelier than others
+
+
+def with_algorithm(document: Mapping[str, Any], problems: list[str], hint: Hint) -> dict[str, Any]:
+    """Fold `algorithms.<name>` into `algorithm` and `local`; numbers like 5 are taken where 5.0 is meant.
+
+    Args:
+        document: A configuration as it was written.
+        problems: Problems that are found are added to it.
+        hint: What to add to the message about an unknown key.
+
+    Returns:
+        A copy of the document with all options of the chosen algorithm.
+    """
+    merged = dict(document)
+    chosen, by_name = merged.get("algorithm"), merged.get("algorithms")
+    by_name = by_name if isinstance(by_name, dict) else {}
+    if chosen is None or (isinstance(chosen, dict) and "name" not in chosen):
+        problems.append(f"algorithm.name is missing: must be one of {', '.join(registry())} or package.module:Class")
+        return {**merged, "algorithm": {}}
+    if not isinstance(chosen, dict):
+        return merged
+    name = chosen["name"]
+    for listed, own in by_name.items():
+        problems += _listed_problems(listed, own, hint, chosen=listed == name)
+    try:
+        algorithm = find(str(name))
+    except ConfigError as error:
+        problems += error.problems
+        return merged
+    own = by_name.get(name)
+    own = dict(own) if isinstance(own, dict) else {}
+    local, before = own.pop("local", None), merged.get("local") or {}
+    if isinstance(local, dict) and isinstance(before, dict):
+        merged["local"] = {**before, **local}
+    options = _deep(own, {k: v for k, v in chosen.items() if k != "name"})
+    try:
+        options = algorithm.Options.model_validate(options, strict=True).model_dump(mode="json")
+    except ValidationError as error:
+        problems += _option_problems(str(name), algorithm, error, hint)
+    merged["algorithm"] = {"name": name, **options}
+    return merged
+
+
+def _option_problems(name: str, algorithm: type[Algorithm], error: ValidationError, hint: Hint) -> list[str]:
+    """What is wrong with the options of the chosen algorithm; for a missing one, the line to add."""
+    lacking = {
+        ".".join(map(str, ("algorithm", *item["loc"]))): item["loc"] for item in error.errors() if item["type"] == "missing"
+    }
+    lines = {
+        f"{field} is missing": missing_option(name, field, example_of(algorithm.Options, path))
+        for field, path in lacking.items()
+    }
+    keys = known_keys(algorithm.Options, "algorithm.")
+    found = sentences(error, lambda path: hint(path, keys), "algorithm")
+    return [lines.get(sentence, sentence) for sentence in found]
+
+
+def _listed_problems(listed: str, own: Any, hint: Hint, *, chosen: bool) -> list[str]:
+    """What is wrong with an entry of `algorithms`; options of the chosen algorithm are checked where they are used."""
+    if listed not in registry():
+        known = f"must be one of {', '.join(registry())}{names.hint(listed, registry())}"
+        return [] if is_plugin(listed) else [f"unknown algorithm {shown(f'algorithms.{listed}')}: {known}"]
+    if not isinstance(own, dict):
+        return []  # the schema says so
+    prefix, local = f"algorithms.{listed}", own.get("local", {})
+    if not isinstance(local, dict):
+        return [f"{prefix}.local is {shown(local)}: must be a section of keys and values"]
+    if chosen:
+        return []
+    options = {key: value for key, value in own.items() if key != "local"}
+    return _section_problems(f"{prefix}.local", LocalTraining, local, hint) + _section_problems(
+        prefix, registry()[listed].Options, options, hint
+    )
+
+
+def _section_problems(prefix: str, section: type[BaseModel], values: Mapping[str, Any], hint: Hint) -> list[str]:
+    """What is wrong with the values that are there; others may follow."""
+    try:
+        section.model_validate(values, strict=True)
+    except ValidationError as error:
+        keys = known_keys(section, f"{prefix}.")
+        found = sentences(error, lambda path: hint(path, keys), prefix)
+        return [sentence for sentence in found if not sentence.endswith(" is missing")]
+    return []
+
+
+def _deep(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        out[key] = _deep(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out

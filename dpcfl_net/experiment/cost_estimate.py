@@ -1,0 +1,87 @@
+"""What a run will cost, before it starts: steps, records, bytes, memory, and the time of a step here."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.types import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.experiment.job_files import Job, client_slice
+
+# Measured with the small CNN: what the shared libraries, and one worker beside them, add to the memory of a machine.
+_SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20
+
+
+def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
+    """What a run will cost, from the protocol alone: steps, records, bytes on the wire, memory of all processes.
+
+    live: the most clients connected at once, all of them if it is not given.
+    """
+    algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
+    asked = algorithm.answers_expected
+    if algorithm.plain_sgd(algorithm.options, protocol.privacy):
+        records = [entry.records for entry in protocol.roster]
+        each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
+        steps, seen, selections = round(asked * each), round(asked * protocol.local.epochs * sum(records) / n), 0
+        models_down = asked * (algorithm.max_models - 1)
+    else:
+        gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
+        share = asked / (n * protocol.rounds)  # a plan holds every round, though not everybody may be asked in each
+        steps = round(share * sum(slot.steps for slot, _ in gradient))
+        seen = int(share * sum(s.steps * s.rate * e.records for s, e in gradient))
+        selections = sum(
+            isinstance(slot, SelectionSlot | UnprotectedSlot) for entry in protocol.roster for slot in algorithm.plan(entry)
+        )
+        models_down = selections * (algorithm.max_models - 1)  # in a window every client gets every model
+    sends = any(
+        set(spec.shape) & {"p", "update", "body"} for half in algorithm.halves().values() for spec in half.gives.values()
+    )
+    up = round(4 * p * asked) if sends else 0
+    return {
+        "clients": n,
+        "parameters": p,
+        "steps": steps,
+        "records": seen,
+        "bytes_up": up,
+        "bytes_down": round(up + 4 * p * models_down),
+        "memory": base_memory(min(n, live or n)) + 8 * p * min(n, live or n) + 12 * p * round(asked / protocol.rounds),
+    }
+
+
+def base_memory(workers: int) -> int:
+    """Bytes that the processes of a run take before any model: what all share, and each worker's own."""
+    return _SHARED_BYTES + workers * _WORKER_BYTES
+
+
+def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
+    """Seconds of one local step here, measured on a client's records; the result is thrown away."""
+    import torch
+
+    from dpcfl_net.federation.client import Engine
+
+    torch.set_num_threads(1)
+    entry, local = job.protocol.roster[0], job.protocol.local
+    settings, piece = client_slice(job, entry.id, root)
+    theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
+    if job.algorithm.plain_sgd(job.algorithm.options, job.protocol.privacy):
+        one_epoch = job.protocol.model_copy(update={"local": local.model_copy(update={"epochs": 1})})
+        engine, few = Engine.of(one_epoch), replace(piece, train_rows=piece.train_rows[: steps * local.batch_size])
+        data = open_client(settings, few, root)
+        engine.sgd.train(theta, data, np.random.default_rng())
+        start = time.perf_counter()
+        engine.sgd.train(theta, data, np.random.default_rng())
+        return (time.perf_counter() - start) / -(-len(data) // local.batch_size)
+    engine, data = Engine.of(job.protocol), open_client(settings, piece, root)
+    z = given(entry.noise_multiplier)
+    slot = DPSGDSlot("timing", min(1.0, job.protocol.local.batch_size / entry.records), steps)
+    engine.trainer.train(theta, data, slot, z, os.urandom(32))
+    start = time.perf_counter()
+    engine.trainer.train(theta, data, slot, z, os.urandom(32))
+    return (time.perf_counter() - start) / steps

@@ -1,0 +1,142 @@
+"""The other part of a signed job, for workers and observer only: which data, which slices, which seeds; and the job's files."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+
+from dpcfl_net.algorithms.base import Algorithm, algorithm_of
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.files import read_bytes
+from dpcfl_net.core.protocol import PROTOCOL, Part, Protocol, canonical, digest, invalid_fields, read_part, read_signed_protocol
+from dpcfl_net.core.signing import check_signature, sign, write_secret
+from dpcfl_net.data.partition import DataSettings, Slice, open_set, plan_slices
+from dpcfl_net.transport.keys import COORDINATOR, NOISE_SEED, OPERATOR, public_path, secret_path
+
+if TYPE_CHECKING:
+    from dpcfl_net.privacy.canaries import Canaries
+
+EXPERIMENT, OPERATOR_PUB = "experiment.json", "operator.pub"
+
+
+class Audit(Part):
+    """Which clients hold canaries in place of records, and the secret that directions and bits come from: drawn before the run."""
+
+    canaries: int = Field(ge=1)
+    clients: list[int]
+    secret: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    def in_model(self, parameters: int) -> Canaries:
+        """The canaries in a model of so many parameters: the same directions for all audited clients, bits of each one's own."""
+        from dpcfl_net.privacy.canaries import Canaries
+
+        return Canaries(self.canaries, parameters, bytes.fromhex(self.secret))
+
+
+class Experiment(Part):
+    """The other part, for workers and observer only. `salt` hides it behind its hash in the protocol."""
+
+    salt: str
+    seed: int
+    data: dict[str, Any]
+    partition_seed: int
+    slices: list[int]  # slices[client id] = the slice of the partition that this client holds
+    true_clusters: list[int]
+    noise_seed: str | None = None
+    audit: Audit | None = None
+
+    @property
+    def noise(self) -> bytes | None:
+        """What all noise of a run with seeded noise comes from; None where each task draws its own."""
+        return None if self.noise_seed is None else bytes.fromhex(self.noise_seed)
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Who is not audited has the same job, byte for byte, as where audits are unknown.
+        return {key: value for key, value in standard(self).items() if key != "audit" or value is not None}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Both parts as the operator holds them."""
+
+    protocol: Protocol
+    experiment: Experiment
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return algorithm_of(self.protocol)
+
+
+def read_experiment(path: Path, protocol: Protocol) -> Experiment:
+    """Read the experiment part and hold it to the hash that the protocol carries."""
+    experiment = read_part(path, Experiment)
+    if digest(experiment) != protocol.experiment_hash:
+        raise Refused("experiment-hash", f"{path} is not the experiment that the signed protocol names")
+    return experiment
+
+
+def write_job(job: Job, folder: Path, key_folder: Path) -> None:
+    """protocol.json and experiment.json with the operator's signatures, and the operator's public key beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in ((PROTOCOL, job.protocol), (EXPERIMENT, job.experiment)):
+        data = canonical(part)
+        (folder / name).write_bytes(data)
+        (folder / f"{name}.sig").write_text(sign(secret_path(key_folder, OPERATOR), data))
+    if job.experiment.noise is not None and job.protocol.privacy.trust == "trusted-server":
+        write_secret(secret_path(key_folder, COORDINATOR).with_name(NOISE_SEED), job.experiment.noise.hex())
+    (folder / OPERATOR_PUB).write_text(public_path(key_folder, OPERATOR).read_text())
+
+
+def read_job(folder: Path, operator_key: str) -> Job:
+    """Both parts, refused unless the pinned operator signed them and they belong together.
+
+    The last one is kept by the content of its files: a process that is forked where it was read need not verify it again.
+    """
+    content = hashlib.sha256()
+    for name in (PROTOCOL, EXPERIMENT):
+        for path in (folder / name, folder / f"{name}.sig"):
+            content.update(hashlib.sha256(read_bytes(path) if path.exists() else b"").digest())
+    return _read_job(folder, operator_key, content.hexdigest())
+
+
+@lru_cache(maxsize=1)
+def _read_job(folder: Path, operator_key: str, content: str) -> Job:
+    protocol = read_signed_protocol(folder / PROTOCOL, operator_key)
+    experiment = read_experiment(folder / EXPERIMENT, protocol)
+    check_signature(folder / EXPERIMENT, operator_key)
+    return checked(Job(protocol, experiment))
+
+
+def checked(job: Job) -> Job:
+    """The job, refused unless its algorithm and options are known here and its experiment is of the roster's clients."""
+    algorithm_of(job.protocol)
+    experiment, clients = job.experiment, list(range(len(job.protocol.roster)))
+    try:
+        DataSettings.model_validate(experiment.data)
+    except ValidationError as error:
+        raise Refused("job-invalid", f"the experiment's data: {invalid_fields(error)}") from None
+    whose = {"the roster's ids": [entry.id for entry in job.protocol.roster], "slices": sorted(experiment.slices)}
+    for name, numbers in whose.items():
+        if numbers != clients:
+            raise Refused("job-invalid", f"{name} must be 0 to {len(clients) - 1}, each once")
+    if len(experiment.true_clusters) != len(clients):
+        raise Refused("job-invalid", f"true_clusters names {len(experiment.true_clusters)} clients, the roster {len(clients)}")
+    return job
+
+
+def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings, Slice]:
+    """Where a client's records are; of the data set it reads what the plan needs: sizes, labels or roles."""
+    return experiment_slice(job.experiment, client, root)
+
+
+def experiment_slice(experiment: Experiment, client: int, root: str | None) -> tuple[DataSettings, Slice]:
+    """As `client_slice`, from the experiment part alone."""
+    settings = DataSettings.model_validate(experiment.data)
+    images = open_set(settings, root)
+    return settings, plan_slices(settings, images, experiment.partition_seed)[experiment.slices[client]]

@@ -1,0 +1,200 @@
+"""A trusted server's own gate: it samples clients, sees what they send, and publishes nothing but what its ledger paid for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.protocol import Protocol as Job
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.types import ClientHalf, CuratorSlot, Event, Release, Slot, Task, UnprotectedSlot
+from dpcfl_net.federation.base import Arrays, Federation, Results
+from dpcfl_net.federation.gate import Charge, Gate
+from dpcfl_net.privacy.client_level import COUNT_SCALE
+from dpcfl_net.privacy.ledger.ledger import Ledger
+from dpcfl_net.privacy.mechanisms import gaussian_on_grid, shortened
+from dpcfl_net.privacy.randomness import derive, stream
+
+CURATOR = "curator"
+NOBODY = -1  # The gate's client number where the ledger is nobody's in the roster
+Contribution = list[tuple[int, np.ndarray]]  # (block, vector): where parts of one client's update belong
+
+
+class CuratorSide(Protocol):
+    """What a curator needs to know of an algorithm."""
+
+    protocol: Job
+
+    def curator_plan(self) -> list[Slot]: ...
+
+    def curator_halves(self) -> dict[str, ClientHalf]: ...
+
+
+class Curator:
+    """Runs curator halves: debit first, then sample, collect and add noise; the release is stored before anybody sees it.
+
+    After a crash the same key gives the same sample and the same noise, and clients answer with the same bytes.
+    `shown` is for the observer alone: what the last half told it, which is no part of the release.
+    """
+
+    def __init__(self, algorithm: CuratorSide, ledger: Ledger, noise_seed: bytes | None) -> None:
+        self._algorithm, self._ledger = algorithm, ledger
+        self._halves, protocol = algorithm.curator_halves(), algorithm.protocol
+        plan = algorithm.curator_plan()
+        names = {slot.name for slot in plan}
+        self.shown: dict[str, Any] = {}
+        self.gate = Gate(
+            job_hash=digest(protocol),
+            client=NOBODY,
+            rounds=protocol.rounds,
+            plan=plan,
+            bundles={kind: half.bundle for kind, half in self._halves.items() if set(half.bundle) <= names},
+            noise_multiplier=protocol.curator_noise_multiplier,
+            adjacency=protocol.privacy.adjacency,
+            ledger=ledger,
+            noise_seed=noise_seed,
+        )
+
+    @classmethod
+    def of(cls, algorithm: CuratorSide, ledgers: Path, noise_seed: bytes | None, *, durable: bool = True) -> Curator | None:
+        """The curator of a job with its ledger under `ledgers`; None for a job in which no server is trusted.
+
+        noise_seed: of a run with seeded noise, else None.
+        """
+        protocol = algorithm.protocol
+        if protocol.privacy.trust != "trusted-server":
+            return None
+        owner = {"run": protocol.run, "job": digest(protocol), "role": CURATOR}
+        seed = None if noise_seed is None else derive(noise_seed, CURATOR)
+        return cls(algorithm, Ledger(ledgers / CURATOR, owner=owner, durable=durable), seed)
+
+    def release(self, fed: Federation, kind: str, tensors: Arrays) -> Arrays | None:
+        """What this round publishes; None if a crash cut its debit, so that the round is charged and lost."""
+        self.shown = {}
+        task = Task(fed.round, kind, {name: np.asarray(value) for name, value in tensors.items()})
+        answer = self.gate.answer(task, lambda task: None, lambda charge, state: self._compute(fed, task, charge, state))
+        if answer.status == "lost":
+            return None
+        if answer.status != "release":
+            raise RunFailed(f"the curator's own gate turned round {fed.round} down: {answer.code} {answer.reason}")
+        return unpack(answer.release)
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        self._ledger.close()
+
+    def _compute(self, fed: Federation, task: Task, charge: Charge, state: Any) -> tuple[Release, dict[str, Any], list[Event]]:
+        me = Desk(fed, charge, self.shown)
+        release = getattr(self._algorithm, task.kind)(me, **task.tensors)
+        return release, state, me.ran()
+
+
+@dataclass
+class Desk:
+    """`me` in a curator half: the round's sample, the clients' raw answers, and the mechanisms that make them public."""
+
+    _fed: Federation
+    _charge: Charge
+    _shown: dict[str, Any]
+    _sampled: dict[str, list[int]] = field(default_factory=dict)
+    _noised: list[tuple[str, str, float]] = field(default_factory=list)
+    _unprotected: list[str] = field(default_factory=list)
+
+    def sample(self, slot: str) -> list[int]:
+        """The round's clients: Poisson in client order, of fixed size in an order that is uniformly random."""
+        spec, clients = self._slot(slot), self._fed.clients
+        rng = self._stream(slot, "sample")
+        if spec.sampling == "fixed":
+            chosen = rng.permutation(len(clients))[: int(spec.sample_size)]
+        else:
+            chosen = np.flatnonzero(rng.random(len(clients)) < spec.sample_size / spec.population)
+        self._sampled[slot] = [clients[k] for k in chosen]
+        return self._sampled[slot]
+
+    def call(self, method: Any, each: Mapping[int, Arrays]) -> Results:
+        """Ask sampled clients and gather what they send, as it is. It must not leave the half but through the mechanisms."""
+        return self._fed.call(method, each=each)
+
+    def rng(self, slot: str, purpose: str) -> np.random.Generator:
+        """The curator's own randomness for one purpose of this round."""
+        return self._stream(slot, purpose)
+
+    def noisy_labels(
+        self, slot: str, part: str, labels: Iterable[int | None], blocks: int, length: float, sensitivity: float
+    ) -> np.ndarray:
+        """One-hot rows with noise, (m, blocks) float64: a row for each of `labels`, of zeros for None (no answer).
+
+        length: the norm that rows are scaled to. sensitivity: what the noise covers, sqrt(2) * length for one row swapped.
+        """
+        rows = list(labels)
+        one_hot = np.zeros((len(rows), blocks))
+        for k, label in enumerate(rows):
+            if label is not None and 0 <= label < blocks:
+                one_hot[k, label] = length
+        return self._noisy(slot, part, one_hot, sensitivity)
+
+    def noisy_sums(
+        self, slot: str, part: str, contributions: Mapping[int, Contribution], shape: tuple[int, int], clip: float,
+        counts: Mapping[int, int] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
+        """Sums over clients of clipped vectors, block by block, with noise: `shape` = (blocks, p) float32, and counts (blocks,).
+
+        contributions: client -> the parts of its update and the blocks they are added to; all parts of a client together
+        are scaled down to norm `clip`, and what is not finite counts as zeros. counts: client -> the block that it is counted
+        in, with a coordinate of clip * COUNT_SCALE; its noise then covers the longer vector.
+        """
+        blocks, width = shape
+        total = np.zeros((blocks, width + (counts is not None)))
+        for client in sorted(contributions):
+            vectors = shortened([vector for _, vector in contributions[client]], clip)
+            for (block, _), vector in zip(contributions[client], vectors, strict=False):
+                total[block, :width] += vector
+            if counts is not None:
+                total[counts[client], width] += clip * COUNT_SCALE
+        unit = clip * (math.hypot(1.0, COUNT_SCALE) if counts is not None else 1.0)
+        noisy = self._noisy(slot, part, total, unit * (2 if self._slot(slot).sampling == "fixed" else 1))
+        if counts is None:
+            return noisy.astype(np.float32), None
+        return noisy[:, :width].astype(np.float32), noisy[:, width] / (clip * COUNT_SCALE)
+
+    def without_guarantee(self, slot: str) -> None:
+        """Own up to what a paper releases without a guarantee; the plan holds a slot for it."""
+        self._unprotected.append(slot)
+
+    def show_observer(self, **facts: Any) -> None:
+        """Tell the experimenter's instrument what is no part of the release: plain lists and numbers."""
+        self._shown.update(facts)
+
+    def ran(self) -> list[Event]:
+        """The events of the slots whose every part ran once, with the noise and the sampling that were planned."""
+        events: list[Event] = []
+        for name, spec in self._charge.slots.items():
+            if isinstance(spec, UnprotectedSlot):
+                events += [spec.event(None)] * self._unprotected.count(name)
+                continue
+            assert isinstance(spec, CuratorSlot)
+            z = self._charge.z
+            planned = sorted((name, part, spec.part_noise(z, part)) for part, _ in spec.parts)
+            if name in self._sampled and sorted(entry for entry in self._noised if entry[0] == name) == planned:
+                events.append(spec.event(z, self._charge.adjacency))
+        return events
+
+    def _noisy(self, slot: str, part: str, values: np.ndarray, sensitivity: float) -> np.ndarray:
+        z = self._slot(slot).part_noise(self._charge.z, part)
+        self._noised.append((slot, part, z))
+        return gaussian_on_grid(values, z * sensitivity, self._stream(slot, f"noise {part}"))
+
+    def _slot(self, slot: str) -> CuratorSlot:
+        spec = self._charge.slots[slot]
+        assert isinstance(spec, CuratorSlot)
+        return spec
+
+    def _stream(self, slot: str, purpose: str) -> np.random.Generator:
+        return stream(derive(self._charge.key, "curator", slot), purpose)

@@ -1,0 +1,1 @@
+"""Epsilon of compositions of mechanisms, and noise for a target."""

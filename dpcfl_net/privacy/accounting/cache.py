@@ -1,0 +1,76 @@
+"""The accountant's answers, kept in files: every process of a host asks the same few questions, each worth seconds."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import read_text
+from dpcfl_net.core.types import Adjacency, Event
+
+# What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
+SOURCES = (
+    "accountant.py",
+    "composition.py",
+    "event_counts.py",
+    "fixed_size.py",
+    "gaussian.py",
+    "pld.py",
+    "rdp.py",
+    "selection.py",
+    "../../core/types.py",
+)
+
+
+def remembered(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
+    """`answer()`, or what it gave when the same question was asked on this host before; JSON values only.
+
+    One process computes, others that ask meanwhile wait for it; an exception passes through and is not kept.
+    """
+    text = json.dumps(question, sort_keys=True)
+    name = hashlib.sha256(f"{accountant()}\n{text}".encode()).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stored = folder / f"{name}.json"
+    with (folder / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = _kept(stored)
+        if found is None:
+            found = json.dumps({"answer": answer()})
+            draft = stored.with_suffix(".part")
+            draft.write_text(found)
+            os.replace(draft, stored)
+        return json.loads(found)["answer"]
+
+
+def _kept(stored: Path) -> str | None:
+    """A kept answer's text, None if there is none or the file is damaged, as after a crash."""
+    try:
+        text = read_text(stored)
+        found = json.loads(text)
+    except (ConfigError, ValueError, RecursionError):
+        return None
+    return text if isinstance(found, dict) and "answer" in found else None
+
+
+def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
+    """The question what epsilon events cost, as `privacy.accounting` reads it from standard input too."""
+    listed = [{"type": type(event).__name__, **asdict(event)} for event in events]
+    return {"events": listed, "delta": delta, "adjacency": adjacency, "accountant": accountant}
+
+
+@cache
+def accountant() -> str:
+    """The accountant that answers: its version and what is in its files."""
+    own = hashlib.sha256()
+    for source in SOURCES:
+        own.update((Path(__file__).parent / source).read_bytes())
+    return f"dp-accounting {version('dp-accounting')} {own.hexdigest()}"

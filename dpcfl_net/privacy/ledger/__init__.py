@@ -1,0 +1,1 @@
+"""Durable ledgers of clients, and the record book over several runs."""

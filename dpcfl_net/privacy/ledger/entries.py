@@ -1,0 +1,176 @@
+"""The lines of a privacy ledger: their fields, their canonical form, and the check of the whole chain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dpcfl_net.core.errors import LedgerError
+from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Unprotected
+
+EntryType = Literal["header", "debit", "torn", "closed"]
+FIRST_PREV = "0" * 64
+FORMAT = 1
+FIELDS: dict[str, tuple[str, ...]] = {
+    "header": ("owner", "format"),
+    "debit": ("job", "round", "kind", "id", "slots", "events", "spent"),
+    "torn": ("job", "round", "kind", "id"),
+    "closed": ("job", "round", "torn", "slots", "events", "spent"),
+}
+_EVENTS: dict[str, type] = {
+    cls.__name__: cls for cls in (SampledGaussian, FixedSizeGaussian, BoundedRangeSelection, Unprotected)
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line. Types: header (owner), debit (one request's bundle), torn (a line that a crash cut),
+    closed (the charge for a torn line; its round takes no more requests). `spent`: slots of `job` so far, by name."""
+
+    sequence: int
+    type: EntryType
+    job: str = ""
+    round: int = 0
+    kind: str = ""
+    id: str = ""
+    slots: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
+    spent: Mapping[str, int] = field(default_factory=dict)
+    torn: int = 0
+    owner: Mapping[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def line(self, prev: str) -> bytes:
+        """The canonical line, with its newline, that follows a line whose sha256 is `prev`."""
+        fields = {name: _plain(getattr(self, name)) for name in FIELDS[self.type]}
+        return canonical({"sequence": self.sequence, "type": self.type, "prev": prev, **fields}) + b"\n"
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON text of `value`: sorted keys, no spaces, ASCII; NaN and infinity raise ValueError."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(line: bytes) -> str:
+    """sha256 of a line with its newline, in hex."""
+    return hashlib.sha256(line).hexdigest()
+
+
+def broken(where: str) -> LedgerError:
+    """The error of a ledger whose content is not what was written."""
+    return LedgerError("ledger-broken", f"{where}; the privacy ledger was edited or damaged, and no run may go on from it")
+
+
+def verify_lines(lines: Sequence[bytes], where: str) -> list[Entry]:
+    """Entries of complete lines (each with its newline); LedgerError "ledger-broken" names the first wrong line.
+
+    Checked: canonical form, numbers from 0, the hash chain, one header, that no request id and no (job, round, kind) is
+    charged twice, that `spent` adds up, and that a torn line is closed at most once.
+    """
+    entries: list[Entry] = []
+    prev = FIRST_PREV
+    seen = History()
+    for number, line in enumerate(lines):
+        try:
+            entry = _parse(line, prev)
+            if entry.sequence != number or (entry.type == "header") != (number == 0):
+                raise ValueError(f"sequence {entry.sequence}, type {entry.type}")
+            seen.add(entry)
+        except (ValueError, TypeError, KeyError, RecursionError) as problem:
+            raise broken(f"{where}, line {number}: {problem}") from problem
+        entries.append(entry)
+        prev = digest(line)
+    return entries
+
+
+class History:
+    """What the entries so far allow next; `add` raises ValueError for an entry that cannot follow them."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, Counter[str]] = {}
+        self.debits: dict[str, Entry] = {}
+        self.torn: dict[int, Entry] = {}
+        self.closed: list[Entry] = []
+        self._requests: set[tuple[str, int, str]] = set()
+
+    def after(self, job: str, slots: Iterable[str]) -> Counter[str]:
+        """Slots of `job` spent once `slots` are charged too."""
+        return self.spent.get(job, Counter()) + Counter(slots)
+
+    def add(self, entry: Entry) -> None:
+        """Take in the next entry."""
+        if entry.type == "debit":
+            request = (entry.job, entry.round, entry.kind)
+            if entry.id in self.debits or request in self._requests:
+                raise ValueError(f"round {entry.round} {entry.kind} is charged a second time")
+            self._charge(entry)
+            self.debits[entry.id] = entry
+            self._requests.add(request)
+        elif entry.type == "closed":
+            torn = self.torn.get(entry.torn)
+            if torn is None or (torn.job, torn.round) != (entry.job, entry.round):
+                raise ValueError(f"line {entry.torn} is no torn line to close")
+            self._charge(entry)
+            del self.torn[entry.torn]
+            self.closed.append(entry)
+        elif entry.type == "torn":
+            self.torn[entry.sequence] = entry
+
+    def _charge(self, entry: Entry) -> None:
+        total = self.after(entry.job, entry.slots)
+        if len(entry.slots) != len(entry.events) or total != Counter(entry.spent):
+            raise ValueError("slots, events and spent do not agree")
+        self.spent[entry.job] = total
+
+    def charges(self, job: str) -> list[Entry]:
+        """Debits of `job` and charges for its torn lines, in order."""
+        found = [e for e in (*self.debits.values(), *self.closed) if e.job == job]
+        return sorted(found, key=lambda e: e.sequence)
+
+
+def _parse(line: bytes, prev: str) -> Entry:
+    document = json.loads(line)
+    if not isinstance(document, dict) or document.get("type") not in FIELDS:
+        raise ValueError("not an entry")
+    fields = FIELDS[document["type"]]
+    if set(document) != {"sequence", "type", "prev", *fields}:
+        raise ValueError("wrong fields")
+    values = {name: _rich(name, document[name]) for name in fields}
+    entry = Entry(sequence=document["sequence"], type=document["type"], **values)
+    if entry.format != FORMAT or entry.line(prev) != line:
+        raise ValueError("not in canonical form, or its hash is not that of the line before")
+    return entry
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Event):
+        return plain_event(value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
+
+
+def _rich(name: str, value: Any) -> Any:
+    if name == "events":
+        return tuple(rich_event(item) for item in value)
+    if name == "slots":
+        return tuple(value)
+    return value
+
+
+def plain_event(event: Event) -> dict[str, Any]:
+    """An event as JSON has it."""
+    return {"type": type(event).__name__, **asdict(event)}
+
+
+def rich_event(value: Mapping[str, Any]) -> Event:
+    """Inverse of `plain_event`; KeyError, TypeError or ValueError for what is none."""
+    fields = dict(value)
+    event: Event = _EVENTS[fields.pop("type")](**fields)
+    return event

@@ -1,0 +1,1 @@
+"""Run folders as data: summaries, verification, comparison."""

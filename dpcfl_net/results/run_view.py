@@ -1,0 +1,270 @@
+"""Reads a run folder, whether the run is finished, still going or crashed in the middle of a line."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import opened, parse_json, read_text
+from dpcfl_net.core.runlog import parse
+from dpcfl_net.results.privacy_words import number
+
+Line = dict[str, Any]
+# What reading a damaged npz file raises besides OSError, ValueError and KeyError.
+NO_ARRAYS = (EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)
+
+
+class JsonlTail:
+    """A growing JSON-lines file, read on from where the last reading ended. Only whole lines are read.
+
+    damaged: damaged whole lines so far, which are left out; torn: whether the file now ends within a line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset, self.damaged, self.torn = path, 0, 0, False
+
+    def new(self) -> list[Line]:
+        """The lines that were added since the last call; a file that shrank was replaced and is read from its start."""
+        if not self.path.exists():
+            return []
+        with opened(self.path) as file:
+            if file.seek(0, 2) < self.offset:
+                self.offset = 0
+            file.seek(self.offset)
+            added = file.read()
+        whole = added[: added.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        self.torn = len(whole) < len(added)
+        parsed = [parse(raw, self.path.name) for raw in whole.splitlines()]
+        self.damaged += parsed.count(None)
+        return [line for line in parsed if line is not None]
+
+
+@dataclass(frozen=True)
+class FirstRound:
+    """The first round's updates as the server saw them: first two principal components, and the mixture there.
+
+    coordinates (n, 2); posteriors (n, M); labels (n,); centres (M, 2); deviations (M,) in the coordinates' units;
+    candidates and scores (k,): the effective MSS of each M that was tried.
+    """
+
+    coordinates: list[list[float]]
+    posteriors: list[list[float]]
+    labels: list[int]
+    centres: list[list[float]]
+    deviations: list[float]
+    candidates: list[int]
+    scores: list[float]
+    mss: float | None
+    mss_plain: float | None
+    mpo: float | None
+    clusters: int
+
+
+@dataclass
+class RunView:
+    """A run folder as plain data. Tables by round hold the last line written for that round.
+
+    served / observed: metrics of the server's and of the observer's view; spent: epsilon by client after a round;
+    grouping: the server's assignment after a round; agreement: its comparison with the truth by the observer.
+    """
+
+    folder: Path
+    run: Line = field(default_factory=dict)
+    config: Line = field(default_factory=dict)
+    protocol: Line = field(default_factory=dict)
+    experiment: Line = field(default_factory=dict)
+    served: dict[int, Line] = field(default_factory=dict)
+    observed: dict[int, Line] = field(default_factory=dict)
+    spent: dict[int, list[float | None]] = field(default_factory=dict)
+    grouping: dict[int, Line] = field(default_factory=dict)
+    agreement: dict[int, Line] = field(default_factory=dict)
+    messages: list[Line] = field(default_factory=list)
+    spans: list[Line] = field(default_factory=list)
+    first_round: FirstRound | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.run.get("name") or self.protocol.get("name") or self.config.get("name") or self.folder.name)
+
+    @property
+    def algorithm(self) -> str:
+        chosen = self.config.get("algorithm")
+        configured = chosen.get("name") if isinstance(chosen, dict) else None
+        return str(self.run.get("algorithm") or self.protocol.get("algorithm") or configured or "unknown algorithm")
+
+    @property
+    def state(self) -> str:
+        """running, finished, failed or interrupted as run.json says; `unknown` without it."""
+        return str(self.run.get("state") or "unknown")
+
+    @property
+    def rounds(self) -> int | None:
+        """How many rounds the job has, None when no file says."""
+        return whole(self.protocol.get("rounds")) or whole(self.config.get("rounds"))
+
+    @property
+    def true_clusters(self) -> list[int]:
+        """The true cluster of each client in client order, empty when not known."""
+        return true_clusters(self.experiment)
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are, by the first file that tells."""
+        roster = self.protocol.get("roster")
+        tables = [self.true_clusters, roster if isinstance(roster, list) else []]
+        tables += [listed(line, "assignment") for line in self.grouping.values()]
+        tables += [listed(line, "accuracy_by_client") for line in self.observed.values()]
+        return max(map(len, tables))
+
+
+def read_run(folder: Path | str) -> RunView:
+    """Everything in a run folder that can be read; what is missing stays empty, what is damaged is in `notes`.
+
+    Raises ConfigError when the folder does not exist or holds none of a run's files.
+    """
+    folder = Path(folder)
+    names = ("run.json", "protocol.json", "config.yaml", "metrics.jsonl")
+    if not any((folder / name).is_file() for name in names):
+        raise ConfigError(f"{folder} is not a run folder: it holds none of {', '.join(names)}")
+    view = RunView(folder)
+    for attribute, name in (("run", "run.json"), ("protocol", "protocol.json"), ("experiment", "experiment.json")):
+        setattr(view, attribute, read_mapping(folder / name, view.notes))
+    view.config = read_mapping(folder / "config.yaml", view.notes)
+    sort_metrics(_lines(folder, "metrics.jsonl", view.notes), view.served, view.observed, view.spent)
+    sort_clusters(_lines(folder, "clusters.jsonl", view.notes), view.grouping, view.agreement)
+    view.messages = _lines(folder, "messages.jsonl", view.notes)
+    view.spans = _lines(folder, "spans.jsonl", view.notes)
+    view.first_round = _first_round(folder / "first_round.npz", view.notes)
+    return view
+
+
+def read_mapping(path: Path, notes: list[str]) -> Line:
+    """A JSON or YAML mapping, empty when the file is missing; when it is damaged `notes` says so."""
+    if not path.exists():
+        return {}
+    try:
+        text = read_text(path)
+        found = yaml_file.parse(text, path.name) if path.suffix == ".yaml" else parse_json(text, path.name)
+    except ConfigError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    notes.append(f"{path.name} is damaged and was left out")
+    return {}
+
+
+def sort_metrics(
+    lines: Iterable[Line], served: dict[int, Line], observed: dict[int, Line], spent: dict[int, list[float | None]]
+) -> None:
+    """Put lines of metrics.jsonl into their tables by round."""
+    for line in lines:
+        at = whole(line.get("round"))
+        if at is None:
+            continue
+        if line.get("view") == "observer":
+            observed[at] = line
+        elif "epsilon_spent_by_client" in line:
+            spent[at] = numbers(line, "epsilon_spent_by_client")
+        else:
+            served[at] = line
+
+
+def sort_clusters(lines: Iterable[Line], grouping: dict[int, Line], agreement: dict[int, Line]) -> None:
+    """Put lines of clusters.jsonl into their tables by round."""
+    for line in lines:
+        at = whole(line.get("round"))
+        if at is not None:
+            table = agreement if line.get("view") == "observer" else grouping
+            table[at] = {**table.get(at, {}), **line}  # labels and recovery of one round are lines of their own
+
+
+def true_clusters(experiment: Line) -> list[int]:
+    """experiment.json's true cluster of each client; empty unless every one is a whole number."""
+    found = [whole(item) for item in listed(experiment, "true_clusters")]
+    return [item for item in found if item is not None] if None not in found else []
+
+
+def sizes(clusters: Sequence[int]) -> dict[int, int]:
+    """How many clients each true cluster has, by cluster."""
+    return dict(sorted(Counter(clusters).items()))
+
+
+def minority(clusters: Sequence[int]) -> int | None:
+    """The one smallest true cluster; None when several are smallest or there is only one."""
+    counted = sorted((count, cluster) for cluster, count in sizes(clusters).items())
+    return counted[0][1] if len(counted) > 1 and counted[0][0] < counted[1][0] else None
+
+
+def letter(cluster: int) -> str:
+    """True clusters are called A, B, ... so that nobody takes them for the server's numbered groups."""
+    return chr(ord("A") + cluster) if 0 <= cluster < 26 else f"#{cluster}"
+
+
+def listed(line: Line, key: str) -> list[Any]:
+    """A list in a line, or an empty one."""
+    found = line.get(key)
+    return found if isinstance(found, list) else []
+
+
+def mapping(line: Mapping[str, Any], key: str) -> Line:
+    """A mapping in a line, or an empty one."""
+    found = line.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def numbers(line: Line, key: str) -> list[float | None]:
+    """A list of numbers in a line, None where one is not finite."""
+    return [number(item) for item in listed(line, key)]
+
+
+def whole(value: Any) -> int | None:
+    """A whole number >= 0, else None."""
+    found = number(value)
+    return int(found) if found is not None and found >= 0 and found == int(found) else None
+
+
+def _lines(folder: Path, name: str, notes: list[str]) -> list[Line]:
+    tail = JsonlTail(folder / name)
+    lines = tail.new()
+    if tail.damaged:
+        notes.append(f"{name}: {tail.damaged} damaged line(s) left out")
+    if tail.torn:
+        notes.append(f"{name} ends within a line: the run is still writing, or was cut off")
+    return lines
+
+
+def _first_round(path: Path, notes: list[str]) -> FirstRound | None:
+    import numpy as np
+
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays}
+        coordinates = found["coordinates"].astype(float).reshape(-1, 2)
+        count, clients = int(found["clusters"]), len(coordinates)
+        return FirstRound(
+            coordinates.tolist(),
+            found["posteriors"].astype(float).reshape(clients, -1).tolist(),
+            found["labels"].astype(int).reshape(clients).tolist(),
+            found["centres"].astype(float).reshape(-1, 2).tolist(),
+            found["deviations"].astype(float).reshape(-1).tolist(),
+            found["candidates"].astype(int).reshape(-1).tolist(),
+            found["scores"].astype(float).reshape(-1).tolist(),
+            number(float(found["mss"])),
+            number(float(found["mss_plain"])),
+            number(float(found["mpo"])),
+            count,
+        )
+    except (*NO_ARRAYS, OSError, ValueError, KeyError, TypeError, OverflowError):
+        notes.append(f"{path.name} is damaged and was left out")
+        return None

@@ -1,0 +1,128 @@
+"""Who was given which model, by the transcript: clients of one cluster the same, and every client what it was charged for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpcfl_net.algorithms.base import Algorithm, algorithm_of
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.federation.gate import request_id
+from dpcfl_net.privacy.ledger.entries import Entry
+from dpcfl_net.transport.messages import Header, WireError, decode
+from dpcfl_net.transport.transcript import Record
+
+NOTHING = hashlib.sha256(b"").hexdigest()
+
+
+@dataclass(frozen=True)
+class Given:
+    """The tasks that the transcript shows, and the tasks that were answered with a release, as (client, header) each.
+
+    odd: records from the server that are no messages of this protocol.
+    """
+
+    tasks: list[tuple[int, Header]]
+    released: list[tuple[int, Header]]
+    odd: list[int]
+
+
+def given(records: Iterable[Record]) -> Given:
+    """What a transcript shows of tasks, whatever its mode: the hash of a model is in the header."""
+    found = Given([], [], [])
+    asked: dict[tuple[int, str], Header] = {}
+    for record in records:
+        if not record.peer.startswith("client "):
+            continue
+        client = int(record.peer.removeprefix("client "))
+        try:
+            header = decode(record.header)
+        except WireError:
+            if record.direction == "down":
+                found.odd.append(record.number)
+            continue
+        if record.direction == "down" and header.kind == "TASK":
+            asked[client, header.id] = header
+            found.tasks.append((client, header))
+        elif record.direction == "up" and header.kind == "RESULT" and header.code == "release":
+            found.released.append((client, asked.get((client, header.parent), header)))
+    return found
+
+
+def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
+    """Rounds in which clients that share a model were given different ones, a sentence each.
+
+    Held against the signed job (how many models a round can have, which tasks carry all of them) and against the server's own
+    word for who is in which cluster, the file `clusters` (clusters.jsonl, may be missing). An algorithm with a model for each
+    client shares none.
+    """
+    algorithm = algorithm_of(protocol)
+    groups = _groups(clusters, protocol)
+    sent: dict[tuple[int, str], dict[int, set[str]]] = {}
+    for client, header in found.tasks:
+        if header.sha256:
+            sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(header.sha256)
+    problems = [f"record {number} of the transcript is no message of this protocol" for number in found.odd]
+    for (number, task), models in sorted(sent.items()):
+        where = f"round {number} {task}"
+        problems += [f"{where}: client {client} was given {len(own)} models" for client, own in models.items() if len(own) > 1]
+        distinct = {sha256: client for client, own in sorted(models.items(), reverse=True) for sha256 in own}
+        most = _most_models(algorithm, task)
+        if len(distinct) > most:
+            who = " and ".join(str(client) for client in sorted(distinct.values())[:2])
+            problems.append(f"{where}: {len(distinct)} different models where the job has {most}, clients {who} among them")
+        if not algorithm.model_per_client:
+            problems += _within_groups(where, models, groups.get(number, {}))
+    return problems
+
+
+def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, list[Entry]]) -> list[str]:
+    """Releases whose client was charged for another task than the transcript shows, a sentence each.
+
+    charged: the debits of each client. The id of a debit is a hash of the task with its model: a transcript that was written
+    anew to hide what clients were given does not fit their ledgers.
+    """
+    ids = {(client, line.round, line.kind): line.id for client, lines in charged.items() for line in lines}
+    job = digest(protocol)
+    problems: dict[str, None] = {}
+    for client, task in found.released:
+        rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in task.tensors]
+        shown = request_id(job, client, task.round, task.task, rows, task.sha256 or NOTHING)
+        if ids.get((client, task.round, task.task), shown) != shown:
+            where = f"in round {task.round} for another {task.task} than the transcript shows"
+            problems[f"client {client} was charged {where}"] = None
+    return list(problems)
+
+
+def _most_models(algorithm: Algorithm, task: str) -> int:
+    """How many different payloads a round's tasks of one kind may have: one, if each carries all models."""
+    half = algorithm.halves().get(task)
+    whole = half is None or any("M" in spec.shape for spec in half.takes.values())
+    return 1 if whole else algorithm.published_models
+
+
+def _groups(path: Path, protocol: Protocol) -> dict[int, dict[int, int]]:
+    """The cluster of each client by round, as the server wrote it down."""
+    clients = [entry.id for entry in protocol.roster]
+    found: dict[int, dict[int, int]] = {}
+    for line in runlog.read(path):
+        if line["view"] != "server":
+            continue
+        if len(assigned := line.get("assignment", [])) != len(clients):
+            raise ConfigError(f"{path} is damaged: round {line['round']} assigns {len(assigned)} of {len(clients)} clients")
+        found[line["round"]] = {c: m for c, m in zip(clients, assigned, strict=True) if m is not None}
+    return found
+
+
+def _within_groups(where: str, models: Mapping[int, set[str]], cluster: Mapping[int, int]) -> list[str]:
+    first: dict[int, int] = {}
+    problems = []
+    for client in sorted(models.keys() & cluster.keys()):
+        other = first.setdefault(cluster[client], client)
+        if models[client] != models[other]:
+            problems.append(f"{where}: clients {other} and {client} of cluster {cluster[client]} were given different models")
+    return problems

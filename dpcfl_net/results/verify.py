@@ -1,0 +1,205 @@
+"""`dpcfl verify`: the job's signature, every hash chain, and ledgers, plan and messages held against each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.protocol import PROTOCOL, digest
+from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected
+from dpcfl_net.experiment.job_files import Job, read_job
+from dpcfl_net.federation.central_dp import CURATOR, NOBODY
+from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
+from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.results.split_models import given, other_than_charged, split_models
+from dpcfl_net.results.summary import ledger_folder, run_settings
+from dpcfl_net.transport import transcript
+from dpcfl_net.transport.messages import decode
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the result: what was held against what, whether it holds (None: nothing to check), and the figure or
+    the first difference."""
+
+    what: str
+    holds: bool | None
+    detail: str
+
+
+def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
+    """Every check that a run folder allows; ConfigError if it is no run folder or holds no operator's key."""
+    if not (folder / PROTOCOL).exists():
+        raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
+    operator = operator_key or read_operator_key(folder / "operator.pub")
+    try:
+        job = read_job(folder, operator)
+    except DpcflError as error:
+        return [Check("job signed by the operator, experiment matches its hash", False, str(error))]
+    checks = [Check("job signed by the operator, experiment matches its hash", True, f"job {digest(job.protocol)[:16]}")]
+    ledgers, charged = _ledgers(folder, job)
+    checks += ledgers
+    checks.append(_epsilon(job, charged))
+    checks += _messages(folder, job, charged)
+    return checks
+
+
+def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
+    """Chains and counters whole; no slot charged that the plan does not hold, none more often.
+
+    Where a server is trusted its own ledger is `NOBODY`'s, and a client that was never drawn may have none.
+    """
+    own, algorithm, adjacency = digest(job.protocol), job.algorithm, job.protocol.privacy.adjacency
+    owners = [(e.id, ledger_folder(folder, e.id), algorithm.plan(e), e.noise_multiplier) for e in job.protocol.roster]
+    trusted = job.protocol.privacy.trust == "trusted-server"
+    if trusted:
+        noise = job.protocol.curator_noise_multiplier
+        owners.append((NOBODY, folder / "ledgers" / CURATOR, algorithm.curator_plan(), noise))
+    problems: list[str] = []
+    over: list[str] = []
+    charged: dict[int, list[Any]] = {}
+    for owner, where, plan, noise in owners:
+        if not where.exists():
+            if not trusted or owner == NOBODY:
+                problems.append(f"{_name(owner)}: no ledger in {where}")
+            continue
+        try:
+            lines = read_ledger(where)
+        except DpcflError as error:
+            problems.append(f"{_name(owner)}: {error}")
+            continue
+        charged[owner] = [line for line in lines if line.job == own and line.events]
+        over += _beyond_plan(owner, charged[owner], plan, {slot.name: slot.event(noise, adjacency) for slot in plan})
+    count = sum(map(len, charged.values()))
+    return [
+        Check(
+            "ledgers: hash chains and counters whole",
+            not problems,
+            problems[0] if problems else f"{len(charged)} ledgers, {count} charges",
+        ),
+        Check("ledgers hold nothing beyond the plan", not over, over[0] if over else "every charge is a planned slot"),
+    ], charged
+
+
+def _beyond_plan(owner: int, lines: list[Any], plan: list[Slot], events: dict[str, Event]) -> list[str]:
+    """What one ledger charges that its plan does not hold."""
+    spent, quota = Counter(name for line in lines for name in line.slots), Counter(slot.name for slot in plan)
+    over = [f"{_name(owner)}: {name} charged {n} times, planned {quota[name]}" for name, n in spent.items() if n > quota[name]]
+    for line in lines:
+        over += [
+            f"{_name(owner)} line {line.sequence}: {name} is not the plan's event"
+            for name, event in zip(line.slots, line.events, strict=True)
+            if events.get(name) != event
+        ]
+    return over
+
+
+def _name(owner: int) -> str:
+    return "the trusted server" if owner == NOBODY else f"client {owner}"
+
+
+def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
+    """The epsilon of what was charged, recomputed from the ledgers alone; of a run without one, that of its noisy part."""
+    from dpcfl_net.privacy.accounting.accountant import epsilon
+
+    privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
+    if privacy.trust == "trusted-server":  # what clients sent it is raw; what it published is in its own ledger
+        charged = {NOBODY: charged.get(NOBODY, [])}
+    reasons = {event.reason for lines in charged.values() for line in lines for event in line.events if _open(event)}
+    known: dict[tuple[Event, ...], float] = {}
+    for lines in charged.values():
+        events = tuple(_merged([event for line in lines for event in line.events if not _open(event)]))
+        if events not in known:
+            known[events] = epsilon(list(events), delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
+    most = max(known.values(), default=0.0)
+    planned = {
+        epsilon(plan_events(protected(list(plan)), z, privacy.adjacency), delta, privacy.adjacency, privacy.accountant)
+        for plan, z in noisy_plans(job.algorithm).items()
+        if z is not None
+    } or {0.0}
+    detail = f"charged {most:.4f}, whole plan {max(planned):.4f}, target {privacy.epsilon:g} at delta {privacy.delta:g}"
+    holds = most <= privacy.epsilon >= max(planned) and reasons <= set(job.protocol.unprotected)
+    if job.protocol.unprotected:
+        what = "no finite epsilon, as the signed job says; that of the noisy updates alone is within the target"
+        return Check(what, holds, f"{detail}; {'; '.join(job.protocol.unprotected)}")
+    return Check("epsilon recomputed from ledgers and plan is within the target", holds, detail)
+
+
+def _open(event: Event) -> bool:
+    return isinstance(event, Unprotected)
+
+
+def _merged(events: list[Event]) -> list[Event]:
+    steps: Counter[tuple[float, float]] = Counter()
+    fixed: Counter[tuple[float, int, int]] = Counter()
+    selections: Counter[float] = Counter()
+    rest: list[Event] = []
+    for event in events:
+        if isinstance(event, SampledGaussian):
+            steps[event.noise_multiplier, event.sampling_rate] += event.steps
+        elif isinstance(event, FixedSizeGaussian):
+            fixed[event.noise_multiplier, event.sample_size, event.population] += event.steps
+        elif isinstance(event, BoundedRangeSelection):
+            selections[event.epsilon] += event.count
+        else:
+            rest.append(event)
+    gaussians: list[Event] = [SampledGaussian(z, q, n) for (z, q), n in sorted(steps.items())]
+    gaussians += [FixedSizeGaussian(z, m, n, count) for (z, m, n), count in sorted(fixed.items())]
+    return [*gaussians, *(BoundedRangeSelection(e, n) for e, n in sorted(selections.items())), *rest]
+
+
+def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Check]:
+    """The transcript's chain; and for every release that the server received, the debit that paid for it."""
+    path = folder / "transcript.msgpack"
+    if not path.exists():
+        return [Check("transcript: hash chain whole", None if _kept_none(folder) else False, "there is no transcript.msgpack")]
+    try:
+        reader = transcript.read(path)
+        records = list(reader)
+    except DpcflError as error:
+        return [Check("transcript: hash chain whole", False, str(error))]
+    cut = " (a last record was cut)" if reader.cut else ""
+    paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines if client != NOBODY}
+    unpaid, released = [], set()
+    for record in records:
+        if record.direction != "up":
+            continue
+        header = decode(record.header)
+        if header.kind == "RESULT" and header.code == "release":
+            client = int(record.peer.removeprefix("client "))
+            released.add((client, header.round, header.task))
+            if (client, header.round, header.task) not in paid:
+                unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
+    shown = given(records)
+    foreign = other_than_charged(shown, job.protocol, {c: lines for c, lines in charged.items() if c != NOBODY})
+    split = split_models(shown, job.protocol, folder / "clusters.jsonl")
+    silent = sorted(paid - released)
+    detail = (
+        unpaid[0]
+        if unpaid
+        else f"{len(released)} releases, each debited"
+        + (f"; {len(silent)} debits without a release received" if silent else "")
+    )
+    return [
+        Check("transcript: hash chain whole", True, f"{len(records)} records{cut}"),
+        Check("messages: every release was debited first", not unpaid, detail),
+        Check(
+            "messages: clients were charged for the models that the transcript shows",
+            not foreign,
+            foreign[0] if foreign else f"{len(shown.released)} ids computed from tasks are those of the debits",
+        ),
+        Check(
+            "models: clients of one cluster were given the same",
+            not split,
+            split[0] if split else f"{len(shown.tasks)} tasks compared",
+        ),
+    ]
+
+
+def _kept_none(folder: Path) -> bool:
+    """Whether the run's configuration says that no transcript is kept."""
+    return (folder / "config.yaml").exists() and run_settings(folder)["output"]["transcript"] == "off"

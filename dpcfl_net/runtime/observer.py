@@ -1,0 +1,276 @@
+"""The observer process: the experimenter's instrument. It knows the truth, evaluates, writes; nothing flows back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.algorithms.base import Algorithm
+from dpcfl_net.clustering import metrics
+from dpcfl_net.core import runlog
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.runlog import Lines, say, write_atomically
+from dpcfl_net.data.partition import DataSettings, Part, Slice, open_many, open_set, plan_slices
+from dpcfl_net.experiment.job_files import Job, read_job
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.keys import OBSERVER
+from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, Personal, Span
+
+# After the end the observer leaves once nobody has said anything for QUIET_S, or figures are LATE_S late.
+QUIET_S, LATE_S = 0.5, 15.0
+
+
+@dataclass(frozen=True)
+class ObserverSpec:
+    """Everything the observer is started with."""
+
+    job: Path
+    operator_key: str
+    bind: str
+    keys: Path
+    folder: Path
+    data_root: str | None = None
+    evaluate_every: int = 1
+
+
+def run_observer(spec: ObserverSpec) -> None:
+    """Evaluate what the coordinator publishes and gather what workers report, until the run's end."""
+    job = read_job(spec.job, spec.operator_key)
+    protocol = job.protocol
+    inbox = ObserverInbox(
+        spec.bind,
+        run=protocol.run,
+        job=digest(protocol),
+        security=protocol.security,
+        keys=(keys.read_public(spec.keys, OBSERVER), keys.read_secret(spec.keys, OBSERVER)),
+        coordinator_key=protocol.coordinator_key,
+        client_keys={entry.id: entry.public_key for entry in protocol.roster},
+        parameters=protocol.model.parameters,
+        max_models=job.algorithm.published_models,
+        on_failure=lambda failure: say(f"refused: {failure}"),
+    )
+    try:
+        (spec.folder / "addresses").mkdir(parents=True, exist_ok=True)
+        write_atomically(spec.folder / "addresses" / OBSERVER, inbox.address)
+        import torch  # workers are started meanwhile
+
+        torch.set_num_threads(1)
+        Observer(spec, job).listen(inbox)
+    finally:
+        inbox.close()
+
+
+@dataclass
+class Round:
+    """What is known of one round: who uses which cluster's model, and the clients' figures."""
+
+    assignment: list[int | None]
+    accuracy: dict[int, float] = field(default_factory=dict)
+    loss: dict[int, float | None] = field(default_factory=dict)
+    phase: str = ""
+
+
+class Observer:
+    """Turns models, assignments and personal figures into lines of metrics.jsonl, clusters.jsonl and spans.jsonl."""
+
+    def __init__(self, spec: ObserverSpec, job: Job) -> None:
+        self.job, self.truth = job, job.experiment.true_clusters
+        self._known = DataSettings.model_validate(job.experiment.data).clusters_known
+        self._every = spec.evaluate_every
+        self._metrics, self._clusters = Lines(spec.folder / "metrics.jsonl"), Lines(spec.folder / "clusters.jsonl")
+        self._spans = Lines(spec.folder / "spans.jsonl")
+        self._written = {
+            line.get("round") for line in runlog.read(spec.folder / "metrics.jsonl") if line.get("view") == "observer"
+        }
+        self._algorithm = job.algorithm
+        self._judge = Judge(job, spec.data_root)
+        self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.personal else None
+
+    def listen(self, inbox: ObserverInbox) -> None:
+        """Until the coordinator's end and the last round's figures (workers may be a little late)."""
+        ended: float | None = None
+        while True:
+            notes = inbox.poll(1.0 if ended is None else QUIET_S)
+            for note in notes:
+                if isinstance(note, End):
+                    ended = time.monotonic()
+                else:
+                    self.take(note)
+            if ended is not None and not notes and (not self._waiting() or time.monotonic() - ended > LATE_S):
+                return
+
+    def _waiting(self) -> bool:
+        return self._personal is not None and self.job.protocol.rounds not in self._written
+
+    def take(self, note: Models | Personal | Span) -> None:
+        """What one note says, written down when its round is whole."""
+        if isinstance(note, Span):
+            self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
+        elif note.round in self._written or note.round < 1:
+            return
+        elif self._personal is not None:
+            for t, figures in self._personal.take(note):
+                if self._due(t):
+                    self._write(t, self._judge.fill(figures))
+        elif isinstance(note, Models):
+            if note.labels:
+                self._write_labels(note)
+            if self._due(note.round):
+                started = time.time()
+                self._write(note.round, self._judge.evaluate(note))
+                self._spans.write(
+                    {"who": OBSERVER, "what": "evaluate", "round": note.round, "start": started, "end": time.time()}
+                )
+
+    def _due(self, t: int) -> bool:
+        return t % self._every == 0 or t == self.job.protocol.rounds
+
+    def _write(self, t: int, entry: Round) -> None:
+        accuracy = [entry.accuracy[client] for client in sorted(entry.accuracy)]
+        losses = [entry.loss[client] for client in sorted(entry.loss)]
+        finite = [value for value in losses if value is not None and math.isfinite(value)]
+        summary = metrics.accuracy_summary(accuracy, self.truth)
+        self._metrics.write({
+            "view": "observer", "round": t, "time": time.time(), **summary, "accuracy_by_client": accuracy,
+            "loss_mean": float(np.mean(finite)) if finite else None, "loss_by_client": losses,
+        })  # fmt: skip
+        self._written.add(t)
+        found = entry.assignment
+        if any(cluster is None for cluster in found):
+            return
+        judged = {
+            "ari": metrics.adjusted_rand_index(self.truth, found),
+            "assignment_accuracy": metrics.assignment_accuracy(self.truth, found),
+            "recovered": metrics.recovered(self.truth, found),
+            "minority_recovered": metrics.minority_recovered(self.truth, found),
+        }
+        self._clusters.write({"view": "observer", "round": t, **(judged if self._known else {}), "assigned": found})
+
+    def _write_labels(self, note: Models) -> None:
+        """How often the labels of a round's clients are right, as sent and as released, under the names that fit the sent ones."""
+        labelled = np.unique([m for m in note.labels if m is not None]).size
+        if not self._known:
+            self._clusters.write({"view": "observer", "round": note.round, "labelled": labelled})
+            return
+        true = [self.truth[client] for client in note.clients]
+        names = metrics.best_names(true, note.labels)
+        # A label that nobody sent is named after a cluster that none of the others is: released ones may still be of it.
+        left = [cluster for cluster in dict.fromkeys(true) if cluster not in names.values()]
+        names |= dict(zip((label for label in dict.fromkeys(note.released) if label not in names), left, strict=False))
+
+        def right(labels: Sequence[int | None]) -> float | None:
+            return (
+                float(np.mean([names.get(label) == own for label, own in zip(labels, true, strict=True)])) if labels else None
+            )
+
+        self._clusters.write({
+            "view": "observer", "round": note.round, "label_accuracy": right(note.labels),
+            "released_label_accuracy": right(note.released), "labelled": labelled,
+        })  # fmt: skip
+
+
+class Judge:
+    """Evaluates published models on the clients' own test records; opens them when it first has to."""
+
+    def __init__(self, job: Job, root: str | None) -> None:
+        self._job, self._root, self._algorithm = job, root, job.algorithm
+        self._settings = DataSettings.model_validate(job.experiment.data)
+
+    @cached_property
+    def _evaluator(self) -> Any:
+        from dpcfl_net.training.dpsgd import Evaluator
+        from dpcfl_net.training.models import build
+
+        m = self._job.protocol.model
+        shape = tuple(m.input_shape)
+        return Evaluator(build(m.name, shape, m.classes), m.task, shape)
+
+    @cached_property
+    def _slices(self) -> list[Slice]:
+        experiment = self._job.experiment
+        planned = plan_slices(self._settings, open_set(self._settings, self._root), experiment.partition_seed)
+        return [planned[k] for k in experiment.slices]
+
+    def evaluate(self, note: Models) -> Round:
+        """Every client's test records under the models of its cluster; who was given no cluster takes that of least loss."""
+        found = list(note.assignment)
+        if all(cluster is None for cluster in found):
+            found = self._by_loss(note.models)
+        entry = Round(found, phase=note.phase)
+        used: dict[tuple[int, ...], list[int]] = {}
+        for client, cluster in enumerate(found):
+            used.setdefault(self._algorithm.models_of(client, cluster), []).append(client)
+        for rows, clients in used.items():
+            for client, (losses, right) in self._each(note.models, rows, clients, "test"):
+                entry.accuracy[client], entry.loss[client] = float(right.mean()), float(losses.mean())
+        return entry
+
+    def fill(self, figures: PersonalFigures) -> Round:
+        """Personal figures of a round; who was never drawn has the server's model still."""
+        entry = Round([None] * figures.clients, dict(figures.accuracy), dict(figures.loss), "personal")
+        late = [client for client in range(figures.clients) if client not in entry.accuracy]
+        if late and figures.models is not None:
+            for client, (losses, right) in self._each(figures.models, (0,), late, "test"):
+                entry.accuracy[client], entry.loss[client] = float(right.mean()), float(losses.mean())
+        return entry
+
+    def _by_loss(self, models: np.ndarray) -> list[int | None]:
+        """For each client the cluster whose model has the least loss on its own training records, as the client would say."""
+        clients = range(len(self._slices))
+        clusters = len(models) - len(self._algorithm.models_of(0, 0)) + 1
+        losses = np.full((len(clients), clusters), np.inf)
+        for cluster in range(clusters):
+            for client, (each, _) in self._each(models, self._algorithm.models_of(0, cluster), clients, "train"):
+                losses[client, cluster] = each.mean()
+        return [int(row.argmin()) for row in losses]
+
+    def _each(
+        self, models: np.ndarray, rows: tuple[int, ...], clients: Iterable[int], part: Part
+    ) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
+        """(client, (losses, right)) of the clients' records, those that see the data alike in one go."""
+        groups: dict[int, list[int]] = {}
+        for client in clients:
+            groups.setdefault(self._slices[client].cluster, []).append(client)
+        chosen, beside = models[rows[-1]], models[rows[0]] if len(rows) > 1 else None
+        for members in groups.values():
+            data, splits = open_many(self._settings, [self._slices[client] for client in members], self._root, part)
+            losses, right = self._evaluator.each(chosen, data, beside)
+            yield from zip(members, zip(np.split(losses, splits), np.split(right, splits), strict=True), strict=True)
+
+
+class PersonalFigures:
+    """What clients with models of their own say of them; a round is whole when all who were in it have spoken."""
+
+    def __init__(self, algorithm: Algorithm, clients: int) -> None:
+        self.clients = clients
+        self.accuracy: dict[int, float] = {}
+        self.loss: dict[int, float | None] = {}
+        self.models: np.ndarray | None = None
+        self._sampled = algorithm.protocol.privacy.trust == "trusted-server"  # the server says who was in a round
+        self._asked: dict[int, Models] = {}
+        self._said: dict[int, dict[int, Personal]] = {}
+
+    def take(self, note: Models | Personal) -> Iterator[tuple[int, PersonalFigures]]:
+        """Add a note; (round, these figures) of each round that it makes whole, in order."""
+        if isinstance(note, Personal):
+            self._said.setdefault(note.round, {})[note.client] = note
+        elif self._sampled:
+            self._asked[note.round] = note
+        for t in sorted(self._asked if self._sampled else self._said):
+            wanted = set(self._asked[t].clients) if self._sampled else set(range(self.clients))
+            said = self._said.get(t, {})
+            if not wanted <= set(said):
+                continue
+            for client, personal in said.items():
+                self.accuracy[client], self.loss[client] = personal.accuracy, personal.loss
+            models = self._asked.pop(t, None)
+            self.models = models.models if models is not None else self.models
+            self._said.pop(t, None)
+            yield t, self

@@ -1,0 +1,101 @@
+"""A whole run in one process and one thread, with a run folder as processes leave one: same gates, same ledgers, same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from dpcfl_net.core.types import State
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.experiment.job_files import Job, client_slice, read_job
+from dpcfl_net.federation.central_dp import Curator
+from dpcfl_net.federation.client import ClientHost
+from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.coordinator import Records, drive
+from dpcfl_net.runtime.observer import Observer, ObserverSpec
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.worker_spec import USUAL_TERMS, OneProcessSpec, Terms
+from dpcfl_net.transport.observer_link import Models, Personal
+
+
+class Hosts(Mapping[int, ClientHost]):
+    """Every client of a job behind its gate, opened when it is first asked for. Ledgers are written without fsync."""
+
+    def __init__(
+        self,
+        job: Job,
+        ledgers: Path,
+        data_root: str | None = None,
+        terms: Terms = USUAL_TERMS,
+    ) -> None:
+        self._make: Callable[[int], ClientHost] = lambda client: make_host(
+            job, client, ledgers, data_root=data_root, terms=terms, durable=False
+        )
+        self._clients = [entry.id for entry in job.protocol.roster]
+        self._open: dict[int, ClientHost] = {}
+        if job.protocol.ledger_scope == "dataset":  # who is never drawn is in the promise all the same
+            self._open = {client: self[client] for client in self._clients}
+
+    def __getitem__(self, client: int) -> ClientHost:
+        if client not in self._open:
+            self._open[client] = self._make(client)
+        return self._open[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def close(self) -> None:
+        """Let go of all ledgers."""
+        for host in self._open.values():
+            host.close()
+
+
+def run_in_one_process(spec: OneProcessSpec) -> None:
+    """Coordinator, clients and observer in turn, round by round; goes on from the newest checkpoint."""
+    import torch
+
+    torch.set_num_threads(1)
+    job = read_job(spec.folder, spec.operator_key)
+    algorithm = job.algorithm
+    records = Records(spec.folder, job.protocol, algorithm)
+    observer = Observer(
+        ObserverSpec(
+            spec.folder, spec.operator_key, "", spec.folder / "keys", spec.folder, spec.data_root, spec.evaluate_every
+        ),
+        job,
+    )
+    hosts = Hosts(job, spec.ledgers, spec.data_root, spec.terms)
+    curator = Curator.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
+    fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
+    fed.curator = curator
+
+    def on_round(t: int, state: State) -> None:
+        records.round(t, state, fed)
+        shown = curator.shown if curator is not None else {}
+        if algorithm.personal:
+            for client in shown.get("clients", fed.clients):
+                if (personal := _personal(job, hosts[client], client, t, spec.data_root)) is not None:
+                    observer.take(personal)
+        observer.take(Models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **shown))
+
+    records.joined()
+    try:
+        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints, records.warn), on_round)
+    finally:
+        hosts.close()
+        if curator is not None:
+            curator.close()
+
+
+def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal | None:
+    """What a client's own process would tell the observer of its personal model; None while it has none."""
+    model = host.personal_model()
+    if model is None:
+        return None
+    settings, piece = client_slice(job, client, root)
+    accuracy, loss = host.engine.evaluator.accuracy_and_loss(model, open_client(settings, piece, root, "test"))
+    return Personal(client, t, accuracy, loss)

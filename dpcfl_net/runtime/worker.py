@@ -1,0 +1,302 @@
+"""The worker process: one client. One thread talks, one computes; what leaves is what the gate answered."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.protocol import PROTOCOL, digest
+from dpcfl_net.core.runlog import say
+from dpcfl_net.core.types import Answer, Task
+from dpcfl_net.data import cache
+from dpcfl_net.data.partition import Part, open_client
+from dpcfl_net.experiment.job_files import Job, client_slice, read_job
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.canary_client import AuditedHost
+from dpcfl_net.federation.claim import composer, promised_events, verify_claim
+from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
+from dpcfl_net.privacy.ledger.record_book import Budget, Promise, RecordBook
+from dpcfl_net.runtime.worker_spec import USUAL_TERMS, Terms, WorkerSpec
+from dpcfl_net.training import devices, memory
+from dpcfl_net.training.compute_slots import Slots, host_folder
+from dpcfl_net.training.devices import Device
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent
+from dpcfl_net.transport.keys import client_key
+from dpcfl_net.transport.messages import resolve
+from dpcfl_net.transport.observer_link import ObserverOutbox
+
+Turns = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def make_host(
+    job: Job,
+    client: int,
+    ledgers: Path,
+    *,
+    data_root: str | None = None,
+    terms: Terms = USUAL_TERMS,
+    durable: bool = True,
+    engine: Callable[[], Engine] | None = None,
+) -> ClientHost:
+    """A client behind its gate: claim recomputed, then the ledger opened; its data is read after the first debit only.
+
+    One that is audited holds canaries in place of its records, and has an engine of its own.
+
+    engine: where the clients of one process share one; otherwise the client gets its own.
+    """
+    algorithm = job.algorithm
+    verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
+    settings, piece = client_slice(job, client, data_root)
+
+    def open_data(part: Part) -> Any:
+        return open_client(settings, piece, data_root, part)
+
+    if job.protocol.ledger_scope == "dataset":
+        enrol(algorithm, client, open_data, terms, durable)
+    ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=durable)
+    noise_seed, audit = job.experiment.noise, job.experiment.audit
+    if audit is not None and client in audit.clients:
+        return AuditedHost(algorithm, client, ledger, open_data, audit.in_model(job.protocol.model.parameters), noise_seed)
+    return ClientHost(algorithm, client, ledger, open_data, engine or (lambda: Engine.of(job.protocol)), noise_seed)
+
+
+def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Part], Any], terms: Terms, durable: bool) -> None:
+    """Enter the client's whole plan in the book of its records, training and validation, before anything is computed.
+
+    Raises Refused as `RecordBook.enrol`, and "book" if the job asks for one and this worker was given none.
+    """
+    if terms.book is None:
+        raise Refused(
+            "book", "the job composes all runs on a record (ledger_scope dataset): give a record book (dpcfl worker --book)"
+        )
+    protocol = algorithm.protocol
+    records = [open_data("train").record_digests()]
+    if protocol.client(client).validation_records:
+        records.append(open_data("validation").record_digests())
+    promise = Promise(
+        digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(promised_events(algorithm, client))
+    )
+    RecordBook(terms.book, durable=durable).enrol(
+        promise,
+        np.concatenate(records),
+        None if terms.budget is None else Budget(*terms.budget),
+        composer(cache.folder() / "claims"),
+    )
+
+
+def run_worker(spec: WorkerSpec) -> None:
+    """Serve one client until the coordinator says goodbye.
+
+    Raises Refused for a job or a server that must not be served, RunFailed for an orphan.
+    """
+    settle(spec.device)
+    job = read_job(spec.job, spec.operator_key)
+    if spec.client not in job.algorithm.clients:
+        raise ConfigError(f"--client is {spec.client}: the roster of the job has clients 0 to {len(job.protocol.roster) - 1}")
+    host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, terms=spec.terms)
+    with zmq.Context() as context:
+        Worker(spec, job, host, context, turns(spec)).serve()
+
+
+def settle(device: Device) -> None:
+    """Make a freshly started process one that computes on `device` and in a single thread, with a random state of its own."""
+    import torch
+
+    devices.use(device)
+    torch.set_num_threads(1)
+    # Forked siblings share the parent's seed; no noise comes from it. torch.manual_seed also looks for GPUs, for milliseconds.
+    torch.default_generator.manual_seed(int.from_bytes(os.urandom(7), "big"))
+
+
+def turns(spec: WorkerSpec) -> Turns:
+    """Context managers inside which this process may compute: a core's slot, or a lease of its GPU."""
+    device, host = spec.device, host_folder()
+    limit = Slots(*spec.slots) if spec.slots and device.uuid is None else None
+    if device.uuid is not None:
+        shared = Slots(host / device.uuid, device.slots_per_gpu)
+    else:
+        shared = Slots(host / "cpu", max(len(os.sched_getaffinity(0)), spec.slots[1] if spec.slots else 1))
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        with limit.hold() if limit else contextlib.nullcontext(), shared.hold():
+            try:
+                yield
+            finally:
+                devices.release()
+
+    return turn
+
+
+class Worker:
+    """Two threads around one host: `_talk` owns the socket, `serve` computes, in its turn."""
+
+    def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost, context: zmq.Context, turn: Turns) -> None:
+        self.spec, self.job, self.host, self._context, self._turn = spec, job, host, context, turn
+        self._tasks: queue.Queue[ClientEvent | BaseException | None] = queue.Queue()
+        self._answers: deque[tuple[str, Answer]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._stop = False
+        self._outbox: ObserverOutbox | None = None
+        self._span: tuple[float, float] | None = None
+        self._at_work = False  # in its turn, which the coordinator is told: deadlines count from there
+        host.turn = self._computing
+
+    def serve(self) -> None:
+        """Answer tasks until the end."""
+        talker = threading.Thread(target=self._talk, name="wire", daemon=True)
+        talker.start()
+        try:
+            while (event := self._tasks.get()) is not None:
+                if isinstance(event, BaseException):
+                    raise event
+                self._work(event)
+        finally:
+            self.stop()
+            self._wake()
+            talker.join()
+            if self._outbox is not None:
+                self._outbox.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self.host.close()
+
+    def stop(self) -> None:
+        """End `serve` within a second or so, whatever the coordinator says; any thread may call it."""
+        self._stop = True
+
+    def _work(self, event: ClientEvent) -> None:
+        outbox = self._link()  # connects while the task is computed
+        answer = self.host.answer(Task(event.round, event.task, event.tensors))
+        self._wait_for_the_deadline(event.arrived)
+        self._reply(event.id, answer)
+        if outbox is not None:
+            if self._span is not None:
+                outbox.span("train", event.round, *self._span)
+            self._report_personal(outbox, event.round)
+        self._span = None
+        memory.give_back_freed()  # a thousand idle workers must be small
+
+    def _wait_for_the_deadline(self, arrived: float) -> None:
+        """With a deadline, wait until one has passed since the task came: how long computing took is not to be seen."""
+        every = self.job.protocol.local.deadline_s
+        if every is None:
+            return
+        taken = time.monotonic() - arrived
+        until = arrived + every * math.ceil(taken / every)
+        if taken > every:
+            say(f"a task took longer than local.deadline_s, {every:g} s; its answer leaves at the next multiple")
+        while not self._stop and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        with self._turn():
+            self._at_work = True
+            self._wake()
+            started = time.time()
+            yield
+            self._span = started, time.time()
+
+    def _link(self) -> ObserverOutbox | None:
+        """The way to the observer, if there is one, from the first task on."""
+        if self._outbox is None and self.spec.observer:
+            self._outbox = ObserverOutbox(
+                self.spec.observer, run=self.job.protocol.run, job=digest(self.job.protocol), security=self.job.protocol.security,
+                server_key=self.job.protocol.observer_key, keys=self._keys(), sender=self.spec.client, context=self._context,
+            )  # fmt: skip
+        return self._outbox
+
+    def _keys(self) -> tuple[str, str]:
+        name = client_key(self.spec.client)
+        return keys.read_public(self.spec.keys, name), keys.read_secret(self.spec.keys, name)
+
+    def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
+        """Accuracy of a personal model on own test records: for the observer only, who cannot compute it elsewhere."""
+        model = self.host.personal_model()
+        if model is None:
+            return
+        settings, piece = client_slice(self.job, self.spec.client, self.spec.data_root)
+        test = open_client(settings, piece, self.spec.data_root, "test")
+        with self._turn():
+            accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, test)
+        outbox.personal(t, accuracy, loss)
+
+    def _reply(self, task_id: str, answer: Answer) -> None:
+        self._at_work = False
+        self._answers.append((task_id, answer))
+        self._wake()
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b"x")
+
+    def _talk(self) -> None:
+        """The wire's thread: an error here ends the process through `serve`."""
+        try:
+            self._converse()
+        except Refused as refusal:
+            if refusal.code == "job":
+                refusal = Refused("job", f"{refusal.reason}; compare: dpcfl diff {self.spec.job / PROTOCOL} THEIRS")
+            self._tasks.put(refusal)
+        except BaseException as error:
+            self._tasks.put(error)
+        else:
+            self._tasks.put(None)
+
+    def _converse(self) -> None:
+        protocol, algorithm = self.job.protocol, self.host.algorithm
+        halves = algorithm.halves()
+        endpoint = ClientEndpoint(
+            self.spec.connect,
+            run=protocol.run,
+            job=digest(protocol),
+            client=self.spec.client,
+            task_template=lambda task: resolve(halves[task].takes, algorithm.dims) if task in halves else None,
+            security=protocol.security,
+            server_key=protocol.coordinator_key,
+            keys=self._keys(),
+            context=self._context,
+            on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
+            orphan_timeout_s=self.spec.orphan_timeout_s,
+        )
+        abort = True
+        try:
+            endpoint.register(self._wake_read, lambda: self._deliver(endpoint))
+            endpoint.heartbeat("idle")
+            while not self._stop:
+                for event in endpoint.poll(1.0):
+                    if event.kind == "task":
+                        self._tasks.put(event)
+                    elif event.kind == "bye":
+                        endpoint.bye()
+                        abort = False
+                        return
+                    elif event.kind == "error":
+                        say(f"the coordinator says: {event.code} {event.reason}")
+        finally:
+            endpoint.close(abort=abort)
+
+    def _deliver(self, endpoint: ClientEndpoint) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        if self._at_work:
+            endpoint.heartbeat("computing")
+        while self._answers:
+            task_id, answer = self._answers.popleft()
+            reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
+            endpoint.send_result(task_id, answer.status, answer.release, reason)
+            endpoint.heartbeat("idle")

@@ -1,1 +1,0 @@
-"""Adversaries and audits: scripted attackers to run against one's own changes, and attacks on recorded runs."""

@@ -1,0 +1,1 @@
+"""Models, DP-SGD and its gradient engines, plain SGD, devices."""

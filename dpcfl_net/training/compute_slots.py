@@ -1,0 +1,86 @@
+"""Compute slots: how many workers of one host and user may compute at once, whatever run they are of; the others sleep."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import stat
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dpcfl_net.core.errors import RunFailed
+
+AGAIN_S = 1.0  # how soon a waiting worker looks for itself: a holder that was killed wakes nobody
+
+
+def host_folder() -> Path:
+    """The folder that all workers of this user on this host share until it restarts.
+
+    Below $XDG_RUNTIME_DIR, else /tmp, never below a home directory, which hosts may share. RunFailed if it is not this user's.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    home = Path(base) / "dpcfl_net" if base else Path("/tmp") / f"dpcfl_net-{os.getuid()}"
+    for folder in (home, home / boot):
+        try:
+            folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)
+            found = folder.lstat()
+        except OSError as error:
+            raise RunFailed(
+                f"the folder of compute slots {folder} cannot be made: {error.strerror}; set XDG_RUNTIME_DIR"
+            ) from None
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise RunFailed(f"{folder} is not this user's folder; set XDG_RUNTIME_DIR to one that is")
+    return home / boot
+
+
+class Slots:
+    """A counted lock between processes made of file locks: the kernel gives a slot back when its holder dies.
+
+    Nobody stands in a queue: a worker that is stopped while it waits holds nothing up. Who gives a slot back puts a byte into
+    a pipe, which wakes one of those that wait; a hundred of them cost a hundred wakes a second.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._slots = [os.open(folder / f"slot_{k}", os.O_RDWR | os.O_CREAT, 0o600) for k in range(count)]
+        with suppress(FileExistsError):
+            os.mkfifo(folder / "free", 0o600)
+        self._free = os.open(folder / "free", os.O_RDWR | os.O_NONBLOCK)
+        self._waiting = select.epoll()
+        self._waiting.register(self._free, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Compute inside; blocks until a slot is free."""
+        while (slot := self._take()) is None:
+            self._sleep()
+        try:
+            yield
+        finally:
+            fcntl.flock(slot, fcntl.LOCK_UN)
+            self._wake()
+
+    def _take(self) -> int | None:
+        for slot in self._slots:
+            try:
+                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            return slot
+        return None
+
+    def _sleep(self) -> None:
+        if self._waiting.poll(AGAIN_S):
+            try:
+                os.read(self._free, 1)
+            except BlockingIOError:
+                return  # another one was faster
+
+    def _wake(self) -> None:
+        pending = int.from_bytes(fcntl.ioctl(self._free, termios.FIONREAD, bytes(4)), "little")
+        if pending < len(self._slots):  # more would wake the same workers for nothing
+            os.write(self._free, b"x")

@@ -1,0 +1,223 @@
+"""Where a process computes: which GPU each worker is given, how a process is bound to its own, and what a lease gives back."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.training.nvidia_smi import VISIBLE, Gpu, mig_slices, named, visible_gpus
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "CPU", "Device", "Gpu", "assign", "deal", "lend", "release", "repeatable", "strict_arithmetic", "torch_device", "use", "visible_gpus",
+]  # fmt: skip
+
+# Read when CUDA starts. The proof in privacy/clipping.py is about IEEE arithmetic of the stated width, so nothing in the
+# environment may turn on tensor cores' shorter formats; the workspace is what makes cuBLAS repeat its bits.
+_CUDA_ENVIRONMENT = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NVIDIA_TF32_OVERRIDE": "0",
+    "CUBLAS_EMULATE_SINGLE_PRECISION": "0",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION": "0",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where one worker computes. uuid: of a GPU or a MIG slice, None for the CPU.
+
+    memory_fraction: most of the GPU's memory that this process may allocate. slots_per_gpu: workers that compute on that GPU
+    at once, each with a lease.
+    """
+
+    uuid: str | None = None
+    memory_fraction: float | None = None
+    slots_per_gpu: int = 1
+
+
+CPU = Device()
+
+
+class Settings(Protocol):
+    """What the configuration's runtime section says of devices."""
+
+    device: str
+    gpus: list[str]
+    gpu_placement: Literal["round-robin", "free-memory"]
+    slots_per_gpu: int
+    gpu_memory_fraction: float | None
+
+
+class Movable(Protocol):
+    """A module, or what else holds tensors and can take them elsewhere."""
+
+    def to(self, device: torch.device) -> Any:
+        """Move there."""
+
+
+_current = CPU
+_lent: list[Movable] = []
+
+
+def assign(settings: Settings, workers: int, gpus: Sequence[Gpu]) -> list[Device]:
+    """A device for each of so many workers; `gpus` are those that are there (`visible_gpus`).
+
+    auto: the GPUs if there are any and the installed torch is built with CUDA, else the CPU. cuda: all of them; cuda:N: the
+    N-th alone, from 0; settings.gpus: those and no other. round-robin deals them out in turn; free-memory gives the next
+    worker the GPU with most free memory for each worker that it would have. Raises ConfigError for a GPU that is asked for
+    and absent, naming what is there, for a torch without CUDA, and for free-memory where free memory is not known.
+    """
+    chosen = _chosen(settings, list(gpus))
+    if not chosen:
+        return [CPU] * workers
+    by_memory = settings.gpu_placement == "free-memory"
+    dealt = _by_free_memory(chosen, workers) if by_memory else [chosen[worker % len(chosen)] for worker in range(workers)]
+    return [Device(gpu.uuid, settings.gpu_memory_fraction, settings.slots_per_gpu) for gpu in dealt]
+
+
+def deal(settings: Settings, workers: int) -> list[Device]:
+    """As `assign`, with the GPUs that are here; a configuration for the CPU does not ask for any."""
+    return assign(settings, workers, [] if settings.device == "cpu" else visible_gpus())
+
+
+def _chosen(settings: Settings, gpus: list[Gpu]) -> list[Gpu]:
+    device = settings.device
+    if device == "cpu" or (device == "auto" and not settings.gpus and not (gpus and _cuda_build())):
+        return []
+    if settings.gpus:
+        asked, chosen = f"runtime.gpus is {settings.gpus}", [_given(uuid, gpus) for uuid in settings.gpus]
+    else:
+        asked, chosen = f"runtime.device is {device!r}", _numbered(device, gpus)
+    if not _cuda_build():
+        raise ConfigError(f"{asked}: the installed torch is built without CUDA; install a CUDA build, or use cpu")
+    return chosen
+
+
+def _numbered(device: str, gpus: list[Gpu]) -> list[Gpu]:
+    match = re.fullmatch(r"cuda:([0-9]+)", device)
+    chosen = gpus if match is None else gpus[int(match[1]) : int(match[1]) + 1]
+    if device != "auto" and not chosen:
+        raise ConfigError(f"runtime.device is {device!r}: no such GPU here; {_there(gpus)}")
+    return chosen
+
+
+def _given(uuid: str, gpus: list[Gpu]) -> Gpu:
+    """The GPU that the user names. A MIG slice is taken as given unless nvidia-smi says that it is not there."""
+    slices = mig_slices() if uuid.startswith("MIG-") else []
+    if slices is None:
+        return Gpu(uuid, "MIG", 0, 0)
+    gpu = named([*gpus, *(one for one in slices if one not in gpus)], uuid)
+    if gpu is None:
+        raise ConfigError(f"runtime.gpus holds {uuid!r}: no such GPU here, or several; {_there([*gpus, *slices])}")
+    return gpu
+
+
+def _there(gpus: Sequence[Gpu]) -> str:
+    where = f" ({VISIBLE} is {os.environ[VISIBLE]!r})" if VISIBLE in os.environ else ""
+    return f"visible: {', '.join(f'{gpu.uuid} ({gpu.name})' for gpu in gpus) or 'none'}{where}"
+
+
+def _by_free_memory(gpus: list[Gpu], workers: int) -> list[Gpu]:
+    unknown = [gpu.uuid for gpu in gpus if not gpu.total]
+    if unknown:
+        raise ConfigError(f"runtime.gpu_placement is 'free-memory': not known of {', '.join(unknown)}; use 'round-robin'")
+    taken = [0] * len(gpus)
+    dealt = []
+    for _ in range(workers):
+        best = max(range(len(gpus)), key=lambda i: gpus[i].free / (taken[i] + 1))
+        taken[best] += 1
+        dealt.append(gpus[best])
+    return dealt
+
+
+def _cuda_build() -> bool:
+    import torch
+
+    return torch.version.cuda is not None
+
+
+def use(device: Device) -> None:
+    """Bind this process to `device`, first thing in it: later CUDA could not be told which GPUs to see.
+
+    A process on the CPU sees no GPU. On a GPU, float32 is IEEE float32 and only kernels that repeat their bits may run: any
+    other is an error. Raises RunFailed if CUDA was started already, here or before a fork, or cannot use that GPU.
+    """
+    global _current
+    import torch
+
+    if device.uuid is None:
+        os.environ[VISIBLE] = ""
+        _current = device
+        return
+    if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
+        raise RunFailed(
+            f"GPU {device.uuid} cannot be chosen: CUDA was started here, or in the process that this was forked from"
+        )
+    os.environ |= {VISIBLE: device.uuid} | _CUDA_ENVIRONMENT
+    try:
+        torch.cuda.init()
+        if device.memory_fraction is not None:
+            torch.cuda.set_per_process_memory_fraction(device.memory_fraction, 0)
+    except (RuntimeError, AssertionError) as problem:  # an AssertionError from a torch that is built without CUDA
+        raise RunFailed(f"GPU {device.uuid} cannot be used: {problem}") from problem
+    _current = device
+    strict_arithmetic()
+
+
+def torch_device() -> torch.device:
+    """What the engine of this process computes on: the CPU unless `use` said otherwise."""
+    import torch
+
+    return torch.device("cpu" if _current.uuid is None else "cuda")
+
+
+def repeatable() -> bool:
+    """Whether this process would compute the same bits again after a crash, wherever it is started then."""
+    return _current.uuid is None
+
+
+def strict_arithmetic() -> None:
+    """On a GPU: float32 without TF32, kernels that repeat their bits or none. A user's model may have set otherwise since.
+
+    Nothing on the CPU, whose kernels these settings would change.
+    """
+    if _current.uuid is None:
+        return
+    import torch
+
+    backends: Any = torch.backends
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
+    if hasattr(backends, "fp32_precision"):  # from torch 2.9 on, where it overrules the older switches
+        for part in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+            part.fp32_precision = "ieee"
+    backends.cudnn.benchmark, backends.cudnn.deterministic = False, True
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+
+
+def lend(thing: Movable) -> torch.device:
+    """Take what keeps tensors between tasks to this process' device until `release`; gives that device. Nothing on the CPU."""
+    device = torch_device()
+    if _current.uuid is not None and not any(thing is other for other in _lent):
+        thing.to(device)
+        _lent.append(thing)
+    return device
+
+
+def release() -> None:
+    """The end of a lease: what was lent comes back, and this process keeps no GPU memory but its context. Nothing on the CPU."""
+    if _current.uuid is None:
+        return
+    import torch
+
+    torch.cuda.synchronize()
+    while _lent:
+        _lent.pop().to(torch.device("cpu"))
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()

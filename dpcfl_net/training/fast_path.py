@@ -1,0 +1,129 @@
+"""Per-record gradients of plain convolutional networks by hand: forward and backward in a few oneDNN calls.
+
+Batched products of signals with shifted copies of the input give every record's convolution weight gradient at once; linear
+layers never form theirs. Tensors are channels_last, where this backend's pooling is fast.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dpcfl_net.privacy.clipping import Outer, Part, Rows
+from dpcfl_net.training.layers import Conv, Dense, Layer, Pool, Relu, Weights, channels_last, weights_of
+
+_convolution_backward = torch.ops.aten.convolution_backward
+_pool_backward = torch.ops.aten.max_pool2d_with_indices_backward
+_relu_backward = torch.ops.aten.threshold_backward
+
+
+class FastPath:
+    """Forward and per-record backward of a planned network; theta is one flat tensor (p,), its dtype the precision."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self._layers = layers
+        self._first = next(i for i, layer in enumerate(layers) if isinstance(layer, (Conv, Dense)))
+
+    def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """(n, classes) for a batch."""
+        return self._forward(self._weights(theta), x)[0]
+
+    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
+        """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
+        weights = self._weights(theta)
+        logits, kept = self._forward(weights, x)
+        signal = torch.softmax(logits, 1)
+        signal.scatter_add_(1, y[:, None], signal.new_full((1, 1), -1.0).expand(y.shape[0], 1))
+        parts: list[Part] = []
+        for i in range(len(self._layers) - 1, self._first - 1, -1):
+            signal = self._backward(i, weights[i], signal, kept[i], parts)
+        return logits, parts
+
+    def _weights(self, theta: torch.Tensor) -> list[Weights]:
+        return [weights_of(layer, theta) if isinstance(layer, (Conv, Dense)) else (theta, None) for layer in self._layers]
+
+    def _forward(self, weights: list[Weights], h: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+        kept: list[Any] = []
+        h = channels_last(h.to(weights[0][0].dtype))
+        for layer, own in zip(self._layers, weights, strict=True):
+            if isinstance(layer, Conv):
+                kept.append(h)
+                h = F.conv2d(h, *own, stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
+            elif isinstance(layer, Pool):
+                pooled, where = F.max_pool2d(h, layer.kernel, layer.stride, layer.padding, return_indices=True)
+                kept.append((h, where))
+                h = pooled
+            elif isinstance(layer, Dense):
+                kept.append(h)
+                h = F.linear(h, *own)
+            elif isinstance(layer, Relu):
+                h = torch.relu(h)
+                kept.append(h)
+            else:
+                kept.append(h.shape)
+                h = h.reshape(h.shape[0], -1)
+        return h, kept
+
+    def _backward(self, i: int, weights: Weights, signal: torch.Tensor, kept: Any, parts: list[Part]) -> torch.Tensor:
+        layer = self._layers[i]
+        if isinstance(layer, Conv):
+            parts += _conv_rows(layer, signal, kept)
+            return signal if i == self._first else _conv_signal(layer, weights[0], signal, kept)
+        if isinstance(layer, Dense):
+            parts.append(Outer(signal, kept, layer.at, layer.bias))
+            return signal if i == self._first else signal @ weights[0]
+        if isinstance(layer, Relu):
+            return _relu_backward(signal, kept, 0)
+        if isinstance(layer, Pool):
+            before, where = kept
+            return _pool_backward(signal, before, layer.kernel, layer.stride, layer.padding, [1, 1], False, where)
+        return channels_last(signal.reshape(kept))
+
+
+def _conv_signal(layer: Conv, weight: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    how = (layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, [True, False, False])
+    return _convolution_backward(signal, inputs, weight, None, *how)[0]
+
+
+def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[Part]:
+    out, deep, _, wide = layer.shape
+    # (n, places, out): channels_last makes it a view.
+    signal = signal.permute(0, 2, 3, 1)
+    columns = signal.reshape(signal.shape[0], -1, out)
+    by_lines = layer.stride[0] == 1 and deep * wide >= 16
+    rows: list[Part] = [(_by_lines if by_lines else _by_patches)(layer, signal.shape[1:3], columns, inputs)]
+    if layer.bias:
+        rows.append(Rows(columns.sum(1), layer.at + math.prod(layer.shape)))
+    return rows
+
+
+def _by_patches(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:
+    # Patches are copies of the input, one for each weight of a kernel: for strides, and for images of one channel.
+    n, (out, deep, high, wide) = columns.shape[0], layer.shape
+    (down, right), (row, column) = layer.stride, layer.dilation
+    bottom, side = layer.padding
+    padded = F.pad(inputs.contiguous(), (side, side, bottom, bottom))
+    image, plane, line, _ = padded.stride()
+    shape = (n, deep, high, wide, *places)
+    patches = padded.as_strided(shape, (image, plane, row * line, column, down * line, right))
+    values = torch.bmm(patches.reshape(n, deep * high * wide, -1), columns)
+    return Rows(values.view(n, -1), layer.at, sides=(deep * high * wide, out), order=(1, 0))
+
+
+def _by_lines(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:
+    # Copies along a line alone: what the kernel's next line sees is the same copies one line further down.
+    n, (out, deep, high, wide) = columns.shape[0], layer.shape
+    bottom, side = layer.padding
+    padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, side, side, bottom, bottom)).contiguous()
+    image, line, pixel, _ = padded.stride()
+    shape = (n, padded.shape[1], places[1], wide, deep)
+    copies = padded.as_strided(shape, (image, line, layer.stride[1] * pixel, layer.dilation[1] * pixel, 1))
+    copies = copies.reshape(n, -1, wide * deep)
+    values = columns.new_empty(high, n, wide * deep, out)
+    for i in range(high):
+        first = i * layer.dilation[0] * places[1]
+        torch.bmm(copies[:, first : first + columns.shape[1]].transpose(1, 2), columns, out=values[i])
+    return Rows(values.view(high, n, -1).transpose(0, 1), layer.at, sides=(high, wide, deep, out), order=(3, 2, 0, 1))

@@ -1,0 +1,203 @@
+"""Can DP-SGD train this network? Its parameters, its rows on their own, and the engine's gradients against autograd's.
+
+A record must not change the gradient of another: else clipping bounds nothing. This is tried, not proved: it finds mistakes,
+not malice. Code that waits for a certain record or parameter value can mix records unseen.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.privacy import made_up
+from dpcfl_net.privacy.made_up import RECORDS
+from dpcfl_net.training import gradient_errors, layer_rules, memory
+from dpcfl_net.training.dpsgd import Evaluator, physical_slots
+from dpcfl_net.training.gradient_engines import Engine, choose
+from dpcfl_net.training.gradient_errors import GRADIENT_BOUND
+from dpcfl_net.training.layers import plan
+from dpcfl_net.training.plain_path import fill
+
+# Of the largest logit. On the models of tests/real_models.py rounding in float32 stays below 4e-6, and what mixes records (a
+# mean, a sum, an order along the batch) moves logits by 0.1 and more at `made_up.values`. So a sound model would have to round
+# 25 times worse to be refused. What moves logits by less than the bound passes: it moves gradients by about as little.
+_LOGITS_BOUND = 1e-4
+_LOGITS_FLOOR = 1e-3  # below this size logits are compared absolutely: a last layer may start at zero
+_GRADIENT_NUMBERS = 2**26  # of one call of an engine: 256 MiB in float32, so that the check needs less memory than a run
+_MIXED = (
+    "a record's {} with the other records of its batch, so no record's gradient can be clipped: does forward take a "
+    "mean, a sum or a shape over the first dimension?"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A model that passed: the engine that trains it, and the largest relative errors of its logits and gradients.
+
+    path and gradient_error are None where only evaluation was checked. gradient_error: as `gradient_errors.by_record` has it.
+    """
+
+    path: str | None
+    logits_error: float
+    gradient_error: float | None
+
+
+def check(
+    module: nn.Module, input_shape: tuple[int, ...], classes: int, by_record: bool = True, batch_size: int = 32,
+    path: str = "auto",
+) -> Report:  # fmt: skip
+    """Try a model on made-up records of `input_shape` at its own and at two other parameter values (`made_up.values`).
+
+    by_record False: only what evaluation needs, for what is protected a client at a time. batch_size: the expected batch, as
+    `Trainer` has it. Raises ConfigError with every reason found why clipping record by record would fail, or bound nothing.
+    """
+    if problems := _parameters(module) or layer_rules.problems(module, by_record):
+        raise ConfigError(problems)
+    with warnings.catch_warnings():
+        # What torch and Opacus remark on is either checked here or told in the error.
+        warnings.simplefilter("ignore")
+        _copied(module)
+        plan(module, input_shape)
+        x = made_up.records(module, input_shape, max(RECORDS, physical_slots(batch_size)))
+        memory.keep_freed()
+        try:
+            return _checked(module, x, classes, by_record, path)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"training it {_where(module, x, error)}") from error
+        finally:
+            memory.give_back_freed()
+
+
+def _checked(module: nn.Module, x: torch.Tensor, classes: int, by_record: bool, path: str) -> Report:
+    built = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+    draws = [made_up.values(module), made_up.values(module, -1), built]
+    # The first draw is tried in the physical shape; three records and an empty slot show the rest.
+    few = torch.cat([x[:RECORDS], torch.zeros_like(x[:1])])
+    logits_error = max(_logits(module, theta, batch, classes) for theta, batch in zip(draws, (x, few, few), strict=True))
+    if not by_record:
+        Evaluator(module, input_shape=tuple(x.shape[1:]))
+        return Report(None, logits_error, None)
+    name, engine = choose(module, path, tuple(x.shape[1:]))
+    full = x[: max(RECORDS, _GRADIENT_NUMBERS // len(built))]
+    tried = zip(draws, (full, few, few), strict=True)
+    error = max(_gradients(module, theta, batch, name, engine) for theta, batch in tried)
+    return Report(name, logits_error, error)
+
+
+def _gradients(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, name: str, engine: Engine) -> float:
+    """The largest relative error; ConfigError for gradients that are missing, not a record's own, or not autograd's."""
+    true = gradient_errors.truth(module, theta, x[:RECORDS])
+    if true.unused:
+        raise ConfigError(f"its logits do not depend on the parameters {', '.join(true.unused)}: remove them")
+    if not gradient_errors.in_doubt(gradient_errors.together, true) <= GRADIENT_BOUND:
+        raise ConfigError(_MIXED.format("gradient changes"))
+    error = gradient_errors.in_doubt(partial(gradient_errors.by_record, engine, x[RECORDS:]), true)
+    if not error <= GRADIENT_BOUND:
+        raise ConfigError(
+            f"the {name} engine's per-record gradients of it are not autograd's (off by {error:.0e} of their norm): does a "
+            "layer get its input in a shape whose first side is not the batch?"
+        )
+    return error
+
+
+def _parameters(module: nn.Module) -> list[str]:
+    found = []
+    for name, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            found.append(f"parameter {name!r} has no shape yet: give lazy layers their sizes")
+        elif parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            found.append(f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be torch.float32 on the CPU")
+        elif not parameter.requires_grad:
+            found.append(f"parameter {name!r} is frozen (requires_grad is False): every parameter is trained and sent")
+    return found if found or any(True for _ in module.parameters()) else ["it has no parameters to train"]
+
+
+@torch.no_grad()
+def _logits(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, classes: int) -> float:
+    """The largest relative error; ConfigError for outputs that are no logits, drawn at random, or not a record's own."""
+    module = copy.deepcopy(module).eval()
+    fill(list(module.parameters()), theta)
+    few = x[:RECORDS]
+    evaluated = module(few)
+    _check_form(evaluated, classes)
+    module.train()
+    with torch.random.fork_rng(devices=[]):
+        trained, again = module(few), module(few)
+    same = (
+        "it gives other logits for the same records a second time: forward draws (F.dropout?), though only the task's private key "
+        "may, or keeps something between calls; remove that"
+    )
+    mode = "its logits in training are not those in evaluation: dropout or normalisation over the batch inside forward?"
+    errors = [_logits_error(again, trained, same), _logits_error(trained, evaluated, mode)]
+    return max(errors + _with_others(module, x, trained))
+
+
+def _with_others(module: nn.Module, x: torch.Tensor, expected: torch.Tensor) -> list[float]:
+    """The errors of the first records' logits alone and in one batch with the rest of `x`."""
+    mixed, together = _MIXED.format("logits change"), module(x)
+    if len(together) != len(x):
+        raise ConfigError(mixed)
+    alone = torch.cat([module(row[None]) for row in x[:RECORDS]])
+    return [_logits_error(logits, expected, mixed) for logits in (alone, together[:RECORDS])]
+
+
+def _check_form(logits: object, classes: int) -> None:
+    wanted = (RECORDS, classes)
+    if not isinstance(logits, torch.Tensor):
+        raise ConfigError(f"its logits for {RECORDS} records must be float32 {wanted}, got {type(logits).__name__}")
+    if tuple(logits.shape) != wanted or logits.dtype != torch.float32:
+        raise ConfigError(
+            f"its logits for {RECORDS} records must be float32 {wanted}, got {logits.dtype} {tuple(logits.shape)}"
+        )
+    if not logits.isfinite().all():
+        raise ConfigError("its logits are not finite")
+
+
+def _logits_error(found: torch.Tensor, expected: torch.Tensor, problem: str) -> float:
+    if found.shape != expected.shape:
+        raise ConfigError(problem)
+    error = float((found - expected).abs().max()) / max(float(expected.abs().max()), _LOGITS_FLOOR)
+    if not error <= _LOGITS_BOUND:
+        raise ConfigError(problem)
+    return error
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        advice = "torch.nn.utils.weight_norm? Use torch.nn.utils.parametrizations.weight_norm"
+        raise ConfigError(f"it cannot be copied, which raised {type(error).__name__}: {error} ({advice})") from error
+
+
+@torch.no_grad()
+def _where(module: nn.Module, x: torch.Tensor, error: Exception) -> str:
+    """Which batch and layer raised, if it was in a forward pass."""
+    module, entered = copy.deepcopy(module).train(), []
+    for name, child in module.named_modules():
+        child.register_forward_pre_hook(lambda child, given, name=name: entered.append((name, child, given)))
+        child.register_forward_hook(lambda *_: entered.__delitem__(-1))
+    for batch in (x[:RECORDS], x[:1], x):
+        entered.clear()
+        try:
+            module(batch)
+        except Exception:
+            return f"on a batch of shape {tuple(batch.shape)} raised {type(error).__name__}: {error}{_layer(*entered[-1])}"
+    return f"raised {type(error).__name__}: {error}"
+
+
+def _layer(name: str, child: nn.Module, given: tuple[Any, ...]) -> str:
+    if not name:
+        return ""
+    kind = type(child).__name__ if any(True for _ in child.children()) else repr(child)
+    shapes = ", ".join(str(tuple(value.shape)) for value in given if isinstance(value, torch.Tensor))
+    return f", in layer {name!r} ({kind}), whose input has the shape {shapes}"

@@ -1,0 +1,147 @@
+"""The models by name, their layout for the job's template, and their seeded first values."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpcfl_net.core import plugins
+from dpcfl_net.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+NAMES = ("cnn", "small-cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear", "char-lstm")
+
+CHARACTER_WIDTH, HIDDEN_WIDTH = 8, 64  # of char-lstm: embedding of a character, state of the one LSTM layer
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The model `name` for inputs (C, H, W) or (d,) and `classes` logits; ConfigError for one that does not fit.
+
+    "cnn" is the network of R's Table 2 (28,938 parameters at 1x28x28), "small-cnn" has 9,098 at 1x28x28, "digits-cnn" 6,090 at
+    1x8x8, "resnet18" is torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). "char-lstm"
+    reads d character codes and gives the next one's logits (26,025 for 97 codes). One class means regression, which "linear"
+    alone does: one output. Parameter values are torch's default draw: `initial` gives the seeded ones.
+    `package.module:function` is the user's own, function(input_shape, classes).
+    """
+    shape = tuple(int(side) for side in input_shape)
+    if classes == 1 and name != "linear":
+        raise ConfigError(f"model.name is {name!r}: cannot do regression, only 'linear' can")
+    if plugins.is_plugin(name):
+        return _own(name, shape, classes)
+    if name not in NAMES:
+        raise ConfigError(f"unknown model {name!r}, known: {', '.join(NAMES)}")
+    if classes < 1 or not shape or min(shape) < 1:
+        raise ConfigError(
+            f"model.name is {name!r}: needs positive input sides and classes, got shape {shape}, {classes} classes"
+        )
+    if name == "linear":
+        return _linear(shape, classes)
+    if name == "char-lstm":
+        return _char_lstm(shape, classes)
+    smallest = {"cnn": 4, "small-cnn": 4, "digits-cnn": 4, "cifar-cnn": 8, "resnet18": 1}[name]
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ConfigError(
+            f"model.name is {name!r}: takes images (channels, height, width) from {smallest}x{smallest} up, got {shape}"
+        )
+    if name == "resnet18":
+        return _resnet18(shape, classes)
+    widths, kernel = {
+        "cnn": ((16, 32), 5), "small-cnn": ((8, 16), 3), "digits-cnn": ((16, 32), 3), "cifar-cnn": ((32, 64, 64), 3)
+    }[name]  # fmt: skip
+    return _convolutional(shape, classes, widths, kernel)
+
+
+def layout(module: nn.Module) -> list[list[Any]]:
+    """[[name, [sides...]], ...] of every parameter, in the order in which they are flattened."""
+    return [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
+
+
+def initial(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> np.ndarray:
+    """First values, (p,) float32: the same for the same seed on every machine of one torch version.
+
+    Torch's default initialisation under `seed`; the caller's torch generator is left as it was.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build(name, input_shape, classes)
+    return np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]).astype(np.float32)
+
+
+def _own(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    from torch import nn
+
+    module = plugins.call("model.name", name, shape, classes)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name is {name!r}: it must return a torch.nn.Module, got {type(module).__name__}")
+    return module
+
+
+def _linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def _char_lstm(shape: tuple[int, ...], classes: int) -> nn.Module:
+    from torch import nn
+
+    if len(shape) != 1:
+        raise ConfigError(f"model.name is 'char-lstm': takes a row of character codes (d,), got {shape}")
+
+    class CharLSTM(nn.Module):
+        """Codes as whole float32 numbers (n, d) to the next character's logits (n, classes)."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(classes, CHARACTER_WIDTH)
+            self.lstm = nn.LSTM(CHARACTER_WIDTH, HIDDEN_WIDTH, batch_first=True)
+            self.output = nn.Linear(HIDDEN_WIDTH, classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # No record may raise an error of its own: what is no code is taken for the nearest.
+            codes = x.long().clamp(0, classes - 1)
+            return self.output(self.lstm(self.embedding(codes))[0][:, -1])
+
+    return CharLSTM()
+
+
+def _convolutional(shape: tuple[int, ...], classes: int, widths: tuple[int, ...], kernel: int) -> nn.Module:
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    channels, height, width = shape
+    for wide in widths:
+        layers += [nn.Conv2d(channels, wide, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, height, width = wide, height // 2, width // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes))
+
+
+def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    from torch import nn
+
+    from dpcfl_net.core.vision import torchvision
+
+    resnet = torchvision().models.resnet
+
+    class Block(resnet.BasicBlock):  # type: ignore[name-defined]
+        """torchvision's block without its in-place addition: Opacus' backward hooks refuse outputs that are changed."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+            return self.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+    module = resnet.ResNet(Block, [2, 2, 2, 2], num_classes=classes, norm_layer=lambda wide: nn.GroupNorm(32, wide))
+    if shape[0] != 3:
+        module.conv1 = nn.Conv2d(shape[0], 64, 7, 2, 3, bias=False)
+        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
+    for child in module.modules():
+        if isinstance(child, nn.ReLU):
+            child.inplace = False
+    return module

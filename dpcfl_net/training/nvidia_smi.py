@@ -1,0 +1,115 @@
+"""What the driver says of this machine's GPUs, asked through nvidia-smi: CUDA is never started by looking."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from dpcfl_net.core.errors import ConfigError, RunFailed
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_PATIENCE_S = 20
+_SLICE = re.compile(r"MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU or a MIG slice. total, free: bytes; 0 where nvidia-smi does not tell, as of slices."""
+
+    uuid: str
+    name: str
+    total: int
+    free: int
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that this process may give to workers, in CUDA's order; none where there is no nvidia-smi or no driver.
+
+    An existing CUDA_VISIBLE_DEVICES is honoured as CUDA does: numbers, UUIDs or beginnings of them, up to the first entry that
+    names no GPU; none at all if one is named twice. Raises ConfigError where its numbers do not say which GPU is meant,
+    RunFailed if nvidia-smi does not answer.
+    """
+    gpus = _listed()
+    allowed = os.environ.get(VISIBLE)
+    if allowed is None or not gpus:
+        return gpus
+    entries = [entry.strip() for entry in allowed.split(",")]
+    kinds = {gpu.name for gpu in gpus}
+    if any(map(str.isdecimal, entries)) and len(kinds) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise ConfigError(
+            f"{VISIBLE} is {allowed!r}: CUDA may number GPUs of different kinds ({', '.join(sorted(kinds))}) otherwise than "
+            "nvidia-smi does; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or give UUIDs"
+        )
+    return _allowed(gpus, entries)
+
+
+def mig_slices() -> list[Gpu] | None:
+    """The MIG slices that `nvidia-smi -L` lists; None where there is no nvidia-smi."""
+    text = _nvidia_smi("-L")
+    return None if text is None else [Gpu(found[2], f"MIG {found[1]}", 0, 0) for found in _SLICE.finditer(text)]
+
+
+def memory_by_process() -> dict[int, int]:
+    """Bytes of GPU memory by process id, contexts included; ids are the host's, which a container's processes do not know."""
+    found: dict[int, int] = {}
+    for pid, used in _table("--query-compute-apps=pid,used_memory"):
+        found[int(pid)] = found.get(int(pid), 0) + _bytes(used)
+    return found
+
+
+def _listed() -> list[Gpu]:
+    rows = _table("--query-gpu=uuid,memory.total,memory.free,name")
+    return [Gpu(uuid, name, _bytes(total), _bytes(free)) for uuid, total, free, name in rows]
+
+
+def _allowed(gpus: list[Gpu], entries: list[str]) -> list[Gpu]:
+    found: list[Gpu] = []
+    for entry in entries:
+        gpu = _entry(gpus, entry)
+        if gpu is None:
+            break
+        if gpu in found:
+            return []
+        found.append(gpu)
+    return found
+
+
+def _entry(gpus: list[Gpu], entry: str) -> Gpu | None:
+    if entry.isdecimal():
+        return gpus[int(entry)] if int(entry) < len(gpus) else None
+    if entry.startswith("MIG-"):
+        return named(mig_slices() or [], entry)
+    return named(gpus, entry) if entry.startswith("GPU-") else None
+
+
+def named(gpus: list[Gpu], uuid: str) -> Gpu | None:
+    """The one GPU whose UUID begins so; None if there is none, or more than one."""
+    found = [gpu for gpu in gpus if gpu.uuid.startswith(uuid)]
+    return found[0] if len(found) == 1 else None
+
+
+def _bytes(mebibytes: str) -> int:
+    return int(mebibytes) << 20 if mebibytes.isdecimal() else 0
+
+
+def _table(query: str) -> list[list[str]]:
+    """Lines of a CSV query as columns; the last column may hold commas."""
+    columns = query.partition("=")[2].count(",")
+    text = _nvidia_smi(query, "--format=csv,noheader,nounits") or ""
+    lines = [[cell.strip() for cell in line.split(",", columns)] for line in text.splitlines()]
+    return [cells for cells in lines if len(cells) == columns + 1]
+
+
+def _nvidia_smi(*arguments: str) -> str | None:
+    """What it prints; empty if it fails, as it does without a driver; None if it is not installed."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{program} {' '.join(arguments)} gave no answer within {_PATIENCE_S} s") from None
+    return done.stdout if done.returncode == 0 else ""

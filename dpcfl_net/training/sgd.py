@@ -1,0 +1,138 @@
+"""Plain mini-batch SGD over one client's records, for releases that a trusted server protects. Nothing here is private."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpcfl_net.training import devices
+from dpcfl_net.training.layers import channels_last, plan, side_by_side
+from dpcfl_net.training.losses import each_loss
+
+KEPT = 4096  # records of a client that are made into floats once, not batch by batch
+
+
+class PlainSGD:
+    """`epochs` passes over shuffled batches with momentum and weight decay, on the parameters as one vector.
+
+    module: the template; its values are overwritten. task: "classification" or "regression". input_shape: of a record, as
+    `layers.plan` has it.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, epochs: int, batch_size: int, lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
+        task: str = "classification", input_shape: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        self._epochs, self._batch_size, self._lr = epochs, batch_size, lr
+        self._momentum, self._weight_decay, self._task = momentum, weight_decay, task
+        self._module = module.train()
+        self._layers = plan(module, input_shape)
+        self._theta, self._gradient = _flattened(self._module)
+
+    def to(self, device: torch.device) -> None:
+        """Take parameters and gradients there (`devices.lend`)."""
+        self._module.to(device)
+        self._theta, self._gradient = _flattened(self._module)
+
+    def train(
+        self,
+        theta: np.ndarray,
+        data: Any,
+        order: np.random.Generator,
+        *,
+        pull: tuple[float, np.ndarray] | None = None,
+        beside: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The model after this client's epochs, (p,) float32 to (p,) float32; `order` shuffles the batches.
+
+        pull = (mu, centre): adds mu (theta - centre) to every gradient (FedProx). beside: a second model, (p,), whose
+        outputs are added to this one's and which stays as it is (FedCAM). Momentum starts anew at every call.
+        """
+        device = devices.lend(self)
+        offsets = None if beside is None else self._outputs(beside, data)
+        centre: Any = None if pull is None else torch.from_numpy(np.array(pull[1], np.float32)).to(device)
+        self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
+        velocity = torch.zeros_like(self._theta)
+        whole = _batch(data, np.arange(len(data)), device) if len(data) <= KEPT else None
+        for _ in range(self._epochs):
+            for piece in pieces(order.permutation(len(data)), self._batch_size):
+                rows = torch.from_numpy(piece).to(device)
+                x, y = _batch(data, piece, device) if whole is None else (whole[0][rows], whole[1][rows])
+                outputs = self._forward(x)
+                if offsets is not None:
+                    outputs = outputs + offsets[rows]
+                self._gradient.zero_()
+                each_loss(self._task, outputs, y).mean().backward()
+                if self._weight_decay:
+                    self._gradient.add_(self._theta, alpha=self._weight_decay)
+                if pull is not None:
+                    self._gradient.add_(self._theta - centre, alpha=pull[0])
+                velocity.mul_(self._momentum).add_(self._gradient)
+                self._theta.add_(velocity, alpha=-self._lr)
+        return self._theta.cpu().numpy().copy()
+
+    @torch.no_grad()
+    def mean_losses(self, models: np.ndarray, data: Any, beside: np.ndarray | None = None) -> np.ndarray:
+        """The mean loss on all records of each of the (M, p) models in evaluation mode, (M,) float64; inf if one is not finite."""
+        device = devices.lend(self)
+        offsets = None if beside is None else self._outputs(beside, data)
+        y = data.batch(np.arange(len(data)), len(data))[1].to(device)
+        found = []
+        for outputs in self._outputs_of(models, data):
+            each = each_loss(self._task, outputs if offsets is None else outputs + offsets, y).double()
+            found.append(float(each.mean()) if bool(each.isfinite().all()) else np.inf)
+        return np.array(found)
+
+    def _outputs_of(self, models: np.ndarray, data: Any) -> Iterable[torch.Tensor]:
+        """Outputs of each of the (M, p) models, of all at once where their layers allow it."""
+        if self._layers is None:
+            return (self._outputs(model, data) for model in models)
+        thetas = torch.from_numpy(np.array(models, np.float32)).to(self._theta.device)
+        return torch.cat([side_by_side(self._layers, thetas, x) for x in self._inputs(data)], 1)
+
+    @torch.no_grad()
+    def _outputs(self, theta: np.ndarray, data: Any) -> torch.Tensor:
+        """Outputs of a model for every record in evaluation mode, in the data's order."""
+        self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
+        self._module.eval()
+        try:
+            return torch.cat([self._forward(x) for x in self._inputs(data)])
+        finally:
+            self._module.train()
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self._module(channels_last(x))
+        return outputs
+
+    def _inputs(self, data: Any) -> Iterator[torch.Tensor]:
+        """All of a client's inputs in its order, 256 at a time."""
+        device = self._theta.device
+        return (data.batch(piece, len(piece))[0].to(device) for piece in pieces(np.arange(len(data)), 256))
+
+
+def _batch(data: Any, rows: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = data.batch(rows, len(rows))
+    return x.to(device), y.to(device)
+
+
+def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """`rows` cut into runs of at most `size`."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _flattened(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """One vector of all parameters and one of all gradients, of which the module's own are views from here on."""
+    parameters = list(module.parameters())
+    theta = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
+    gradient = torch.zeros_like(theta)
+    at = 0
+    for parameter in parameters:
+        span = slice(at, at + parameter.numel())
+        parameter.data = theta[span].view(parameter.shape)
+        parameter.grad = gradient[span].view(parameter.shape)
+        at = span.stop
+    return theta, gradient

@@ -1,0 +1,1 @@
+"""Messages between coordinator, workers and observer: ZeroMQ, msgpack, CURVE."""

@@ -1,0 +1,209 @@
+"""The closed schema of every message, its strict codec, and the match of announced tensors against a pinned template."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.types import TensorSpec
+
+VERSION = 1
+MAX_HEADER = 64 << 10  # bytes
+CHUNK = 1 << 20  # bytes of payload in one message
+WINDOW = 16  # chunks on their way to one peer that it has not yet confirmed
+MAX_PAYLOAD = 1 << 34  # bytes; above any model, below any overflow
+
+M = TypeVar("M", bound=BaseModel)
+Kind = Literal["HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE"]
+STATUSES = ("release", "lost", "stale", "refused")
+PHASES = ("idle", "receiving", "waiting", "computing", "sending")  # waiting: for a core
+CODES: dict[str, tuple[str, ...]] = {"RESULT": STATUSES, "HEARTBEAT": PHASES}  # what `code` may say, by kind
+
+_HEX64 = r"^[0-9a-f]{64}$"
+_HEX32 = r"^[0-9a-f]{32}$"
+_CODE = r"^[a-z0-9-]{0,64}$"
+_PRINTABLE = r"^[^\x00-\x1f\x7f]{0,500}$"
+Whole = Annotated[int, Field(ge=0, le=MAX_PAYLOAD)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")]
+Shape = Annotated[tuple[Whole, ...], Field(strict=False, max_length=8)]
+Row = Annotated[tuple[Name, Literal["f4", "i8"], Shape, Whole], Field(strict=False)]
+
+
+class WireError(Refused):
+    """A message that breaks the rules of the wire; `code` says which rule."""
+
+
+class Header(BaseModel):
+    """One message without its payload.
+
+    id names the message, parent the one it answers (or, in a CHUNK, the one it is a part of); sequence rises with
+    every message of one boot. index: of a CHUNK its place; of a CREDIT how many chunks of the parent have arrived.
+    client: whom a HELLO claims to be (believed only without CURVE). No field can carry a privacy parameter, a loss,
+    an accuracy, a count or a label.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    version: Annotated[int, Field(ge=0, le=1 << 31)]
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+    job: Annotated[str, Field(pattern=_HEX64)]
+    boot: Annotated[str, Field(pattern=_HEX32)]
+    sequence: Annotated[int, Field(ge=1, le=1 << 62)]
+    id: Annotated[str, Field(pattern=_HEX32)]
+    kind: Kind
+    parent: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    round: Annotated[int, Field(ge=0, le=10**6)] = 0
+    task: Annotated[str, Field(pattern=r"^[a-z_]{0,64}$")] = ""
+    tensors: Annotated[tuple[Row, ...], Field(strict=False, max_length=64)] = ()
+    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    chunks: Whole = 0
+    index: Whole = 0
+    client: Annotated[int, Field(ge=-1, le=10**6)] = -1
+    code: Annotated[str, Field(pattern=_CODE)] = ""
+    reason: Annotated[str, Field(pattern=_PRINTABLE)] = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload that the header announces."""
+        return sum(row[3] for row in self.tensors)
+
+
+def encode(header: Header) -> bytes:
+    """The header as bytes; fields that hold their default stay out."""
+    return msgpack.packb(header.model_dump(exclude_defaults=True))
+
+
+def unpack_strict(data: bytes | memoryview) -> dict[str, Any]:
+    """One msgpack map within fixed limits of size, depth and type; WireError "header-too-large" or "not-msgpack"."""
+    if len(data) > MAX_HEADER:
+        raise WireError("header-too-large", f"{len(data)} bytes, at most {MAX_HEADER} allowed")
+    try:
+        found = msgpack.unpackb(
+            data,
+            raw=False,
+            use_list=True,
+            strict_map_key=True,
+            max_str_len=1024,
+            max_bin_len=0,
+            max_array_len=4096,
+            max_map_len=32,
+            max_ext_len=0,
+            ext_hook=_no_ext,
+            object_pairs_hook=_said_once,
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise WireError("not-msgpack", plain(f"{type(error).__name__}: {error}", 120)) from None
+    if not isinstance(found, dict):
+        raise WireError("not-msgpack", f"a {type(found).__name__} where a map belongs")
+    return found
+
+
+def decode(data: bytes | memoryview) -> Header:
+    """Inverse of `encode` for bytes from anyone: WireError and nothing else on whatever is not a well-formed header."""
+    header = validate(Header, unpack_strict(data))
+    allowed = CODES.get(header.kind)
+    if allowed and header.code not in allowed:
+        raise WireError("schema", f"code: a {header.kind} may say {', '.join(allowed)}")
+    _check_payload(header)
+    return header
+
+
+def validate(schema: type[M], found: dict[str, Any]) -> M:
+    """`found` as an instance of the schema; WireError "schema" names the first field that is unknown or mistyped."""
+    try:
+        return schema.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(plain(str(part), 40) for part in first["loc"][:4])
+        raise WireError("schema", plain(f"{where}: {first['msg']}", 200)) from None
+
+
+def _check_payload(header: Header) -> None:
+    """Announced sizes agree with each other; Python's integers cannot overflow, so neither can a shape."""
+    for name, dtype, shape, size in header.tensors:
+        if math.prod(shape) * int(dtype[1]) != size:
+            raise WireError("schema", f"tensors: {plain(name, 40)} of shape {list(shape)} is not {size} bytes")
+    names = [row[0] for row in header.tensors]
+    if names != sorted(set(names)):
+        raise WireError("schema", "tensors: names must rise and differ")
+    if names and header.kind not in ("TASK", "RESULT"):
+        raise WireError("schema", f"tensors: a {header.kind} carries none")
+    if header.size > MAX_PAYLOAD:
+        raise WireError("schema", f"tensors: {header.size} bytes in all, at most {MAX_PAYLOAD} allowed")
+    if header.chunks != -(-header.size // CHUNK):
+        raise WireError("schema", f"chunks: {header.chunks} announced for {header.size} bytes")
+    if bool(header.sha256) != bool(header.size):
+        raise WireError("schema", "sha256: there is one exactly if there is a payload")
+
+
+def _no_ext(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code}")
+
+
+def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A map that says no field twice: of two values the reader would believe one, and another reader the other."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def plain(text: str, limit: int = 500) -> str:
+    """`text` fit for a `reason` and for one line of a log: no control characters, at most `limit` characters."""
+    return re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]", "?", text)[:limit]
+
+
+def word(text: str) -> str:
+    """`text` fit for a `code`."""
+    return re.sub(r"[^a-z0-9-]", "-", text.lower())[:64]
+
+
+Dim = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TensorTemplate:
+    """What one tensor must be: its dtype and its sides, each a number or an inclusive range (low, high)."""
+
+    dtype: str
+    shape: tuple[Dim, ...] = ()
+
+
+Template = Mapping[str, TensorTemplate]
+
+
+def resolve(specs: Mapping[str, TensorSpec], dims: Mapping[str, Dim]) -> dict[str, TensorTemplate]:
+    """Specs with named sides ("p", "M") as a template with their values; KeyError names a side without one."""
+    return {
+        name: TensorTemplate(spec.dtype, tuple(dims[side] if isinstance(side, str) else side for side in spec.shape))
+        for name, spec in specs.items()
+    }
+
+
+def match_template(header: Header, template: Template) -> None:
+    """WireError "template" unless the announced tensors are exactly the pinned ones; runs before any chunk is accepted."""
+    match_rows(header.tensors, template)
+
+
+def match_rows(rows: Iterable[Sequence[Any]], template: Template) -> None:
+    """WireError "template" unless rows of (name, dtype, shape, bytes) are exactly the pinned tensors."""
+    found = {row[0]: row for row in rows}
+    if found.keys() != template.keys():
+        odd = sorted(found.keys() ^ template.keys())
+        raise WireError("template", f"tensors {', '.join(plain(name, 40) for name in odd[:4])} are missing or not expected")
+    for name, pinned in template.items():
+        _, dtype, shape, _ = found[name]
+        fits = dtype == pinned.dtype and len(shape) == len(pinned.shape)
+        if not fits or not all(_side_fits(side, dim) for side, dim in zip(shape, pinned.shape, strict=True)):
+            raise WireError("template", f"tensor {name}: {dtype} {list(shape)}, expected {pinned.dtype} {list(pinned.shape)}")
+
+
+def _side_fits(side: int, dim: Dim) -> bool:
+    return side == dim if isinstance(dim, int) else dim[0] <= side <= dim[1]

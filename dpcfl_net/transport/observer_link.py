@@ -1,0 +1,373 @@
+"""The one-way link to the observer: models from the coordinator, personal figures and timings from the workers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Annotated, Any, Literal
+
+import msgpack
+import numpy as np
+import zmq
+from pydantic import BaseModel, ConfigDict, Field
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.transport.channel import new_id, remember
+from dpcfl_net.transport.guard import UNREAD_LIMIT
+from dpcfl_net.transport.message_log import Journal
+from dpcfl_net.transport.messages import CHUNK, VERSION, Header, WireError, plain, unpack_strict, validate
+from dpcfl_net.transport.payload import Assembly, Payload
+from dpcfl_net.transport.sockets import Arrived, Listener, dial, join_curve, new_socket, receive, require_safe
+
+COORDINATOR = "coordinator"
+BATCH = 256
+END_LINGER_MS = 30_000
+AHEAD = 4  # rounds of models that the coordinator may be ahead of what the observer has read
+Phase = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,19}$")]  # a word that the algorithm chooses for what people see
+Work = Literal["train", "wait", "send", "aggregate", "cluster", "evaluate"]
+Round = Annotated[int, Field(ge=0, le=10**6)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Cluster = Annotated[int, Field(ge=0, le=10**6)]
+
+
+class Note(BaseModel):
+    """One message to the observer; the fields that its kind does not use keep their defaults."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    version: Annotated[int, Field(ge=0, le=1 << 31)]
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+    job: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    boot: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    sequence: Annotated[int, Field(ge=1, le=1 << 62)]
+    kind: Literal["MODELS", "CHUNK", "PERSONAL", "SPAN", "END"]
+    sender: Annotated[int, Field(ge=-1, le=10**6)]
+    round: Round = 0
+    phase: Phase = "single"
+    assignment: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
+    models: Annotated[int, Field(ge=0, le=4096)] = 0
+    clients: Annotated[list[Cluster], Field(max_length=10**5)] = []
+    labels: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
+    released: Annotated[list[Cluster], Field(max_length=10**5)] = []
+    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
+    accuracy: Number = 0.0
+    loss: Number | None = 0.0
+    what: Work = "wait"
+    start: Number = 0.0
+    end: Number = 0.0
+    reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")] = ""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The cluster models after a round, (M, p) float32, and each client's cluster in client order.
+
+    Of a trusted server, which alone knows them: the clients that it drew, the label that each sent, and the noisy label that it
+    released for each, where it releases labels.
+    """
+
+    round: int
+    phase: str
+    assignment: list[int | None]
+    models: np.ndarray
+    clients: list[int] = field(default_factory=list)
+    labels: list[int | None] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A personal model on its own client's test data: accuracy as a fraction, mean loss in nats (None: not finite)."""
+
+    client: int
+    round: int
+    accuracy: float
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Who did what when; times in seconds since the epoch."""
+
+    who: str
+    what: str
+    round: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class End:
+    """The coordinator is done."""
+
+    round: int
+    reason: str
+
+
+@dataclass
+class _Sender:
+    """What the inbox knows of one sender: -1 the coordinator, otherwise a client id."""
+
+    boot: str = ""
+    sequence: int = 0
+    note: Note | None = None
+    assembly: Assembly | None = None
+
+
+class ObserverInbox:
+    """Listens for everyone's notes and answers nobody.
+
+    bind, run, job, security, keys, on_failure: as for ServerEndpoint. coordinator_key, client_keys: public CURVE keys;
+    models and the end are believed from the coordinator's key only, personal figures and spans of client i from its own
+    (with security "none", on loopback, senders are believed). parameters: p; max_models: the most rows, which together
+    bound what the inbox will ever hold. A sender that is further AHEAD is cut off ("flood") and may connect again.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        run: str,
+        job: str,
+        coordinator_key: str,
+        client_keys: Mapping[int, str],
+        parameters: int,
+        max_models: int,
+        security: str = "curve",
+        keys: tuple[str, str] | None = None,
+        on_failure: Callable[[dict[str, Any]], None] | None = None,
+        context: zmq.Context | None = None,
+    ) -> None:
+        self._journal = Journal(on_failure)
+        self.failures = self._journal.failures
+        self._run, self._job, self._parameters, self._max_models = run, job, parameters, max_models
+        self._curve = security == "curve"
+        self._senders = {-1: _Sender(), **{client: _Sender() for client in client_keys}}
+        self._boots: OrderedDict[str, None] = OrderedDict()
+        self._by_key = {**{key: client for client, key in client_keys.items()}, coordinator_key: -1} if self._curve else {}
+        unread = 4 * UNREAD_LIMIT + AHEAD * 4 * parameters * max_models
+        self._listener = Listener(zmq.PULL, bind, security, keys, self._by_key, context, unread)
+        self._socket, self.address = self._listener.socket, self._listener.address
+
+    def poll(self, timeout_s: float) -> list[Models | Personal | Span | End]:
+        """What has arrived, at once if there is anything, else after at most `timeout_s` seconds."""
+        found: list[Models | Personal | Span | End] = []
+        deadline = time.monotonic() + timeout_s
+        while True:
+            wait = max(0.0, min(deadline - time.monotonic(), 0.25))
+            if self._socket.poll(int(wait * 1000)):
+                self._read(found)
+            for error in self._listener.news():
+                self._journal.failed("unknown", error)
+            if found or time.monotonic() >= deadline:
+                return found
+
+    def close(self) -> None:
+        self._listener.close(0)
+
+    def __enter__(self) -> ObserverInbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _read(self, found: list[Models | Personal | Span | End]) -> None:
+        for _ in range(BATCH):
+            arrived = receive(self._socket, self._listener.guard)
+            if arrived is None:
+                return
+            name = "unknown"
+            try:
+                note, sender = self._checked(arrived)
+                name = _name(note.sender)
+                heard = self._take(note, sender, arrived.chunk)
+            except WireError as error:
+                self._journal.failed(name, error)
+                continue
+            if heard is not None:
+                found.append(heard)
+
+    def _checked(self, arrived: Arrived) -> tuple[Note, _Sender]:
+        """The note after the checks of key, schema, run, job and sequence, in this order."""
+        owner = self._by_key.get(arrived.user)
+        if self._curve and owner is None:
+            raise WireError("unknown-key", "a message without an authenticated key of the roster")
+        if arrived.odd:
+            raise WireError("multipart", "a message is a header, or a header and one chunk")
+        note: Note = validate(Note, unpack_strict(arrived.header))
+        for name, expected in (("version", VERSION), ("run", self._run), ("job", self._job)):
+            if getattr(note, name) != expected:
+                raise WireError(name, f"a message of another {name}")
+        if (self._curve and note.sender != owner) or note.sender not in self._senders:
+            raise WireError("identity", f"claims to be {_name(note.sender)}")
+        sender = self._senders[note.sender]
+        if note.boot != sender.boot:
+            if note.boot in self._boots:
+                raise WireError("stale-boot", "a boot id that was used before")
+            remember(self._boots, note.boot, None)
+            sender.boot, sender.sequence, sender.assembly = note.boot, 0, None
+        if note.sequence <= sender.sequence:
+            raise WireError("sequence", f"message {note.sequence} after message {sender.sequence}")
+        sender.sequence = note.sequence
+        return note, sender
+
+    def _take(self, note: Note, sender: _Sender, chunk: memoryview | None) -> Models | Personal | Span | End | None:
+        if (note.kind == "CHUNK") != (chunk is not None):
+            raise WireError("multipart", f"a {note.kind} with a wrong number of frames")
+        if note.kind == "SPAN":
+            return Span(_name(note.sender), note.what, note.round, note.start, note.end)
+        if (note.kind == "PERSONAL") != (note.sender >= 0):
+            raise WireError("kind", f"{_name(note.sender)} does not send {note.kind}")
+        if note.kind == "PERSONAL":
+            return Personal(note.sender, note.round, note.accuracy, note.loss)
+        if note.kind == "END":
+            return End(note.round, note.reason)
+        if note.kind == "MODELS":
+            return self._begin(note, sender)
+        return self._add(note, sender, chunk if chunk is not None else memoryview(b""))
+
+    def _begin(self, note: Note, sender: _Sender) -> Models | None:
+        if note.models > self._max_models or bool(note.sha256) != bool(note.models):
+            raise WireError("template", f"{note.models} models announced, at most {self._max_models} expected")
+        if any(cluster is not None and cluster >= note.models for cluster in note.assignment):
+            raise WireError("template", "an assignment to a cluster without a model")
+        if any(shown and len(shown) != len(note.clients) for shown in (note.labels, note.released)):
+            raise WireError("template", "labels of other clients than those that were drawn")
+        sender.note, sender.assembly = note, Assembly(_as_header(note, self._parameters))
+        return None if note.models else self._finish(sender)
+
+    def _add(self, note: Note, sender: _Sender, chunk: memoryview) -> Models | None:
+        if sender.assembly is None:
+            raise WireError("chunk", "a chunk of no message that is arriving")
+        try:
+            whole = sender.assembly.add(note.index, chunk)
+        except WireError:
+            sender.assembly = None
+            raise
+        return self._finish(sender) if whole else None
+
+    def _finish(self, sender: _Sender) -> Models | None:
+        note, assembly = sender.note, sender.assembly
+        sender.note = sender.assembly = None
+        if note is None or assembly is None:
+            return None
+        models = assembly.tensors()["models"]
+        return Models(note.round, note.phase, note.assignment, models, note.clients, note.labels, note.released)
+
+
+class ObserverOutbox:
+    """Sends notes to the observer and never reads anything, so that nothing the observer knows can flow back.
+
+    sender: "coordinator" or a client id; connect, run, job, security, server_key, keys: as for ClientEndpoint.
+    While the observer cannot be reached, sending waits; after patience_s the note is given up, and so are all after it that
+    do not go at once, until one does. `dropped` counts them. No observer ever stops a run.
+    """
+
+    def __init__(
+        self,
+        connect: str,
+        *,
+        run: str,
+        job: str,
+        sender: str | int,
+        security: str = "curve",
+        server_key: str | None = None,
+        keys: tuple[str, str] | None = None,
+        context: zmq.Context | None = None,
+        patience_s: float = 60.0,
+    ) -> None:
+        require_safe(connect, security)
+        if security == "curve" and (keys is None or server_key is None):
+            raise ConfigError("a link to the observer with security curve needs a key pair and the observer's public key")
+        self.dropped = 0
+        self._run, self._job, self._boot, self._sequence = run, job, new_id(), 0
+        self._sender = -1 if sender == COORDINATOR else int(sender)
+        self._patience_s, self._gave_up = patience_s, False
+        self._own_context = context is None
+        self._context = context or zmq.Context()
+        self._socket = new_socket(self._context, zmq.PUSH)
+        if keys is not None and server_key is not None and security == "curve":
+            join_curve(self._socket, keys, server_key)
+        dial(self._socket, connect)
+
+    def models(
+        self, round: int, phase: str, assignment: Sequence[int | None], models: np.ndarray, **shown: Sequence[int | None]
+    ) -> None:
+        """Publish the models after a round: (M, p) float32, not to change until they have left; M may be 0.
+
+        shown: a trusted server's `clients`, `labels` and `released`, as in `Models`.
+        """
+        payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
+        about: dict[str, Any] = {"round": round, "phase": phase, "assignment": list(assignment), "models": len(models), **shown}
+        sent = self._send("MODELS", sha256=payload.sha256, **about)
+        for index, chunk in enumerate(payload.chunks):
+            sent = sent and self._send("CHUNK", chunk=chunk, index=index)
+        self.dropped += not sent
+
+    def personal(self, round: int, accuracy: float, loss: float) -> None:
+        finite = float(loss) if math.isfinite(loss) else None
+        self.dropped += not self._send("PERSONAL", round=round, accuracy=float(accuracy), loss=finite)
+
+    def span(self, what: str, round: int, start: float, end: float) -> None:
+        self.dropped += not self._send("SPAN", what=what, round=round, start=float(start), end=float(end))
+
+    def end(self, round: int, reason: str = "") -> None:
+        self.dropped += not self._send("END", round=round, reason=plain(reason))
+
+    def close(self, abort: bool = False) -> None:
+        """Close the socket; what is queued still leaves for up to 30 s unless `abort`."""
+        self._socket.close(linger=0 if abort or self._gave_up else END_LINGER_MS)
+        if self._own_context:
+            self._context.term()
+
+    def __enter__(self) -> ObserverOutbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(abort=kind is not None)
+
+    def _send(self, kind: str, /, chunk: memoryview | None = None, **fields: Any) -> bool:
+        """One note; False if the observer did not take it in time."""
+        self._sequence += 1
+        note = Note(
+            version=VERSION,
+            run=self._run,
+            job=self._job,
+            boot=self._boot,
+            sequence=self._sequence,
+            kind=kind,  # type: ignore[arg-type]
+            sender=self._sender,
+            **fields,
+        )
+        data = msgpack.packb(note.model_dump(exclude_defaults=True))
+        patience = 0.0 if self._gave_up else self._patience_s
+        self._gave_up = not self._socket.poll(int(patience * 1000), zmq.POLLOUT)
+        if not self._gave_up:
+            self._socket.send_multipart([data] if chunk is None else [data, chunk], zmq.DONTWAIT, copy=False)
+        return not self._gave_up
+
+
+def _as_header(note: Note, parameters: int) -> Header:
+    """The payload of a MODELS note in the terms of Assembly."""
+    size = note.models * parameters * 4
+    return Header(
+        version=VERSION,
+        run=note.run,
+        job=note.job,
+        boot=note.boot,
+        sequence=note.sequence,
+        id="0" * 32,
+        kind="TASK",
+        tensors=(("models", "f4", (note.models, parameters), size),),
+        sha256=note.sha256,
+        chunks=-(-size // CHUNK),
+    )
+
+
+def _name(sender: int) -> str:
+    return COORDINATOR if sender == -1 else f"client {sender}"

@@ -1,0 +1,124 @@
+"""Payloads on the wire: tensors cut into chunks once and shared by many peers, and put together again within bounds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from dpcfl_net.core import tensors as named
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.transport.messages import CHUNK, Header, WireError
+
+
+class Payload:
+    """Tensors ready to send: `rows` for the header, `sha256` of all bytes, `chunks` of at most 1 MiB.
+
+    The arrays are not copied (only a chunk that spans two of them is), so they must not change while the payload is in use.
+    One Payload may be sent to any number of peers.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[Any]], parts: Sequence[memoryview]) -> None:
+        self.rows = tuple((name, dtype, tuple(shape), size) for name, dtype, shape, size in rows)
+        self.size = sum(part.nbytes for part in parts)
+        self.chunks = _cut(parts)
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        self.sha256 = digest.hexdigest() if self.size else ""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, np.ndarray]) -> Payload:
+        """From named float32 or int64 arrays; ValueError names an array of any other dtype."""
+        return cls(named.describe(tensors), named.buffers(tensors))
+
+    @classmethod
+    def from_packed(cls, packed: bytes) -> Payload:
+        """From the bytes that `tensors.pack` made; the tensors' bytes are sent exactly as they were packed."""
+        if not packed:
+            return cls((), ())
+        rows, raw = msgpack.unpackb(packed, max_bin_len=1 << 40)
+        return cls(rows, [memoryview(raw)] if raw else [])
+
+
+def as_payload(tensors: Payload | Mapping[str, np.ndarray] | bytes) -> Payload:
+    """Whatever form the tensors have, as a Payload."""
+    if isinstance(tensors, Payload):
+        return tensors
+    return Payload.from_packed(tensors) if isinstance(tensors, bytes) else Payload.of(tensors)
+
+
+def _cut(parts: Sequence[memoryview]) -> list[memoryview]:
+    """Pieces of CHUNK bytes (the last may be shorter) of the parts laid end to end."""
+    chunks: list[memoryview] = []
+    held: list[memoryview] = []  # the beginning of a chunk that goes on in the next part
+    missing = CHUNK
+    for part in parts:
+        at = 0
+        while at < part.nbytes:
+            piece = part[at : at + missing]
+            at += piece.nbytes
+            held.append(piece)
+            missing -= piece.nbytes
+            if not missing:
+                chunks.append(_join(held))
+                held, missing = [], CHUNK
+    return [*chunks, _join(held)] if held else chunks
+
+
+def _join(pieces: list[memoryview]) -> memoryview:
+    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+
+class Assembly:
+    """One message whose payload is arriving: a single buffer of the announced size, filled in order.
+
+    To be made only after the header has passed every check, the template included: the size is then known to be right.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.received = 0
+        self._buffer = bytearray(header.size)
+        self._digest = hashlib.sha256()
+
+    def add(self, index: int, chunk: memoryview) -> bool:
+        """Take the next chunk; True if it was the last. WireError "chunk" on any other place or length."""
+        start = index * CHUNK
+        expected = min(CHUNK, len(self._buffer) - start)
+        if index != self.received or chunk.nbytes != expected:
+            raise WireError("chunk", f"chunk {index} of {chunk.nbytes} bytes, expected chunk {self.received} of {expected}")
+        self._buffer[start : start + expected] = chunk
+        self._digest.update(chunk)
+        self.received += 1
+        return self.received == self.header.chunks
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The arrays, read-only; WireError "hash" on other bytes than announced, "non-finite" on a NaN or an infinity."""
+        if self.header.size and self._digest.hexdigest() != self.header.sha256:
+            raise WireError("hash", "the payload is not the one that the header announced")
+        found = named.split([list(row) for row in self.header.tensors], self._buffer)
+        for name, array in found.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise WireError("non-finite", f"tensor {name} holds a NaN or an infinity")
+        return {name: array if array.flags.aligned else _aligned(array) for name, array in found.items()}
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def checked(assembly: Assembly, check: Any, *about: Any) -> dict[str, np.ndarray]:
+    """The assembly's tensors after the owner's own check (the norm bound), whose Refused becomes a WireError."""
+    found = assembly.tensors()
+    if check is not None:
+        try:
+            check(*about, found)
+        except Refused as error:
+            raise WireError(error.code, error.reason) from None
+    return found

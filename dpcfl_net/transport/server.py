@@ -1,0 +1,407 @@
+"""The coordinator's end of the wire: one ROUTER that many workers connect to, none of them trusted."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import zmq
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.transport.channel import Stamp, Stream, remember
+from dpcfl_net.transport.message_log import TOLD, Journal
+from dpcfl_net.transport.messages import Header, Template, WireError, decode, encode, match_template, plain, word
+from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
+from dpcfl_net.transport.peers import OpenTask, Peer, ServerEvent
+from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Listener, receive
+from dpcfl_net.transport.transcript import Transcript
+
+BATCH = 256  # messages read before what waits is sent
+FRESH_BEATS = 5  # heartbeats without which what a client last said is old
+FAILURES = 200  # broken messages after which a connection is cut
+
+
+class ServerEndpoint:
+    """Sends tasks, takes results. Every broken rule is counted in `failures` by its code, told to `on_failure` and to
+    the sender; no message from outside raises.
+
+    bind: "tcp://host:port", port * or 0 for a free one; `address` has the real one.
+    run, job: hex; every message of every peer must carry the same.
+    clients: client id -> its public CURVE key (z85; unused with security "none").
+    keys: this side's (public, secret) CURVE pair.
+    result_template: task name -> the tensors a "release" must hold; other answers hold none.
+    check: called with (client, task name, tensors) before a result is believed; raises Refused to turn it down.
+    on_message: gets a row for messages.jsonl per message (chunks belong to their message; credits and heartbeats left out).
+    on_failure: gets {"time", "peer", "code", "reason"}.
+    Raises ConfigError for an address that is taken or, with security "none", not loopback.
+    One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        run: str,
+        job: str,
+        clients: Mapping[int, str],
+        result_template: Callable[[str], Template | None],
+        security: str = "curve",
+        keys: tuple[str, str] | None = None,
+        check: Callable[[int, str, dict[str, np.ndarray]], None] | None = None,
+        on_message: Callable[[dict[str, Any]], None] | None = None,
+        on_failure: Callable[[dict[str, Any]], None] | None = None,
+        transcript: Transcript | None = None,
+        context: zmq.Context | None = None,
+        heartbeat_s: float = 2.0,
+        resend_s: float = 5.0,
+    ) -> None:
+        self.ready: set[int] = set()
+        self._journal = Journal(on_failure, on_message, transcript)
+        self.failures = self._journal.failures
+        self.bytes_up = self.bytes_down = 0
+        self._stamp = Stamp(run, job)
+        self._template, self._check = result_template, check
+        self._heartbeat_s, self._resend_s = heartbeat_s, resend_s
+        self._curve = security == "curve"
+        self._by_key = {key: client for client, key in clients.items()} if self._curve else {}
+        if self._curve and len(self._by_key) != len(clients):
+            raise ConfigError("two clients of the roster have the same public key")
+        self._by_route: dict[bytes, int] = {}
+        self._route_failures: OrderedDict[bytes, int] = OrderedDict()
+        self._events: list[ServerEvent] = []
+        self._next_heartbeat = 0.0
+        self._peers = {client: Peer(client, self._stamp, self._send) for client in sorted(clients)}
+        self._listener = Listener(zmq.ROUTER, bind, security, keys, clients.values(), context)
+        self._socket, self.address = self._listener.socket, self._listener.address
+
+    @property
+    def phases(self) -> dict[int, str]:
+        """What each connected client last said it is doing: idle, receiving, computing or sending."""
+        return {client: self._peers[client].phase for client in sorted(self.ready)}
+
+    # the owner's side
+
+    def waits(self, client: int) -> bool:
+        """True while a client says, and has said within the last seconds, that it waits for a core of its host."""
+        peer = self._peers[client]
+        return (
+            client in self.ready and peer.phase == "waiting" and time.monotonic() - peer.heard < FRESH_BEATS * self._heartbeat_s
+        )
+
+    def send_task(self, client: int, round: int, task: str, tensors: Payload | Mapping[str, np.ndarray]) -> str:
+        """Give the client a task, in place of the one it may still have open; returns its message id.
+
+        It is kept, sent on over new connections, and sent again if the client says it is idle, until answered or cancelled.
+        Give one Payload to many clients to share its bytes. The arrays must not change meanwhile.
+        """
+        peer = self._peers[client]
+        self.cancel(client)
+        stream = Stream({"kind": "TASK", "round": round, "task": task}, as_payload(tensors))
+        peer.open = OpenTask(round, task, stream)
+        if peer.route is not None:
+            peer.lane.push(stream)
+            peer.lane.pump()
+        return stream.id
+
+    def cancel(self, client: int) -> None:
+        """Forget the client's open task; an answer that comes later is refused as "task-closed"."""
+        peer = self._peers[client]
+        if peer.open is not None:
+            peer.lane.drop(peer.open.id)
+            self._close_task(peer)
+
+    def poll(self, timeout_s: float) -> list[ServerEvent]:
+        """Move messages for at most `timeout_s` seconds; returns as soon as there is something to report."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            blocked = self._tend()
+            wait = max(0.0, min(deadline - time.monotonic(), 0.02 if blocked else 0.25))
+            if self._socket.poll(0 if self._events else int(wait * 1000)):
+                self._read()
+                self._pump()
+            if self._events or time.monotonic() >= deadline:
+                found, self._events = self._events, []
+                return found
+
+    def bye(self, client: int | None = None) -> None:
+        """Tell a client, or every connected one, to go."""
+        for told in sorted(self.ready if client is None else self.ready & {client}):
+            self._peers[told].lane.say("BYE")
+        self._pump()
+
+    def close(self, abort: bool = False) -> None:
+        """Close the socket; what is queued still leaves for up to 5 s unless `abort`."""
+        self._listener.close(0 if abort else BYE_LINGER_MS)
+        self._journal.tick(flush=True)
+
+    def __enter__(self) -> ServerEndpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(abort=kind is not None)
+
+    # out
+
+    def _send(self, peer: Peer, header: Header, data: bytes, chunk: memoryview | None) -> bool:
+        """Hand one message of a peer's lane to the socket; False if the peer's queue is full just now."""
+        if peer.route is None:
+            return True
+        sent = self._send_to(peer.route, data, chunk)
+        if sent is None:
+            self._left(peer)
+            return True
+        if sent:
+            size = len(data) + (chunk.nbytes if chunk is not None else 0)
+            self.bytes_down += size
+            self._journal.crossed("down", peer.name, data, chunk)
+            self._journal.message("down", peer.name, header, len(data) + header.size)
+        return sent
+
+    def _send_to(self, route: bytes, data: bytes, chunk: memoryview | None) -> bool | None:
+        """True if the socket took it, False if the peer's queue is full, None if the peer is gone."""
+        try:
+            self._socket.send_multipart([route, data] if chunk is None else [route, data, chunk], zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return None
+            raise
+        return True
+
+    def _pump(self) -> bool:
+        """Send what every peer may get; True if a socket refused something."""
+        refused = [client for client in sorted(self.ready) if not self._peers[client].lane.pump()]
+        return bool(refused)
+
+    def _tend(self) -> bool:
+        """What time brings: heartbeats (they find who is gone), repetitions, news of other threads; then send."""
+        now = time.monotonic()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + self._heartbeat_s
+            for client in sorted(self.ready):
+                self._peers[client].lane.say("HEARTBEAT", code="idle")
+        for client in sorted(self.ready):
+            peer = self._peers[client]
+            if peer.open is not None and peer.phase == "idle" and now - peer.open.stream.handed_over > self._resend_s:
+                peer.lane.push(peer.open.stream)
+        for error in self._listener.news():
+            self._journal.failed("unknown", error)
+        self._journal.tick()
+        return self._pump()
+
+    # in
+
+    def _read(self) -> None:
+        for _ in range(BATCH):
+            arrived = receive(self._socket, self._listener.guard)
+            if arrived is None:
+                return
+            self.bytes_up += arrived.header.nbytes + (arrived.chunk.nbytes if arrived.chunk is not None else 0)
+            self._handle(arrived)
+
+    def _handle(self, arrived: Arrived) -> None:
+        """Check one message in the order of the threat model and act on it; drop it if its connection was cut for others."""
+        if self._route_failures.get(arrived.route, 0) > FAILURES:
+            return
+        header: Header | None = None
+        client = self._by_key.get(arrived.user) if self._curve else self._by_route.get(arrived.route)
+        try:
+            if self._curve and client is None:
+                raise WireError("unknown-key", "a message without an authenticated key of the roster")
+            if arrived.odd:
+                raise WireError("multipart", "a message is a header, or a header and one chunk")
+            header = decode(arrived.header)
+            self._journal.crossed("up", self._name(client), arrived.header, arrived.chunk)
+            self._stamp.require_same(header)
+            if (header.kind == "CHUNK") != (arrived.chunk is not None):
+                raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
+            if header.kind == "HELLO":
+                self._hello(arrived.route, client, header)
+            else:
+                self._act(self._known(arrived.route, client, header), header, arrived.chunk)
+        except WireError as error:
+            self._refuse(arrived, client, header, error)
+
+    def _known(self, route: bytes, client: int | None, header: Header) -> Peer:
+        """The peer of a message on the connection that said HELLO, after the checks of boot and sequence."""
+        peer = self._peers.get(client) if client is not None else None
+        if peer is None or peer.route != route:
+            raise WireError("no-hello", f"a {header.kind} before HELLO")
+        if header.boot != peer.boot:
+            raise WireError("boot", "a message of another boot than the connection's HELLO")
+        peer.lane.admit(header)
+        peer.heard = time.monotonic()
+        return peer
+
+    def _hello(self, route: bytes, client: int | None, header: Header) -> None:
+        if not self._curve:
+            if client not in (None, header.client):
+                raise WireError("identity", f"this connection is client {client} already")
+            client = header.client
+        elif header.client != client:
+            claim = f"claims to be client {header.client}; its key is that of client {client}"
+            self._journal.failed(self._name(client), WireError("identity", claim))
+        peer = self._peers.get(client) if client is not None else None
+        if peer is None:
+            raise WireError("unknown-client", f"no client {client} in this job")
+        if peer.route == route and peer.boot == header.boot:
+            peer.lane.admit(header)
+            peer.lane.say("WELCOME", parent=header.id)
+            return
+        if header.boot in peer.boots:
+            raise WireError("stale-boot", "a boot id that was used before")
+        if peer.route not in (None, route) and self._alive(peer):
+            raise WireError("duplicate", f"client {client} is connected already")
+        self._join(peer, route, header)
+
+    def _alive(self, peer: Peer) -> bool:
+        """Whether the peer's connection still exists; if not, it has left."""
+        if peer.route is not None and self._there(peer.route):
+            return True
+        self._left(peer)
+        return False
+
+    def _there(self, route: bytes) -> bool:
+        """Whether the connection still exists."""
+        header = self._stamp.header(kind="HEARTBEAT", code="idle")
+        return self._send_to(route, encode(header), None) is not None
+
+    def _join(self, peer: Peer, route: bytes, header: Header) -> None:
+        peer.lane.restart()
+        peer.route, peer.boot, peer.phase = route, header.boot, "idle"
+        peer.heard = time.monotonic()
+        peer.lane.sequence = header.sequence
+        remember(peer.boots, header.boot, None)
+        self._by_route[route] = peer.client
+        self._journal.message("up", peer.name, header, len(encode(header)))
+        peer.lane.say("WELCOME", parent=header.id)
+        if peer.open is not None:
+            peer.lane.push(peer.open.stream)
+        if peer.client not in self.ready:
+            self.ready.add(peer.client)
+            self._events.append(ServerEvent("joined", peer.client))
+
+    def _left(self, peer: Peer) -> None:
+        if peer.route is not None:
+            self._by_route.pop(peer.route, None)
+        peer.route = None
+        peer.lane.restart()
+        if peer.client in self.ready:
+            self.ready.discard(peer.client)
+            self._events.append(ServerEvent("left", peer.client))
+
+    def _act(self, peer: Peer, header: Header, chunk: memoryview | None) -> None:
+        kind = header.kind
+        if kind == "RESULT":
+            self._result(peer, header)
+        elif kind == "CHUNK" and chunk is not None:
+            complete = peer.lane.take(header, chunk)
+            if complete is not None:
+                self._deliver(peer, complete)
+        elif kind == "CREDIT":
+            peer.lane.credit(header.parent, header.index)
+        elif kind == "ACK":
+            peer.lane.drop(header.parent)
+            if peer.open is not None and peer.open.id == header.parent:
+                peer.open.stream.handed_over = time.monotonic()
+        elif kind == "HEARTBEAT":
+            if header.code != peer.phase:
+                peer.phase = header.code
+                self._events.append(ServerEvent("phase", peer.client, phase=header.code))
+        elif kind == "ERROR":
+            self._client_refused(peer, header)
+        elif kind == "BYE":
+            self._left(peer)
+        else:
+            raise WireError("kind", f"a client does not send {kind}")
+
+    def _result(self, peer: Peer, header: Header) -> None:
+        if header.id in peer.delivered:
+            peer.lane.ignore(header.id)
+            peer.lane.say("ACK", parent=header.id)
+            return
+        task = peer.open
+        if task is None or header.parent != task.id:
+            peer.lane.ignore(header.id)
+            raise WireError("task-closed", "an answer to no task that is open")
+        peer.answering = header.id
+        if (header.round, header.task) != (task.round, task.task):
+            raise WireError("round", f"an answer for {header.task or 'no task'} in round {header.round}")
+        match_template(header, (self._template(task.task) or {}) if header.code == "release" else {})
+        complete = peer.lane.begin(header)
+        if complete is not None:
+            self._deliver(peer, complete)
+
+    def _deliver(self, peer: Peer, complete: Assembly) -> None:
+        header, task = complete.header, peer.open
+        if task is None or header.parent != task.id:
+            raise WireError("task-closed", "the task was closed while its answer arrived")
+        tensors = checked(complete, self._check if header.code == "release" else None, peer.client, task.task)
+        self._close_task(peer)
+        remember(peer.delivered, header.id, None)
+        peer.lane.say("ACK", parent=header.id)
+        size = len(encode(header)) + header.size
+        self._journal.message("up", peer.name, header, size)
+        self._events.append(
+            ServerEvent(
+                "result",
+                peer.client,
+                header.round,
+                header.task,
+                header.parent,
+                status=header.code,
+                tensors=tensors,
+                reason=header.reason,
+                bytes=size,
+            )
+        )
+
+    def _client_refused(self, peer: Peer, header: Header) -> None:
+        """The client turned a message down; if it was the open task, no answer will come."""
+        error = WireError(header.code, header.reason)
+        self._journal.failed(peer.name, WireError(f"{TOLD}{header.code}"[:64], header.reason))
+        self._events.append(self._failed(peer, error, peer.open is not None and peer.open.id == header.parent))
+
+    # failures
+
+    def _refuse(self, arrived: Arrived, client: int | None, header: Header | None, error: WireError) -> None:
+        """Count, log and answer a broken message; close the task that it was to answer."""
+        peer = self._peers.get(client) if client is not None else None
+        if peer is not None and peer.route != arrived.route:
+            peer = None
+        self._journal.failed(self._name(client), error)
+        about = "" if header is None else header.parent if header.kind == "CHUNK" else header.id
+        remember(self._route_failures, arrived.route, self._route_failures.get(arrived.route, 0) + 1)
+        if self._route_failures[arrived.route] > FAILURES and self._there(arrived.route):
+            self._listener.guard.cut(arrived.fd)  # of a connection that has ended the descriptor may be another's by now
+        if header is None or header.kind != "ERROR":
+            answer = {"kind": "ERROR", "parent": about, "code": word(error.code), "reason": plain(error.reason)}
+            if peer is not None:
+                peer.lane.say(**answer)
+            else:
+                self._send_to(arrived.route, encode(self._stamp.header(**answer)), None)
+        if peer is None:
+            self._events.append(ServerEvent("failed", client, code=error.code, reason=error.reason))
+            return
+        if about:
+            peer.lane.ignore(about)
+        self._events.append(self._failed(peer, error, bool(about) and about == peer.answering and peer.open is not None))
+
+    def _failed(self, peer: Peer, error: WireError, closes: bool) -> ServerEvent:
+        task = peer.open
+        if task is None or not closes:
+            return ServerEvent("failed", peer.client, code=error.code, reason=error.reason)
+        peer.lane.drop(task.id)
+        self._close_task(peer)
+        return ServerEvent("failed", peer.client, task.round, task.task, task.id, code=error.code, reason=error.reason)
+
+    def _close_task(self, peer: Peer) -> None:
+        peer.open, peer.answering = None, ""
+
+    def _name(self, client: int | None) -> str:
+        return "unknown" if client is None else f"client {client}"

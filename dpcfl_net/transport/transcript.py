@@ -1,0 +1,210 @@
+"""The transcript: all that crossed the wire as the coordinator saw it, append-only and chained by hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgpack
+import numpy as np
+
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.files import opened
+from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, WireError, decode
+from dpcfl_net.transport.payload import Assembly
+
+Mode = Literal["off", "headers", "full"]
+FORMAT = "dpcfl-transcript-1"
+FLUSH_S = 1.0
+_START = hashlib.sha256(FORMAT.encode()).digest()
+_MAX_BODY = CHUNK + 2 * MAX_HEADER  # bytes of one record
+_FRAME = 5 + 2 + 32  # bytes of msgpack around a body: the pair, the two byte strings' heads, the digest
+
+
+@dataclass(frozen=True)
+class Record:
+    """One message: its header's bytes as they crossed, and (mode full) the one chunk that came with it."""
+
+    number: int
+    time: float
+    direction: str
+    peer: str
+    header: bytes
+    payload: bytes | None
+
+
+class Transcript:
+    """Appends records to a file; each carries sha256(previous digest + its own bytes).
+
+    mode: "off" writes nothing, "headers" leaves payloads out, "full" keeps them.
+    An existing file is verified and continued, without a record that a crash cut in half.
+    Raises Refused "transcript-broken" if that file was changed, ConfigError if it cannot be written.
+    """
+
+    def __init__(self, path: str | Path, mode: Mode = "headers") -> None:
+        if mode not in ("off", "headers", "full"):
+            raise ConfigError(f"transcript must be off, headers or full, got {mode!r}")
+        self.path, self.mode = Path(path), mode
+        self.records, self._digest = 0, _START
+        self._file = None
+        self._flushed = time.monotonic()
+        if mode == "off":
+            return
+        try:
+            if self.path.exists():
+                self._continue()
+            self._file = open(self.path, "ab")  # noqa: SIM115 - open until close
+        except OSError as error:
+            raise ConfigError(f"cannot write the transcript {path}: {error.strerror}") from None
+
+    def _continue(self) -> None:
+        reader = read(self.path)
+        for _ in reader:
+            pass
+        self.records, self._digest = reader.records, reader.digest
+        os.truncate(self.path, reader.good)
+
+    @property
+    def head(self) -> str:
+        """The digest of the last record, hex: who knows it can tell whether the transcript was cut or written anew."""
+        return self._digest.hex()
+
+    def record(self, direction: str, peer: str, header: bytes, payload: bytes | memoryview | None = None) -> None:
+        """Append one message as it crossed ("up" to the coordinator or "down" from it)."""
+        if self._file is None:
+            return
+        kept = payload if self.mode == "full" else None
+        body = msgpack.packb([self.records, time.time(), direction, peer, header, kept])
+        self._digest = hashlib.sha256(self._digest + body).digest()
+        self._file.write(msgpack.packb([body, self._digest]))
+        self.records += 1
+        self.flush_if_due()
+
+    def flush_if_due(self) -> None:
+        """Write the buffer out if a second has gone by since the last time."""
+        if time.monotonic() - self._flushed >= FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read(path: str | Path) -> Reader:
+    """The records of a transcript; see Reader."""
+    return Reader(Path(path))
+
+
+class Reader:
+    """Iterates over a transcript's records and verifies the chain as it goes.
+
+    Refused "transcript-broken" names the first record that is not what was written. After the last record: `cut` tells
+    whether half a record follows (lost in a crash), `records` how many are whole, `digest` the chain's head, `good` the
+    bytes they take.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cut = False
+        self.records, self.digest, self.good = 0, _START, 0
+
+    def __iter__(self) -> Iterator[Record]:
+        self.cut, self.records, self.digest, self.good = False, 0, _START, 0
+        with opened(self.path) as file:
+            unpacker = msgpack.Unpacker(
+                file,
+                read_size=1 << 16,
+                max_buffer_size=_MAX_BODY + _FRAME,
+                max_array_len=2,
+                max_bin_len=_MAX_BODY,
+                max_ext_len=0,
+            )
+            while True:
+                try:
+                    found = unpacker.unpack()
+                except msgpack.OutOfData:
+                    self.cut = self.good < os.fstat(file.fileno()).st_size
+                    return
+                except (ValueError, TypeError, msgpack.UnpackException) as error:
+                    raise self._broken() from error
+                record = self._verify(found)
+                self.good = unpacker.tell()
+                yield record
+
+    def _verify(self, found: Any) -> Record:
+        if not (isinstance(found, list) and len(found) == 2 and all(isinstance(part, bytes) for part in found)):
+            raise self._broken()
+        body, digest = found
+        if hashlib.sha256(self.digest + body).digest() != digest:
+            raise self._broken()
+        try:
+            record = Record(*msgpack.unpackb(body))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise self._broken() from error
+        if not _well_formed(record) or record.number != self.records:
+            raise self._broken()
+        self.records, self.digest = self.records + 1, digest
+        return record
+
+    def _broken(self) -> Refused:
+        return Refused("transcript-broken", f"{self.path}: record {self.records} is not the one that was written")
+
+
+def _well_formed(record: Record) -> bool:
+    """Whether the fields have their types: whoever makes the chain anew can write anything into it."""
+    return (
+        type(record.number) is int
+        and type(record.time) is float
+        and type(record.direction) is type(record.peer) is str
+        and type(record.header) is bytes
+        and type(record.payload) in (bytes, type(None))
+    )
+
+
+def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.ndarray] | None]]:
+    """Every message but the chunks, in order of completion: its first record, its header and, in mode full, its tensors.
+
+    The tensors are None where payloads were not kept or are not what their header says (the coordinator had refused them);
+    a message of which chunks are missing is left out.
+    """
+    arriving: dict[tuple[str, str], tuple[Record, Header, list[bytes | None]]] = {}
+    for record in read(path):
+        header = decode(record.header)
+        lane = (record.direction, record.peer)
+        if header.kind != "CHUNK":
+            if header.chunks:
+                arriving[lane] = (record, header, [])
+            else:
+                yield record, header, _assemble(header, [])
+            continue
+        first, whole, chunks = arriving.get(lane, (record, header, []))
+        if whole.id != header.parent or header.index != len(chunks):
+            continue
+        chunks.append(record.payload)
+        if len(chunks) == whole.chunks:
+            del arriving[lane]
+            yield first, whole, _assemble(whole, chunks)
+
+
+def _assemble(header: Header, chunks: list[bytes | None]) -> dict[str, np.ndarray] | None:
+    whole = [chunk for chunk in chunks if chunk is not None]
+    if len(whole) < len(chunks) or sum(map(len, whole)) != header.size:  # nothing is put aside for bytes that are not there
+        return None
+    try:
+        assembly = Assembly(header)
+        for index, chunk in enumerate(whole):
+            assembly.add(index, memoryview(chunk))
+        return assembly.tensors()
+    except WireError:
+        return None

@@ -1,0 +1,75 @@
+"""The rooms in strict order: a room imports from rooms below it only, and the coordinator never from data or experiment."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from dpcfl_net.core import plugins
+
+ORDER = [
+    "core", "clustering", "data", "privacy", "transport", "training", "federation", "algorithms", "experiment", "runtime", "results",
+    "report", "attacks", "adversaries", "reproduce", "launch",
+]  # fmt: skip
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in ("dpcfl_net", "launch")
+    for path in (ROOT / package).rglob("*.py")
+}
+
+
+def room(module: str) -> str:
+    first, *rest = module.split(".")
+    return rest[0] if first == "dpcfl_net" and rest else first
+
+
+@cache
+def imports(path: Path, everywhere: bool = True) -> frozenset[str]:
+    """Modules that a file imports, for types only or not; with `everywhere` those that its functions import, too."""
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in ast.walk(tree) if everywhere else tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"dpcfl_net"}))
+def test_a_room_imports_from_rooms_below_it_only(module):
+    own = room(module)
+    assert own in ORDER, f"{module} stands in no room"
+    rooms = {room(name) for name in imports(MODULES[module]) if name in MODULES and name != "dpcfl_net"}
+    assert not [other for other in rooms - {own} if ORDER.index(other) > ORDER.index(own)]
+
+
+def test_no_room_is_open_or_empty():
+    assert {room(module) for module in MODULES} == {*ORDER, "dpcfl_net"}
+    assert [path.name for path in (ROOT / "dpcfl_net").glob("*.py")] == ["__init__.py"]
+
+
+def test_the_coordinator_imports_neither_data_nor_experiment():
+    """What is imported at the top of its modules; tests/threats/test_server_knows.py looks into a running one."""
+    seen, left = set(), {"dpcfl_net.runtime.coordinator"}
+    while left:
+        module = left.pop()
+        seen.add(module)
+        left |= {name for name in imports(MODULES[module], everywhere=False) if name in MODULES} - seen
+    assert "dpcfl_net.federation.network" in seen
+    assert not {room(module) for module in seen} & {"data", "experiment", "results", "report", "launch"}
+
+
+def test_no_pickle_and_no_eval_anywhere():
+    for path in MODULES.values():
+        assert not {"pickle", "dill", "cloudpickle", "shelve"} & imports(path), path
+
+
+@pytest.mark.parametrize("moved", plugins.MOVED.values())
+def test_what_jobs_name_by_an_earlier_path_is_there(moved):
+    assert importlib.import_module(moved)
