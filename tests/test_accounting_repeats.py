@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from dpcfl_net import privacy
 from dpcfl_net.privacy.accounting import accountant, gaussian, pld, rdp, selection
 from dpcfl_net.privacy.accounting.accountant import (
     BoundedRangeSelection,
@@ -172,12 +171,15 @@ def test_seven_digits_are_rounded_up():
 
 def test_kept_answers_are_keyed_by_every_file_that_they_come_from():
     """Modules that the accountant imports, here or in a function, are among those whose content is part of an answer's name."""
-    folder, others = Path(privacy.__file__).parent, {"dpcfl_net.core.errors", "dpcfl_net.core.files"}
-    seen, left = set(), {folder / "accounting.py"}
+    folder, others = Path(accountant.__file__).parent, {"dpcfl_net.core.errors", "dpcfl_net.core.files"}
+    seen, left = set(), {folder / "accountant.py"}
     while left:
         file = left.pop()
         seen.add(file)
-        imports = (node.module or "" for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom))
-        own = {module for module in imports if module.startswith("dpcfl_net.")} - others
-        left |= {folder.parent.parent / f"{module.replace('.', '/')}.py" for module in own} - seen
+        imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+        names = {f"{node.module}.{alias.name}" for node in imports for alias in node.names} | {
+            str(node.module) for node in imports
+        }
+        own = {ROOT / f"{name.replace('.', '/')}.py" for name in names - others if name.startswith("dpcfl_net.")}
+        left |= {path for path in own if path.exists()} - seen
     assert seen == {(folder / source).resolve() for source in SOURCES}
