@@ -91,7 +91,7 @@ def run_and_report(
         )
         return 130, document
     # The first signal may have ended the run; one more says that nobody waits for the report either.
-    reported = interrupts.count <= (document["state"] == "interrupted") and _report(folder, interrupts)
+    code = _report(folder, interrupts) if interrupts.count <= (document["state"] == "interrupted") else 130
     again = f"go on with: {_again(folder, site)}"
     if failure is not None:
         print(f"what was done is in {folder}; {again}")
@@ -100,8 +100,8 @@ def run_and_report(
         print(f"stopped after round {document['rounds_done']} of {config.rounds}; {again}")
         return 130, document
     screen.finish(document)
-    print(f"run folder {folder}, report {folder / 'report.html' if reported else f'not written: dpcfl report {folder}'}")
-    return 0 if reported else 130, document
+    print(f"run folder {folder}, report {folder / 'report.html' if code == 0 else f'not written: dpcfl report {folder}'}")
+    return code, document
 
 
 def run_in(
@@ -165,19 +165,19 @@ def run_in(
             return book.document, failure or RunFailed(_words(folder, error))
 
 
-def _report(folder: Path, interrupts: Interrupts) -> bool:
-    """Write report.html, unless a signal comes meanwhile."""
+def _report(folder: Path, interrupts: Interrupts) -> int:
+    """Write report.html; an exit code: 130 if a signal came meanwhile, 4 if it cannot be written, 0 if it is there."""
     try:
         with interrupts.raising():
             from dpcfl_net.report.page import write_report
 
             write_report(folder)
     except KeyboardInterrupt:
-        return False
+        return 130
     except OSError as error:
         print(f"warning: {_words(folder, error)}", file=sys.stderr)
-        return False
-    return True
+        return RunFailed.exit_code
+    return 0
 
 
 def _tell(failure: DpcflError) -> None:

@@ -35,6 +35,7 @@ SMALL = {
 
 def pytest_addoption(parser):
     parser.addoption("--threats", action="store_true", help="print the threat suite's table: expected, got, control")
+    parser.addoption("--record-golden", action="store_true", help="record the golden runs anew (tests/golden/runs.json)")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -78,7 +78,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     algorithm = algorithm_of(protocol)
     records = Records(spec.folder, protocol, algorithm)
     transcript = Transcript(spec.folder / "transcript.msgpack", spec.transcript)
-    own = (keys.read_public(spec.keys, COORDINATOR), keys.read_secret(spec.keys, COORDINATOR))
+    own = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
     halves = algorithm.halves()
     endpoint = ServerEndpoint(
         spec.bind,

@@ -49,7 +49,7 @@ def run_observer(spec: ObserverSpec) -> None:
         run=protocol.run,
         job=digest(protocol),
         security=protocol.security,
-        keys=(keys.read_public(spec.keys, OBSERVER), keys.read_secret(spec.keys, OBSERVER)),
+        keys=keys.read_pair(spec.keys, OBSERVER, protocol.observer_key),
         coordinator_key=protocol.coordinator_key,
         client_keys={entry.id: entry.public_key for entry in protocol.roster},
         parameters=protocol.model.parameters,

@@ -222,8 +222,8 @@ class Worker:
         return self._outbox
 
     def _keys(self) -> tuple[str, str]:
-        name = client_key(self.spec.client)
-        return keys.read_public(self.spec.keys, name), keys.read_secret(self.spec.keys, name)
+        client = self.spec.client
+        return keys.read_pair(self.spec.keys, client_key(client), self.job.protocol.client(client).public_key)
 
     def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
         """Accuracy of a personal model on own test records: for the observer only, who cannot compute it elsewhere."""

@@ -65,6 +65,28 @@ def read_secret(folder: str | Path, name: str) -> str:
     return _z85(path, read_secret_file(path))
 
 
+def read_pair(folder: str | Path, name: str, signed: str) -> tuple[str, str]:
+    """Read a process's own CURVE pair: (public, secret), both z85.
+
+    Args:
+        folder: Folder of all keys.
+        name: Name of the process.
+        signed: Its public key in the signed job.
+
+    Raises:
+        ConfigError: If a file is missing, holds no key, or is not of this pair: nobody could connect.
+        Refused: "key-permissions" as `read_secret`.
+    """
+    import zmq
+
+    public, secret = read_public(folder, name), read_secret(folder, name)
+    if public != signed:
+        raise ConfigError(f"{public_path(folder, name)} is not the key that the signed job names")
+    if zmq.curve_public(secret.encode()).decode() != public:
+        raise ConfigError(f"{secret_path(folder, name)} does not belong to {public_path(folder, name).name}")
+    return public, secret
+
+
 def public_path(folder: str | Path, name: str) -> Path:
     """The file of a public key below the folder of all keys."""
     return Path(folder) / name / f"{name}.public"
