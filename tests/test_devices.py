@@ -203,7 +203,7 @@ import multiprocessing, os, sys
 
 def child(pipe):
     import torch
-    from dpcfl_net import devices
+    from dpcfl_net.training import devices
     from dpcfl_net.training.devices import Device
     from dpcfl_net.core.errors import RunFailed
     before = [int("launch.preload" in sys.modules), int(torch.cuda.is_initialized()), int(torch.cuda._is_in_bad_fork())]

@@ -208,7 +208,7 @@ FAULTS = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 from records import KEY, Images, start
-from dpcfl_net import models
+from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.core.types import DPSGDSlot
 

@@ -22,7 +22,7 @@ import yaml
 from conftest import DPCFL, ROOT, assert_nothing_left, only_run
 from safetensors.numpy import load_file
 
-from dpcfl_net.wire import transcript
+from dpcfl_net.transport import transcript
 
 pytestmark = pytest.mark.slow
 

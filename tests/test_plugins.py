@@ -496,7 +496,7 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(tmp_path):
 
 TORCHVISION = """
 import sys
-from dpcfl_net import plugins
+from dpcfl_net.core import plugins
 assert "torchvision" not in sys.modules
 module = plugins.call("model.name", "net:build", (3, 8, 8), 10)
 print(type(module).__module__)
