@@ -60,6 +60,23 @@ def _delta(value: float | None) -> float | None:
     return value
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from dpcfl_net import __version__
+
+        print(f"dpcfl_net {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Differentially private clustered federated learning as real processes and real messages."""
+
+
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")
 ]

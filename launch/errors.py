@@ -36,6 +36,9 @@ def report(error: Exception) -> int | None:
         problems = [f"{error.filename}: {reason(error)}"]
     elif type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
         problems = [error.format_message()]
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments shows its help
+            print(problems[0])
+            return code
     else:
         return None
     for problem in problems:

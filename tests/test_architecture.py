@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
+import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +28,8 @@ MODULES = {
 
 def room(module: str) -> str:
     first, *rest = module.split(".")
+    if rest == ["__main__"]:
+        return "launch"
     return rest[0] if first == "dpcfl_net" and rest else first
 
 
@@ -51,7 +56,21 @@ def test_a_room_imports_from_rooms_below_it_only(module):
 
 def test_no_room_is_open_or_empty():
     assert {room(module) for module in MODULES} == {*ORDER, "dpcfl_net"}
-    assert [path.name for path in (ROOT / "dpcfl_net").glob("*.py")] == ["__init__.py"]
+    assert {path.name for path in (ROOT / "dpcfl_net").glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+# Where the name of a distribution is not that of its module.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "zmq": "pyzmq", "yaml": "pyyaml", "dp_accounting": "dp-accounting"}
+
+
+def test_every_import_is_a_declared_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["ray"]]
+    declared = {re.split(r"[<>=!~\[; ]", name)[0].lower() for name in wanted}
+    used = {name.split(".")[0] for path in MODULES.values() for name in imports(path)}
+    foreign = used - set(sys.stdlib_module_names) - {"dpcfl_net", "launch"}
+    assert "numpy" in foreign
+    assert not {name for name in foreign if DISTRIBUTIONS.get(name, name).lower() not in declared}
 
 
 def test_the_coordinator_imports_neither_data_nor_experiment():

@@ -123,6 +123,21 @@ def test_an_orphan_leaves_by_itself(made_job, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_command_without_arguments_shows_its_help():
+    for arguments in ((), ("data",)):
+        done = dpcfl(*arguments)
+        assert (done.returncode, done.stderr) == (2, "")
+        assert done.stdout.lstrip().startswith("Usage: ")
+
+
+def test_the_version_is_printed_by_both_doors():
+    import dpcfl_net
+
+    for command in (["-m", "dpcfl_net"], ["-m", "launch.cli"]):
+        done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, cwd=ROOT, check=True)
+        assert done.stdout == f"dpcfl_net {dpcfl_net.__version__}\n"
+
+
 def test_a_dry_run_starts_nothing(tmp_path):
     done = dpcfl("run", write_config(tmp_path / "c"), "--dry-run", "--out", tmp_path / "runs")
     assert done.returncode == 0
