@@ -1,4 +1,4 @@
-"""The `dpcfl` command: thin; everything heavy is imported where a command needs it."""
+"""The `dpcfl` command line. Heavy imports happen inside the commands that need them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Data sets.")
 app.add_typer(data_app, name="data")
-attack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What a server could do with what it recorded.")
+attack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Attacks of a server on the runs that it recorded.")
 app.add_typer(attack_app, name="attack")
 
 
 def _above_zero(value: float) -> float:
-    """What an option must be that the configuration has above 0 too."""
+    """Refuse zero and negative numbers, as the configuration does."""
     if not value > 0:
         raise typer.BadParameter(f"{value:g} is not above 0")
     return value
 
 
 def _budget(epsilon: float | None, delta: float | None) -> tuple[float, float] | None:
-    """A record's budget, which is a pair."""
+    """The budget of a record: (epsilon, delta), or None."""
     if epsilon is None and delta is None:
         return None
     if epsilon is None or delta is None:
@@ -87,8 +87,12 @@ def run(
     config: Annotated[Path | None, typer.Argument(help="YAML file of one experiment")] = None,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="parent of the run folder")] = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run; takes no configuration")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="make the job, say what it would cost, start nothing")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="resume a run that stopped, crashed or failed; takes no configuration")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check the configuration and print plan and cost; start nothing")
+    ] = False,
 ) -> None:
     """Run an experiment: coordinator, observer and one worker process per client on this machine."""
     from dpcfl_net.core.errors import ConfigError
@@ -112,23 +116,25 @@ def launch(
     overrides: Overrides = None,
     on: Annotated[str, typer.Option(help="local, ray, slurm or ssh")] = "local",
     hosts: Annotated[Path | None, typer.Option(help="ssh: YAML file of the hosts (docs/multi-host.md)")] = None,
-    address: Annotated[str | None, typer.Option(help="this machine's, as workers reach it (default: found out)")] = None,
-    bind: Annotated[str | None, typer.Option(help="where to listen, if not at --address (0.0.0.0: everywhere)")] = None,
-    ports: Annotated[str, typer.Option(help="of coordinator and observer; 0 for any")] = "0,0",
+    address: Annotated[str | None, typer.Option(help="address that workers connect to (default: auto-detected)")] = None,
+    bind: Annotated[str | None, typer.Option(help="address to listen on (default: --address; 0.0.0.0: all interfaces)")] = None,
+    ports: Annotated[str, typer.Option(help="ports of coordinator and observer; 0: any free port")] = "0,0",
     root: Annotated[str | None, typer.Option(help="ray, slurm: folder for keys and ledgers on each host")] = None,
-    python: Annotated[str | None, typer.Option(help="slurm: the Python of the nodes (default: this one)")] = None,
-    cpus_per_worker: Annotated[float, typer.Option(help="ray: CPUs of a worker's bundle")] = 1.0,
-    gpus_per_worker: Annotated[float, typer.Option(help="ray: GPUs of a worker's bundle, fractions allowed")] = 0.0,
+    python: Annotated[str | None, typer.Option(help="slurm: Python interpreter on the nodes (default: this one)")] = None,
+    cpus_per_worker: Annotated[float, typer.Option(help="ray: CPUs per worker process")] = 1.0,
+    gpus_per_worker: Annotated[float, typer.Option(help="ray: GPUs per worker process; fractions allowed")] = 0.0,
     out: Annotated[Path, typer.Option(help="parent of the run folder")] = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="go on with an interrupted run; takes no configuration")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="ask the hosts, say who would run where, start nothing")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="resume a run that stopped, crashed or failed; takes no configuration")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="ask the hosts and print the placement; start nothing")] = False,
     sbatch: Annotated[Path | None, typer.Option(help="slurm: write a batch script to this file, start nothing")] = None,
     nodes: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: nodes")] = 1,
     cpus: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: CPUs of each node")] = 1,
     gpus: Annotated[int, typer.Option(min=0, max=10_000, help="--sbatch: GPUs of each node")] = 0,
-    time: Annotated[str, typer.Option(help="--sbatch: time limit, as SLURM writes it")] = "1:00:00",
+    time: Annotated[str, typer.Option(help="--sbatch: time limit in SLURM's format")] = "1:00:00",
 ) -> None:
-    """Run an experiment with its workers on other hosts: coordinator and observer here, keys and ledgers there."""
+    """Run an experiment with its workers on other hosts."""
     from dpcfl_net.core.errors import ConfigError
     from launch import launching
 
@@ -167,9 +173,9 @@ def sweep(
     out: Annotated[Path, typer.Option(help="parent of the sweep's folder, and of the store that all sweeps share")] = Path(
         "runs"
     ),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells and which are done, start nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells and their state; start nothing")] = False,
 ) -> None:
-    """Run every combination of some settings, skipping what is done; a table and a report at the end."""
+    """Run every combination of some settings; finished runs are not repeated."""
     from launch import sweeps
 
     if dry_run:
@@ -181,12 +187,14 @@ def sweep(
 @app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
-    force: Annotated[bool, typer.Option("--force", help="show runs of unequal privacy or data too, marked")] = False,
-    csv: Annotated[Path | None, typer.Option(help="write a line of figures for every run")] = None,
+    force: Annotated[bool, typer.Option("--force", help="also compare runs whose privacy or data differ, marked")] = False,
+    csv: Annotated[Path | None, typer.Option(help="write one line per run as CSV")] = None,
     page: Annotated[Path | None, typer.Option(help="write plots and table as one HTML file")] = None,
-    fairness: Annotated[bool, typer.Option("--fairness", help="F_acc, F_loss: drops against models without privacy")] = False,
+    fairness: Annotated[
+        bool, typer.Option("--fairness", help="add F_acc and F_loss, measured against models trained without privacy")
+    ] = False,
 ) -> None:
-    """Finished runs side by side, over seeds; refused when their privacy or their data differ."""
+    """Compare finished runs over seeds; refuse runs whose privacy or data differ."""
     from launch import comparison
 
     comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness)
@@ -197,7 +205,7 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="parent of the run folders")] = Path("runs"),
     config: Annotated[Path, typer.Option(help="YAML file")] = Path("configs/quickstart.yaml"),
 ) -> None:
-    """R-DPCFL beside Global and Local at the same epsilon, on data that is already here."""
+    """Run R-DPCFL, Global and Local at the same epsilon on scikit-learn's digits."""
     from launch import runs
 
     raise typer.Exit(runs.quickstart(config, out))
@@ -208,17 +216,17 @@ def job(
     config: Annotated[Path, typer.Argument(help="YAML file of one experiment")],
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="folder for protocol.json, experiment.json and their signatures")] = Path("job"),
-    keys: Annotated[Path | None, typer.Option(help="folder of keys (default: OUT/keys, made if missing)")] = None,
+    keys: Annotated[Path | None, typer.Option(help="folder of keys (default: OUT/keys, created if missing)")] = None,
 ) -> None:
-    """Write a signed job: the public protocol and the experiment, with noise calibrated for every client."""
+    """Write a signed job: protocol, experiment and their signatures."""
     from launch import runs
 
     runs.write_job(config, overrides or [], out, keys)
 
 
 @app.command()
-def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="how many clients")]) -> None:
-    """Make the keys of operator, coordinator, observer and clients; secrets are files that only you can read."""
+def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of clients")]) -> None:
+    """Create the keys of operator, coordinator, observer and clients."""
     from dpcfl_net.transport.keys import make_keys
 
     make_keys(folder, clients)
@@ -227,7 +235,7 @@ def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CL
 
 @app.command()
 def diff(mine: Path, theirs: Path) -> None:
-    """Where two protocol.json differ, field by field: when a coordinator and a worker hold different jobs."""
+    """Show where two protocol.json files differ, field by field."""
     from dpcfl_net.core.protocol import differences, read_protocol
 
     found = differences(read_protocol(mine), read_protocol(theirs))
@@ -242,13 +250,15 @@ def coordinator(
     keys: Annotated[Path, typer.Option(help="folder with the coordinator's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
-    out: Annotated[Path, typer.Option(help="run folder; holds the checkpoints to go on from")] = Path("run"),
-    transcript: Annotated[Literal["off", "headers", "full"], typer.Option(help="what is kept of every message")] = "headers",
+    out: Annotated[Path, typer.Option(help="run folder; resumes from its checkpoints")] = Path("run"),
+    transcript: Annotated[
+        Literal["off", "headers", "full"], typer.Option(help="how much of every message to record")
+    ] = "headers",
     quorum: Annotated[float, typer.Option(callback=_above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
     round_timeout: Annotated[float, typer.Option(callback=_seconds, help="seconds")] = 600.0,
     join_timeout: Annotated[float, typer.Option(callback=_seconds, help="seconds")] = 120.0,
 ) -> None:
-    """Start the coordinator alone, on any host."""
+    """Start only the coordinator, on any host."""
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
 
@@ -264,34 +274,36 @@ def coordinator(
 @app.command()
 def worker(
     job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
-    client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="which client of the roster this is")],
+    client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="number of this client in the roster")],
     connect: Annotated[str, typer.Option(help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file, pinned here")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
-    ledgers: Annotated[Path, typer.Option(help="where this client's ledger is kept")] = Path("ledgers"),
-    book: Annotated[Path | None, typer.Option(help="ledger_scope dataset: folder of the record book")] = None,
+    ledgers: Annotated[Path, typer.Option(help="folder of this client's ledger")] = Path("ledgers"),
+    book: Annotated[Path | None, typer.Option(help="folder of the record book, for jobs with ledger_scope dataset")] = None,
     budget_epsilon: Annotated[
-        float | None, typer.Option(callback=_epsilon, help="most epsilon that all runs may promise about a record")
+        float | None, typer.Option(callback=_epsilon, help="largest epsilon of all runs on a record together")
     ] = None,
     budget_delta: Annotated[float | None, typer.Option(callback=_delta, help="at this delta")] = None,
     max_epsilon: Annotated[
         float | None,
         typer.Option(
-            callback=_epsilon, help="refuse a larger promise, and jobs that have none (default: 100, and jobs that declare it)"
+            callback=_epsilon,
+            help="refuse jobs above this epsilon, and jobs without one (default: 100; jobs that declare no epsilon are served)",
         ),
     ] = None,
     max_delta: Annotated[
-        float | None, typer.Option(callback=_delta, help="refuse a larger delta (default: 1 over this client's records)")
+        float | None,
+        typer.Option(callback=_delta, help="refuse jobs above this delta (default: 1 / number of this client's records)"),
     ] = None,
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     orphan_timeout: Annotated[
-        float, typer.Option(callback=_seconds, help="leave after so many seconds without a coordinator")
+        float, typer.Option(callback=_seconds, help="exit after this many seconds without a coordinator")
     ] = 60.0,
-    gpu: Annotated[str | None, typer.Option(help="UUID of the GPU to compute on (default: the CPU)")] = None,
-    turns: Annotated[Path | None, typer.Option(help="folder that workers of this host share to compute one at a time")] = None,
+    gpu: Annotated[str | None, typer.Option(help="UUID of the GPU (default: compute on the CPU)")] = None,
+    turns: Annotated[Path | None, typer.Option(help="workers that share this folder compute one at a time")] = None,
 ) -> None:
-    """Start one client alone, on any host."""
+    """Start one client, on any host."""
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.core.types import Policy
     from dpcfl_net.runtime.worker import run_worker
@@ -316,11 +328,9 @@ def observer(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    evaluate_every: Annotated[
-        int, typer.Option(min=1, max=MOST_ROUNDS, help="evaluate every so many rounds, and the last")
-    ] = 1,
+    evaluate_every: Annotated[int, typer.Option(min=1, max=MOST_ROUNDS, help="evaluate every N rounds, and the last")] = 1,
 ) -> None:
-    """Start the observer alone: the experimenter's instrument, outside the protocol."""
+    """Start only the observer, which measures outside the protocol."""
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.runtime.observer import ObserverSpec, run_observer
 
@@ -330,8 +340,8 @@ def observer(
 
 
 @app.command()
-def account(json_file: Annotated[Path, typer.Option("--json", help="events and delta; - for standard input")]) -> None:
-    """Epsilon of events, or the noise multiplier for an epsilon."""
+def account(json_file: Annotated[Path, typer.Option("--json", help="file of events and delta; -: standard input")]) -> None:
+    """Compute epsilon of events, or the noise multiplier for a target epsilon."""
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.core.files import parse_json, read_json, read_stdin, shown
     from dpcfl_net.privacy.accounting.accountant import account as solve
@@ -345,7 +355,7 @@ def account(json_file: Annotated[Path, typer.Option("--json", help="events and d
 
 @app.command()
 def schema() -> None:
-    """The configuration's JSON schema, every algorithm's options included."""
+    """Print the JSON schema of the configuration and of all algorithms' options."""
     from dpcfl_net.experiment.config import schema as build
 
     typer.echo(json.dumps(build(), indent=2))
@@ -356,9 +366,9 @@ def inspect(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
     client: Annotated[int | None, typer.Option(min=0, help="only this client")] = None,
     round: Annotated[int | None, typer.Option("--round", min=0, help="only this round")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="at most so many messages")] = 200,
+    limit: Annotated[int, typer.Option(min=1, help="largest number of messages to print")] = 200,
 ) -> None:
-    """What crossed the wire, as the server saw it."""
+    """List the messages that the server saw."""
     from launch import runs
 
     runs.inspect(folder, client, round, limit)
@@ -368,10 +378,10 @@ def inspect(
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
     operator_key: Annotated[
-        Path | None, typer.Option(help="the operator's public key file, if you have it from elsewhere")
+        Path | None, typer.Option(help="the operator's public key file (default: RUN/operator.pub)")
     ] = None,
 ) -> None:
-    """Hash chains whole; ledgers, plan and messages agree; epsilon recomputed."""
+    """Check signatures, hash chains, ledgers, plan and messages; recompute epsilon."""
     from launch import runs
 
     raise typer.Exit(runs.verify(folder, operator_key))
@@ -379,7 +389,7 @@ def verify(
 
 @app.command()
 def audit(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
-    """Epsilon from below, from the canaries of a recorded run (configs/threats/audit_*.yaml); 3 if its claim does not hold."""
+    """Bound epsilon from below with the canaries of a run (configs/threats/audit_*.yaml); exit code 3 if its claim is violated."""
     from launch import attacks
 
     raise typer.Exit(attacks.audit(folder))
@@ -387,7 +397,7 @@ def audit(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None:
-    """Write run.json and report.html of a run folder anew, or a sweep's report.html."""
+    """Rewrite run.json and report.html of a run, or report.html of a sweep."""
     from dpcfl_net.report.sweep import write_sweep
     from dpcfl_net.results.compare import SWEEP
     from launch import runs
@@ -404,14 +414,14 @@ def bench(
         str,
         typer.Argument(help="dpsgd: speed against peers; live: a thousand clients on this machine; gpu: 21 workers on one GPU"),
     ] = "dpsgd",
-    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients enrolled")] = 1000,
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: number of clients")] = 1000,
     sampled: Annotated[
-        int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients sampled a round, and connected at most")
+        int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per round, and most connected at once")
     ] = 100,
-    per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients that share a process")] = 1,
-    slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at once")] = 1,
+    per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per process")] = 1,
+    slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at the same time")] = 1,
 ) -> None:
-    """Measure: DP-SGD as ratios against peers in one run, seconds a round and memory of many clients, or leases of a GPU."""
+    """Measure DP-SGD against peers, a thousand clients on this machine, or sharing a GPU."""
     from dpcfl_net.core.errors import ConfigError
     from launch import bench_dpsgd, bench_gpu, bench_live
 
@@ -428,11 +438,11 @@ def bench(
 @app.command()
 def reproduce(
     figures: Annotated[list[str] | None, typer.Argument(help="for example r-dpcfl/fig3; --list names them all")] = None,
-    scale: Annotated[str, typer.Option(help="laptop, or paper: the paper's own settings")] = "laptop",
+    scale: Annotated[str, typer.Option(help="laptop, or paper (the paper's settings)")] = "laptop",
     out: Annotated[Path, typer.Option(help="parent of the figure's folder")] = Path("reproductions"),
-    every: Annotated[bool, typer.Option("--list", help="name the figures")] = False,
+    every: Annotated[bool, typer.Option("--list", help="list the figures")] = False,
 ) -> None:
-    """Compute figures of the papers again, and hold what the paper says of each against what is measured."""
+    """Recompute figures of the papers and check the papers' claims."""
     from dpcfl_net.core.errors import ConfigError
     from launch import reproduce as reproductions
 
@@ -446,9 +456,9 @@ def reproduce(
 
 @app.command()
 def doctor(
-    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="workers that shall be there at once")] = 21,
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of workers to check for")] = 21,
 ) -> None:
-    """What this machine can do, what would fail here, and the mend."""
+    """Show what this machine can do, what would fail here and how to fix it."""
     from launch import doctor as doctors
 
     raise typer.Exit(doctors.run(clients))
@@ -457,9 +467,9 @@ def doctor(
 @data_app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")],
-    root: Annotated[Path | None, typer.Option(help="where to put it")] = None,
+    root: Annotated[Path | None, typer.Option(help="target folder")] = None,
 ) -> None:
-    """Download a data set (torchvision does the download)."""
+    """Download a data set with torchvision."""
     from dpcfl_net.data.datasets import fetch as download
 
     typer.echo(f"{name} is in {download(name, root)}")
@@ -467,7 +477,7 @@ def fetch(
 
 @attack_app.command("nan-oracle")
 def nan_oracle(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
-    """Membership of a known record, read from which updates are finite; for runs of configs/threats/nan_oracle.yaml."""
+    """Infer membership of a known record from which updates are finite (configs/threats/nan_oracle.yaml)."""
     from launch import attacks
 
     attacks.nan_oracle(folder)
@@ -479,7 +489,7 @@ def selections(
     against: Annotated[Path | None, typer.Option(metavar="RUN2", help="a second run, for comparison")] = None,
     data_root: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
 ) -> None:
-    """What repeated cluster choices tell the server, against exact theory; for runs of configs/threats/selections_*.yaml."""
+    """Infer clusters from repeated private choices, beside exact theory (configs/threats/selections_*.yaml)."""
     from launch import attacks
 
     attacks.selections(folder, against, data_root)
@@ -488,18 +498,20 @@ def selections(
 @attack_app.command()
 def invert(
     folder: Annotated[Path, typer.Argument(metavar="RUN")],
-    against: Annotated[Path | None, typer.Option(metavar="RUN2", help="a second run on the same records: one grid")] = None,
-    records: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="how many images to search")] = 6,
+    against: Annotated[
+        Path | None, typer.Option(metavar="RUN2", help="a second run on the same records, shown in the same grid")
+    ] = None,
+    records: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of images to reconstruct")] = 6,
     data_root: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
 ) -> None:
-    """Images and labels of records, rebuilt from the updates; for runs of configs/threats/invert_*.yaml."""
+    """Reconstruct images and labels from updates (configs/threats/invert_*.yaml)."""
     from launch import attacks
 
     attacks.invert(folder, against, records, data_root)
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point: a user's mistake is a sentence on stderr and an exit code, never a traceback; a bug shows one."""
+    """Entry point. A user's mistake becomes one line on stderr and an exit code; only a bug shows a traceback."""
     from launch.errors import is_unread, report
 
     try:
