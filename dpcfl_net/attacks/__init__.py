@@ -1,1 +1,1 @@
-"""What a server makes of what it recorded, and audits."""
+"""Attacks of a server on recorded runs, and audits."""
