@@ -6,12 +6,12 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT
 from records import KEY, Images, small, start
 from torch import nn
 
@@ -224,8 +224,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 40)
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults of glibc's allocator")
 def test_steps_do_not_hand_their_memory_back_and_forth() -> None:
     # In a process of its own: glibc's thresholds also move with what other tests have freed.
-    command = [sys.executable, "-W", "ignore", "-c", FAULTS, str(Path(__file__).parent)]
+    command = [sys.executable, "-W", "ignore", "-c", FAULTS, str(ROOT / "tests" / "support")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parent.parent
-    faults = float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=environment).stdout)
+    faults = float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout)
     assert faults < 700

@@ -1,6 +1,6 @@
 """Real models: which the engine takes, with what gradient error, and which it refuses with what advice.
 
-`pytest tests/test_real_models.py -rP` prints a row for each, `-m "slow or not slow"` with the largest ones.
+`pytest tests/training/test_real_models.py -rP` prints a row for each, `-m "slow or not slow"` with the largest ones.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ import math
 import subprocess
 import sys
 from itertools import chain, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.accounting.accountant import (
@@ -26,7 +26,7 @@ from dpcfl_net.privacy.accounting.accountant import (
 )
 
 DELTA = 1e-4
-EXAMPLE = Path(__file__).parent.parent / "configs" / "account" / "r_dpcfl_epsilon5.json"
+EXAMPLE = ROOT / "configs" / "account" / "r_dpcfl_epsilon5.json"
 
 
 def plan(records: int, first_round: bool = True, selection: float = 0.0):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "threat-model.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "threat-model.md"
 
 ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \| (.+) \| `(test_\w+)` \|$", re.MULTILINE)
 

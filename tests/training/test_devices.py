@@ -232,7 +232,7 @@ def test_a_forked_worker_chooses_its_gpu_before_cuda_starts(tmp_path):
     script.write_text(FORKED)
     environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
     done = subprocess.run(
-        [sys.executable, script], env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script], env={**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}, capture_output=True, text=True, timeout=120, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     child, parent = done.stdout.splitlines()
@@ -404,7 +404,7 @@ def test_the_bench_measures_both_ways_and_leaves_nobody_behind(tmp_path):
     script = tmp_path / "bench.py"
     script.write_text(BENCH)
     done = subprocess.run(
-        [sys.executable, script], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script], env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}, capture_output=True, text=True, timeout=120, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "3 workers by leases: " in done.stdout
@@ -413,7 +413,7 @@ def test_the_bench_measures_both_ways_and_leaves_nobody_behind(tmp_path):
 
 def check(name: str, *uuid: str) -> None:
     done = subprocess.run(
-        [sys.executable, gpu_checks.__file__, name, *uuid], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        [sys.executable, gpu_checks.__file__, name, *uuid], env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}, capture_output=True, text=True,
         timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from conftest import ROOT
 from wire_ends import (
     JOB,
     KEYS,
@@ -208,7 +209,7 @@ def test_a_peer_that_floods_and_leaves_does_not_end_the_process(kind: str) -> No
     """With a bounded queue libzmq aborts at a PING that it finds behind what did not fit, once the connection is gone."""
 
     def ended(limit: str) -> subprocess.CompletedProcess:
-        path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+        path = os.pathsep.join(map(str, [Path(__file__).parent, ROOT / "tests" / "support", ROOT]))
         return subprocess.run(
             [sys.executable, "-c", FLOODED_AND_LEFT, kind, limit], env={**os.environ, "PYTHONPATH": path},
             capture_output=True, text=True, timeout=60, check=False,
