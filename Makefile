@@ -17,7 +17,7 @@ test: $(STAMP) lint
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy dpcfl_net launch
+	$(VENV)/bin/mypy dpcfl_net
 
 # torch first: without it pip would take the newest build with gigabytes of CUDA for the packages that need it.
 $(STAMP): pyproject.toml constraints-cpu.txt

@@ -1,6 +1,6 @@
 """`python -m dpcfl_net` is `dpcfl`."""
 
-from launch.cli import main
+from dpcfl_net.launch.cli import main
 
 if __name__ == "__main__":
     main()

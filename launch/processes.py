@@ -19,16 +19,16 @@ from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import OPERATOR_PUB, Job
+from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.placement.child import Child, stop
+from dpcfl_net.launch.placement.interpreter import Interpreter
+from dpcfl_net.launch.placement.local import STOP_S, forkserver
+from dpcfl_net.launch.placement.sites import Site, terms_of
+from dpcfl_net.launch.placement.worker_pool import WorkerPool
 from dpcfl_net.runtime.coordinator import CoordinatorSpec
 from dpcfl_net.runtime.observer import ObserverSpec
 from dpcfl_net.runtime.worker_spec import OneProcessSpec
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
-from launch.child import Child, stop
-from launch.crew import Crew
-from launch.interpreter import Interpreter
-from launch.interrupts import Interrupts
-from launch.local import STOP_S, forkserver
-from launch.sites import Site, terms_of
 
 
 def worker_processes(config: Config, clients: int) -> int:
@@ -91,10 +91,10 @@ class FederationRun:
         shutil.rmtree(self.folder / "addresses", ignore_errors=True)  # of the processes before a resume
         for name in ("logs", "addresses"):
             (self.folder / name).mkdir(exist_ok=True)
-        self._crew: Crew | None = None
-        self._summons: Connection | None
+        self._pool: WorkerPool | None = None
+        self._commands: Connection | None
         self._losses: Connection | None
-        self._summons, self._telling = multiprocessing.Pipe(duplex=False)
+        self._commands, self._telling = multiprocessing.Pipe(duplex=False)
         self._told, self._losses = multiprocessing.Pipe(duplex=False)
         self._warnings = Lines(self.folder / "warnings.jsonl")
 
@@ -140,38 +140,38 @@ class FederationRun:
         self._telling.close()
         self._told.close()
         launcher = self.site.launcher(self.folder, self.config, operator_key, connect, self.site.reached(observer))
-        self._crew = Crew(
+        self._pool = WorkerPool(
             launcher, clients, size=runtime.clients_per_worker, most=runtime.max_live_workers,
             max_restarts=runtime.max_restarts, must_all=runtime.quorum == 1, report=self._report, lose=self._lose,
         )  # fmt: skip
         if clients <= runtime.max_live_workers:
-            self._crew.summon(range(clients))
+            self._pool.start_worker(range(clients))
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
         """See `Run`; restarts crashed workers."""
-        assert self._crew is not None
+        assert self._pool is not None
         ticked = 0.0
         while self.children:
-            self._crew.tend()
+            self._pool.tend()
             self._attend(max(0.0, ticked + interval_s - time.monotonic()), interrupts)
             if time.monotonic() - ticked >= interval_s:
                 tick()
                 ticked = time.monotonic()
 
     def _attend(self, patience_s: float, interrupts: Interrupts) -> None:
-        """Wait for news for so long: a signal, a summons, or the end of a process."""
-        assert self._crew is not None
+        """Wait for news for so long: a signal, a start command, or the end of a process."""
+        assert self._pool is not None
         roles = {child.sentinel: child for child in self.children.values()}
-        summons = [self._summons] if self._summons is not None else []
-        found = wait([*roles, *self._crew.sentinels, *summons, interrupts.fileno()], timeout=patience_s)
+        commands = [self._commands] if self._commands is not None else []
+        found = wait([*roles, *self._pool.sentinels, *commands, interrupts.fileno()], timeout=patience_s)
         interrupts.check()  # first: a signal to all processes ends some of them, which is no failure then
         for source in found:
-            if source is self._summons:
+            if source is self._commands:
                 self._hear()
             elif source in roles:
                 self._ended(roles[source])
             elif source != interrupts.fileno():
-                self._crew.ended(source)
+                self._pool.ended(source)
 
     def _ended(self, child: Interpreter) -> None:
         if code := child.wait():
@@ -179,27 +179,27 @@ class FederationRun:
         del self.children[child.title]
         child.close()
         if child.title == COORDINATOR:
-            assert self._crew is not None
-            self._crew.finish()
+            assert self._pool is not None
+            self._pool.finish()
 
     def _hear(self) -> None:
         """Every word that the coordinator has said; after the last one it is gone."""
-        assert self._crew is not None
-        assert self._summons is not None
+        assert self._pool is not None
+        assert self._commands is not None
         try:
-            while self._summons.poll():
-                self._crew.hear(self._summons.recv_bytes(64))
+            while self._commands.poll():
+                self._pool.hear(self._commands.recv_bytes(64))
         except (EOFError, OSError):  # it has ended, or said what no coordinator says
-            self._summons.close()
-            self._summons = None
+            self._commands.close()
+            self._commands = None
 
     def finish(self) -> None:
         """See `Run`: after the coordinator's goodbye."""
-        assert self._crew is not None
+        assert self._pool is not None
         deadline = time.monotonic() + STOP_S
-        while self._crew.sentinels and time.monotonic() < deadline:
-            for sentinel in wait(self._crew.sentinels, timeout=0.1):
-                self._crew.ended(sentinel)
+        while self._pool.sentinels and time.monotonic() < deadline:
+            for sentinel in wait(self._pool.sentinels, timeout=0.1):
+                self._pool.ended(sentinel)
 
     def stop(self) -> None:
         """See `Run`."""
@@ -208,7 +208,7 @@ class FederationRun:
         self.site.close()
         stop([*self.children.values()], STOP_S)
         self.children.clear()
-        for pipe in (self._summons, self._losses, self._telling, self._told):
+        for pipe in (self._commands, self._losses, self._telling, self._told):
             if pipe is not None:
                 pipe.close()
         self._warnings.close()

@@ -21,11 +21,11 @@ from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import OPERATOR_PUB, Job, read_job, write_job
 from dpcfl_net.experiment.statement import replace_one_epsilon
+from dpcfl_net.launch import processes
+from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.placement.sites import Here, Site
 from dpcfl_net.results import summary
 from dpcfl_net.transport.keys import make_operator_keys
-from launch import processes
-from launch.interrupts import Interrupts
-from launch.sites import Here, Site
 
 FIRST_COUNT_S = 1.0  # what counting epsilon is taken to cost before the first time: a run of seconds counts at its end only
 STATEMENT_S = 1.0  # how long a stopped run waits for its epsilon under replacement, which a report computes as well
@@ -78,7 +78,7 @@ def run_and_report(
     if interrupts is None:
         with Interrupts(until_exit=True) as own:
             return run_and_report(folder, config, before, site, own)
-    from launch.screen import open_screen
+    from dpcfl_net.launch.cli.screen import open_screen
 
     screen = open_screen()
     document, failure = run_in(folder, config, screen, before, site, interrupts, tell=_tell)
@@ -181,7 +181,7 @@ def _report(folder: Path, interrupts: Interrupts) -> int:
 
 
 def _tell(failure: DpcflError) -> None:
-    """Say at once what a run failed of; `launch.cli.main` does not repeat it."""
+    """Say at once what a run failed of; `dpcfl_net.launch.cli.main` does not repeat it."""
     print(f"error: {failure}", file=sys.stderr, flush=True)
     failure.told = True
 
@@ -208,7 +208,7 @@ class Book:
 
     def look(self) -> Any:
         """The screen's view; now and then the epsilon lines are brought up to date, at a tenth of the time at most."""
-        from launch.progress import tail_progress
+        from dpcfl_net.launch.cli.progress import tail_progress
 
         view = tail_progress(self.folder)
         if view.round > self._round and time.monotonic() - self._counted > 10 * self._cost:

@@ -21,10 +21,11 @@ from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.core.plugins import short
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config import Config
+from dpcfl_net.launch import running
+from dpcfl_net.launch.cli import compare as comparison
 from dpcfl_net.results import compare, summary
 from dpcfl_net.results.privacy_words import duration, percent
 from dpcfl_net.training.devices import CPU, deal
-from launch import comparison, running
 
 STORE = "store"
 MOST_CELLS = 5_000
@@ -142,7 +143,7 @@ def run_cells(cells: Sequence[Config], store: Path, say: Callable[[str], None]) 
 
 def run_cell(config: Config, store: Path) -> CellOutcome:
     """One configuration in its folder of the store: started, gone on with, or found finished."""
-    from launch.screen import OneLine
+    from dpcfl_net.launch.cli.screen import OneLine
 
     folder, start = cell_folder(config, store), time.monotonic()
     try:

@@ -20,7 +20,7 @@ import yaml
 from threat_table import evidence  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[1]
-DPCFL = [sys.executable, "-m", "launch.cli"]
+DPCFL = [sys.executable, "-m", "dpcfl_net.launch.cli"]
 SMALL = {
     "name": "small",
     "data": {"dataset": "digits", "clients": [2, 2, 2, 2], "train_per_client": 700, "test_per_client": 60},

@@ -21,8 +21,10 @@ ORDER = [
 ]  # fmt: skip
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for package in ("dpcfl_net", "launch")
-    for path in (ROOT / package).rglob("*.py")
+    for path in (ROOT / "dpcfl_net").rglob("*.py")
+} | {
+    ".".join(("dpcfl_net", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in (ROOT / "launch").rglob("*.py")
 }
 
 
@@ -30,7 +32,7 @@ def room(module: str) -> str:
     first, *rest = module.split(".")
     if rest == ["__main__"]:
         return "launch"
-    return rest[0] if first == "dpcfl_net" and rest else first
+    return rest[0] if rest else first
 
 
 @cache
@@ -68,7 +70,7 @@ def test_every_import_is_a_declared_dependency():
     wanted = [*project["dependencies"], *project["optional-dependencies"]["ray"]]
     declared = {re.split(r"[<>=!~\[; ]", name)[0].lower() for name in wanted}
     used = {name.split(".")[0] for path in MODULES.values() for name in imports(path)}
-    foreign = used - set(sys.stdlib_module_names) - {"dpcfl_net", "launch"}
+    foreign = used - set(sys.stdlib_module_names) - {"dpcfl_net"}
     assert "numpy" in foreign
     assert not {name for name in foreign if DISTRIBUTIONS.get(name, name).lower() not in declared}
 

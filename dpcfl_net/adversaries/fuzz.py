@@ -40,7 +40,7 @@ class Target(Protocol):
 
 
 @dataclass
-class Outcome:
+class FuzzResult:
     """What became of a target's inputs, and the most memory that a measured run had."""
 
     inputs: int = 0
@@ -54,9 +54,9 @@ def targets(folder: Path) -> list[Target]:
     return [Codec(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder)]
 
 
-def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> Outcome:
+def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
     """At least so many inputs for one target, from run number `first` on; Finding for the first property that does not hold."""
-    found, run = Outcome(), first
+    found, run = FuzzResult(), first
     began = time.monotonic()
     while found.inputs < inputs:
         rng = Random(f"{seed} {target.name} {run}")
@@ -73,7 +73,7 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> Outcome:
     return found
 
 
-def _traced(target: Target, rng: Random, outcome: Outcome) -> int:
+def _traced(target: Target, rng: Random, outcome: FuzzResult) -> int:
     """One run under tracemalloc."""
     tracemalloc.start()
     try:
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [target for target in every if asked.target in (None, target.name)]
         if not chosen:
             parser.error(f"no target {asked.target!r}: {', '.join(target.name for target in every)}")
-        total = Outcome()
+        total = FuzzResult()
         for target in chosen:
             try:
                 found = fuzz(
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{target.name}: {finding}", *finding.__notes__, sep="\n", file=sys.stderr)
                 return 1
             print(_line(target.name, found), flush=True)
-            total = Outcome(
+            total = FuzzResult(
                 total.inputs + found.inputs,
                 total.seconds + found.seconds,
                 total.tally + found.tally,
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(grown > MOST_RESIDENT)
 
 
-def _line(name: str, found: Outcome) -> str:
+def _line(name: str, found: FuzzResult) -> str:
     refused = found.tally.copy()
     accepted, delivered = refused.pop("accepted", 0), refused.pop("delivered", 0)
     codes = ", ".join(f"{code or '(none)'} {count}" for code, count in refused.most_common(12))

@@ -13,7 +13,7 @@ from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, Template, en
 from dpcfl_net.transport.sockets import MAX_FRAME
 
 if TYPE_CHECKING:
-    from dpcfl_net.adversaries.hostile_line import Line
+    from dpcfl_net.adversaries.hostile_connection import HostileConnection
 
 Frames = list[bytes | memoryview]
 Said = tuple[list[Frames], tuple[str, ...]]  # messages, and the ids that an answer would name: none for one without a header
@@ -28,54 +28,54 @@ def pickle_that_writes(path: str) -> bytes:
     return b"cbuiltins\nopen\n(V" + path.encode("ascii", "backslashreplace") + b"\nVw\ntR."
 
 
-def _beat(line: Line) -> dict[str, Any]:
+def _beat(line: HostileConnection) -> dict[str, Any]:
     return line.stamp.header(kind="HEARTBEAT", code="computing").model_dump(exclude_defaults=True)
 
 
-def _junk(*frames: bytes) -> Callable[[Line], Said]:
+def _junk(*frames: bytes) -> Callable[[HostileConnection], Said]:
     return lambda line: ([list(frames)], ())
 
 
-def _field(**changes: Any) -> Callable[[Line], Said]:
+def _field(**changes: Any) -> Callable[[HostileConnection], Said]:
     """A heartbeat with fields that do not belong there or cannot be decoded: its id is not read."""
     return lambda line: ([[msgpack.packb({**_beat(line), **changes})]], ())
 
 
-def _other(**changes: Any) -> Callable[[Line], Said]:
+def _other(**changes: Any) -> Callable[[HostileConnection], Said]:
     """A well-formed heartbeat with other values."""
 
-    def say(line: Line) -> Said:
+    def say(line: HostileConnection) -> Said:
         header = Header(**{**_beat(line), **changes})
         return [[encode(header)]], (header.id,)
 
     return say
 
 
-def _table(*rows: list[Any]) -> Callable[[Line], Said]:
+def _table(*rows: list[Any]) -> Callable[[HostileConnection], Said]:
     """A result that announces these tensors and nothing else."""
     return _field(kind="RESULT", code="release", tensors=list(rows))
 
 
-def _three_frames(line: Line) -> Said:
+def _three_frames(line: HostileConnection) -> Said:
     return [[msgpack.packb(_beat(line)), b"x", b"y"]], ()
 
 
-def _again(line: Line) -> Said:
+def _again(line: HostileConnection) -> Said:
     header = Header(**_beat(line))
     return [[encode(header)], [encode(header)]], (header.id,)
 
 
-def _stray_chunk(line: Line) -> Said:
+def _stray_chunk(line: HostileConnection) -> Said:
     header = line.stamp.header(kind="CHUNK", parent=new_id())
     return [[encode(header), b"x"]], (header.parent,)
 
 
-def _stray_result(line: Line) -> Said:
+def _stray_result(line: HostileConnection) -> Said:
     header = line.stamp.header(kind="RESULT", parent=new_id(), code="lost")
     return [[encode(header)]], (header.id,)
 
 
-MESSAGES: dict[str, tuple[str, Callable[[Line], Said]]] = {
+MESSAGES: dict[str, tuple[str, Callable[[HostileConnection], Said]]] = {
     "garbage": ("bytes that are no message", _junk(b"\xc1" * 200)),
     "pickle": ("a pickle that would create a file", _junk(pickle_that_writes(CANARY))),
     "ext-type": ("an extension type in a field", _field(round=msgpack.ExtType(5, pickle_that_writes(CANARY)))),
@@ -100,7 +100,7 @@ MESSAGES: dict[str, tuple[str, Callable[[Line], Said]]] = {
 }
 
 
-def endless(line: Line, mebibytes: int) -> Frames:
+def endless(line: HostileConnection, mebibytes: int) -> Frames:
     """One message of so many frames of 1 MiB, all of the same memory, so that only its receiver needs room."""
     return [msgpack.packb(_beat(line)), *[memoryview(bytes(CHUNK))] * mebibytes]
 

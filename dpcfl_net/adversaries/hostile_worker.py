@@ -16,7 +16,7 @@ from pathlib import Path
 
 import zmq
 
-from dpcfl_net.adversaries.hostile_line import Line, Target
+from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.hostile_messages import ANSWERS, MESSAGES, endless, honest
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.protocol import PROTOCOL, read_protocol
@@ -25,7 +25,7 @@ from dpcfl_net.transport.payload import Payload
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackLog:
     """What came back for one step.
 
     answer: WELCOME, ACK or ERROR (then `code` and `reason` are the coordinator's); CLOSED (code "handshake": not let in,
@@ -53,16 +53,16 @@ class Attacker:
 
     def __init__(self, target: Target, *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024) -> None:
         self.target, self.wait_s, self.task_s, self.flood = target, wait_s, task_s, flood
-        self._line: Line | None = None
+        self._line: HostileConnection | None = None
         self._answered: set[str] = set()
 
-    def fresh(self) -> Line:
+    def fresh(self) -> HostileConnection:
         """A new connection in place of the old one; nothing is said on it yet."""
         self.close()
-        self._line = Line(self.target)
+        self._line = HostileConnection(self.target)
         return self._line
 
-    def welcomed(self) -> Line:
+    def welcomed(self) -> HostileConnection:
         """The connection, after its HELLO; a new one if there is none or it was cut. Raises NotWelcome."""
         if self._line is not None and not self._line.closed and self._line.hears(kind="WELCOME"):
             return self._line
@@ -72,7 +72,7 @@ class Attacker:
             raise NotWelcome(*found)
         return line
 
-    def hello(self, line: Line, client: int) -> tuple[str, str, str]:
+    def hello(self, line: HostileConnection, client: int) -> tuple[str, str, str]:
         """Say HELLO as `client`, again while an older connection of the same key still counts as there."""
         deadline = time.monotonic() + self.wait_s
         while True:
@@ -81,7 +81,7 @@ class Attacker:
                 return found
             time.sleep(0.1)
 
-    def reply(self, line: Line, *ids: str) -> tuple[str, str, str]:
+    def reply(self, line: HostileConnection, *ids: str) -> tuple[str, str, str]:
         """What is heard about messages with these ids, or about one that has none, from now on."""
 
         had = 0 if ids else len(line.heard)
@@ -133,20 +133,20 @@ def _claim_identity(a: Attacker) -> tuple[str, str, str]:
 def _unknown_key(a: Attacker) -> tuple[str, str, str]:
     """connect with a key that is not in the roster"""
     public, secret = zmq.curve_keypair()
-    with Line(a.target, (public.decode(), secret.decode()), "curve") as line:
+    with HostileConnection(a.target, (public.decode(), secret.decode()), "curve") as line:
         return a.reply(line, line.say("HELLO", client=a.target.client).id)
 
 
 def _no_curve(a: Attacker) -> tuple[str, str, str]:
     """connect without encryption"""
-    with Line(a.target, security="none") as line:
+    with HostileConnection(a.target, security="none") as line:
         return a.reply(line, line.say("HELLO", client=a.target.client).id)
 
 
 def _second_connection(a: Attacker) -> tuple[str, str, str]:
     """the same key once more while it is connected"""
     a.welcomed()
-    with Line(a.target) as line:
+    with HostileConnection(a.target) as line:
         return a.reply(line, line.say("HELLO", client=a.target.client).id)
 
 
@@ -199,7 +199,7 @@ STEPS = {
 
 def play(
     target: Target, steps: Iterable[str], *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024
-) -> Iterator[Outcome]:
+) -> Iterator[AttackLog]:
     """Do the steps in order and tell what came back for each, as it comes; the last one is BYE or NO-TASK if the run ends first.
 
     steps: names of STEPS; "name*3" three times, "name*" until the run ends. wait_s: for an answer; task_s: for a task, seconds.
@@ -233,7 +233,7 @@ def _expanded(steps: Iterable[str]) -> Iterator[str]:
     return repeated()
 
 
-def _do(attacker: Attacker, name: str) -> Outcome:
+def _do(attacker: Attacker, name: str) -> AttackLog:
     try:
         if name in ANSWERS:
             return _answer(attacker, name)
@@ -247,14 +247,14 @@ def _do(attacker: Attacker, name: str) -> Outcome:
             found = CONNECTIONS[name](attacker)
     except NotWelcome as refused:
         found = refused.outcome
-    return Outcome(name, "BYE") if found[0] == "SILENCE" and attacker.over else Outcome(name, *found)
+    return AttackLog(name, "BYE") if found[0] == "SILENCE" and attacker.over else AttackLog(name, *found)
 
 
-def _answer(attacker: Attacker, name: str) -> Outcome:
+def _answer(attacker: Attacker, name: str) -> AttackLog:
     """Take the next task and answer it as the step says."""
     task = attacker.task()
     if task is None:
-        return Outcome(name, "BYE" if attacker.over else "NO-TASK")
+        return AttackLog(name, "BYE" if attacker.over else "NO-TASK")
     line = attacker.welcomed()
     wrong = ANSWERS[name][1](honest(line.target.releases.get(task.task, {})), task)
     payload = Payload.of(wrong.pop("tensors"))
@@ -265,7 +265,7 @@ def _answer(attacker: Attacker, name: str) -> Outcome:
         line.say("CHUNK", chunk, parent=said.id, index=first + index)
     found = attacker.reply(line, said.id)
     line.say("HEARTBEAT", code="idle")
-    return Outcome(name, *found, round=task.round)
+    return AttackLog(name, *found, round=task.round)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgpack
 
-from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_half
+from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_step
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.protocol import PROTOCOL, Protocol, digest, read_protocol
@@ -38,7 +38,7 @@ Said = Literal["release", "refused", "stale", "lost", "unusable", "gone", "silen
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackLog:
     """What one client did at one step.
 
     answer: "unusable" came back as a release that is none, "gone" is a worker that left. code, reason: of a refusal, in the
@@ -112,7 +112,7 @@ class MaliciousCoordinator:
         self._ledgers = ledgers
         self._transcript = Transcript(out / TRANSCRIPT, "full") if out else None
         self._messages, self._outcomes = (Lines(out / name) if out else None for name in (MESSAGES, OUTCOMES))
-        self._half = usual_half(self.algorithm)
+        self._half = usual_step(self.algorithm)
         self._asked: list[int] = []
         self._sent: dict[tuple[int, int], Tensors] = {}
         self._seen: set[tuple[int, str]] = set()
@@ -124,7 +124,7 @@ class MaliciousCoordinator:
         self._wait_for(set(self.clients))
         return sorted(set(self.clients) - self._endpoint.ready)
 
-    def play(self, step: Step) -> list[Outcome]:
+    def play(self, step: Step) -> list[AttackLog]:
         """Ask every client that is there; outcomes in client order. ConfigError for a step that needs an earlier one."""
         if step.restart:
             self._restart(step.job)
@@ -168,13 +168,15 @@ class MaliciousCoordinator:
         self.close()
 
     def _open(self, bind: str, job: str = "") -> _Endpoint:
-        halves = self.algorithm.halves()
+        client_steps = self.algorithm.client_steps()
         made = _Endpoint(
             bind,
             run=self.protocol.run,
             job=digest(self.protocol),
             clients={entry.id: entry.public_key for entry in self.protocol.roster},
-            result_template=lambda task: resolve(halves[task].gives, self.algorithm.dims) if task in halves else None,
+            result_template=lambda task: (
+                resolve(client_steps[task].gives, self.algorithm.dims) if task in client_steps else None
+            ),
             security=self.protocol.security,
             keys=self._keys,
             on_message=self._messages.write if self._messages is not None else None,
@@ -218,7 +220,7 @@ class MaliciousCoordinator:
             self._endpoint.cancel(client)
         return answers
 
-    def _outcome(self, step: Step, number: int, client: int, event: ServerEvent | None, before: int | None) -> Outcome:
+    def _outcome(self, step: Step, number: int, client: int, event: ServerEvent | None, before: int | None) -> AttackLog:
         answer, code, reason = self._said(client, event)
         sha256, repeated = "", False
         if event is not None and answer == "release":
@@ -233,7 +235,7 @@ class MaliciousCoordinator:
         else:
             holds = spent == 0 and answer != "unusable" and (repeated or not sha256)
         task = step.task or self._half.kind
-        return Outcome(step.name, client, number, task, answer, code, reason, sha256, repeated, charges, holds)
+        return AttackLog(step.name, client, number, task, answer, code, reason, sha256, repeated, charges, holds)
 
     def _said(self, client: int, event: ServerEvent | None) -> tuple[Said, str, str]:
         if event is None:
@@ -249,7 +251,7 @@ class MaliciousCoordinator:
         return None if path is None else path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
-def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[str], None] = print) -> Iterator[Outcome]:
+def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[str], None] = print) -> Iterator[AttackLog]:
     """The outcomes of some steps one after another, each told as it comes; ends when no client is left."""
     for step in steps:
         found = server.play(step)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.types import ClientHalf
+from dpcfl_net.core.types import ClientStep
 
 Round = Literal["next", "skip", "last", "previous", "first", "left-out", "zero", "beyond"]
 Weights = Literal["honest", "as-sent", "other", "per-client", "nan", "infinite", "longer", "whole", "extra"]
@@ -80,10 +80,10 @@ def chosen(names: str) -> list[Step]:
     return [STEPS[name] for name in wanted]
 
 
-def usual_half(algorithm: Algorithm) -> ClientHalf:
+def usual_step(algorithm: Algorithm) -> ClientStep:
     """The client half that the first client's plan pays for most often and that is sent weights; ConfigError if there is none."""
     names = [slot.name for slot in algorithm.plan(algorithm.protocol.roster[0])]
-    paid = [half for half in algorithm.halves().values() if half.takes and set(half.bundle) <= set(names)]
+    paid = [half for half in algorithm.client_steps().values() if half.takes and set(half.bundle) <= set(names)]
     if not paid:
         raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights, so that none can be crafted")
     return max(paid, key=lambda half: (min(map(names.count, half.bundle), default=0), -len(half.bundle)))
@@ -102,7 +102,7 @@ def round_number(round: Round, asked: list[int], rounds: int) -> int:
     return found[0]
 
 
-def make(half: ClientHalf, algorithm: Algorithm, weights: Weights, round: int, client: int) -> Tensors:
+def make(half: ClientStep, algorithm: Algorithm, weights: Weights, round: int, client: int) -> Tensors:
     """The tensors of a task: Gaussian numbers, the same for everybody in a round, with what `weights` makes of the first.
 
     other, per-client: other numbers, for all or for each client; nan, infinite: one such value; longer: a parameter more;

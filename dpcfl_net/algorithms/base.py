@@ -16,7 +16,7 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import ClientEntry, LocalTraining, PrivacyTarget, Protocol, invalid_fields
-from dpcfl_net.core.types import ClientHalf, Event, Slot, State, TensorSpec
+from dpcfl_net.core.types import ClientStep, Event, Slot, State, TensorSpec
 from dpcfl_net.federation.base import Federation
 
 MODEL = TensorSpec("f4", ("p",))
@@ -39,17 +39,17 @@ def on_client(
     """Mark a method as a client half: it runs in the client's process, after the gate has debited the bundle."""
 
     def mark(method: Method) -> Method:
-        method.client_half = ClientHalf(method.__name__, tuple(bundle), dict(takes), dict(gives))  # type: ignore[attr-defined]
+        method.client_step = ClientStep(method.__name__, tuple(bundle), dict(takes), dict(gives))  # type: ignore[attr-defined]
         return method
 
     return mark
 
 
-def at_curator(*, bundle: list[str]) -> Callable[[Method], Method]:
+def on_central_server(*, bundle: list[str]) -> Callable[[Method], Method]:
     """Mark a method as a curator half: it runs at a trusted server, after that server's own gate has debited the bundle."""
 
     def mark(method: Method) -> Method:
-        method.curator_half = ClientHalf(method.__name__, tuple(bundle), {}, {})  # type: ignore[attr-defined]
+        method.central_step = ClientStep(method.__name__, tuple(bundle), {}, {})  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -116,7 +116,7 @@ class Algorithm:
         """The most rows that `State.models` may have."""
         return self.max_models
 
-    def longest_update(self, client: ClientEntry) -> float:
+    def max_update_norm(self, client: ClientEntry) -> float:
         """The greatest norm that an honest client's update of one round can have.
 
         A round of S = K ceil(N/b) steps at learning rate lr adds clipped sums of about b records, each at most c long, and
@@ -133,11 +133,11 @@ class Algorithm:
         raise NotImplementedError
 
     @property
-    def answers_expected(self) -> float:
+    def expected_releases(self) -> float:
         """How many answers of clients a whole run asks for, in expectation."""
         return float(len(self.clients) * self.protocol.rounds)
 
-    def curator_plan(self) -> list[Slot]:
+    def central_plan(self) -> list[Slot]:
         """Every slot that a trusted server may fill over the whole run; none where no server is trusted."""
         return []
 
@@ -170,13 +170,13 @@ class Algorithm:
         return None
 
     @classmethod
-    def halves(cls) -> dict[str, ClientHalf]:
+    def client_steps(cls) -> dict[str, ClientStep]:
         """The client halves by task name."""
         marked = (getattr(getattr(cls, name), "client_half", None) for name in dir(cls))
         return {half.kind: half for half in marked if half is not None}
 
     @classmethod
-    def curator_halves(cls) -> dict[str, ClientHalf]:
+    def central_steps(cls) -> dict[str, ClientStep]:
         """The curator halves by name."""
         marked = (getattr(getattr(cls, name), "curator_half", None) for name in dir(cls))
         return {half.kind: half for half in marked if half is not None}

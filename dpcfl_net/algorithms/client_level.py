@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, at_curator, on_client
+from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, on_central_server, on_client
 from dpcfl_net.core.protocol import ClientEntry, PrivacyTarget
-from dpcfl_net.core.types import CuratorSlot, RawSlot, Release, Slot, State
+from dpcfl_net.core.types import CentralSlot, RawSlot, Release, Slot, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.central_dp import Desk
 from dpcfl_net.federation.client import Client
@@ -73,22 +73,22 @@ class ClientLevel(Algorithm):
         return float(self.options.sampling_rate * len(self.clients))
 
     @property
-    def answers_expected(self) -> float:
+    def expected_releases(self) -> float:
         return self.drawn * self.protocol.rounds
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         """At most one raw answer a round."""
         return [RawSlot("raw")] * self.protocol.rounds
 
-    def curator_plan(self) -> list[Slot]:
-        return [self.curator_slot()] * self.protocol.rounds
+    def central_plan(self) -> list[Slot]:
+        return [self.central_slot()] * self.protocol.rounds
 
-    def curator_slot(self, *parts: tuple[str, float]) -> CuratorSlot:
+    def central_slot(self, *parts: tuple[str, float]) -> CentralSlot:
         """One round's slot; `parts` and their shares of 1 / z^2, the sums alone if none is named."""
         drawn = round(self.drawn) if self.sampling == "fixed" else self.drawn
-        return CuratorSlot("round", self.sampling, drawn, len(self.clients), parts or (("sums", 1.0),))
+        return CentralSlot("round", self.sampling, drawn, len(self.clients), parts or (("sums", 1.0),))
 
-    def longest_update(self, client: ClientEntry) -> float:
+    def max_update_norm(self, client: ClientEntry) -> float:
         """Any: the curator clips what it gets."""
         return math.inf
 
@@ -113,7 +113,7 @@ class OneModel(ClientLevel):
         models[0, : step.size] += step.astype(np.float32)
         return State(models, state.assignment, state.memory)
 
-    @at_curator(bundle=["round"])
+    @on_central_server(bundle=["round"])
     def noisy_sum(self, me: Desk, model: np.ndarray) -> Release:
         """Sample, collect, clip to C, sum, add noise."""
         answers = me.call(self.train, {client: {"model": model} for client in me.sample("round")})

@@ -23,4 +23,4 @@ class DPFedProx(OneModel):
     @on_client(bundle=["raw"], takes={"model": MODEL}, gives={"update": MODEL})
     def train(self, me: Client, model: np.ndarray) -> Release:
         """Local epochs pulled towards the model that the server sent."""
-        return Release(update=me.sgd("raw", model, pull=(self.options.mu, model)) - model)
+        return Release(update=me.sgd("raw", model, proximal=(self.options.mu, model)) - model)

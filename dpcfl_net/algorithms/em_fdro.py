@@ -107,17 +107,17 @@ class EMFDRO(Algorithm):
             f"{unconditional_epsilon(*asked):.4g} if it moves the others' losses through the models"
         ]
 
-    def longest_update(self, client: ClientEntry) -> float:
+    def max_update_norm(self, client: ClientEntry) -> float:
         """Any without protection; a clipped one and its noise, or one of DP-SGD."""
         if self.options.mode != "full":
             return math.inf
         if self.protocol.privacy.unit == "sample":
-            return super().longest_update(client)
+            return super().max_update_norm(client)
         assert client.noise_multiplier is not None
         return self.protocol.local.clip * (1 + client.noise_multiplier * (self.protocol.model.parameters**0.5 + 12))
 
     @property
-    def answers_expected(self) -> float:
+    def expected_releases(self) -> float:
         """Those with an update: the first losses of all are beside them next to nothing."""
         return float(self.options.drawn * self.protocol.rounds)
 

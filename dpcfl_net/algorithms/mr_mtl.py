@@ -51,7 +51,7 @@ class MRMTL(Algorithm):
     def personal_model(self, state: Mapping[str, Any]) -> Any:
         return state.get("model")
 
-    def longest_update(self, client: ClientEntry) -> float:
+    def max_update_norm(self, client: ClientEntry) -> float:
         """Longer than by noise and clipped sums alone: the pull, too, moves theta_i, by what it is away from the mean.
 
         With r = (1 - lr lambda)^S left of its distance D from the mean after S steps, whose noise and sums alone are at most
@@ -59,11 +59,11 @@ class MRMTL(Algorithm):
         """
         _, steps = full_epochs(self.protocol.local, client)
         left = (1 - self.protocol.local.lr * self.options.lam) ** steps
-        return super().longest_update(client) * (1 + 2 * self.protocol.rounds * (1 - left))
+        return super().max_update_norm(client) * (1 + 2 * self.protocol.rounds * (1 - left))
 
     @on_client(bundle=["train"], takes={"mean": MODEL}, gives={"update": MODEL})
     def train(self, me: Client, mean: np.ndarray) -> Release:
         """A round from the own model, which is never reset to the mean."""
         theta = me.state["model"] if "model" in me.state else me.initial_model()
-        me.state["model"] = me.dpsgd("train", theta, pull=(self.options.lam, mean))
+        me.state["model"] = me.dpsgd("train", theta, proximal=(self.options.lam, mean))
         return Release(update=me.state["model"] - theta)

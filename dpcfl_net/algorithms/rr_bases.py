@@ -47,13 +47,13 @@ class FedCAM(IFCA):
 
     def assign(self, me: Client, models: np.ndarray) -> int:
         """s = argmin_j F(theta_global + theta_j), as functions."""
-        return int(np.argmin(me.losses("raw", models[1:], beside=models[0])))
+        return int(np.argmin(me.losses("raw", models[1:], base_model=models[0])))
 
     def train(self, me: Client, models: np.ndarray, label: int) -> np.ndarray:
         """Updates of the global and of the cluster's model, (2p,): one vector, clipped as one."""
         common, own = models[0], models[1 + label]
-        trained = me.sgd("raw", common, beside=own)
-        return np.concatenate([trained - common, me.sgd("raw", own, beside=trained) - own])
+        trained = me.sgd("raw", common, base_model=own)
+        return np.concatenate([trained - common, me.sgd("raw", own, base_model=trained) - own])
 
 
 BASES: dict[str, type[IFCA]] = {"ifca": IFCA, "fesem": FeSEM, "fedcam": FedCAM}

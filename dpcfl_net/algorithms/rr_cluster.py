@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import INDEX, MODELS, Setting, at_curator, on_client
+from dpcfl_net.algorithms.base import INDEX, MODELS, Setting, on_central_server, on_client
 from dpcfl_net.algorithms.client_level import ClientLevel, Sampled, sampling_of
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
-from dpcfl_net.core.types import CuratorSlot, Event, FixedSizeGaussian, Release, Slot, State, TensorSpec, UnprotectedSlot
+from dpcfl_net.core.types import CentralSlot, Event, FixedSizeGaussian, Release, Slot, State, TensorSpec, UnprotectedSlot
 from dpcfl_net.federation.base import Federation, Results
 from dpcfl_net.federation.central_dp import Contribution, Desk
 from dpcfl_net.federation.client import Client
@@ -94,11 +94,11 @@ class RRCluster(ClientLevel):
 
     # ---- what is paid for
 
-    def curator_plan(self) -> list[Slot]:
+    def central_plan(self) -> list[Slot]:
         rounds, share = self.protocol.rounds, self.options.labels_share
         if self.options.guarantee == "expected":
-            return [self.curator_slot()] * rounds
-        released = self.curator_slot(("labels", share), ("sums", 1 - share))
+            return [self.central_slot()] * rounds
+        released = self.central_slot(("labels", share), ("sums", 1 - share))
         if self.options.guarantee == "labels-first":
             return [released] * rounds
         return [released, UnprotectedSlot("claim", AS_PUBLISHED)] * rounds
@@ -114,8 +114,8 @@ class RRCluster(ClientLevel):
         z = self.protocol.curator_noise_multiplier
         if self.options.guarantee != "paper" or self.base.stateful or z is None:
             return None
-        slot = self.curator_plan()[0]
-        assert isinstance(slot, CuratorSlot)
+        slot = self.central_plan()[0]
+        assert isinstance(slot, CentralSlot)
         sound = joint_noise(slot.part_noise(z, "sums"), slot.part_noise(z, "labels") / math.sqrt(2))
         return [FixedSizeGaussian(sound, int(slot.sample_size), slot.population, self.protocol.rounds)]
 
@@ -156,12 +156,12 @@ class RRCluster(ClientLevel):
 
     # ---- curator half
 
-    @at_curator(bundle=["round"])
+    @on_central_server(bundle=["round"])
     def labels_then_sums(self, me: Desk, models: np.ndarray) -> Release:
         """Noisy labels of uniformly shuffled slots; then sums over the clusters that rebalancing makes of them."""
         return self.released(me, models, labels_first_sensitivity(1.0, self.options.label_clip)[1], "surplus")
 
-    @at_curator(bundle=["round", "claim"])
+    @on_central_server(bundle=["round", "claim"])
     def as_published(self, me: Desk, models: np.ndarray) -> Release:
         """The same with noise for C_s on a label, and donors from whole clusters (Algorithm 2, lines 7 and 11-12)."""
         me.without_guarantee("claim")
@@ -178,7 +178,7 @@ class RRCluster(ClientLevel):
         me.show_observer(clients=slots, labels=labels, released=noisy.tolist())
         return Release(slots=placed.astype(np.int64), sums=sums)
 
-    @at_curator(bundle=["round"])
+    @on_central_server(bundle=["round"])
     def blocks(self, me: Desk, models: np.ndarray) -> Release:
         """Each client's update in its cluster's block, beside a count: noisy sums and counts, and no label."""
         answers = self.collect(me, models, me.sample("round"))

@@ -90,7 +90,7 @@ def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
     """For each round whether one of the records `held` was in its batches: drawn again from the keys of a seeded run."""
     from dpcfl_net.training.dpsgd import poisson_rows
 
-    entry, bundle = job.protocol.client(client), job.algorithm.halves()[KIND].bundle
+    entry, bundle = job.protocol.client(client), job.algorithm.client_steps()[KIND].bundle
     slot = next(slot for slot in job.algorithm.plan(entry) if isinstance(slot, DPSGDSlot))
     seed, found = bytes.fromhex(job.experiment.noise_seed or ""), []
     for t in range(1, job.protocol.rounds + 1):

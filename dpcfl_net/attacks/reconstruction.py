@@ -78,7 +78,7 @@ class Truth:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class ReconstructionResult:
     """What one run gave away. labels: share of all clients' records. pictures, psnr, distance: of k images, unless none was tried."""
 
     recording: Recording
@@ -151,14 +151,14 @@ def reconstruct(recording: Recording, slices: list[int]) -> Found:
     return invert(protocol.model, models, gradients, labels, noisy=recording.noisy)
 
 
-def _outcome(recording: Recording, truth: Truth, slices: list[int], tried: list[int]) -> Outcome:
+def _outcome(recording: Recording, truth: Truth, slices: list[int], tried: list[int]) -> ReconstructionResult:
     reader = LabelReader(recording.job.protocol)
     labels = float(np.mean([_right(truth.labels[k], reader.counts(recording.updates[k])) for k in slices]))
     if not tried:
-        return Outcome(recording, labels)
+        return ReconstructionResult(recording, labels)
     found = reconstruct(recording, tried)
     shown = truth.pictures(found.records)
-    return Outcome(recording, labels, shown, psnr(shown, truth.originals(tried)), found.distance)
+    return ReconstructionResult(recording, labels, shown, psnr(shown, truth.originals(tried)), found.distance)
 
 
 def _right(labels: np.ndarray, counts: np.ndarray) -> float:
@@ -182,7 +182,9 @@ def _same_data(recordings: list[Recording]) -> None:
 # ---- the result
 
 
-def result(outcomes: list[Outcome], truth: Truth, slices: list[int], tried: list[int], why: str | None) -> AttackResult:
+def result(
+    outcomes: list[ReconstructionResult], truth: Truth, slices: list[int], tried: list[int], why: str | None
+) -> AttackResult:
     """The outcomes in words, as a table and, where images were tried, as a grid."""
     classes = outcomes[0].recording.job.protocol.model.classes
     even = [np.full(classes, len(truth.labels[k]) / classes) for k in slices]
@@ -205,7 +207,7 @@ def result(outcomes: list[Outcome], truth: Truth, slices: list[int], tried: list
     )  # fmt: skip
 
 
-def _headline(outcomes: list[Outcome], mean: np.ndarray | None, chance: float) -> str:
+def _headline(outcomes: list[ReconstructionResult], mean: np.ndarray | None, chance: float) -> str:
     if mean is None:
         read = ", ".join(f"{_percent(outcome.labels)} from {outcome.recording.gets}" for outcome in outcomes)
         return f"Labels read right: {read}; {_percent(chance)} with equal counts."
@@ -218,7 +220,7 @@ def _beyond(chance: float, clients: int) -> float:
     return chance + 4 * math.sqrt(chance * (1 - chance) / clients)
 
 
-def _sentences(outcomes: list[Outcome], why: str | None, tried: int, beyond: float) -> list[str]:
+def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int, beyond: float) -> list[str]:
     said = [
         "The server uses what it has: the signed job, the models that it sent, the updates that came back. The experimenter's "
         "truth judges the result and is used for nothing else."
@@ -246,7 +248,7 @@ def _sentences(outcomes: list[Outcome], why: str | None, tried: int, beyond: flo
     return said
 
 
-def _cells(outcome: Outcome) -> list[str]:
+def _cells(outcome: ReconstructionResult) -> list[str]:
     return [f"{outcome.recording.name}: {outcome.recording.gets}", *_psnr_cells(outcome.psnr), _percent(outcome.labels)]
 
 
@@ -266,7 +268,7 @@ def _listed(found: np.ndarray | None) -> list[float] | None:
     return None if found is None else [float(value) for value in found]
 
 
-def _facts(outcome: Outcome) -> dict[str, object]:
+def _facts(outcome: ReconstructionResult) -> dict[str, object]:
     recording = outcome.recording
     return {
         "name": recording.name, "noisy": recording.noisy, "rounds_used": ROUNDS if recording.noisy else 1,
@@ -274,7 +276,7 @@ def _facts(outcome: Outcome) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _grid(outcomes: list[Outcome], truth: Truth, tried: list[int]) -> dict[str, object]:
+def _grid(outcomes: list[ReconstructionResult], truth: Truth, tried: list[int]) -> dict[str, object]:
     rows = [Row("Original", truth.originals(tried)[:SHOWN], [])]
     for outcome in outcomes:
         assert outcome.pictures is not None

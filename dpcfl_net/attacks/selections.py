@@ -148,7 +148,7 @@ def read_choices(folder: Path) -> Recording:
     """Every released choice in the transcript of a run; ConfigError if there is no full transcript or no choice in it."""
     job = read_run_job(folder)
     algorithm = job.algorithm
-    asking = {name: half.bundle for name, half in algorithm.halves().items() if "choice" in half.gives}
+    asking = {name: half.bundle for name, half in algorithm.client_steps().items() if "choice" in half.gives}
     path = folder / "transcript.msgpack"
     if not path.exists():
         raise ConfigError(f"{folder} has no transcript.msgpack: record the run with output.transcript=full")

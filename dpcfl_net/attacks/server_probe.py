@@ -49,7 +49,7 @@ def look(out: Path) -> None:
     gc.unfreeze()  # what a parent had set aside before it forked is listed too
     found = {
         "objects": dict(Counter(f"{type(item).__module__}.{type(item).__qualname__}" for item in gc.get_objects())),
-        "modules": sorted(name for name in sys.modules if name.split(".")[0] in ("dpcfl_net", "launch")),
+        "modules": sorted(name for name in sys.modules if name.split(".")[0] == "dpcfl_net"),
         "descriptors": _descriptors(),
         "mapped": sorted({line.split(None, 5)[5] for line in _maps() if len(line.split(None, 5)) == 6}),
         "arguments": Path("/proc/self/cmdline").read_text(errors="replace").split("\0"),

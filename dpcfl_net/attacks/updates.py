@@ -76,7 +76,7 @@ def _update(job: Job, client: int, header: Header, sent: Tensors, back: Tensors)
         return None
     entry, local = job.protocol.client(client), job.protocol.local
     slots = {slot.name: slot for slot in job.algorithm.plan(entry)}
-    bundle = [slots[name] for name in job.algorithm.halves()[header.task].bundle]
+    bundle = [slots[name] for name in job.algorithm.client_steps()[header.task].bundle]
     steps = [slot.steps for slot in bundle if isinstance(slot, DPSGDSlot)]
     plain = local.epochs * -(-entry.records // local.batch_size)
     noisy = any(isinstance(slot, DPSGDSlot | GaussianSlot) for slot in bundle)

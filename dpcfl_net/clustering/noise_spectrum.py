@@ -10,7 +10,7 @@ import numpy as np
 TRACY_WIDOM = 3.2724
 
 
-def noise_edge(rows: int, dimension: int) -> float:
+def noise_spectrum_edge(rows: int, dimension: int) -> float:
     """What the largest squared singular value of `rows` x `dimension` standard normals exceeds in one case of 1,000.
 
     rows: at least 1. Centring and scaling of Johnstone 2001 with the halves of Ma 2012: (a + b)^2 + t (a + b) (1/a + 1/b)^(1/3),
@@ -22,7 +22,7 @@ def noise_edge(rows: int, dimension: int) -> float:
 
 def beyond(points: np.ndarray, dimension: int, deviation: float, rows: int) -> int:
     """How many directions of points (n, r), distances as in `dimension` coordinates, reach beyond noise of `rows` rows."""
-    return int((np.linalg.svd(points, compute_uv=False) ** 2 > deviation**2 * noise_edge(rows, dimension)).sum())
+    return int((np.linalg.svd(points, compute_uv=False) ** 2 > deviation**2 * noise_spectrum_edge(rows, dimension)).sum())
 
 
 def explained(points: np.ndarray, labels: np.ndarray, dimension: int, deviation: float) -> bool:

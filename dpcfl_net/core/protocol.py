@@ -20,16 +20,16 @@ MOST_EPSILON = 100_000.0  # a larger one is a mistake
 CUT_SHARE = 0.01  # of delta, kept for what constant pace cuts
 
 
-class Part(BaseModel):
+class FrozenModel(BaseModel):
     """Closed, strict, immutable: an unknown or mistyped field is an error, never a default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-PartType = TypeVar("PartType", bound=Part)
+PartType = TypeVar("PartType", bound=FrozenModel)
 
 
-class ClientEntry(Part):
+class ClientEntry(FrozenModel):
     """One line of the roster. `records` (N_i) and `validation_records` are public; `noise_multiplier` is z_i, noise over clip
     on a sum, None for a client that adds no noise itself."""
 
@@ -40,7 +40,7 @@ class ClientEntry(Part):
     noise_multiplier: float | None = Field(gt=0)
 
 
-class LocalTraining(Part):
+class LocalTraining(FrozenModel):
     """The local step: DP-SGD (R, Algorithm 1: K epochs, Poisson batches of b, clip c) or, under a trusted server, plain SGD."""
 
     epochs: int = Field(default=1, ge=1, le=10_000, description="local epochs a round (K)")
@@ -65,7 +65,7 @@ class LocalTraining(Part):
     )  # fmt: skip
 
 
-class PrivacyTarget(Part):
+class PrivacyTarget(FrozenModel):
     """What every client is promised, and by whom."""
 
     epsilon: float = Field(
@@ -86,7 +86,7 @@ class PrivacyTarget(Part):
     )
 
 
-class ModelTemplate(Part):
+class ModelTemplate(FrozenModel):
     """The pinned model: every tensor on the wire must fit it. `initial_seed` is public. Regression has one output."""
 
     name: str
@@ -98,7 +98,7 @@ class ModelTemplate(Part):
     initial_seed: int
 
 
-class Protocol(Part):
+class Protocol(FrozenModel):
     """The public part: all that the coordinator process is ever started with."""
 
     format: Literal[1] = 1
@@ -139,7 +139,7 @@ class Protocol(Part):
         raise KeyError(number)
 
 
-def canonical(part: Part) -> bytes:
+def canonical(part: FrozenModel) -> bytes:
     """The one byte form that is hashed and signed: sorted keys, no spaces, shortest round-trip numbers."""
     return json.dumps(part.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
@@ -147,7 +147,7 @@ def canonical(part: Part) -> bytes:
 _digests: dict[int, str] = {}  # by the identity of parts that are alive
 
 
-def digest(part: Part) -> str:
+def digest(part: FrozenModel) -> str:
     """sha256 of the canonical form, 64 hex digits. The protocol's digest is the job hash.
 
     Computed once for a part: it never changes, and with a thousand clients that takes milliseconds.
@@ -193,7 +193,7 @@ def invalid_fields(error: ValidationError) -> str:
     return " ".join("; ".join(found[:5]).split()) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
 
 
-def _is_canonical(part: Part, data: bytes) -> bool:
+def _is_canonical(part: FrozenModel, data: bytes) -> bool:
     """Whether the bytes are the part's one form; a number that has none, as infinity, is read but never written."""
     try:
         return canonical(part) == data
@@ -201,7 +201,7 @@ def _is_canonical(part: Part, data: bytes) -> bool:
         return False
 
 
-def differences(mine: Part, theirs: Part) -> list[str]:
+def differences(mine: FrozenModel, theirs: FrozenModel) -> list[str]:
     """Field by field, where two job parts differ; for the message of a worker that leaves."""
     found: list[str] = []
 

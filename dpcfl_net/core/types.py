@@ -182,7 +182,7 @@ class RawSlot:
 
 
 @dataclass(frozen=True)
-class CuratorSlot:
+class CentralSlot:
     """One round's releases of a trusted server: a fresh sample of clients, and Gaussian noise on each of `parts`.
 
     sampling: "poisson", each client by its own coin with probability sample_size / population; "fixed", exactly sample_size
@@ -206,7 +206,7 @@ class CuratorSlot:
         return noise_multiplier / math.sqrt(dict(self.parts)[part])
 
 
-Slot = DPSGDSlot | GaussianSlot | SelectionSlot | UnprotectedSlot | RawSlot | CuratorSlot
+Slot = DPSGDSlot | GaussianSlot | SelectionSlot | UnprotectedSlot | RawSlot | CentralSlot
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class ClientHalf:
+class ClientStep:
     """What a client half's declaration pins: the slots it spends and every tensor that crosses the wire."""
 
     kind: str

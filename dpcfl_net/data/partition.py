@@ -21,7 +21,7 @@ from dpcfl_net.data.records import ClientData
 MOST_CLIENTS, MOST_RECORDS = 10_000, 100_000_000
 MOST_CLUSTERS = {"rotation": 4, "label-flip": 10, "line": len(regression.LINES)}
 
-Part = Literal["train", "validation", "test"]
+Split = Literal["train", "validation", "test"]
 Share = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -138,9 +138,9 @@ class Slice:
     test_rows: np.ndarray
     quarter_turns: int = 0
     label_shift: int = 0
-    line: regression.Line | None = None
+    line: regression.LinearTask | None = None
 
-    def rows(self, part: Part) -> np.ndarray:
+    def rows(self, part: Split) -> np.ndarray:
         """Those of one part."""
         return {"train": self.train_rows, "validation": self.validation_rows, "test": self.test_rows}[part]
 
@@ -254,14 +254,14 @@ def _equal(count: int, whole: tuple[int, int], each: skew.Sizes, rng: np.random.
 
 
 def open_client(
-    settings: DataSettings, piece: Slice, root: str | os.PathLike[str] | None = None, part: Part = "train"
+    settings: DataSettings, piece: Slice, root: str | os.PathLike[str] | None = None, part: Split = "train"
 ) -> ClientData:
     """The training, validation or test records of one client, from the set that `open_set` finds (and its errors)."""
     return open_many(settings, [piece], root, part)[0]
 
 
 def open_many(
-    settings: DataSettings, pieces: Sequence[Slice], root: str | os.PathLike[str] | None = None, part: Part = "train"
+    settings: DataSettings, pieces: Sequence[Slice], root: str | os.PathLike[str] | None = None, part: Split = "train"
 ) -> tuple[ClientData, np.ndarray]:
     """The records of several clients one after another, and where all but the first begin: int64 (n - 1,) for `numpy.split`.
 

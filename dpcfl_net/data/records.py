@@ -9,7 +9,7 @@ import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data.datasets import Images
-from dpcfl_net.data.regression import Line
+from dpcfl_net.data.regression import LinearTask
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ class ClientData:
         rows: np.ndarray,
         quarter_turns: int = 0,
         label_shift: int = 0,
-        line: Line | None = None,
+        line: LinearTask | None = None,
     ) -> None:
         if (images.task == "regression") != (line is not None):
             raise ValueError(f"the task is {images.task} and the line {line}: regression alone needs one")

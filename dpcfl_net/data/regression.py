@@ -14,7 +14,7 @@ NOISE = 0.1
 _SEED = 4
 
 
-class Line(NamedTuple):
+class LinearTask(NamedTuple):
     """y = slope x + intercept + noise e, with e of unit variance."""
 
     slope: float
@@ -29,9 +29,9 @@ class Line(NamedTuple):
 LINES = ((-3.0, 2.0), (-1.0, 0.0), (1.0, -2.0), (3.0, 1.0))
 
 
-def line(cluster: int, noise: float | None) -> Line:
+def line(cluster: int, noise: float | None) -> LinearTask:
     """The line of a true cluster, 0 to 3; noise None: `NOISE`."""
-    return Line(*LINES[cluster], NOISE if noise is None else noise)
+    return LinearTask(*LINES[cluster], NOISE if noise is None else noise)
 
 
 def load() -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import Audit, Experiment, Job
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, protected, without_guarantee
-from dpcfl_net.privacy.accounting.cache import remembered
+from dpcfl_net.privacy.accounting.cache import cached
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.transport import keys
 
@@ -170,7 +170,7 @@ def model_template(
             "batch_size": batch_size,
         }
         asked["source"] = [version("torch"), hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()]
-        layout = remembered(
+        layout = cached(
             cache.folder() / "models", asked, lambda: _layout(name, input_shape, classes, task, by_record, batch_size)
         )
     parameters = sum(math.prod(shape) for _, shape in layout)
@@ -263,7 +263,7 @@ def _noise_multiplier(plan: list[Slot], protocol: Protocol) -> float:
     asked = {"noise": slots, "epsilon": privacy.epsilon, "delta": delta, "adjacency": privacy.adjacency,
              "accountant": privacy.accountant}  # fmt: skip
     try:
-        z: float = remembered(cache.folder() / "claims", asked, solve)
+        z: float = cached(cache.folder() / "claims", asked, solve)
     except ValueError as error:
         raise ConfigError(f"privacy.epsilon is {privacy.epsilon}: {error}") from None
     return z

@@ -25,7 +25,7 @@ def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
     live: the most clients connected at once, all of them if it is not given.
     """
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
-    asked = algorithm.answers_expected
+    asked = algorithm.expected_releases
     if algorithm.plain_sgd(algorithm.options, protocol.privacy):
         records = [entry.records for entry in protocol.roster]
         each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
@@ -41,7 +41,7 @@ def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         )
         models_down = selections * (algorithm.max_models - 1)  # in a window every client gets every model
     sends = any(
-        set(spec.shape) & {"p", "update", "body"} for half in algorithm.halves().values() for spec in half.gives.values()
+        set(spec.shape) & {"p", "update", "body"} for half in algorithm.client_steps().values() for spec in half.gives.values()
     )
     up = round(4 * p * asked) if sends else 0
     return {

@@ -13,7 +13,16 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.files import read_bytes
-from dpcfl_net.core.protocol import PROTOCOL, Part, Protocol, canonical, digest, invalid_fields, read_part, read_signed_protocol
+from dpcfl_net.core.protocol import (
+    PROTOCOL,
+    FrozenModel,
+    Protocol,
+    canonical,
+    digest,
+    invalid_fields,
+    read_part,
+    read_signed_protocol,
+)
 from dpcfl_net.core.signing import check_signature, sign, write_secret
 from dpcfl_net.data.partition import DataSettings, Slice, open_set, plan_slices
 from dpcfl_net.transport.keys import COORDINATOR, NOISE_SEED, OPERATOR, public_path, secret_path
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 EXPERIMENT, OPERATOR_PUB = "experiment.json", "operator.pub"
 
 
-class Audit(Part):
+class Audit(FrozenModel):
     """Which clients hold canaries in place of records, and the secret that directions and bits come from: drawn before the run."""
 
     canaries: int = Field(ge=1)
@@ -38,7 +47,7 @@ class Audit(Part):
         return Canaries(self.canaries, parameters, bytes.fromhex(self.secret))
 
 
-class Experiment(Part):
+class Experiment(FrozenModel):
     """The other part, for workers and observer only. `salt` hides it behind its hash in the protocol."""
 
     salt: str

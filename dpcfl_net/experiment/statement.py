@@ -11,7 +11,7 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.types import Event
 from dpcfl_net.data import cache
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
-from dpcfl_net.privacy.accounting.cache import cost, remembered
+from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
@@ -97,7 +97,7 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     def spent(events: list[Event]) -> float:
         """Solved once on a host, as noise is."""
         question = cost(events, delta, "replace-one", "pld")
-        found: float | None = remembered(
+        found: float | None = cached(
             cache.folder() / "claims", question, lambda: accountant.epsilon(events, delta, adjacency="replace-one")
         )
         return math.inf if found is None else found  # a worker that asks the same keeps infinity as null

@@ -10,10 +10,10 @@ import numpy as np
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
-from dpcfl_net.core.types import ClientHalf, Slot
+from dpcfl_net.core.types import ClientStep, Slot
 
 if TYPE_CHECKING:
-    from dpcfl_net.federation.central_dp import Curator
+    from dpcfl_net.federation.central_dp import CentralDPServer
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -36,9 +36,9 @@ class ClientSide(Protocol):
 
     def unmet(self) -> list[str]: ...
 
-    def curator_plan(self) -> list[Slot]: ...
+    def central_plan(self) -> list[Slot]: ...
 
-    def halves(self) -> dict[str, ClientHalf]: ...
+    def client_steps(self) -> dict[str, ClientStep]: ...
 
     def personal_model(self, state: Mapping[str, Any]) -> Any: ...
 
@@ -67,7 +67,7 @@ class Results(Mapping[int, Arrays]):
 class Federation:
     """The server half's view of its clients. Subclasses say how a task travels; nothing else differs."""
 
-    curator: Curator | None = None  # a trusted server's own gate, where the job has one
+    curator: CentralDPServer | None = None  # a trusted server's own gate, where the job has one
 
     def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
         self.protocol, self.quorum = protocol, quorum
@@ -88,8 +88,8 @@ class Federation:
         return len(self.clients)
 
     @property
-    def summoned(self) -> int:
-        """How often a client was summoned so far."""
+    def started(self) -> int:
+        """How often a client was started so far."""
         return 0
 
     def call(self, method: Any, *, common: Arrays | None = None, each: Mapping[int, Arrays] | None = None) -> Results:
@@ -101,7 +101,7 @@ class Federation:
         """
         asked = sorted(self.clients if each is None else each)
         tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
-        answers = self._exchange(method.client_half.kind, tasks)
+        answers = self._exchange(method.client_step.kind, tasks)
         needed = int(np.ceil(self.quorum * len(asked)))
         if (count := len(answers) + len(self.lost)) < needed:
             raise RunFailed(
@@ -114,7 +114,7 @@ class Federation:
         """Run a curator half behind the trusted server's gate: its release, or None where a crash cost the round."""
         if self.curator is None:
             raise RunFailed(f"{self.protocol.algorithm} needs a trusted server, and this job has none")
-        return self.curator.release(self, method.curator_half.kind, tensors)
+        return self.curator.release(self, method.central_step.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         """Ask, and gather the releases; sets `missing`, `lost` and `answered`."""

@@ -18,7 +18,7 @@ from dpcfl_net.core import tensors
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.types import Event, Release, Task
 from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.federation.client import ClientHost, Engine, Part
+from dpcfl_net.federation.client import ClientHost, Engine, Split
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
 from dpcfl_net.privacy.ledger.durable import Disk
@@ -38,13 +38,13 @@ class AuditedHost(ClientHost):
     """As `ClientHost`; the training records are canaries, the others (`open_data`) its own."""
 
     def __init__(
-        self, algorithm: ClientSide, client: int, ledger: Ledger, open_data: Callable[[Part], Any], canaries: Canaries,
+        self, algorithm: ClientSide, client: int, ledger: Ledger, open_data: Callable[[Split], Any], canaries: Canaries,
         noise_seed: bytes | None,
     ) -> None:  # fmt: skip
         protocol = algorithm.protocol
         tap = self._tap = Tap(ledger.folder, canaries, protocol.local.clip)
 
-        def records(part: Part) -> Any:
+        def records(part: Split) -> Any:
             if part != "train":
                 return open_data(part)
             return CanaryRecords(protocol.client(client).records, canaries.bits(client), tuple(protocol.model.input_shape))

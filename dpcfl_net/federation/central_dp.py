@@ -14,7 +14,7 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.tensors import unpack
-from dpcfl_net.core.types import ClientHalf, CuratorSlot, Event, Release, Slot, Task, UnprotectedSlot
+from dpcfl_net.core.types import CentralSlot, ClientStep, Event, Release, Slot, Task, UnprotectedSlot
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.gate import Charge, Gate
 from dpcfl_net.privacy.client_level import COUNT_SCALE
@@ -22,40 +22,40 @@ from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid, shortened
 from dpcfl_net.privacy.randomness import derive, stream
 
-CURATOR = "curator"
+CENTRAL_SERVER = "curator"
 NOBODY = -1  # The gate's client number where the ledger is nobody's in the roster
 Contribution = list[tuple[int, np.ndarray]]  # (block, vector): where parts of one client's update belong
 
 
-class CuratorSide(Protocol):
+class CentralServerSide(Protocol):
     """What a curator needs to know of an algorithm."""
 
     protocol: Job
 
-    def curator_plan(self) -> list[Slot]: ...
+    def central_plan(self) -> list[Slot]: ...
 
-    def curator_halves(self) -> dict[str, ClientHalf]: ...
+    def central_steps(self) -> dict[str, ClientStep]: ...
 
 
-class Curator:
+class CentralDPServer:
     """Runs curator halves: debit first, then sample, collect and add noise; the release is stored before anybody sees it.
 
     After a crash the same key gives the same sample and the same noise, and clients answer with the same bytes.
     `shown` is for the observer alone: what the last half told it, which is no part of the release.
     """
 
-    def __init__(self, algorithm: CuratorSide, ledger: Ledger, noise_seed: bytes | None) -> None:
+    def __init__(self, algorithm: CentralServerSide, ledger: Ledger, noise_seed: bytes | None) -> None:
         self._algorithm, self._ledger = algorithm, ledger
-        self._halves, protocol = algorithm.curator_halves(), algorithm.protocol
-        plan = algorithm.curator_plan()
+        self._steps, protocol = algorithm.central_steps(), algorithm.protocol
+        plan = algorithm.central_plan()
         names = {slot.name for slot in plan}
-        self.shown: dict[str, Any] = {}
+        self.diagnostics: dict[str, Any] = {}
         self.gate = Gate(
             job_hash=digest(protocol),
             client=NOBODY,
             rounds=protocol.rounds,
             plan=plan,
-            bundles={kind: half.bundle for kind, half in self._halves.items() if set(half.bundle) <= names},
+            bundles={kind: half.bundle for kind, half in self._steps.items() if set(half.bundle) <= names},
             noise_multiplier=protocol.curator_noise_multiplier,
             adjacency=protocol.privacy.adjacency,
             ledger=ledger,
@@ -63,7 +63,9 @@ class Curator:
         )
 
     @classmethod
-    def of(cls, algorithm: CuratorSide, ledgers: Path, noise_seed: bytes | None, *, durable: bool = True) -> Curator | None:
+    def of(
+        cls, algorithm: CentralServerSide, ledgers: Path, noise_seed: bytes | None, *, durable: bool = True
+    ) -> CentralDPServer | None:
         """The curator of a job with its ledger under `ledgers`; None for a job in which no server is trusted.
 
         noise_seed: of a run with seeded noise, else None.
@@ -71,13 +73,13 @@ class Curator:
         protocol = algorithm.protocol
         if protocol.privacy.trust != "trusted-server":
             return None
-        owner = {"run": protocol.run, "job": digest(protocol), "role": CURATOR}
-        seed = None if noise_seed is None else derive(noise_seed, CURATOR)
-        return cls(algorithm, Ledger(ledgers / CURATOR, owner=owner, durable=durable), seed)
+        owner = {"run": protocol.run, "job": digest(protocol), "role": CENTRAL_SERVER}
+        seed = None if noise_seed is None else derive(noise_seed, CENTRAL_SERVER)
+        return cls(algorithm, Ledger(ledgers / CENTRAL_SERVER, owner=owner, durable=durable), seed)
 
     def release(self, fed: Federation, kind: str, tensors: Arrays) -> Arrays | None:
         """What this round publishes; None if a crash cut its debit, so that the round is charged and lost."""
-        self.shown = {}
+        self.diagnostics = {}
         task = Task(fed.round, kind, {name: np.asarray(value) for name, value in tensors.items()})
         answer = self.gate.answer(task, lambda task: None, lambda charge, state: self._compute(fed, task, charge, state))
         if answer.status == "lost":
@@ -91,7 +93,7 @@ class Curator:
         self._ledger.close()
 
     def _compute(self, fed: Federation, task: Task, charge: Charge, state: Any) -> tuple[Release, dict[str, Any], list[Event]]:
-        me = Desk(fed, charge, self.shown)
+        me = Desk(fed, charge, self.diagnostics)
         release = getattr(self._algorithm, task.kind)(me, **task.tensors)
         return release, state, me.ran()
 
@@ -102,7 +104,7 @@ class Desk:
 
     _fed: Federation
     _charge: Charge
-    _shown: dict[str, Any]
+    _diagnostics: dict[str, Any]
     _sampled: dict[str, list[int]] = field(default_factory=dict)
     _noised: list[tuple[str, str, float]] = field(default_factory=list)
     _unprotected: list[str] = field(default_factory=list)
@@ -170,7 +172,7 @@ class Desk:
 
     def show_observer(self, **facts: Any) -> None:
         """Tell the experimenter's instrument what is no part of the release: plain lists and numbers."""
-        self._shown.update(facts)
+        self._diagnostics.update(facts)
 
     def ran(self) -> list[Event]:
         """The events of the slots whose every part ran once, with the noise and the sampling that were planned."""
@@ -179,7 +181,7 @@ class Desk:
             if isinstance(spec, UnprotectedSlot):
                 events += [spec.event(None)] * self._unprotected.count(name)
                 continue
-            assert isinstance(spec, CuratorSlot)
+            assert isinstance(spec, CentralSlot)
             z = self._charge.z
             planned = sorted((name, part, spec.part_noise(z, part)) for part, _ in spec.parts)
             if name in self._sampled and sorted(entry for entry in self._noised if entry[0] == name) == planned:
@@ -191,9 +193,9 @@ class Desk:
         self._noised.append((slot, part, z))
         return gaussian_on_grid(values, z * sensitivity, self._stream(slot, f"noise {part}"))
 
-    def _slot(self, slot: str) -> CuratorSlot:
+    def _slot(self, slot: str) -> CentralSlot:
         spec = self._charge.slots[slot]
-        assert isinstance(spec, CuratorSlot)
+        assert isinstance(spec, CentralSlot)
         return spec
 
     def _stream(self, slot: str, purpose: str) -> np.random.Generator:

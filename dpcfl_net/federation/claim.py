@@ -28,7 +28,7 @@ from dpcfl_net.core.types import (
     UnprotectedSlot,
 )
 from dpcfl_net.federation.base import ClientSide
-from dpcfl_net.privacy.accounting.cache import cost, remembered
+from dpcfl_net.privacy.accounting.cache import cached, cost
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
@@ -66,7 +66,7 @@ def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
     """The plans that pay for a run and their noise multipliers: a trusted server's one, or each client's own, equal ones once."""
     protocol = algorithm.protocol
     if protocol.privacy.trust == "trusted-server":
-        return {tuple(algorithm.curator_plan()): protocol.curator_noise_multiplier}
+        return {tuple(algorithm.central_plan()): protocol.curator_noise_multiplier}
     return {tuple(algorithm.plan(entry)): entry.noise_multiplier for entry in protocol.roster}
 
 
@@ -97,7 +97,7 @@ def promised_events(algorithm: ClientSide, client: int) -> list[Event]:
     if (
         protocol.privacy.trust == "trusted-server"
     ):  # the client's own releases are raw; what it is promised is the server's plan
-        plan, noise = algorithm.curator_plan(), protocol.curator_noise_multiplier
+        plan, noise = algorithm.central_plan(), protocol.curator_noise_multiplier
     return plan_events(protected(plan), noise, protocol.privacy.adjacency)
 
 
@@ -106,7 +106,7 @@ def composer(cache: Path) -> Callable[[Sequence[Event], float, Adjacency], float
 
     def compose(events: Sequence[Event], delta: float, adjacency: Adjacency) -> float:
         question = cost(events, delta, adjacency, "pld")
-        found: float | None = remembered(cache, question, lambda: _account(question))
+        found: float | None = cached(cache, question, lambda: _account(question))
         return math.inf if found is None else found
 
     return compose
@@ -140,7 +140,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
     except ValueError as error:
         raise Refused("claim", str(error)) from None
     question = cost(events, algorithm.protocol.accounted_delta, privacy.adjacency, privacy.accountant)
-    epsilon = remembered(cache, question, lambda: _account(question))
+    epsilon = cached(cache, question, lambda: _account(question))
     if epsilon is None or epsilon > privacy.epsilon:
         raise Refused("claim", f"the signed plan costs client {client} epsilon {epsilon}, the job promises {privacy.epsilon:g}")
     return math.inf if reasons else epsilon

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # torch loads where something is computed, not wherever an al
     from dpcfl_net.training.dpsgd import Evaluator, Trainer
     from dpcfl_net.training.sgd import PlainSGD
 
-Part = Literal["train", "validation"]
+Split = Literal["train", "validation"]
 ON_GPU = "computed-on-gpu"  # in a ledger's folder: a charge without an answer may have been computed on one
 
 
@@ -109,12 +109,12 @@ class Client:
     _raw: set[str] = field(default_factory=set)
     _trainings: int = 0
 
-    def dpsgd(self, slot: str, model: np.ndarray, pull: tuple[float, np.ndarray] | None = None) -> np.ndarray:
+    def dpsgd(self, slot: str, model: np.ndarray, proximal: tuple[float, np.ndarray] | None = None) -> np.ndarray:
         """The slot's DP-SGD steps from `model`, (p,) float32 to (p,) float32; `pull` as `Trainer.train` has it."""
         spec = self._charge.slots[slot]
         assert isinstance(spec, DPSGDSlot)
         key = slot_key(self._charge.key, slot)
-        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.z, key, pull, self._room(spec))
+        theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.z, key, proximal, self._room(spec))
         self.ran.append(event)
         return theta
 
@@ -131,10 +131,10 @@ class Client:
         """The one of the (M, p) models with the least mean loss on the own records: raw, so epsilon is inf from here on."""
         return int(np.argmin(self.losses(slot, models)))
 
-    def losses(self, slot: str, models: np.ndarray, beside: np.ndarray | None = None) -> np.ndarray:
+    def losses(self, slot: str, models: np.ndarray, base_model: np.ndarray | None = None) -> np.ndarray:
         """Mean loss on the own records of each of the (M, p) models, (M,) float64, raw; `beside` as `sgd` has it."""
         self._without_guarantee(slot)
-        losses: np.ndarray = self._engine.sgd.mean_losses(models, self._data, beside)
+        losses: np.ndarray = self._engine.sgd.mean_losses(models, self._data, base_model)
         return losses
 
     def sgd(self, slot: str, model: np.ndarray, **how: Any) -> np.ndarray:
@@ -201,13 +201,13 @@ class ClientHost:
         algorithm: ClientSide,
         client: int,
         ledger: Ledger,
-        open_data: Callable[[Part], Any],
+        open_data: Callable[[Split], Any],
         engine: Callable[[], Engine],
         noise_seed: bytes | None,
     ) -> None:
         self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
         entry = self.protocol.client(client)
-        self._halves = algorithm.halves()
+        self._steps = algorithm.client_steps()
         plan = self._plan = algorithm.plan(entry)
         self._rooms: dict[DPSGDSlot, int] = {}
         self._open_data, self._make_engine = open_data, engine
@@ -221,7 +221,7 @@ class ClientHost:
             rounds=self.protocol.rounds,
             plan=plan,
             bundles={
-                kind: half.bundle for kind, half in self._halves.items() if set(half.bundle) <= {slot.name for slot in plan}
+                kind: half.bundle for kind, half in self._steps.items() if set(half.bundle) <= {slot.name for slot in plan}
             },
             noise_multiplier=entry.noise_multiplier,
             adjacency=self.protocol.privacy.adjacency,
@@ -234,7 +234,7 @@ class ClientHost:
         """What leaves the client for a task: a release, or why not."""
         return self.gate.answer(task, self._check, lambda charge, state: self._compute(task, charge, state))
 
-    def data(self, part: Part) -> Any:
+    def data(self, part: Split) -> Any:
         """The client's "train" or "validation" records, opened once."""
         if part not in self._data:
             records, entry = self._open_data(part), self.protocol.client(self.client)
@@ -274,7 +274,7 @@ class ClientHost:
 
     def _check(self, task: Task) -> None:
         """Refuse what does not fit the pinned template, from public things alone."""
-        half = self._halves.get(task.kind)
+        half = self._steps.get(task.kind)
         if half is None:
             raise Refused("task", f"no task {task.kind!r} in algorithm {self.algorithm.name}")
         match_rows(describe(task.tensors), resolve(half.takes, self.algorithm.dims))
@@ -289,7 +289,7 @@ class ClientHost:
             )
             release = getattr(self.algorithm, task.kind)(me, **task.tensors)
         if isinstance(release, Release):
-            match_rows(describe(release.tensors), resolve(self._halves[task.kind].gives, self.algorithm.dims))
+            match_rows(describe(release.tensors), resolve(self._steps[task.kind].gives, self.algorithm.dims))
         return release, me.state, me.ran
 
 

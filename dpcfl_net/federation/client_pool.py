@@ -7,16 +7,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
-Word = Literal["summon", "dismiss"]
+Word = Literal["start", "stop"]
 BYE_AGAIN_S = 1.0
 INSIST_S = 10.0  # after so long somebody who was told to go is reported to whoever starts clients, who can end it
 
 
-class Muster:
+class ClientPool:
     """Places for at most `bound` clients; the others are away. It opens no socket and starts no process.
 
-    A client in a place is coming (summoned, or lost from sight while it had a task), here, or leaving. tell("summon", client)
-    goes to whoever starts clients, tell("dismiss", client) once a client need not run any more; bye(client) tells a connected
+    A client in a place is coming (started, or lost from sight while it had a task), here, or leaving. tell("start", client)
+    goes to whoever starts clients, tell("stop", client) once a client need not run any more; bye(client) tells a connected
     client to go, and is repeated until it has gone: a goodbye is lost when a connection is reset.
     """
 
@@ -32,7 +32,7 @@ class Muster:
         self._coming: set[int] = set()
         self._leaving: dict[int, float] = {}  # when it was last told to go
         self._overdue: dict[int, float] = {}  # of those leaving, when to insist
-        self.summoned = 0
+        self.started = 0
 
     @property
     def free(self) -> int:
@@ -44,11 +44,11 @@ class Muster:
         return client in self._here
 
     def in_turn(self, clients: Iterable[int]) -> list[int]:
-        """The order to ask clients in: who is here need not be summoned."""
+        """The order to ask clients in: who is here need not be started."""
         return sorted(clients, key=lambda client: (client not in self._here, client))
 
     def admit(self, queue: Collection[int], busy: Collection[int]) -> list[int]:
-        """Those of `queue` who have a place now, summoned into a free one if need be.
+        """Those of `queue` who have a place now, started into a free one if need be.
 
         For the others room is made among those who are here, neither queue nor have a task (`busy`).
         """
@@ -60,7 +60,7 @@ class Muster:
                 if not free:
                     continue
                 free -= 1
-                self._summon(client)
+                self._start_client(client)
             admitted.append(client)
         wanting = len(queue) - len(admitted) - len(self._leaving)
         if wanting > 0:
@@ -87,7 +87,7 @@ class Muster:
         if was_here and busy:
             self._coming.add(client)
         else:
-            self._tell("dismiss", client)
+            self._tell("stop", client)
 
     def done(self, client: int) -> None:
         """The client has answered, and is idle from now on."""
@@ -98,23 +98,23 @@ class Muster:
         """The client did not come: its place is free."""
         if client in self._coming:
             self._coming.discard(client)
-            self._tell("dismiss", client)
+            self._tell("stop", client)
 
     def tend(self) -> None:
         """Repeat goodbyes that seem to have been lost, and insist in the end; to be called every second or so."""
         now = self._clock()
         for client in [client for client, limit in self._overdue.items() if limit <= now]:
             del self._overdue[client]
-            self._tell("dismiss", client)
+            self._tell("stop", client)
         for client, told in list(self._leaving.items()):
             if now - told >= BYE_AGAIN_S:
                 self._leaving[client] = now
                 self._bye(client)
 
-    def _summon(self, client: int) -> None:
+    def _start_client(self, client: int) -> None:
         self._coming.add(client)
-        self.summoned += 1
-        self._tell("summon", client)
+        self.started += 1
+        self._tell("start", client)
 
     def _send_away(self, client: int) -> None:
         self._here.pop(client, None)

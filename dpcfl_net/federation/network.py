@@ -13,7 +13,7 @@ from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import Arrays, Federation
-from dpcfl_net.federation.client_pool import Muster, Word
+from dpcfl_net.federation.client_pool import ClientPool, Word
 from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]
@@ -36,7 +36,7 @@ class _Call:
 class NetworkFederation(Federation):
     """Drives the coordinator's endpoint while a call is under way; between calls nothing is read.
 
-    max_live, tell: where there are more clients than may be connected at once, each is summoned when it is to be asked, at
+    max_live, tell: where there are more clients than may be connected at once, each is started when it is to be asked, at
     most max_live at a time, a larger call in waves; `tell` passes the word on to whoever starts clients. One that does not
     come within join_timeout_s is missing from the round. timeout_s counts from a client's turn: not while it says that it waits
     for a core of its host, for `WAITS` times as long at most, nor while this process itself did not run. lost: who is newly known never to come again; nobody waits for them.
@@ -59,9 +59,9 @@ class NetworkFederation(Federation):
         self.endpoint, self.timeout_s, self.join_timeout_s, self._warn = endpoint, timeout_s, join_timeout_s, warn
         self._learn, self._gone = lost, set[int]()
         self._clock = AwakeClock()
-        self._muster: Muster | None = None
+        self._pool: ClientPool | None = None
         if tell is not None and max_live is not None and max_live < len(self.clients):
-            self._muster = Muster(max_live, tell, endpoint.bye)
+            self._pool = ClientPool(max_live, tell, endpoint.bye)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -74,16 +74,16 @@ class NetworkFederation(Federation):
         return len(self.endpoint.ready)
 
     @property
-    def summoned(self) -> int:
-        """How often a client was summoned so far."""
-        return self._muster.summoned if self._muster is not None else 0
+    def started(self) -> int:
+        """How often a client was started so far."""
+        return self._pool.started if self._pool is not None else 0
 
     def join(self) -> None:
-        """Wait until every client is here, unless they come when they are summoned.
+        """Wait until every client is here, unless they come when they are started.
 
         RunFailed names those who are not here within join_timeout_s when the quorum is not reached.
         """
-        if self._muster is not None:
+        if self._pool is not None:
             return
         deadline = self._clock.now() + self.join_timeout_s
         while set(self.clients) - set(self.endpoint.ready) - self._gone and self._clock.now() < deadline:
@@ -107,7 +107,7 @@ class NetworkFederation(Federation):
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         payloads: dict[tuple[Any, ...], Payload] = {}
-        call = _Call(self._muster.in_turn(tasks) if self._muster is not None else list(tasks))
+        call = _Call(self._pool.in_turn(tasks) if self._pool is not None else list(tasks))
         while call.queue or call.waiting:
             self._give_up_the_lost(call)
             for client in self._admit(call):
@@ -129,27 +129,27 @@ class NetworkFederation(Federation):
     def _admit(self, call: _Call) -> list[int]:
         """Take those who can be given their task now from the queue; their time begins when they are connected."""
         admitted, now = call.queue, self._clock.now()
-        if self._muster is not None:
-            self._muster.tend()
-            admitted = self._muster.admit(call.queue, call.waiting)
+        if self._pool is not None:
+            self._pool.tend()
+            admitted = self._pool.admit(call.queue, call.waiting)
         for client in admitted:
-            if self._muster is None or self._muster.here(client):
+            if self._pool is None or self._pool.here(client):
                 call.met.add(client)
             call.asked[client] = now
             call.waiting[client] = now + (self.timeout_s if client in call.met else self.join_timeout_s)
         call.queue = [client for client in call.queue if client not in call.waiting]
         return admitted
 
-    def _follow(self, muster: Muster, kind: str, client: int, call: _Call) -> None:
+    def _follow(self, pool: ClientPool, kind: str, client: int, call: _Call) -> None:
         """What somebody's coming and going means for the places, and for the time to answer."""
         if kind == "joined":
-            muster.joined(client)
+            pool.joined(client)
             if client in call.waiting and client not in call.met:
                 call.met.add(client)
                 call.asked[client] = self._clock.now()
                 call.waiting[client] = call.asked[client] + self.timeout_s
         elif kind == "left":
-            muster.left(client, busy=client in call.waiting)
+            pool.left(client, busy=client in call.waiting)
 
     def _give_up_the_lost(self, call: _Call) -> None:
         self._gone.update(self._learn())
@@ -157,8 +157,8 @@ class NetworkFederation(Federation):
         for client in sorted(self._gone & set(call.waiting)):
             del call.waiting[client]
             self.endpoint.cancel(client)
-            if self._muster is not None:
-                self._muster.give_up(client)
+            if self._pool is not None:
+                self._pool.give_up(client)
             self._warn(f"client {client} is lost: round {self.round} goes on without it")
 
     def _miss_the_late(self, call: _Call) -> None:
@@ -169,9 +169,9 @@ class NetworkFederation(Federation):
                 continue
             del call.waiting[client]
             self.endpoint.cancel(client)
-            if self._muster is not None and not self._muster.here(client):
-                self._muster.give_up(client)
-            if self._muster is None or client in call.met:
+            if self._pool is not None and not self._pool.here(client):
+                self._pool.give_up(client)
+            if self._pool is None or client in call.met:
                 self._warn(f"client {client} did not answer round {self.round} within {self.timeout_s:g} s")
             else:
                 self._warn(f"client {client} did not come within {self.join_timeout_s:g} s for round {self.round}")
@@ -180,8 +180,8 @@ class NetworkFederation(Federation):
         client = event.client
         if client is None:
             return
-        if self._muster is not None:
-            self._follow(self._muster, event.kind, client, call)
+        if self._pool is not None:
+            self._follow(self._pool, event.kind, client, call)
         if client not in call.waiting:
             return
         if event.kind == "phase" and event.phase == "computing" and client in call.met:
@@ -190,8 +190,8 @@ class NetworkFederation(Federation):
         closes = event.kind == "result" or (event.kind == "failed" and bool(event.task))
         if closes:
             del call.waiting[client]
-            if self._muster is not None:
-                self._muster.done(client)
+            if self._pool is not None:
+                self._pool.done(client)
         if event.kind == "result":
             if event.status == "release":
                 call.answers[client] = event.tensors

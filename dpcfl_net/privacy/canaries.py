@@ -11,7 +11,7 @@ import math
 import numpy as np
 import torch
 
-from dpcfl_net.privacy.clipping import Part, Rows
+from dpcfl_net.privacy.clipping import GradientBlock, Rows
 from dpcfl_net.privacy.randomness import derive, stream
 
 GAIN = 4.0  # a canary's gradient norm over the clip norm, so that clipping has to act
@@ -89,7 +89,7 @@ class CanaryPath:
         """(n, 2) zeros: a canary has no class."""
         return torch.zeros((len(x), 2), device=x.device)
 
-    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
+    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
         """Logits, and the canaries' gradients in theta's precision as one part."""
         numbers = x.flatten(1)[:, 0].long()
         gradients = self._canaries.gradients(numbers.cpu(), self._norm, theta.dtype)

@@ -26,7 +26,7 @@ BLOCK = 512
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-class Part(Protocol):
+class GradientBlock(Protocol):
     """The gradients of some parameters for each slot of a piece."""
 
     def squared_norms(self) -> torch.Tensor:
@@ -124,7 +124,9 @@ class Outer:
         return self.at, torch.cat([weight, signal]) if self.bias else weight
 
 
-def clipped_sum(parts: list[Part], usable: torch.Tensor, clip: float, parameters: int, dtype: torch.dtype) -> torch.Tensor:
+def clipped_sum(
+    parts: list[GradientBlock], usable: torch.Tensor, clip: float, parameters: int, dtype: torch.dtype
+) -> torch.Tensor:
     """(parameters,) in `dtype`: the sum of clipped gradients over slots that are `usable` (slots,) bool and have a finite norm.
 
     The rest is removed by selection, which is always executed: multiplying it by zero would turn inf into NaN.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcfl_net.results.privacy_words import number, plain
-from dpcfl_net.results.run_view import FirstRound, Line, RunView, letter, listed, minority, numbers, sizes, whole
+from dpcfl_net.results.run_view import FirstRound, JsonLine, RunView, letter, listed, minority, numbers, sizes, whole
 
 COLOURS = 8
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
@@ -301,7 +301,7 @@ def traffic(view: RunView) -> Figure:
     return Figure("bytes", title, "Headers and tensors together, as the server counted them.", spec(data, 280, **layout))
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float | None], style: Line, symbol: str = "circle") -> dict[str, Any]:
+def _line(name: str, x: Sequence[float], y: Sequence[float | None], style: JsonLine, symbol: str = "circle") -> dict[str, Any]:
     # Markers only where a line alone would be too short to see.
     mode = "lines+markers" if len(x) < 4 else "lines"
     return {

@@ -13,7 +13,7 @@ from dpcfl_net.report.pages import html, numeric_columns
 from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.attack_results import results
 from dpcfl_net.results.privacy_words import duration, number, percent, plain, size, statement, yes
-from dpcfl_net.results.run_view import Line, RunView, listed, read_run, sizes, whole
+from dpcfl_net.results.run_view import JsonLine, RunView, listed, read_run, sizes, whole
 
 Pair = tuple[str, str]
 
@@ -115,7 +115,7 @@ def _state(view: RunView) -> str:
     return f"{view.state}, {done}{of} rounds{took}"
 
 
-def _mixture(view: RunView) -> Line:
+def _mixture(view: RunView) -> JsonLine:
     first = view.first_round
     return {"clusters": first.clusters, "mss": first.mss, "mpo": first.mpo} if first else {}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpcfl_net.report.figures import Figure, axis, spec
 from dpcfl_net.results.privacy_words import number
-from dpcfl_net.results.run_view import Line, RunView, whole
+from dpcfl_net.results.run_view import JsonLine, RunView, whole
 
 ROUNDS, BARS, ROWS = 10, 1500, 40
 KINDS = {"train": "@c0", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "evaluate": "@c4", "wait": "@grid"}
@@ -49,13 +49,13 @@ def timeline(view: RunView) -> Figure:
     return Figure("timeline", title, caption, spec([bars for bars in data if bars["x"]], 130 + 20 * len(rows), **layout))
 
 
-def _valid(span: Line) -> bool:
+def _valid(span: JsonLine) -> bool:
     start, end = number(span.get("start")), number(span.get("end"))
     named = isinstance(span.get("who"), str) and isinstance(span.get("what"), str)
     return named and whole(span.get("round")) is not None and start is not None and end is not None and end >= start
 
 
-def _last_rounds(spans: list[Line]) -> set[int]:
+def _last_rounds(spans: list[JsonLine]) -> set[int]:
     counts = Counter(span["round"] for span in spans)
     kept: set[int] = set()
     total = 0
@@ -67,7 +67,7 @@ def _last_rounds(spans: list[Line]) -> set[int]:
     return kept
 
 
-def _rows(spans: list[Line]) -> list[str]:
+def _rows(spans: list[JsonLine]) -> list[str]:
     def place(who: str) -> tuple[int, int, str]:
         role, _, tail = who.partition(" ")
         return {"coordinator": 0, "observer": 1}.get(role, 2), int(tail) if tail.isdecimal() else 0, who
@@ -75,7 +75,7 @@ def _rows(spans: list[Line]) -> list[str]:
     return sorted({span["who"] for span in spans}, key=place)[:ROWS]
 
 
-def _bars(kind: str, spans: list[Line], origin: float) -> dict[str, Any]:
+def _bars(kind: str, spans: list[JsonLine], origin: float) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",

@@ -41,7 +41,7 @@ class Claim:
 
 
 @dataclass
-class Outcome:
+class ReproductionResult:
     """rows: lines of data.csv, a mapping of column to value each; notes: sentences on what was done otherwise than in the paper."""
 
     rows: list[dict[str, Any]]
@@ -79,7 +79,7 @@ class Reproduction:
     paper: ClassVar[str] = ""
     title: ClassVar[str] = ""
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         """All there is to the figure; says nothing but what was computed."""
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ def folder_name(reproduction: type[Reproduction], scale: Scale) -> str:
     return f"{reproduction.name.replace('/', '-')}-{scale}"
 
 
-def write(reproduction: type[Reproduction], outcome: Outcome, context: Context) -> Path:
+def write(reproduction: type[Reproduction], outcome: ReproductionResult, context: Context) -> Path:
     """data.csv, claims.json and report.html in the context's folder; returns the page."""
     from dpcfl_net.report.pages import write_page
     from dpcfl_net.results.tables import Table

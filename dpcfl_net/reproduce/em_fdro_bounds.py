@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from dpcfl_net.privacy.client_draws import selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.loss_weighting import near_mass, printed_bounds, probabilities, sharp_bounds
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.em_fdro_draws import PAPER
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.tables import Table
@@ -35,7 +35,7 @@ class Bounds(Reproduction):
     paper = PAPER + ", Propositions 4.1 and 4.4, Corollary 4.2, Lemma 4.5"
     title = "How mass gathers at the worst client: bounds and limits, exactly"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         cases = list(itertools.chain(on_grid(), at_random()))
         vectors = list(dict.fromkeys(weights for weights, _ in cases))
         rows = [row(name, tilt) for name in PROFILES for tilt in TILTS]
@@ -45,7 +45,7 @@ class Bounds(Reproduction):
         cells = [[value if isinstance(value, str) else f"{value:.4g}" for value in line.values()] for line in rows]
         claims = [*self.bounds(cases), self.limits(vectors), *self.lemma(vectors), self.draws()]
         caption = "N(delta): clients within delta = .1 tau of the worst"
-        return Outcome(rows, claims, [figure], [Table("Mass near the worst client", columns, cells, caption)])
+        return ReproductionResult(rows, claims, [figure], [Table("Mass near the worst client", columns, cells, caption)])
 
     def bounds(self, cases: Sequence[tuple[Weights, Fraction]]) -> list[Claim]:
         """Proposition 4.1, and what its printed bounds are worth."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpcfl_net.core import runlog
 from dpcfl_net.report.figures import Figure
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -38,10 +38,10 @@ class Robustness(Reproduction):
     paper = PAPER + ", Figures 2 and 3"
     title = "What tilting the draws to high losses does for the worst client, the tail and everybody"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         path, seeds = Path("configs/em_fdro") / f"{CONFIGS[context.scale]}.yaml", SEEDS[context.scale]
         axes = {"algorithm.drawn": DRAWN, "algorithm.tilt": TILTS, "seed": seeds}
-        outcome = Outcome([], [])
+        outcome = ReproductionResult([], [])
         found: dict[tuple[int, float], list[Rounds]] = {}
         for result in context.results(path, axes):
             own, rounds = result.settings["algorithm"], rounds_of(result)

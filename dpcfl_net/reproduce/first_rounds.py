@@ -83,7 +83,7 @@ class FirstRound:
         return (self.theta - np.float32(self.rate) * noisy) - self.theta  # rounded as a model that moved and came back is
 
 
-class Bank:
+class GradientBank:
     """First rounds of one data set, seed, model and local step, for any clusters: a client's sum is computed once."""
 
     def __init__(self, config: Config) -> None:
@@ -135,15 +135,15 @@ class Bank:
         return self._sums[key]
 
 
-_BANKS: dict[str, Bank] = {}
+_BANKS: dict[str, GradientBank] = {}
 
 
-def bank(config: Config) -> Bank:
+def bank(config: Config) -> GradientBank:
     """The bank for the data, model, local step and seed of a configuration, shared by all figures of one process."""
     parts = (config.data.model_dump(mode="json"), config.model.name, config.local.model_dump(), config.seed)
     key = json.dumps(parts)
     if key not in _BANKS:
-        _BANKS[key] = Bank(config)
+        _BANKS[key] = GradientBank(config)
     return _BANKS[key]
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcfl_net.clustering.metrics import recovered
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction, Scale
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, Scale
 from dpcfl_net.reproduce.first_rounds import bank, configuration, keys, noise_of_run
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_noise import PAPER
-from dpcfl_net.reproduce.rules import RULES, Look
+from dpcfl_net.reproduce.rules import RULES, RoundEvidence
 from dpcfl_net.results.tables import Table
 
 ALL = [
@@ -28,7 +28,7 @@ OURS, BEFORE = list(RULES)[:2]
 
 
 @dataclass(frozen=True)
-class Part:
+class Setup:
     """First rounds on one data set, N records a client: seeds, and clusters by shift and sizes."""
 
     dataset: str
@@ -39,14 +39,14 @@ class Part:
 
 PARTS = {
     "laptop": [
-        Part("fashion-mnist", 600, range(10), ALL),
-        Part("mnist", 1000, range(2), ALL),
-        Part("cifar10", 600, range(2), FEW),
+        Setup("fashion-mnist", 600, range(10), ALL),
+        Setup("mnist", 1000, range(2), ALL),
+        Setup("cifar10", 600, range(2), FEW),
     ],
     "paper": [
-        Part("fashion-mnist", 8000, range(10), LARGE),
-        Part("mnist", 8000, range(10), LARGE),
-        Part("cifar10", 6600, range(10), LARGE),
+        Setup("fashion-mnist", 8000, range(10), LARGE),
+        Setup("mnist", 8000, range(10), LARGE),
+        Setup("cifar10", 6600, range(10), LARGE),
     ],
 }
 
@@ -58,7 +58,7 @@ class NumberUnknown(Reproduction):
     paper = PAPER + ", Appendix C.9"
     title = "How often is the number of clusters told right?"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         rows = [row for part in PARTS[context.scale] for row in rounds(part, context.scale, context.say)]
         bands: dict[float, list[dict[str, Any]]] = {}
         for row in sorted(rows, key=lambda row: row["z"]):
@@ -74,10 +74,10 @@ class NumberUnknown(Reproduction):
             _table("By data and clusters", rows, lambda row: f"{row['dataset']}, {row['shift']}, {row['clients']}"),
             _table("By noise multiplier", rows, lambda row: f"z about {row['z_band']:g}"),
         ]
-        return Outcome(rows, _claims(rows), [figure], tables, notes)
+        return ReproductionResult(rows, _claims(rows), [figure], tables, notes)
 
 
-def rounds(part: Part, scale: Scale, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def rounds(part: Setup, scale: Scale, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """A row for every seed, clusters and epsilon: what each rule says, and whether the clusters are found if M is known."""
     for seed in part.seeds:
         rows = 0
@@ -88,15 +88,15 @@ def rounds(part: Part, scale: Scale, say: Callable[[str], None]) -> Iterator[dic
             for epsilon, config in configs.items():
                 noise = noise_of_run(config)
                 names = ("m unknown", part.dataset, part.records, seed, shift, str(clients), str(epsilon))
-                look = Look.at(first.updates(noise, keys(len(first.truth), *names)), first.deviation(noise), seed)
-                known = look.fits[len(clients)]
+                evidence = RoundEvidence.at(first.updates(noise, keys(len(first.truth), *names)), first.deviation(noise), seed)
+                known = evidence.fits[len(clients)]
                 rows += 1
                 yield {
                     "dataset": part.dataset, "records": part.records, "seed": seed, "shift": shift,
                     "clients": "+".join(map(str, clients)), "clusters": len(clients), "epsilon": epsilon, "z": noise,
                     "z_band": float(f"{noise:.1g}"), "mss": known.mss,
                     "recovered_if_known": recovered(first.truth, known.labels.tolist()),
-                    **{rule: tell(look) for rule, tell in RULES.items()},
+                    **{rule: tell(evidence) for rule, tell in RULES.items()},
                 }  # fmt: skip
         say(f"{part.dataset}, seed {seed}: {rows} first rounds")
 

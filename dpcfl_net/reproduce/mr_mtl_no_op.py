@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, row_of
 from dpcfl_net.results import compare
@@ -20,7 +20,7 @@ class NoOp(Reproduction):
     paper = "Liu, Hu, Wu, Smith, On privacy and personalization in cross-silo federated learning, 2022, Algorithm A1"
     title = "A regulariser that works against one that has no effect"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]
         path, seeds = Path("configs/r_dpcfl/fig6") / f"{setting}.yaml", SEEDS[context.scale]
         pulled = context.results(path, {"algorithm.name": ["mr-mtl"], "algorithm.lam": STRENGTHS, "seed": seeds})
@@ -45,7 +45,9 @@ class NoOp(Reproduction):
             "Written as a term of the loss, the pull has no effect under Opacus: its optimiser replaces the gradient by the "
             "clipped per-record sums, in which the term is not (a test shows it). Such code computes lambda = 0 whatever it is given."
         )
-        return Outcome(rows, self.claims(dict(by_strength["accuracy_mean"]), local["accuracy_mean"]), [figure], [table], [note])
+        return ReproductionResult(
+            rows, self.claims(dict(by_strength["accuracy_mean"]), local["accuracy_mean"]), [figure], [table], [note]
+        )
 
     def claims(self, mean: dict[float, float], local: float) -> list[Claim]:
         """The no-op is Local; a pull that acts changes the result, and the best one is better than none."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dpcfl_net.report import sweep
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.results import compare
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -37,8 +37,8 @@ class MeanAccuracy(Reproduction):
     found: ClassVar[str] = "clusters_recovered"
     whom: ClassVar[str] = "all clients"
 
-    def compute(self, context: Context) -> Outcome:
-        outcome = Outcome([], [])
+    def compute(self, context: Context) -> ReproductionResult:
+        outcome = ReproductionResult([], [])
         for stem in CONFIGS[context.scale]:
             path = Path("configs/r_dpcfl/fig6") / f"{stem}.yaml"
             results = [
@@ -53,7 +53,7 @@ class MeanAccuracy(Reproduction):
         )
         return outcome
 
-    def add(self, outcome: Outcome, setting: str, results: Sequence[Result]) -> None:
+    def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
         """One data setting: its rows, its two figures, its table and its claims."""
         rows = compare.rows(sorted(results, key=lambda result: (result.epsilon, SYSTEMS.index(result.algorithm))))
         outcome.rows += [row_of(setting, result) for result in results]

@@ -14,7 +14,7 @@ from dpcfl_net.clustering import mixture, separation
 from dpcfl_net.clustering.metrics import recovered
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.report.figures import Figure
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.first_rounds import bank, keys, setting
 from dpcfl_net.reproduce.plots import lines, points
 from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, Plan, noise_multiplier
@@ -44,7 +44,7 @@ class Pictures(Reproduction):
     paper = PAPER + ", Figure 5"
     title = "First updates with small and with full batches"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         config = setting(context.scale, 0)
         kept = bank(config)
         first, n = kept.full_batch(), sum(config.data.clients)
@@ -79,7 +79,7 @@ class Pictures(Reproduction):
             ),
             found[full] and not found[small] and fits[full].mss > fits[small].mss,
         )  # fmt: skip
-        return Outcome(rows, [claim], figures, notes=[stated(config, first.records)])
+        return ReproductionResult(rows, [claim], figures, notes=[stated(config, first.records)])
 
 
 class LaterBatches(Reproduction):
@@ -89,7 +89,7 @@ class LaterBatches(Reproduction):
     paper = PAPER + ", Figure 8"
     title = "Separation of the first updates against b>1"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         rows: list[dict[str, Any]] = []
         pictures: dict[int, tuple[mixture.MixtureFit, list[int]]] = {}
         for seed in range(5):
@@ -129,7 +129,7 @@ class LaterBatches(Reproduction):
                 rising([distance for _, distance in means["scatter"]]),
             ),
         ]  # fmt: skip
-        return Outcome(rows, claims, figures, notes=[stated(config, first.records)])
+        return ReproductionResult(rows, claims, figures, notes=[stated(config, first.records)])
 
 
 def scatter(key: str, title: str, fit: mixture.MixtureFit, truth: Sequence[int]) -> Figure:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from dpcfl_net.experiment.config import Config
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.first_rounds import bank, keys, setting
 from dpcfl_net.reproduce.plots import lines, slope
 from dpcfl_net.reproduce.r_dpcfl_batches import stated
@@ -21,7 +21,7 @@ class Centres(Reproduction):
     paper = PAPER + ", Figure 14 and equation 32"
     title = "Distance of cluster centres against b1, and the price of a full batch"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         config = setting(context.scale, 0)
         distances = self.distances(config)
         prices = self.prices()
@@ -56,7 +56,7 @@ class Centres(Reproduction):
             "about expectations.",
             "Right panel: the Renyi accountant, as in the paper.",
         ]
-        return Outcome(rows, claims, figures, notes=notes)
+        return ReproductionResult(rows, claims, figures, notes=notes)
 
     def distances(self, config: Config) -> dict[str, list[tuple[float, float]]]:
         """By pair of clusters: (b1, distance of the mean updates), batches drawn as always, noise a millionth of the clip norm."""

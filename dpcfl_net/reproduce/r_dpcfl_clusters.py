@@ -9,7 +9,7 @@ from typing import Any
 
 from dpcfl_net.clustering import mixture
 from dpcfl_net.clustering.metrics import recovered
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction, Scale
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, Scale
 from dpcfl_net.reproduce.first_rounds import bank, configuration, keys, noise_of_run, setting
 from dpcfl_net.reproduce.plots import lines, points
 from dpcfl_net.reproduce.r_dpcfl_batches import averages, stated
@@ -36,7 +36,7 @@ class NumberOfClusters(Reproduction):
     paper = PAPER + ", Figure 10 and Appendix C.9"
     title = "MSS against the number of components"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         rows = [row for seed in range(5) for row in self.rows(context, seed)]
         config = setting(context.scale, 0)
         figures = []
@@ -47,7 +47,7 @@ class NumberOfClusters(Reproduction):
             }
             figures.append(lines(f"way{k}", f"{way}, mean of 5 seeds", curves, "components", "MSS"))
         note = stated(config, bank(config).full_batch().records)
-        return Outcome(rows, _claims_on_number(rows), figures, notes=[note])
+        return ReproductionResult(rows, _claims_on_number(rows), figures, notes=[note])
 
     def rows(self, context: Context, seed: int) -> Iterator[dict[str, Any]]:
         """A row for every epsilon, way and candidate; `chosen` is what this project's rule says of the round."""
@@ -135,7 +135,7 @@ class Recovery(Reproduction):
     paper = PAPER + ", Figure 13"
     title = "MSS against recovery of the clusters"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         rows = [row for group in GROUPS[context.scale] for row in _rounds(group, context.scale, context.say)]
         figures, claims, table = [], [], []
         for k, (space, score, words, cause) in enumerate(SCORES):
@@ -157,7 +157,7 @@ class Recovery(Reproduction):
         ]
         rounds = sum(row["space"] == "spectral" for row in rows)
         note = f"{rounds} first rounds; scikit-learn's own mixture on those of seed 0."
-        return Outcome(rows, claims, figures, [Table("Thresholds", columns, table)], [note])
+        return ReproductionResult(rows, claims, figures, [Table("Thresholds", columns, table)], [note])
 
 
 def _rounds(group: Group, scale: Scale, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpcfl_net.clustering import mixture
 from dpcfl_net.clustering.metrics import recovered
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction, Scale
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, Scale
 from dpcfl_net.reproduce.first_rounds import FirstRound, bank, keys, setting
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_batches import averages, batches, listed, noise_for, stated
@@ -23,7 +23,7 @@ class Iterations(Reproduction):
     paper = PAPER + ", Figure 9 and Theorem 4.3"
     title = "EM iterations against b1, and MSS against epsilon for two sizes"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         left = [row for seed in range(2) for row in self.left(context, seed)]
         right = [row for seed in range(3) for row in self.right(context, seed)]
         iterations: dict[str, list[tuple[float, float]]] = {
@@ -39,7 +39,9 @@ class Iterations(Reproduction):
         ]
         config = setting(context.scale, 0)
         note = stated(config, bank(config).full_batch().records)
-        return Outcome([*left, *right], [*self.claims_left(iterations), *self.claims_right(scores)], figures, notes=[note])
+        return ReproductionResult(
+            [*left, *right], [*self.claims_left(iterations), *self.claims_right(scores)], figures, notes=[note]
+        )
 
     def left(self, context: Context, seed: int) -> Iterable[dict[str, Any]]:
         """A row for every b1 and space, two seeds, epsilon 10."""

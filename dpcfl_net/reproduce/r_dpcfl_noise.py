@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from dpcfl_net.privacy.accounting.accountant import Accountant, SampledGaussian, calibrate
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import lines, slope
 
 PAPER = "Malekmohammadi, Taik, Farnadi, Differentially Private Clustered Federated Learning, TMLR 2025"
@@ -71,7 +71,7 @@ class Variance(Reproduction):
     title = "Noise in a model update against both batch sizes"
     setting: ClassVar[dict[str, Any]] = {"clip": 3.0, "rate": 5e-4, "parameters": 11_181_642}
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         plans = grid()
         rows: list[dict[str, Any]] = []
         for (b1, b), plan in plans.items():
@@ -88,7 +88,7 @@ class Variance(Reproduction):
             _by_series(rows, "b1", "b_later", "var_first", "variance of a first update", "left"),
             _by_series(rows, "b_later", "b1", "var_later", "variance of a later update", "right"),
         ]
-        return Outcome(rows, self.claims(rows), figures)
+        return ReproductionResult(rows, self.claims(rows), figures)
 
     def claims(self, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         """Held against the same formula with whole steps."""
@@ -126,11 +126,11 @@ class NoiseMultiplier(Reproduction):
     paper = PAPER + ", Figure 4"
     title = "Noise multiplier against both batch sizes"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         rows: list[dict[str, Any]] = []
         for (b1, b), plan in grid().items():
-            beside = noise_multiplier(plan, "pld") if b1 == FIRST[-1] else None
-            rows.append({"b1": b1, "b_later": b, "z_rdp": noise_multiplier(plan), "z_pld": beside})
+            base_model = noise_multiplier(plan, "pld") if b1 == FIRST[-1] else None
+            rows.append({"b1": b1, "b_later": b, "z_rdp": noise_multiplier(plan), "z_pld": base_model})
         context.say(f"{len(rows)} noise multipliers solved")
         figures = [
             _by_series(rows, "b1", "b_later", "z_rdp", "noise multiplier", "first"),
@@ -138,7 +138,7 @@ class NoiseMultiplier(Reproduction):
         ]
         less = [1 - row["z_pld"] / row["z_rdp"] for row in rows if row["z_pld"]]
         note = f"At full batch the PLD accountant meets the same target with {min(less):.1%} to {max(less):.1%} less noise."
-        return Outcome(rows, self.claims(rows), figures, notes=[note])
+        return ReproductionResult(rows, self.claims(rows), figures, notes=[note])
 
     def claims(self, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         """Monotone, sublinear, and which batch size matters more."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.privacy.accounting.accountant import BoundedRangeSelection, SampledGaussian, calibrate, epsilon
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan
 from dpcfl_net.results.compare import Result
@@ -28,7 +28,7 @@ class SelectionCost(Reproduction):
     paper = PAPER + ", Algorithm 1 and the published code"
     title = "Selections paid jointly against subtracted"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]
         path, seeds = Path("configs/r_dpcfl/fig6") / f"{setting}.yaml", SEEDS[context.scale]
         joint = context.results(path, {"privacy.epsilon": [TARGET], "algorithm.name": ["r-dpcfl"], "seed": seeds})
@@ -51,7 +51,7 @@ class SelectionCost(Reproduction):
             found[name] = context.results(path, axes)
         rows = [{"paid": name, **row_of(setting, result)} for name, results in found.items() for result in results]
         plans = [{"plan": f"N {p['records']}, E {p['rounds']}, {p['selections']} selections", **p} for p in (own, paper)]
-        return Outcome(rows, self.claims(paper, found), [], [_noise_table(plans), _accuracy_table(found)], [
+        return ReproductionResult(rows, self.claims(paper, found), [], [_noise_table(plans), _accuracy_table(found)], [
             "A run with subtracted selections is a run with more noise: what is claimed as 5 spends less. It is run as what it "
             "really spends, with selections of the same epsilon, 0.15 each."
         ])  # fmt: skip

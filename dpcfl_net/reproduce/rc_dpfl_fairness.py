@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, recoveries, row_of
 from dpcfl_net.results import compare
@@ -25,8 +25,8 @@ class Fairness(Reproduction):
     paper = "Malekmohammadi et al., RC-DPFL (earlier version of R-DPCFL), Figure 4"
     title = "Accuracy by cluster and F_acc at epsilon 5"
 
-    def compute(self, context: Context) -> Outcome:
-        outcome = Outcome([], [])
+    def compute(self, context: Context) -> ReproductionResult:
+        outcome = ReproductionResult([], [])
         for stem in CONFIGS[context.scale][:2]:
             path = Path("configs/r_dpcfl/fig6") / f"{stem}.yaml"
             found = context.results(path, {"privacy.epsilon": [5], "seed": SEEDS[context.scale], "algorithm.name": SYSTEMS})
@@ -40,7 +40,7 @@ class Fairness(Reproduction):
         )
         return outcome
 
-    def add(self, outcome: Outcome, setting: str, results: Sequence[Result]) -> None:
+    def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
         """One data setting: rows, figures, table, claims."""
         outcome.rows += [row_of(setting, result) for result in results]
         rows = compare.rows(results)

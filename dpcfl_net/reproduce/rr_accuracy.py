@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -81,8 +81,8 @@ class Table1(Reproduction):
     paper = PAPER + ", Tables 1 and 6"
     title = "Fashion-MNIST, 1000 clients: accuracy with and without rebalancing under what each guarantee really costs"
 
-    def compute(self, context: Context) -> Outcome:
-        outcome, found = Outcome([], []), Found()
+    def compute(self, context: Context) -> ReproductionResult:
+        outcome, found = ReproductionResult([], []), Found()
         few, many = SEEDS[context.scale]
         for setting in SETTINGS:
             path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_{setting}.yaml"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpcfl_net.core import runlog
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, System, cells
 from dpcfl_net.results.compare import Result
@@ -49,7 +49,7 @@ class Labels(Reproduction):
     leasts: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12), "paper": (0, 4, 6, 8, 12)}
     guarantees = ("labels-first", "expected", "paper")
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_balanced.yaml"
         rows = []
         for guarantee in self.guarantees:
@@ -93,10 +93,10 @@ class Labels(Reproduction):
                 max(sent["expected"][1:]) > sent["expected"][0],
             ),
         ]
-        return Outcome(rows, claims, [], [Table(f"Balanced clusters, epsilon {MIDDLE}, %", columns, shown)])
+        return ReproductionResult(rows, claims, [], [Table(f"Balanced clusters, epsilon {MIDDLE}, %", columns, shown)])
 
 
-class LeastSize(Reproduction):
+class SmallestCluster(Reproduction):
     """Figure 3: accuracy over B at epsilon 2; the paper sees an inverted U above DP-IFCA's 62.68 %."""
 
     name = "rr-cluster/fig3"
@@ -105,7 +105,7 @@ class LeastSize(Reproduction):
     leasts: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12, 16, 20, 24), "paper": (0, 2, 4, 6, 8, 10, 12, 16, 20, 24)}
     seeds: Mapping[str, Sequence[int]] = {"laptop": (0,), "paper": (0, 1, 2)}
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_balanced.yaml"
         rows, series, claims = [], {}, []
         for guarantee in ("labels-first", "expected"):
@@ -129,7 +129,7 @@ class LeastSize(Reproduction):
         figure = lines(
             "rr-fig3", "Accuracy over B, epsilon 2", series, "B, updates that each cluster has at least", "accuracy, %"
         )
-        return Outcome(rows, claims, [figure])
+        return ReproductionResult(rows, claims, [figure])
 
 
 def _percent(value: object) -> str:

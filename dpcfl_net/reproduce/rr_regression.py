@@ -11,7 +11,7 @@ import numpy as np
 from dpcfl_net.core import runlog
 from dpcfl_net.data.regression import LINES
 from dpcfl_net.report.figures import Figure, axis, colour, spec
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.rr_accuracy import PAPER
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -36,8 +36,8 @@ class Regression(Reproduction):
     paper = PAPER + ", Table 9 (Appendix D.3)"
     title = "Lines learnt without privacy: models that no client uses, with and without rebalancing"
 
-    def compute(self, context: Context) -> Outcome:
-        outcome, path = Outcome([], []), Path("configs/rr_cluster/regression.yaml")
+    def compute(self, context: Context) -> ReproductionResult:
+        outcome, path = ReproductionResult([], []), Path("configs/rr_cluster/regression.yaml")
         dead: dict[tuple[str, str], list[int]] = {}
         shown = []
         for shape, sizes in CLUSTERS.items():

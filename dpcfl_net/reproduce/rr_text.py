@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpcfl_net.reproduce.base import Claim, Context, Outcome, Reproduction
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, System, cells
 from dpcfl_net.results.tables import Table
 
@@ -33,7 +33,7 @@ class Table2(Reproduction):
     paper = PAPER + ", Table 2"
     title = "Shakespeare, 300 roles: accuracy of the next character"
 
-    def compute(self, context: Context) -> Outcome:
+    def compute(self, context: Context) -> ReproductionResult:
         path = Path("configs/rr_cluster") / f"{context.scale}_shakespeare.yaml"
         rows, found = [], {}
         for guarantee in USED[context.scale]:
@@ -52,7 +52,7 @@ class Table2(Reproduction):
             for (guarantee, title, epsilon), value in found.items()
         ]
         table = Table("Accuracy, %", ["guarantee", "system", "epsilon", "paper", "measured"], shown)
-        return Outcome(rows, [claim(guarantee, found) for guarantee in USED[context.scale]], [], [table])
+        return ReproductionResult(rows, [claim(guarantee, found) for guarantee in USED[context.scale]], [], [table])
 
 
 def claim(guarantee: str, found: dict[tuple[str, str, int], float]) -> Claim:

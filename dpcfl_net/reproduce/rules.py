@@ -16,7 +16,7 @@ MOST = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class RoundEvidence:
     """All that the rules see of one round: exact coordinates, fits of M = 1..most + 1 in M - 1 components, the known noise."""
 
     updates: np.ndarray
@@ -27,7 +27,7 @@ class Look:
     seed: int
 
     @classmethod
-    def at(cls, updates: np.ndarray, deviation: float, seed: int) -> Look:
+    def at(cls, updates: np.ndarray, deviation: float, seed: int) -> RoundEvidence:
         """The look at (n, p) float32 updates whose noise has this deviation in every coordinate."""
         fits = {m: mixture.fit(updates, clusters=m, seed=seed) for m in range(1, most(len(updates)) + 2)}
         return cls(updates, coordinates(centred_gram(updates)), fits, updates.shape[1], deviation, seed)
@@ -46,62 +46,64 @@ def most(rows: int) -> int:
     return min(MOST, rows // 2)
 
 
-def known_noise(look: Look) -> int:
+def known_noise(evidence: RoundEvidence) -> int:
     """This project's: the smallest M that with the known noise explains all, if told apart; else the largest fall."""
-    explained = next((m for m in (1, *look.candidates) if _explained(look, m)), None)
-    return mixture.choose(look.scores, look.candidates, explained=explained)
+    explained = next((m for m in (1, *evidence.candidates) if _explained(evidence, m)), None)
+    return mixture.choose(evidence.scores, evidence.candidates, explained=explained)
 
 
-def largest_fall(look: Look) -> int:
+def largest_fall(evidence: RoundEvidence) -> int:
     """What this project does where the noise is not known: of the M with effective MSS >= 2.5 the largest fall behind it."""
-    return mixture.choose(look.scores, look.candidates)
+    return mixture.choose(evidence.scores, evidence.candidates)
 
 
-def published(look: Look) -> int:
+def published(evidence: RoundEvidence) -> int:
     """The paper's published code: the largest MSS in two scaled components."""
-    return mixture.fit(look.updates, clusters=None, max_clusters=MOST, space="pca2", seed=look.seed).clusters
+    return mixture.fit(evidence.updates, clusters=None, max_clusters=MOST, space="pca2", seed=evidence.seed).clusters
 
 
-def largest_plain(look: Look) -> int:
+def largest_plain(evidence: RoundEvidence) -> int:
     """The paper as printed: the largest MSS of the mixture in all dimensions."""
-    plain = {m: mixture.fit(look.updates, clusters=m, space="full", seed=look.seed).mss_plain for m in look.candidates}
+    plain = {
+        m: mixture.fit(evidence.updates, clusters=m, space="full", seed=evidence.seed).mss_plain for m in evidence.candidates
+    }
     return max(plain, key=lambda m: plain[m])
 
 
-def directions(look: Look) -> int:
+def directions(evidence: RoundEvidence) -> int:
     """1 + the number of directions that reach beyond the edge of the known noise."""
-    rows = len(look.points)
-    return 1 + noise_spectrum.beyond(look.points, look.dimension, look.deviation, rows - 1)
+    rows = len(evidence.points)
+    return 1 + noise_spectrum.beyond(evidence.points, evidence.dimension, evidence.deviation, rows - 1)
 
 
-def above_null(look: Look) -> int:
+def above_null(evidence: RoundEvidence) -> int:
     """The largest M whose effective MSS only 1 of 100 rounds of mere noise reach, at this n and p."""
-    cuts = null(len(look.points), look.dimension)[0]
-    return max((m for m in look.candidates if look.fits[m].mss > cuts[m]), default=1)
+    cuts = null(len(evidence.points), evidence.dimension)[0]
+    return max((m for m in evidence.candidates if evidence.fits[m].mss > cuts[m]), default=1)
 
 
-def gap(look: Look) -> int:
+def gap(evidence: RoundEvidence) -> int:
     """The gap statistic (Tibshirani, Walther, Hastie 2001) against mere noise: smallest M with gap(M) >= gap(M+1) - s(M+1)."""
-    _, mean, spread = null(len(look.points), look.dimension)
-    within = {m: separation.within(look.points, fit.labels) for m, fit in look.fits.items()}
+    _, mean, spread = null(len(evidence.points), evidence.dimension)
+    within = {m: separation.within(evidence.points, fit.labels) for m, fit in evidence.fits.items()}
     gaps = {m: mean[m] - math.log(value) for m, value in within.items()}
-    return next((m for m in (1, *look.candidates) if gaps[m] >= gaps[m + 1] - spread[m + 1]), look.candidates[-1])
+    return next((m for m in (1, *evidence.candidates) if gaps[m] >= gaps[m + 1] - spread[m + 1]), evidence.candidates[-1])
 
 
-def bayes(look: Look) -> int:
+def bayes(evidence: RoundEvidence) -> int:
     """The smallest BIC of spherical mixtures in the first eight principal components, all M in the same space."""
-    points = look.points[:, :MOST]
+    points = evidence.points[:, :MOST]
     n, d = points.shape
     floor = 1e-6 * float((points**2).sum()) / (n * d)
 
     def criterion(m: int) -> float:
-        found = em.spherical(points, m, dimension=d, floor=floor, seed=look.seed)
+        found = em.spherical(points, m, dimension=d, floor=floor, seed=evidence.seed)
         return -2 * n * found.log_likelihood + (m * (d + 2) - 1) * math.log(n)
 
-    return min((1, *look.candidates), key=criterion)
+    return min((1, *evidence.candidates), key=criterion)
 
 
-RULES: dict[str, Callable[[Look], int]] = {
+RULES: dict[str, Callable[[RoundEvidence], int]] = {
     "known noise, else largest fall": known_noise,
     "largest fall": largest_fall,
     "largest MSS, 2 components (published code)": published,
@@ -140,5 +142,5 @@ def _noise_fits(rng: np.random.Generator, rows: int, dimension: int, seed: int) 
     return found
 
 
-def _explained(look: Look, clusters: int) -> bool:
-    return noise_spectrum.explained(look.points, look.fits[clusters].labels, look.dimension, look.deviation)
+def _explained(evidence: RoundEvidence, clusters: int) -> bool:
+    return noise_spectrum.explained(evidence.points, evidence.fits[clusters].labels, evidence.dimension, evidence.deviation)

@@ -16,7 +16,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields
 from dpcfl_net.core.run_lock import is_running
 from dpcfl_net.results.privacy_words import number, plain, statement
-from dpcfl_net.results.run_view import JsonlTail, Line, mapping, read_mapping, whole
+from dpcfl_net.results.run_view import JsonLine, JsonlTail, mapping, read_mapping, whole
 from dpcfl_net.results.tables import Table
 
 SWEEP = "sweep.json"
@@ -121,7 +121,7 @@ def read_sweep(folder: Path) -> list[Result]:
     return [read_result(path) for path in done]
 
 
-def read_document(folder: Path) -> Line:
+def read_document(folder: Path) -> JsonLine:
     """sweep.json: {config, axes, cells: [{values, folder, state}]}; ConfigError if the folder is no sweep."""
     document = read_mapping(folder / SWEEP, [])
     if not document:
@@ -229,7 +229,7 @@ def write_csv(file: TextIO, results: Sequence[Result]) -> None:
         )
 
 
-def _observed(folder: Path) -> Line:
+def _observed(folder: Path) -> JsonLine:
     """The newest value of every field in the observer's lines."""
     lines = [*JsonlTail(folder / "metrics.jsonl").new(), *JsonlTail(folder / "clusters.jsonl").new()]
     seen = [line for line in lines if line.get("view") == "observer" and whole(line.get("round")) is not None]

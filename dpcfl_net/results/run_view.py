@@ -16,7 +16,7 @@ from dpcfl_net.core.files import opened, parse_json, read_text
 from dpcfl_net.core.runlog import parse
 from dpcfl_net.results.privacy_words import number
 
-Line = dict[str, Any]
+JsonLine = dict[str, Any]
 # What reading a damaged npz file raises besides OSError, ValueError and KeyError.
 NO_ARRAYS = (EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)
 
@@ -30,7 +30,7 @@ class JsonlTail:
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.damaged, self.torn = path, 0, 0, False
 
-    def new(self) -> list[Line]:
+    def new(self) -> list[JsonLine]:
         """The lines that were added since the last call; a file that shrank was replaced and is read from its start."""
         if not self.path.exists():
             return []
@@ -77,17 +77,17 @@ class RunView:
     """
 
     folder: Path
-    run: Line = field(default_factory=dict)
-    config: Line = field(default_factory=dict)
-    protocol: Line = field(default_factory=dict)
-    experiment: Line = field(default_factory=dict)
-    served: dict[int, Line] = field(default_factory=dict)
-    observed: dict[int, Line] = field(default_factory=dict)
+    run: JsonLine = field(default_factory=dict)
+    config: JsonLine = field(default_factory=dict)
+    protocol: JsonLine = field(default_factory=dict)
+    experiment: JsonLine = field(default_factory=dict)
+    served: dict[int, JsonLine] = field(default_factory=dict)
+    observed: dict[int, JsonLine] = field(default_factory=dict)
     spent: dict[int, list[float | None]] = field(default_factory=dict)
-    grouping: dict[int, Line] = field(default_factory=dict)
-    agreement: dict[int, Line] = field(default_factory=dict)
-    messages: list[Line] = field(default_factory=list)
-    spans: list[Line] = field(default_factory=list)
+    grouping: dict[int, JsonLine] = field(default_factory=dict)
+    agreement: dict[int, JsonLine] = field(default_factory=dict)
+    messages: list[JsonLine] = field(default_factory=list)
+    spans: list[JsonLine] = field(default_factory=list)
     first_round: FirstRound | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -147,7 +147,7 @@ def read_run(folder: Path | str) -> RunView:
     return view
 
 
-def read_mapping(path: Path, notes: list[str]) -> Line:
+def read_mapping(path: Path, notes: list[str]) -> JsonLine:
     """A JSON or YAML mapping, empty when the file is missing; when it is damaged `notes` says so."""
     if not path.exists():
         return {}
@@ -163,7 +163,7 @@ def read_mapping(path: Path, notes: list[str]) -> Line:
 
 
 def sort_metrics(
-    lines: Iterable[Line], served: dict[int, Line], observed: dict[int, Line], spent: dict[int, list[float | None]]
+    lines: Iterable[JsonLine], served: dict[int, JsonLine], observed: dict[int, JsonLine], spent: dict[int, list[float | None]]
 ) -> None:
     """Put lines of metrics.jsonl into their tables by round."""
     for line in lines:
@@ -178,7 +178,7 @@ def sort_metrics(
             served[at] = line
 
 
-def sort_clusters(lines: Iterable[Line], grouping: dict[int, Line], agreement: dict[int, Line]) -> None:
+def sort_clusters(lines: Iterable[JsonLine], grouping: dict[int, JsonLine], agreement: dict[int, JsonLine]) -> None:
     """Put lines of clusters.jsonl into their tables by round."""
     for line in lines:
         at = whole(line.get("round"))
@@ -187,7 +187,7 @@ def sort_clusters(lines: Iterable[Line], grouping: dict[int, Line], agreement: d
             table[at] = {**table.get(at, {}), **line}  # labels and recovery of one round are lines of their own
 
 
-def true_clusters(experiment: Line) -> list[int]:
+def true_clusters(experiment: JsonLine) -> list[int]:
     """experiment.json's true cluster of each client; empty unless every one is a whole number."""
     found = [whole(item) for item in listed(experiment, "true_clusters")]
     return [item for item in found if item is not None] if None not in found else []
@@ -209,19 +209,19 @@ def letter(cluster: int) -> str:
     return chr(ord("A") + cluster) if 0 <= cluster < 26 else f"#{cluster}"
 
 
-def listed(line: Line, key: str) -> list[Any]:
+def listed(line: JsonLine, key: str) -> list[Any]:
     """A list in a line, or an empty one."""
     found = line.get(key)
     return found if isinstance(found, list) else []
 
 
-def mapping(line: Mapping[str, Any], key: str) -> Line:
+def mapping(line: Mapping[str, Any], key: str) -> JsonLine:
     """A mapping in a line, or an empty one."""
     found = line.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def numbers(line: Line, key: str) -> list[float | None]:
+def numbers(line: JsonLine, key: str) -> list[float | None]:
     """A list of numbers in a line, None where one is not finite."""
     return [number(item) for item in listed(line, key)]
 
@@ -232,7 +232,7 @@ def whole(value: Any) -> int | None:
     return int(found) if found is not None and found >= 0 and found == int(found) else None
 
 
-def _lines(folder: Path, name: str, notes: list[str]) -> list[Line]:
+def _lines(folder: Path, name: str, notes: list[str]) -> list[JsonLine]:
     tail = JsonlTail(folder / name)
     lines = tail.new()
     if tail.damaged:

@@ -100,7 +100,7 @@ def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, l
 
 def _most_models(algorithm: Algorithm, task: str) -> int:
     """How many different payloads a round's tasks of one kind may have: one, if each carries all models."""
-    half = algorithm.halves().get(task)
+    half = algorithm.client_steps().get(task)
     whole = half is None or any("M" in spec.shape for spec in half.takes.values())
     return 1 if whole else algorithm.published_models
 

@@ -20,9 +20,9 @@ from dpcfl_net.core.types import Event
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import EXPERIMENT, Audit, Job, checked, read_experiment
 from dpcfl_net.experiment.statement import privacy_statement
-from dpcfl_net.federation.central_dp import CURATOR
+from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.claim import composer
-from dpcfl_net.privacy.accounting.cache import cost, remembered
+from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.ledger.ledger import read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.transport.keys import client_key
@@ -161,7 +161,7 @@ def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, lis
 def paying_ledger(folder: Path, job: Job, client: int) -> Path:
     """The ledger in which a client's epsilon is: its own, or a trusted server's."""
     if job.protocol.privacy.trust == "trusted-server":
-        return folder / "ledgers" / CURATOR
+        return folder / "ledgers" / CENTRAL_SERVER
     return ledger_folder(folder, client)
 
 
@@ -226,7 +226,7 @@ def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: Privacy
     if len(charged) < rounds:
         return computed()
     questions = [cost(events, privacy.delta, privacy.adjacency, privacy.accountant) for events in charged]
-    found: list[float] = remembered(cache.folder() / "claims", {"by_round": questions}, computed)
+    found: list[float] = cached(cache.folder() / "claims", {"by_round": questions}, computed)
     return found
 
 

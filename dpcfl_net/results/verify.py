@@ -12,7 +12,7 @@ from dpcfl_net.core.protocol import PROTOCOL, digest
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected
 from dpcfl_net.experiment.job_files import Job, read_job
-from dpcfl_net.federation.central_dp import CURATOR, NOBODY
+from dpcfl_net.federation.central_dp import CENTRAL_SERVER, NOBODY
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
 from dpcfl_net.privacy.ledger.ledger import read_ledger
 from dpcfl_net.results.split_models import given, other_than_charged, split_models
@@ -58,7 +58,7 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
     trusted = job.protocol.privacy.trust == "trusted-server"
     if trusted:
         noise = job.protocol.curator_noise_multiplier
-        owners.append((NOBODY, folder / "ledgers" / CURATOR, algorithm.curator_plan(), noise))
+        owners.append((NOBODY, folder / "ledgers" / CENTRAL_SERVER, algorithm.central_plan(), noise))
     problems: list[str] = []
     over: list[str] = []
     charged: dict[int, list[Any]] = {}

@@ -20,7 +20,7 @@ from dpcfl_net.core.runlog import Lines, say, write_atomically
 from dpcfl_net.core.signing import read_secret_file
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.central_dp import Curator
+from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport import keys
@@ -48,8 +48,8 @@ class CoordinatorSpec:
     quorum: float = 1.0
     round_timeout_s: float = 600
     join_timeout_s: float = 120
-    max_live: int | None = None  # most clients connected at once; None: all are, and nobody is summoned
-    summons: int | None = None  # descriptor of a pipe to the launcher: whom to start
+    max_live: int | None = None  # most clients connected at once; None: all are, and nobody is started
+    commands: int | None = None  # descriptor of a pipe to the launcher: whom to start
     lost: int | None = None  # of one from the launcher: who cannot be started again
 
 
@@ -79,13 +79,13 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     records = Records(spec.folder, protocol, algorithm)
     transcript = Transcript(spec.folder / "transcript.msgpack", spec.transcript)
     own = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
-    halves = algorithm.halves()
+    client_steps = algorithm.client_steps()
     endpoint = ServerEndpoint(
         spec.bind,
         run=protocol.run,
         job=digest(protocol),
         clients={entry.id: entry.public_key for entry in protocol.roster},
-        result_template=lambda task: resolve(halves[task].gives, algorithm.dims),
+        result_template=lambda task: resolve(client_steps[task].gives, algorithm.dims),
         security=protocol.security,
         keys=own,
         check=lambda client, task, tensors: check_release(algorithm, client, tensors),
@@ -93,7 +93,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         on_failure=lambda failure: say(f"refused: {failure}"),
         transcript=transcript,
     )
-    curator = Curator.of(algorithm, spec.folder / "ledgers", _noise_seed(spec.keys, protocol))
+    curator = CentralDPServer.of(algorithm, spec.folder / "ledgers", _noise_seed(spec.keys, protocol))
     outbox = None
     if spec.observer:
         outbox = ObserverOutbox(
@@ -107,7 +107,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         loading.start()  # the first model needs it; clients are started and join meanwhile
         fed = NetworkFederation(
             protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, join_timeout_s=spec.join_timeout_s,
-            max_live=spec.max_live, tell=teller(_pipe(spec.summons, readable=False)), lost=lost_ones(_pipe(spec.lost)),
+            max_live=spec.max_live, tell=teller(_pipe(spec.commands, readable=False)), lost=lost_ones(_pipe(spec.lost)),
             warn=records.warn,
         )  # fmt: skip
         fed.curator = curator
@@ -118,8 +118,8 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         def on_round(t: int, state: State) -> None:
             records.round(t, state, fed)
             if outbox is not None:
-                shown = curator.shown if curator is not None else {}
-                outbox.models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **shown)
+                diagnostics = curator.diagnostics if curator is not None else {}
+                outbox.models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **diagnostics)
 
         drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints, records.warn), on_round)
         if outbox is not None:
@@ -147,9 +147,9 @@ def _pipe(descriptor: int | None, *, readable: bool = True) -> Connection | None
     return None if descriptor is None else Connection(descriptor, readable=readable, writable=not readable)
 
 
-def teller(summons: Connection | None) -> Callable[[str, int], None] | None:
+def teller(commands: Connection | None) -> Callable[[str, int], None] | None:
     """How to tell the launcher whom to start and who may go; plain words, since it trusts nothing that a server sends."""
-    return None if summons is None else lambda word, client: summons.send_bytes(f"{word} {client}".encode())
+    return None if commands is None else lambda word, client: commands.send_bytes(f"{word} {client}".encode())
 
 
 def lost_ones(pipe: Connection | None) -> Callable[[], list[int]]:
@@ -172,7 +172,7 @@ def check_release(algorithm: Algorithm, client: int, tensors: dict[str, np.ndarr
     update = tensors.get("update")
     if update is None:
         return
-    bound = algorithm.longest_update(algorithm.protocol.client(client))
+    bound = algorithm.max_update_norm(algorithm.protocol.client(client))
     norm = float(np.linalg.norm(update.astype(np.float64)))
     if norm > bound:
         raise Refused("norm", f"update norm {norm:.3g} is over the bound {bound:.3g}")
@@ -188,7 +188,7 @@ class Records:
         self._metrics, self._clusters = Lines(self.folder / "metrics.jsonl"), Lines(self.folder / "clusters.jsonl")
         self._spans, self._warnings = Lines(self.folder / "spans.jsonl"), Lines(self.folder / "warnings.jsonl")
         self._round_start = time.time()
-        self._bytes, self._summoned = (0, 0), 0
+        self._bytes, self._started = (0, 0), 0
 
     def warn(self, text: str) -> None:
         say(text)
@@ -213,9 +213,9 @@ class Records:
         self._metrics.write(
             {"view": "server", "round": t, "time": now, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
              "answered": fed.answered, "missing": missing,
-             "live": fed.live, "summoned": fed.summoned - self._summoned}
+             "live": fed.live, "started": fed.started - self._started}
         )  # fmt: skip
-        self._summoned = fed.summoned
+        self._started = fed.started
         self._clusters.write(
             {"view": "server", "round": t, "phase": view["phase"], "assignment": state.assignment, "sizes": sizes,
              "mss": view.get("mss"), "mss_plain": view.get("mss_plain"), "mpo": view.get("mpo"), "clusters": clusters,

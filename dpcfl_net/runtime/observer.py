@@ -17,7 +17,7 @@ from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.runlog import Lines, say, write_atomically
-from dpcfl_net.data.partition import DataSettings, Part, Slice, open_many, open_set, plan_slices
+from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_set, plan_slices
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.keys import OBSERVER
@@ -232,16 +232,16 @@ class Judge:
         return [int(row.argmin()) for row in losses]
 
     def _each(
-        self, models: np.ndarray, rows: tuple[int, ...], clients: Iterable[int], part: Part
+        self, models: np.ndarray, rows: tuple[int, ...], clients: Iterable[int], part: Split
     ) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
         """(client, (losses, right)) of the clients' records, those that see the data alike in one go."""
         groups: dict[int, list[int]] = {}
         for client in clients:
             groups.setdefault(self._slices[client].cluster, []).append(client)
-        chosen, beside = models[rows[-1]], models[rows[0]] if len(rows) > 1 else None
+        chosen, base_model = models[rows[-1]], models[rows[0]] if len(rows) > 1 else None
         for members in groups.values():
             data, splits = open_many(self._settings, [self._slices[client] for client in members], self._root, part)
-            losses, right = self._evaluator.each(chosen, data, beside)
+            losses, right = self._evaluator.each(chosen, data, base_model)
             yield from zip(members, zip(np.split(losses, splits), np.split(right, splits), strict=True), strict=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from dpcfl_net.core.types import State
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import Job, client_slice, read_job
-from dpcfl_net.federation.central_dp import Curator
+from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.client import ClientHost
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -69,18 +69,18 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
         job,
     )
     hosts = Hosts(job, spec.ledgers, spec.data_root, spec.terms)
-    curator = Curator.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
+    curator = CentralDPServer.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
     fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
     fed.curator = curator
 
     def on_round(t: int, state: State) -> None:
         records.round(t, state, fed)
-        shown = curator.shown if curator is not None else {}
+        diagnostics = curator.diagnostics if curator is not None else {}
         if algorithm.personal:
-            for client in shown.get("clients", fed.clients):
+            for client in diagnostics.get("clients", fed.clients):
                 if (personal := _personal(job, hosts[client], client, t, spec.data_root)) is not None:
                     observer.take(personal)
-        observer.take(Models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **shown))
+        observer.take(Models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **diagnostics))
 
     records.joined()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpcfl_net.core.types import State
 from dpcfl_net.experiment.job_files import Job
-from dpcfl_net.federation.central_dp import Curator
+from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.coordinator import drive
@@ -23,7 +23,7 @@ def simulate(
     torch.set_num_threads(1)
     algorithm, ledgers = job.algorithm, folder / "ledgers"
     hosts = Hosts(job, ledgers, data_root)
-    curator = Curator.of(algorithm, ledgers, job.experiment.noise, durable=False)
+    curator = CentralDPServer.of(algorithm, ledgers, job.experiment.noise, durable=False)
     try:
         fed = InProcessFederation(job.protocol, hosts)
         fed.curator = curator

@@ -21,7 +21,7 @@ from dpcfl_net.core.protocol import PROTOCOL, digest
 from dpcfl_net.core.runlog import say
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import Part, open_client
+from dpcfl_net.data.partition import Split, open_client
 from dpcfl_net.experiment.job_files import Job, client_slice, read_job
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
@@ -30,7 +30,7 @@ from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
 from dpcfl_net.privacy.ledger.record_book import Budget, Promise, RecordBook
 from dpcfl_net.runtime.worker_spec import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
-from dpcfl_net.training.compute_slots import Slots, host_folder
+from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
 from dpcfl_net.training.devices import Device
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent
@@ -61,7 +61,7 @@ def make_host(
     verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
     settings, piece = client_slice(job, client, data_root)
 
-    def open_data(part: Part) -> Any:
+    def open_data(part: Split) -> Any:
         return open_client(settings, piece, data_root, part)
 
     if job.protocol.ledger_scope == "dataset":
@@ -73,7 +73,7 @@ def make_host(
     return ClientHost(algorithm, client, ledger, open_data, engine or (lambda: Engine.of(job.protocol)), noise_seed)
 
 
-def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Part], Any], terms: Terms, durable: bool) -> None:
+def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any], terms: Terms, durable: bool) -> None:
     """Enter the client's whole plan in the book of its records, training and validation, before anything is computed.
 
     Raises Refused as `RecordBook.enrol`, and "book" if the job asks for one and this worker was given none.
@@ -124,11 +124,11 @@ def settle(device: Device) -> None:
 def turns(spec: WorkerSpec) -> Turns:
     """Context managers inside which this process may compute: a core's slot, or a lease of its GPU."""
     device, host = spec.device, host_folder()
-    limit = Slots(*spec.slots) if spec.slots and device.uuid is None else None
+    limit = ComputeSemaphore(*spec.slots) if spec.slots and device.uuid is None else None
     if device.uuid is not None:
-        shared = Slots(host / device.uuid, device.slots_per_gpu)
+        shared = ComputeSemaphore(host / device.uuid, device.slots_per_gpu)
     else:
-        shared = Slots(host / "cpu", max(len(os.sched_getaffinity(0)), spec.slots[1] if spec.slots else 1))
+        shared = ComputeSemaphore(host / "cpu", max(len(os.sched_getaffinity(0)), spec.slots[1] if spec.slots else 1))
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
@@ -259,13 +259,13 @@ class Worker:
 
     def _converse(self) -> None:
         protocol, algorithm = self.job.protocol, self.host.algorithm
-        halves = algorithm.halves()
+        client_steps = algorithm.client_steps()
         endpoint = ClientEndpoint(
             self.spec.connect,
             run=protocol.run,
             job=digest(protocol),
             client=self.spec.client,
-            task_template=lambda task: resolve(halves[task].takes, algorithm.dims) if task in halves else None,
+            task_template=lambda task: resolve(client_steps[task].takes, algorithm.dims) if task in client_steps else None,
             security=protocol.security,
             server_key=protocol.coordinator_key,
             keys=self._keys(),

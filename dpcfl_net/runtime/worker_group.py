@@ -20,7 +20,7 @@ SOCKETS = 4096  # a client has four; ZeroMQ's own limit would do for 250 clients
 
 
 def run_group(spec: GroupSpec) -> None:
-    """Serve whoever is summoned until the launcher closes the pipe and all have left; fails as the first client that fails."""
+    """Serve whoever is started until the launcher closes the pipe and all have left; fails as the first client that fails."""
     settle(spec.worker.device)
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS)
@@ -35,22 +35,22 @@ class Group:
         self.spec, self.job, self._context = spec, job, context
         self._news: queue.Queue[tuple[str, int] | BaseException] = queue.Queue()
         self._serving: dict[int, Worker | None] = {}  # None: a client whose gate is being opened
-        self._again: set[int] = set()  # summoned while they were still leaving
+        self._again: set[int] = set()  # started while they were still leaving
         self._lock, self._process_turn = threading.Lock(), turns(spec.worker)
 
     def serve(self) -> None:
         """Follow the launcher's words to the end."""
-        threading.Thread(target=self._listen, name="summons", daemon=True).start()
+        threading.Thread(target=self._listen, name="start-commands", daemon=True).start()
         open_ended = True
         while open_ended or self._serving:
             news = self._news.get()
             if isinstance(news, BaseException):
                 raise news
             word, client = news
-            if word == "summon":
-                self._summon(client)
-            elif word == "dismiss":
-                self._dismiss(client)
+            if word == "start":
+                self._start_client(client)
+            elif word == "stop":
+                self._stop_client(client)
             elif word == "left":
                 self._left(client)
             else:
@@ -64,21 +64,21 @@ class Group:
     def _listen(self) -> None:
         try:
             while True:
-                word, _, client = self.spec.summons.recv_bytes().decode().partition(" ")
+                word, _, client = self.spec.commands.recv_bytes().decode().partition(" ")
                 self._news.put((word, int(client)))
         except EOFError:
             self._news.put(("end", -1))
         except BaseException as error:
             self._news.put(error)
 
-    def _summon(self, client: int) -> None:
+    def _start_client(self, client: int) -> None:
         if client in self._serving:
             self._again.add(client)
             return
         self._serving[client] = None
         threading.Thread(target=self._serve, args=(client,), name=f"client {client}", daemon=True).start()
 
-    def _dismiss(self, client: int) -> None:
+    def _stop_client(self, client: int) -> None:
         self._again.discard(client)
         worker = self._serving.get(client)
         if worker is not None:
@@ -88,7 +88,7 @@ class Group:
         del self._serving[client]
         if client in self._again:
             self._again.discard(client)
-            self._summon(client)
+            self._start_client(client)
 
     def _serve(self, client: int) -> None:
         spec = replace(self.spec.worker, client=client)

@@ -47,10 +47,10 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """What such a process is started with: a worker's specification, its client to be filled in, and where summonses come from."""
+    """What such a process is started with: a worker's specification, its client to be filled in, and where start commands come from."""
 
     worker: WorkerSpec
-    summons: Connection
+    commands: Connection
 
 
 @dataclass(frozen=True)

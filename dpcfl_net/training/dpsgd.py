@@ -73,7 +73,7 @@ class Trainer:
 
     def train(
         self, theta: np.ndarray, data: Records, slot: DPSGDSlot, noise_multiplier: float, key: bytes,
-        pull: tuple[float, np.ndarray] | None = None, room: int | None = None,
+        proximal: tuple[float, np.ndarray] | None = None, room: int | None = None,
     ) -> tuple[np.ndarray, SampledGaussian]:  # fmt: skip
         """`slot.steps` steps of theta -= learning_rate * (noisy clipped sum) / (rate * N), and the event that really ran.
 
@@ -100,8 +100,8 @@ class Trainer:
                 if self._tap is not None:
                     self._tap(gradient)
                 gradient /= np.float32(slot.rate * records)
-                if pull is not None:
-                    gradient += np.float32(pull[0]) * (theta - pull[1])
+                if proximal is not None:
+                    gradient += np.float32(proximal[0]) * (theta - proximal[1])
                 theta -= np.float32(self.learning_rate) * gradient
                 steps += 1
         memory.give_back_freed()
@@ -144,21 +144,21 @@ class Evaluator:
         """How many records get their label as the largest logit; the smallest index wins a tie, non-finite logits are wrong."""
         return int(self.each(theta, data)[1].sum())
 
-    def accuracy_and_loss(self, theta: np.ndarray, data: Records, beside: np.ndarray | None = None) -> tuple[float, float]:
+    def accuracy_and_loss(self, theta: np.ndarray, data: Records, base_model: np.ndarray | None = None) -> tuple[float, float]:
         """Share of right records, and mean loss (inf if some outputs are not finite); ValueError without records."""
         if len(data) == 0:
             raise ValueError("no records to evaluate on")
-        losses, correct = self.each(theta, data, beside)
+        losses, correct = self.each(theta, data, base_model)
         return float(correct.mean()), float(losses.mean())
 
     @torch.no_grad()
-    def each(self, theta: np.ndarray, data: Records, beside: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def each(self, theta: np.ndarray, data: Records, base_model: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Of each record its loss, (n,) float64, and whether it is right, (n,) bool.
 
         beside: a second model, (p,), whose outputs are added to those of `theta`.
         """
         processor()
-        models = [_tensor(model) for model in (theta, beside) if model is not None]
+        models = [_tensor(model) for model in (theta, base_model) if model is not None]
         losses, right = [np.empty(0)], [np.empty(0, bool)]
         for piece in pieces(np.arange(len(data)), EVALUATION_SLOTS):
             x, y = data.batch(piece, EVALUATION_SLOTS)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dpcfl_net.privacy.clipping import Outer, Part, Rows
+from dpcfl_net.privacy.clipping import GradientBlock, Outer, Rows
 from dpcfl_net.training.layers import Conv, Dense, Layer, Pool, Relu, Weights, channels_last, weights_of
 
 _convolution_backward = torch.ops.aten.convolution_backward
@@ -31,13 +31,13 @@ class FastPath:
         """(n, classes) for a batch."""
         return self._forward(self._weights(theta), x)[0]
 
-    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
+    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
         """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
         weights = self._weights(theta)
         logits, kept = self._forward(weights, x)
         signal = torch.softmax(logits, 1)
         signal.scatter_add_(1, y[:, None], signal.new_full((1, 1), -1.0).expand(y.shape[0], 1))
-        parts: list[Part] = []
+        parts: list[GradientBlock] = []
         for i in range(len(self._layers) - 1, self._first - 1, -1):
             signal = self._backward(i, weights[i], signal, kept[i], parts)
         return logits, parts
@@ -67,7 +67,7 @@ class FastPath:
                 h = h.reshape(h.shape[0], -1)
         return h, kept
 
-    def _backward(self, i: int, weights: Weights, signal: torch.Tensor, kept: Any, parts: list[Part]) -> torch.Tensor:
+    def _backward(self, i: int, weights: Weights, signal: torch.Tensor, kept: Any, parts: list[GradientBlock]) -> torch.Tensor:
         layer = self._layers[i]
         if isinstance(layer, Conv):
             parts += _conv_rows(layer, signal, kept)
@@ -88,13 +88,13 @@ def _conv_signal(layer: Conv, weight: torch.Tensor, signal: torch.Tensor, inputs
     return _convolution_backward(signal, inputs, weight, None, *how)[0]
 
 
-def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[Part]:
+def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[GradientBlock]:
     out, deep, _, wide = layer.shape
     # (n, places, out): channels_last makes it a view.
     signal = signal.permute(0, 2, 3, 1)
     columns = signal.reshape(signal.shape[0], -1, out)
     by_lines = layer.stride[0] == 1 and deep * wide >= 16
-    rows: list[Part] = [(_by_lines if by_lines else _by_patches)(layer, signal.shape[1:3], columns, inputs)]
+    rows: list[GradientBlock] = [(_by_lines if by_lines else _by_patches)(layer, signal.shape[1:3], columns, inputs)]
     if layer.bias:
         rows.append(Rows(columns.sum(1), layer.at + math.prod(layer.shape)))
     return rows

@@ -29,7 +29,9 @@ class Forward(Protocol):
 class Engine(Forward, Protocol):
     """One way to compute per-record gradients."""
 
-    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[clipping.Part]]:
+    def gradients(
+        self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, list[clipping.GradientBlock]]:
         """Logits, and parts whose gradients together are each record's."""
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpcfl_net.privacy.clipping import Part
+from dpcfl_net.privacy.clipping import GradientBlock
 from dpcfl_net.training import devices
 from dpcfl_net.training.plain_path import fill
 
@@ -102,7 +102,7 @@ def _gradient(module: nn.Module, x: torch.Tensor, labels: torch.Tensor | None) -
     return whole, labels, {name for name, gradient in zip(names, each, strict=True) if gradient is None}
 
 
-def _of_slot(parts: list[Part], slot: int, theta: torch.Tensor) -> torch.Tensor:
+def _of_slot(parts: list[GradientBlock], slot: int, theta: torch.Tensor) -> torch.Tensor:
     """(p,): the gradient of the record in one slot, unclipped."""
     found = torch.full_like(theta, math.nan)
     for at, gradient in (part.gradient(slot) for part in parts):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy.clipping import Part, Rows
+from dpcfl_net.privacy.clipping import GradientBlock, Rows
 from dpcfl_net.training import devices
 from dpcfl_net.training.plain_path import PlainPath, fill
 
@@ -28,7 +28,7 @@ class OpacusPath:
         """(n, classes) for a batch, in evaluation mode."""
         return self._plain.logits(theta, x)
 
-    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
+    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
         """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
         devices.lend(self._sampled)
         self._sampled.to(theta.dtype)
@@ -40,7 +40,7 @@ class OpacusPath:
             warnings.filterwarnings("ignore", "There is a performance drop")
             logits = self._sampled(x.to(theta.dtype))
             F.cross_entropy(logits, y, reduction="sum").backward()
-        parts: list[Part] = []
+        parts: list[GradientBlock] = []
         at = 0
         for parameter in self._parameters:
             sample: Any = parameter

@@ -44,8 +44,8 @@ class PlainSGD:
         data: Any,
         order: np.random.Generator,
         *,
-        pull: tuple[float, np.ndarray] | None = None,
-        beside: np.ndarray | None = None,
+        proximal: tuple[float, np.ndarray] | None = None,
+        base_model: np.ndarray | None = None,
     ) -> np.ndarray:
         """The model after this client's epochs, (p,) float32 to (p,) float32; `order` shuffles the batches.
 
@@ -53,8 +53,8 @@ class PlainSGD:
         outputs are added to this one's and which stays as it is (FedCAM). Momentum starts anew at every call.
         """
         device = devices.lend(self)
-        offsets = None if beside is None else self._outputs(beside, data)
-        centre: Any = None if pull is None else torch.from_numpy(np.array(pull[1], np.float32)).to(device)
+        offsets = None if base_model is None else self._outputs(base_model, data)
+        centre: Any = None if proximal is None else torch.from_numpy(np.array(proximal[1], np.float32)).to(device)
         self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
         velocity = torch.zeros_like(self._theta)
         whole = _batch(data, np.arange(len(data)), device) if len(data) <= KEPT else None
@@ -69,17 +69,17 @@ class PlainSGD:
                 each_loss(self._task, outputs, y).mean().backward()
                 if self._weight_decay:
                     self._gradient.add_(self._theta, alpha=self._weight_decay)
-                if pull is not None:
-                    self._gradient.add_(self._theta - centre, alpha=pull[0])
+                if proximal is not None:
+                    self._gradient.add_(self._theta - centre, alpha=proximal[0])
                 velocity.mul_(self._momentum).add_(self._gradient)
                 self._theta.add_(velocity, alpha=-self._lr)
         return self._theta.cpu().numpy().copy()
 
     @torch.no_grad()
-    def mean_losses(self, models: np.ndarray, data: Any, beside: np.ndarray | None = None) -> np.ndarray:
+    def mean_losses(self, models: np.ndarray, data: Any, base_model: np.ndarray | None = None) -> np.ndarray:
         """The mean loss on all records of each of the (M, p) models in evaluation mode, (M,) float64; inf if one is not finite."""
         device = devices.lend(self)
-        offsets = None if beside is None else self._outputs(beside, data)
+        offsets = None if base_model is None else self._outputs(base_model, data)
         y = data.batch(np.arange(len(data)), len(data))[1].to(device)
         found = []
         for outputs in self._outputs_of(models, data):

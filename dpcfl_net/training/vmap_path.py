@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from dpcfl_net.privacy.clipping import Part, Rows
+from dpcfl_net.privacy.clipping import GradientBlock, Rows
 from dpcfl_net.training.plain_path import PlainPath
 
 
@@ -33,7 +33,7 @@ class VmapPath:
         """(n, classes) for a batch, in evaluation mode."""
         return self._plain.logits(theta, x)
 
-    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
+    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
         """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
         values, at = {}, 0
         for name, shape in self._shapes.items():
@@ -43,7 +43,7 @@ class VmapPath:
             # An operation without a rule of its own is done record by record, which torch remarks on.
             warnings.filterwarnings("ignore", "There is a performance drop")
             gradients, logits = self._each(values, x.to(theta.dtype), y)
-        parts: list[Part] = []
+        parts: list[GradientBlock] = []
         at = 0
         for gradient in gradients.values():
             # Contiguous: what does not depend on the record comes as one row for all.

@@ -13,7 +13,7 @@ from dpcfl_net.transport.messages import VERSION, WINDOW, Header, WireError, enc
 from dpcfl_net.transport.payload import Assembly, Payload
 
 CONTROLS = 256  # small messages that may wait for a peer that does not read
-REMEMBERED = 256  # ids of messages kept to recognise a repetition
+CACHED = 256  # ids of messages kept to recognise a repetition
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -66,7 +66,7 @@ class Stream:
         self.started, self.sent, self.credited = False, 0, 0
 
 
-class Lane:
+class Channel:
     """Both directions of the traffic with one peer."""
 
     def __init__(self, stamp: Stamp, send: Send) -> None:
@@ -192,5 +192,5 @@ def remember(known: OrderedDict[K, V], key: K, value: V) -> None:
     """Put the newest last and let the oldest go beyond REMEMBERED."""
     known[key] = value
     known.move_to_end(key)
-    while len(known) > REMEMBERED:
+    while len(known) > CACHED:
         known.popitem(last=False)

@@ -15,8 +15,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
-from dpcfl_net.transport.channel import Lane, Stamp, Stream, remember
-from dpcfl_net.transport.message_log import Journal
+from dpcfl_net.transport.channel import Channel, Stamp, Stream, remember
+from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import (
     PHASES,
     STATUSES,
@@ -96,13 +96,13 @@ class ClientEndpoint:
         if security == "curve" and (keys is None or server_key is None):
             raise ConfigError("a worker with security curve needs its key pair and the coordinator's public key")
         self.welcomed = False
-        self._journal = Journal(on_failure)
-        self.failures = self._journal.failures
+        self._message_log = MessageLog(on_failure)
+        self.failures = self._message_log.failures
         self._client, self._template, self._check = client, task_template, check
         self._heartbeat_s, self._resend_s, self._orphan_s = heartbeat_s, resend_s, orphan_timeout_s
         self._handshake_s, self._grace_s = handshake_limit_s, duplicate_grace_s
         self._stamp = Stamp(run, job)
-        self._lane = Lane(self._stamp, self._send)
+        self._channel = Channel(self._stamp, self._send)
         self._phase = "idle"
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
         self._results: dict[str, Stream] = {}
@@ -168,7 +168,7 @@ class ClientEndpoint:
         self._results[stream.id] = stream
         self.heartbeat("sending")
         if self.welcomed:
-            self._lane.push(stream)
+            self._channel.push(stream)
         self._pump()
 
     def heartbeat(self, phase: str) -> None:
@@ -193,7 +193,7 @@ class ClientEndpoint:
     def bye(self) -> None:
         """Tell the coordinator that this worker leaves."""
         if self.welcomed:
-            self._lane.say("BYE")
+            self._channel.say("BYE")
             self._pump()
 
     def close(self, abort: bool = False) -> None:
@@ -233,7 +233,7 @@ class ClientEndpoint:
     def _greet(self) -> None:
         """A new connection: new boot id, HELLO, and nothing of the old connection counts any more."""
         self._stamp.renew()
-        self._lane.restart()
+        self._channel.restart()
         self._connected, self.welcomed, self._server_boot = True, False, ""
         self._hellos.clear()
         self._next_hello = 0.0
@@ -256,15 +256,15 @@ class ClientEndpoint:
             self._hello(now)
         if self.welcomed and now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_s
-            self._lane.say("HEARTBEAT", code=self._phase)
+            self._channel.say("HEARTBEAT", code=self._phase)
         if self.welcomed:
             for stream in self._results.values():
-                if not self._lane.sending(stream.id) and now - stream.handed_over > self._resend_s:
-                    self._lane.push(stream)
+                if not self._channel.sending(stream.id) and now - stream.handed_over > self._resend_s:
+                    self._channel.push(stream)
         return self._pump()
 
     def _pump(self) -> bool:
-        return self.welcomed and not self._lane.pump()
+        return self.welcomed and not self._channel.pump()
 
     def _send(self, header: Header, data: bytes, chunk: memoryview | None) -> bool:
         try:
@@ -294,7 +294,7 @@ class ClientEndpoint:
             self._stamp.require_same(header)
             if header.boot != self._server_boot:
                 raise WireError("boot", "a message of another boot than the connection's WELCOME")
-            self._lane.admit(header)
+            self._channel.admit(header)
             if (header.kind == "CHUNK") != (arrived.chunk is not None):
                 raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
             self._heard = self._clock.now()
@@ -318,10 +318,10 @@ class ClientEndpoint:
         except WireError as error:
             raise Refused(error.code, error.reason) from None
         self._heard, self._duplicate_since = self._clock.now(), 0.0
-        self.welcomed, self._server_boot, self._lane.sequence = True, header.boot, header.sequence
+        self.welcomed, self._server_boot, self._channel.sequence = True, header.boot, header.sequence
         self._next_heartbeat = 0.0
         for stream in self._results.values():
-            self._lane.push(stream)
+            self._channel.push(stream)
         self._events.append(ClientEvent("welcome"))
 
     def _act(self, header: Header, chunk: memoryview | None) -> None:
@@ -329,11 +329,11 @@ class ClientEndpoint:
         if kind == "TASK":
             self._task(header)
         elif kind == "CHUNK" and chunk is not None:
-            complete = self._lane.take(header, chunk)
+            complete = self._channel.take(header, chunk)
             if complete is not None:
                 self._deliver(complete)
         elif kind == "CREDIT":
-            self._lane.credit(header.parent, header.index)
+            self._channel.credit(header.parent, header.index)
         elif kind == "ACK":
             self._settle(header.parent)
         elif kind == "ERROR":
@@ -347,21 +347,21 @@ class ClientEndpoint:
 
     def _settle(self, result_id: str) -> None:
         """The coordinator has the result, or does not want it: it need not be kept."""
-        self._lane.drop(result_id)
+        self._channel.drop(result_id)
         if self._results.pop(result_id, None) is not None and not self._results and self._phase == "sending":
             self.heartbeat("idle")
 
     def _task(self, header: Header) -> None:
         known = self._tasks.get(header.id)
         if known is not None and (known.answered or self._phase != "idle"):
-            self._lane.ignore(header.id)
-            self._lane.say("ACK", parent=header.id)
+            self._channel.ignore(header.id)
+            self._channel.say("ACK", parent=header.id)
             return
         template = self._template(header.task)
         if template is None:
             raise WireError("unknown-task", f"no task {header.task!r} in this job")
         match_template(header, template)
-        complete = self._lane.begin(header)
+        complete = self._channel.begin(header)
         if complete is not None:
             self._deliver(complete)
         elif self._phase == "idle":
@@ -371,17 +371,17 @@ class ClientEndpoint:
         header = complete.header
         tensors = checked(complete, self._check, header.task)
         remember(self._tasks, header.id, _Task(header.round, header.task))
-        self._lane.say("ACK", parent=header.id)
+        self._channel.say("ACK", parent=header.id)
         self.heartbeat("waiting")
         self._events.append(ClientEvent("task", header.id, header.round, header.task, tensors, arrived=time.monotonic()))
 
     def _refuse(self, header: Header | None, error: WireError) -> None:
         """Count and log a broken message; tell the coordinator if it was a task, so that it need not wait."""
-        self._journal.failed("coordinator", error)
+        self._message_log.failed("coordinator", error)
         if header is None or not self.welcomed or header.kind not in ("TASK", "CHUNK") or error.code in PASSING:
             return
         about = header.parent if header.kind == "CHUNK" else header.id
-        self._lane.ignore(about)
-        self._lane.say("ERROR", parent=about, code=word(error.code), reason=plain(error.reason))
+        self._channel.ignore(about)
+        self._channel.say("ERROR", parent=about, code=word(error.code), reason=plain(error.reason))
         if self._phase == "receiving":
             self.heartbeat("idle")

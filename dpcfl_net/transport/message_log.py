@@ -17,7 +17,7 @@ CODES = 128  # so many codes are told apart before all further ones that clients
 Listen = Callable[[dict[str, Any]], None] | None
 
 
-class Journal:
+class MessageLog:
     """Passes on to whoever listens; `failures` counts broken rules by code in any case."""
 
     def __init__(self, on_failure: Listen, on_message: Listen = None, transcript: Transcript | None = None) -> None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.transport.channel import new_id, remember
 from dpcfl_net.transport.guard import UNREAD_LIMIT
-from dpcfl_net.transport.message_log import Journal
+from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import CHUNK, VERSION, Header, WireError, plain, unpack_strict, validate
 from dpcfl_net.transport.payload import Assembly, Payload
 from dpcfl_net.transport.sockets import Arrived, Listener, dial, join_curve, new_socket, receive, require_safe
@@ -143,8 +143,8 @@ class ObserverInbox:
         on_failure: Callable[[dict[str, Any]], None] | None = None,
         context: zmq.Context | None = None,
     ) -> None:
-        self._journal = Journal(on_failure)
-        self.failures = self._journal.failures
+        self._message_log = MessageLog(on_failure)
+        self.failures = self._message_log.failures
         self._run, self._job, self._parameters, self._max_models = run, job, parameters, max_models
         self._curve = security == "curve"
         self._senders = {-1: _Sender(), **{client: _Sender() for client in client_keys}}
@@ -163,7 +163,7 @@ class ObserverInbox:
             if self._socket.poll(int(wait * 1000)):
                 self._read(found)
             for error in self._listener.news():
-                self._journal.failed("unknown", error)
+                self._message_log.failed("unknown", error)
             if found or time.monotonic() >= deadline:
                 return found
 
@@ -187,7 +187,7 @@ class ObserverInbox:
                 name = _name(note.sender)
                 heard = self._take(note, sender, arrived.chunk)
             except WireError as error:
-                self._journal.failed(name, error)
+                self._message_log.failed(name, error)
                 continue
             if heard is not None:
                 found.append(heard)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpcfl_net.transport.channel import Lane, Stamp, Stream
+from dpcfl_net.transport.channel import Channel, Stamp, Stream
 from dpcfl_net.transport.messages import Header
 
 
@@ -63,4 +63,4 @@ class Peer:
         self.open: OpenTask | None = None
         self.answering = ""  # id of the latest RESULT to the open task
         self.delivered: OrderedDict[str, None] = OrderedDict()
-        self.lane = Lane(stamp, partial(send, self))
+        self.channel = Channel(stamp, partial(send, self))

@@ -13,7 +13,7 @@ import zmq
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.transport.channel import Stamp, Stream, remember
-from dpcfl_net.transport.message_log import TOLD, Journal
+from dpcfl_net.transport.message_log import TOLD, MessageLog
 from dpcfl_net.transport.messages import Header, Template, WireError, decode, encode, match_template, plain, word
 from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
 from dpcfl_net.transport.peers import OpenTask, Peer, ServerEvent
@@ -60,8 +60,8 @@ class ServerEndpoint:
         resend_s: float = 5.0,
     ) -> None:
         self.ready: set[int] = set()
-        self._journal = Journal(on_failure, on_message, transcript)
-        self.failures = self._journal.failures
+        self._message_log = MessageLog(on_failure, on_message, transcript)
+        self.failures = self._message_log.failures
         self.bytes_up = self.bytes_down = 0
         self._stamp = Stamp(run, job)
         self._template, self._check = result_template, check
@@ -103,15 +103,15 @@ class ServerEndpoint:
         stream = Stream({"kind": "TASK", "round": round, "task": task}, as_payload(tensors))
         peer.open = OpenTask(round, task, stream)
         if peer.route is not None:
-            peer.lane.push(stream)
-            peer.lane.pump()
+            peer.channel.push(stream)
+            peer.channel.pump()
         return stream.id
 
     def cancel(self, client: int) -> None:
         """Forget the client's open task; an answer that comes later is refused as "task-closed"."""
         peer = self._peers[client]
         if peer.open is not None:
-            peer.lane.drop(peer.open.id)
+            peer.channel.drop(peer.open.id)
             self._close_task(peer)
 
     def poll(self, timeout_s: float) -> list[ServerEvent]:
@@ -130,13 +130,13 @@ class ServerEndpoint:
     def bye(self, client: int | None = None) -> None:
         """Tell a client, or every connected one, to go."""
         for told in sorted(self.ready if client is None else self.ready & {client}):
-            self._peers[told].lane.say("BYE")
+            self._peers[told].channel.say("BYE")
         self._pump()
 
     def close(self, abort: bool = False) -> None:
         """Close the socket; what is queued still leaves for up to 5 s unless `abort`."""
         self._listener.close(0 if abort else BYE_LINGER_MS)
-        self._journal.tick(flush=True)
+        self._message_log.tick(flush=True)
 
     def __enter__(self) -> ServerEndpoint:
         return self
@@ -157,8 +157,8 @@ class ServerEndpoint:
         if sent:
             size = len(data) + (chunk.nbytes if chunk is not None else 0)
             self.bytes_down += size
-            self._journal.crossed("down", peer.name, data, chunk)
-            self._journal.message("down", peer.name, header, len(data) + header.size)
+            self._message_log.crossed("down", peer.name, data, chunk)
+            self._message_log.message("down", peer.name, header, len(data) + header.size)
         return sent
 
     def _send_to(self, route: bytes, data: bytes, chunk: memoryview | None) -> bool | None:
@@ -175,7 +175,7 @@ class ServerEndpoint:
 
     def _pump(self) -> bool:
         """Send what every peer may get; True if a socket refused something."""
-        refused = [client for client in sorted(self.ready) if not self._peers[client].lane.pump()]
+        refused = [client for client in sorted(self.ready) if not self._peers[client].channel.pump()]
         return bool(refused)
 
     def _tend(self) -> bool:
@@ -184,14 +184,14 @@ class ServerEndpoint:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_s
             for client in sorted(self.ready):
-                self._peers[client].lane.say("HEARTBEAT", code="idle")
+                self._peers[client].channel.say("HEARTBEAT", code="idle")
         for client in sorted(self.ready):
             peer = self._peers[client]
             if peer.open is not None and peer.phase == "idle" and now - peer.open.stream.handed_over > self._resend_s:
-                peer.lane.push(peer.open.stream)
+                peer.channel.push(peer.open.stream)
         for error in self._listener.news():
-            self._journal.failed("unknown", error)
-        self._journal.tick()
+            self._message_log.failed("unknown", error)
+        self._message_log.tick()
         return self._pump()
 
     # in
@@ -216,7 +216,7 @@ class ServerEndpoint:
             if arrived.odd:
                 raise WireError("multipart", "a message is a header, or a header and one chunk")
             header = decode(arrived.header)
-            self._journal.crossed("up", self._name(client), arrived.header, arrived.chunk)
+            self._message_log.crossed("up", self._name(client), arrived.header, arrived.chunk)
             self._stamp.require_same(header)
             if (header.kind == "CHUNK") != (arrived.chunk is not None):
                 raise WireError("multipart", f"a {header.kind} with a wrong number of frames")
@@ -234,7 +234,7 @@ class ServerEndpoint:
             raise WireError("no-hello", f"a {header.kind} before HELLO")
         if header.boot != peer.boot:
             raise WireError("boot", "a message of another boot than the connection's HELLO")
-        peer.lane.admit(header)
+        peer.channel.admit(header)
         peer.heard = time.monotonic()
         return peer
 
@@ -245,13 +245,13 @@ class ServerEndpoint:
             client = header.client
         elif header.client != client:
             claim = f"claims to be client {header.client}; its key is that of client {client}"
-            self._journal.failed(self._name(client), WireError("identity", claim))
+            self._message_log.failed(self._name(client), WireError("identity", claim))
         peer = self._peers.get(client) if client is not None else None
         if peer is None:
             raise WireError("unknown-client", f"no client {client} in this job")
         if peer.route == route and peer.boot == header.boot:
-            peer.lane.admit(header)
-            peer.lane.say("WELCOME", parent=header.id)
+            peer.channel.admit(header)
+            peer.channel.say("WELCOME", parent=header.id)
             return
         if header.boot in peer.boots:
             raise WireError("stale-boot", "a boot id that was used before")
@@ -272,16 +272,16 @@ class ServerEndpoint:
         return self._send_to(route, encode(header), None) is not None
 
     def _join(self, peer: Peer, route: bytes, header: Header) -> None:
-        peer.lane.restart()
+        peer.channel.restart()
         peer.route, peer.boot, peer.phase = route, header.boot, "idle"
         peer.heard = time.monotonic()
-        peer.lane.sequence = header.sequence
+        peer.channel.sequence = header.sequence
         remember(peer.boots, header.boot, None)
         self._by_route[route] = peer.client
-        self._journal.message("up", peer.name, header, len(encode(header)))
-        peer.lane.say("WELCOME", parent=header.id)
+        self._message_log.message("up", peer.name, header, len(encode(header)))
+        peer.channel.say("WELCOME", parent=header.id)
         if peer.open is not None:
-            peer.lane.push(peer.open.stream)
+            peer.channel.push(peer.open.stream)
         if peer.client not in self.ready:
             self.ready.add(peer.client)
             self._events.append(ServerEvent("joined", peer.client))
@@ -290,7 +290,7 @@ class ServerEndpoint:
         if peer.route is not None:
             self._by_route.pop(peer.route, None)
         peer.route = None
-        peer.lane.restart()
+        peer.channel.restart()
         if peer.client in self.ready:
             self.ready.discard(peer.client)
             self._events.append(ServerEvent("left", peer.client))
@@ -300,13 +300,13 @@ class ServerEndpoint:
         if kind == "RESULT":
             self._result(peer, header)
         elif kind == "CHUNK" and chunk is not None:
-            complete = peer.lane.take(header, chunk)
+            complete = peer.channel.take(header, chunk)
             if complete is not None:
                 self._deliver(peer, complete)
         elif kind == "CREDIT":
-            peer.lane.credit(header.parent, header.index)
+            peer.channel.credit(header.parent, header.index)
         elif kind == "ACK":
-            peer.lane.drop(header.parent)
+            peer.channel.drop(header.parent)
             if peer.open is not None and peer.open.id == header.parent:
                 peer.open.stream.handed_over = time.monotonic()
         elif kind == "HEARTBEAT":
@@ -322,18 +322,18 @@ class ServerEndpoint:
 
     def _result(self, peer: Peer, header: Header) -> None:
         if header.id in peer.delivered:
-            peer.lane.ignore(header.id)
-            peer.lane.say("ACK", parent=header.id)
+            peer.channel.ignore(header.id)
+            peer.channel.say("ACK", parent=header.id)
             return
         task = peer.open
         if task is None or header.parent != task.id:
-            peer.lane.ignore(header.id)
+            peer.channel.ignore(header.id)
             raise WireError("task-closed", "an answer to no task that is open")
         peer.answering = header.id
         if (header.round, header.task) != (task.round, task.task):
             raise WireError("round", f"an answer for {header.task or 'no task'} in round {header.round}")
         match_template(header, (self._template(task.task) or {}) if header.code == "release" else {})
-        complete = peer.lane.begin(header)
+        complete = peer.channel.begin(header)
         if complete is not None:
             self._deliver(peer, complete)
 
@@ -344,9 +344,9 @@ class ServerEndpoint:
         tensors = checked(complete, self._check if header.code == "release" else None, peer.client, task.task)
         self._close_task(peer)
         remember(peer.delivered, header.id, None)
-        peer.lane.say("ACK", parent=header.id)
+        peer.channel.say("ACK", parent=header.id)
         size = len(encode(header)) + header.size
-        self._journal.message("up", peer.name, header, size)
+        self._message_log.message("up", peer.name, header, size)
         self._events.append(
             ServerEvent(
                 "result",
@@ -364,7 +364,7 @@ class ServerEndpoint:
     def _client_refused(self, peer: Peer, header: Header) -> None:
         """The client turned a message down; if it was the open task, no answer will come."""
         error = WireError(header.code, header.reason)
-        self._journal.failed(peer.name, WireError(f"{TOLD}{header.code}"[:64], header.reason))
+        self._message_log.failed(peer.name, WireError(f"{TOLD}{header.code}"[:64], header.reason))
         self._events.append(self._failed(peer, error, peer.open is not None and peer.open.id == header.parent))
 
     # failures
@@ -374,7 +374,7 @@ class ServerEndpoint:
         peer = self._peers.get(client) if client is not None else None
         if peer is not None and peer.route != arrived.route:
             peer = None
-        self._journal.failed(self._name(client), error)
+        self._message_log.failed(self._name(client), error)
         about = "" if header is None else header.parent if header.kind == "CHUNK" else header.id
         remember(self._route_failures, arrived.route, self._route_failures.get(arrived.route, 0) + 1)
         if self._route_failures[arrived.route] > FAILURES and self._there(arrived.route):
@@ -382,21 +382,21 @@ class ServerEndpoint:
         if header is None or header.kind != "ERROR":
             answer = {"kind": "ERROR", "parent": about, "code": word(error.code), "reason": plain(error.reason)}
             if peer is not None:
-                peer.lane.say(**answer)
+                peer.channel.say(**answer)
             else:
                 self._send_to(arrived.route, encode(self._stamp.header(**answer)), None)
         if peer is None:
             self._events.append(ServerEvent("failed", client, code=error.code, reason=error.reason))
             return
         if about:
-            peer.lane.ignore(about)
+            peer.channel.ignore(about)
         self._events.append(self._failed(peer, error, bool(about) and about == peer.answering and peer.open is not None))
 
     def _failed(self, peer: Peer, error: WireError, closes: bool) -> ServerEvent:
         task = peer.open
         if task is None or not closes:
             return ServerEvent("failed", peer.client, code=error.code, reason=error.reason)
-        peer.lane.drop(task.id)
+        peer.channel.drop(task.id)
         self._close_task(peer)
         return ServerEvent("failed", peer.client, task.round, task.task, task.id, code=error.code, reason=error.reason)
 

@@ -181,19 +181,19 @@ def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.nd
     arriving: dict[tuple[str, str], tuple[Record, Header, list[bytes | None]]] = {}
     for record in read(path):
         header = decode(record.header)
-        lane = (record.direction, record.peer)
+        channel = (record.direction, record.peer)
         if header.kind != "CHUNK":
             if header.chunks:
-                arriving[lane] = (record, header, [])
+                arriving[channel] = (record, header, [])
             else:
                 yield record, header, _assemble(header, [])
             continue
-        first, whole, chunks = arriving.get(lane, (record, header, []))
+        first, whole, chunks = arriving.get(channel, (record, header, []))
         if whole.id != header.parent or header.index != len(chunks):
             continue
         chunks.append(record.payload)
         if len(chunks) == whole.chunks:
-            del arriving[lane]
+            del arriving[channel]
             yield first, whole, _assemble(whole, chunks)
 
 

@@ -18,6 +18,7 @@ from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import experiment_slice, read_job
+from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -26,7 +27,6 @@ from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.transport.keys import make_keys
-from launch import runs
 
 ROUNDS = 4
 MATRIX = {
@@ -159,8 +159,8 @@ def accuracies(job, state, personal):
 
     def judged(client, rows, part):
         settings, piece = experiment_slice(experiment_part, client, None)
-        beside = state.models[rows[0]] if len(rows) == 2 else None
-        return evaluator.accuracy_and_loss(state.models[rows[-1]], open_client(settings, piece, None, part), beside)
+        base_model = state.models[rows[0]] if len(rows) == 2 else None
+        return evaluator.accuracy_and_loss(state.models[rows[-1]], open_client(settings, piece, None, part), base_model)
 
     for client in range(4):
         cluster = state.assignment[client]
@@ -177,7 +177,7 @@ def accuracies(job, state, personal):
 
 def check_ledgers(folder, job):
     """What was charged is the plan: all its training, and no more choices than it holds."""
-    privacy, curator = job.protocol.privacy, job.algorithm.curator_plan()
+    privacy, curator = job.protocol.privacy, job.algorithm.central_plan()
     for entry in job.protocol.roster:
         charged = Counter(e for _, events in summary.charged_by_round(folder, job, entry.id) for e in events)
         plan, z = (
@@ -256,8 +256,8 @@ def test_a_pull_in_the_loss_does_nothing_under_opacus():
         for _ in range(3):
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(module(x), y)
-            pull = sum(((p - 10) ** 2).sum() for p in module.parameters()) * lam / 2
-            (loss + pull).backward()
+            proximal = sum(((p - 10) ** 2).sum() for p in module.parameters()) * lam / 2
+            (loss + proximal).backward()
             optimizer.step()
         return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 

@@ -18,13 +18,13 @@ from dpcfl_net.clustering import metrics
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.types import RAW, CuratorSlot, FixedSizeGaussian, SampledGaussian
+from dpcfl_net.core.types import RAW, CentralSlot, FixedSizeGaussian, SampledGaussian
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.central_dp import CURATOR, Desk
+from dpcfl_net.federation.central_dp import CENTRAL_SERVER, Desk
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.privacy.ledger.ledger import read_ledger
@@ -73,8 +73,8 @@ def keys(count):
     return [k.to_bytes(32, "big") for k in range(1, count + 1)]
 
 
-FIXED = CuratorSlot("round", "fixed", 5, 20, (("labels", 0.25), ("sums", 0.75)))
-POISSON = CuratorSlot("round", "poisson", 5, 20)
+FIXED = CentralSlot("round", "fixed", 5, 20, (("labels", 0.25), ("sums", 0.75)))
+POISSON = CentralSlot("round", "poisson", 5, 20)
 
 
 # ---- the sample
@@ -253,7 +253,9 @@ def test_a_crash_of_the_server_repeats_sample_and_noise_and_pays_once(tmp_path, 
             simulate(job, tmp_path / "crashed")
     again = simulate(job, tmp_path / "crashed")
     assert again.models.tobytes() == whole.models.tobytes()
-    charges = [[e for e in read_ledger(tmp_path / name / "ledgers" / CURATOR) if e.events] for name in ("whole", "crashed")]
+    charges = [
+        [e for e in read_ledger(tmp_path / name / "ledgers" / CENTRAL_SERVER) if e.events] for name in ("whole", "crashed")
+    ]
     assert [(e.round, e.events) for e in charges[0]] == [(e.round, e.events) for e in charges[1]]
     assert len(charges[0]) == 4
 
@@ -344,12 +346,12 @@ def test_what_is_published_is_said_to_be_without_a_guarantee_and_what_it_costs_i
 
 def test_what_each_guarantee_charges(tmp_path):
     labels = job_for(tmp_path / "labels", RR, REPLACED)
-    assert {s.event(1.0) for s in labels.algorithm.curator_plan()} == {FixedSizeGaussian(1.0, 6, 12, 1)}
+    assert {s.event(1.0) for s in labels.algorithm.central_plan()} == {FixedSizeGaussian(1.0, 6, 12, 1)}
     expected = job_for(tmp_path / "expected", {**RR, "guarantee": "expected"}, TRUSTED)
-    assert {s.event(1.0) for s in expected.algorithm.curator_plan()} == {SampledGaussian(1.0, 0.5, 1)}
+    assert {s.event(1.0) for s in expected.algorithm.central_plan()} == {SampledGaussian(1.0, 0.5, 1)}
     for job in (labels, expected):
         z, privacy = job.protocol.curator_noise_multiplier, job.protocol.privacy
-        events = [slot.event(z) for slot in job.algorithm.curator_plan()]
+        events = [slot.event(z) for slot in job.algorithm.central_plan()]
         assert 7.9 < accountant.epsilon(events, 1e-2, adjacency=privacy.adjacency) <= 8
 
 
@@ -453,8 +455,8 @@ def test_a_second_model_beside_is_added_and_left_alone(tmp_path):
     trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), epochs=1, batch_size=20, lr=0.1)
     theta, other = (initial("digits-cnn", (1, 8, 8), 10, seed) for seed in (3, 4))
     alone = trainer.train(theta, data, np.random.default_rng(1))
-    assert np.array_equal(trainer.train(theta, data, np.random.default_rng(1), beside=zero), alone)
-    assert not np.allclose(trainer.train(theta, data, np.random.default_rng(1), beside=other), alone)
+    assert np.array_equal(trainer.train(theta, data, np.random.default_rng(1), base_model=zero), alone)
+    assert not np.allclose(trainer.train(theta, data, np.random.default_rng(1), base_model=other), alone)
 
 
 @pytest.mark.parametrize(
@@ -490,12 +492,13 @@ def test_the_proximal_pull_holds_back(tmp_path):
     trainer = PlainSGD(build("digits-cnn", (1, 8, 8), 10), epochs=5, batch_size=20, lr=0.1)
     theta = initial("digits-cnn", (1, 8, 8), 10, 3)
     moved = [
-        np.linalg.norm(trainer.train(theta, data, np.random.default_rng(1), pull=(mu, theta)) - theta) for mu in (0.0, 1.0, 5.0)
+        np.linalg.norm(trainer.train(theta, data, np.random.default_rng(1), proximal=(mu, theta)) - theta)
+        for mu in (0.0, 1.0, 5.0)
     ]
     assert moved[0] > moved[1] > moved[2]
     assert np.array_equal(
         trainer.train(theta, data, np.random.default_rng(1)),
-        trainer.train(theta, data, np.random.default_rng(1), pull=(0.0, theta)),
+        trainer.train(theta, data, np.random.default_rng(1), proximal=(0.0, theta)),
     )
 
 

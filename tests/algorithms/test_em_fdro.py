@@ -333,7 +333,7 @@ def test_noise_on_a_whole_clients_update(tmp_path):
     assert as_expected(noisy["update"] - quiet, 3.0 * 0.5)
     assert Counter(ran) == Counter(slot.event(3.0, "replace-one") for slot in client.slots.values())
     assert client.slots["update"] == GaussianSlot("update")
-    bound = client.job.algorithm.longest_update(client.job.protocol.client(0).model_copy(update={"noise_multiplier": 3.0}))
+    bound = client.job.algorithm.max_update_norm(client.job.protocol.client(0).model_copy(update={"noise_multiplier": 3.0}))
     assert np.linalg.norm(noisy["update"]) < bound < 1.3 * np.linalg.norm(noisy["update"])
 
 
@@ -369,7 +369,7 @@ class Scripted:
         self.parameters, self.losses, self.gone, self.asked, self.round = parameters, losses, set(), [], 1
 
     def call(self, method, common, each=None):
-        kind = method.client_half.kind
+        kind = method.client_step.kind
         asked = sorted(self.clients if each is None else each)
         self.asked.append((kind, asked))
         update = {"update": None} if kind == "train" else {}

@@ -106,8 +106,8 @@ def test_one_direction_of_large_variance_is_not_two_clusters():
         x = x + np.outer(rng.standard_normal(21) * 100, direction).astype(np.float32)
         found = fit(x, clusters=2, seed=seed)
         assert found.mss < 2
-        halves = [x[found.labels == m].mean(axis=0) for m in (0, 1)]
-        assert np.linalg.norm(halves[0] - halves[1]) / 2 > 30  # what the spherical deviation, 1, would say
+        client_steps = [x[found.labels == m].mean(axis=0) for m in (0, 1)]
+        assert np.linalg.norm(client_steps[0] - client_steps[1]) / 2 > 30  # what the spherical deviation, 1, would say
 
 
 def test_clusters_in_fewer_directions_than_components_are_found():
@@ -185,8 +185,8 @@ def test_noise_reaches_its_edge_once_in_a_thousand():
         factors = np.tril(rng.standard_normal((3000, rows, rows)), -1)
         factors[:, np.arange(rows), np.arange(rows)] = np.sqrt(rng.chisquare(p - np.arange(rows), (3000, rows)))
         largest = np.linalg.svd(factors, compute_uv=False)[:, 0] ** 2
-        assert (largest > noise_spectrum.noise_edge(rows, p)).sum() <= 9
-        assert np.quantile(largest, 0.99) < noise_spectrum.noise_edge(rows, p) < np.quantile(largest, 0.99) * 1.015
+        assert (largest > noise_spectrum.noise_spectrum_edge(rows, p)).sum() <= 9
+        assert np.quantile(largest, 0.99) < noise_spectrum.noise_spectrum_edge(rows, p) < np.quantile(largest, 0.99) * 1.015
 
 
 def test_known_noise_finds_the_number_where_clusters_hardly_stand_out():

@@ -32,7 +32,7 @@ from dpcfl_net.transport.keys import make_keys
 
 EXAMPLES = ROOT / "docs" / "examples"
 # Without the current folder on the path: what is found there was put there by the command itself.
-COMMAND = [sys.executable, "-P", "-c", "from launch.cli import main; main()"]
+COMMAND = [sys.executable, "-P", "-c", "from dpcfl_net.launch.cli import main; main()"]
 
 DATA = """
 import numpy as np

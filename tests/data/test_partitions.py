@@ -343,7 +343,7 @@ def test_regression_is_always_there_with_fifty_points_a_client(tmp_path):
     asked = DataSettings(**LINED, clients=[20, 10, 10])
     pieces = plan_slices(asked, open_set(asked, tmp_path / "nowhere"), 0)
     assert {(len(piece.train_rows), len(piece.test_rows)) for piece in pieces} == {(50, 50)}
-    assert {piece.line for piece in pieces} == {regression.Line(*line, 0.1) for line in regression.LINES[:3]}
+    assert {piece.line for piece in pieces} == {regression.LinearTask(*line, 0.1) for line in regression.LINES[:3]}
     with pytest.raises(ValueError, match="line"):
         ClientData(open_set(asked), "train", pieces[0].train_rows)
     with pytest.raises(ValueError, match="line"):

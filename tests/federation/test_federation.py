@@ -44,10 +44,10 @@ class Actor(threading.Thread):
 
     def run(self):
         protocol, algorithm = self.job.protocol, algorithm_of(self.job.protocol)
-        name, halves = client_key(self.client), algorithm.halves()
+        name, client_steps = client_key(self.client), algorithm.client_steps()
         endpoint = ClientEndpoint(
             self.address, run=protocol.run, job=digest(protocol), client=self.client,
-            task_template=lambda task: resolve(halves[task].takes, algorithm.dims), server_key=protocol.coordinator_key,
+            task_template=lambda task: resolve(client_steps[task].takes, algorithm.dims), server_key=protocol.coordinator_key,
             keys=(keys.read_public(self.folder, name), keys.read_secret(self.folder, name)),
         )  # fmt: skip
         with contextlib.closing(endpoint):
@@ -65,10 +65,10 @@ class Actor(threading.Thread):
 def federation(job, folder, answers, join_s=20, **options):
     """A network federation over the given scripted workers."""
     protocol, algorithm = job.protocol, algorithm_of(job.protocol)
-    halves = algorithm.halves()
+    client_steps = algorithm.client_steps()
     endpoint = ServerEndpoint(
         "tcp://127.0.0.1:*", run=protocol.run, job=digest(protocol), clients={e.id: e.public_key for e in protocol.roster},
-        result_template=lambda task: resolve(halves[task].gives, algorithm.dims),
+        result_template=lambda task: resolve(client_steps[task].gives, algorithm.dims),
         keys=(keys.read_public(folder, COORDINATOR), keys.read_secret(folder, COORDINATOR)),
         check=lambda client, task, tensors: check_release(algorithm, client, tensors),
     )  # fmt: skip

@@ -526,7 +526,7 @@ class GateMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
-        self.halves = {}
+        self.client_steps = {}
         self.released = {}
 
     def teardown(self):
@@ -539,7 +539,7 @@ class GateMachine(RuleBasedStateMachine):
         step=st.one_of(st.none(), st.none(), st.integers(1, 70)),
     )
     def request(self, number, kind, content, step):
-        half = self.halves.setdefault((number, kind, content), Half())
+        half = self.client_steps.setdefault((number, kind, content), Half())
         answer = try_ask(self.root / "ledger", task(number, kind, content), half, step)
         assert len(set(half.keys)) <= 1
         if answer is None or answer.status != "release":
@@ -556,9 +556,9 @@ class GateMachine(RuleBasedStateMachine):
         spent = [name for entry in read_ledger(self.root / "ledger") for name in entry.slots]
         assert all(spent.count(slot.name) <= PLAN.count(slot) for slot in SLOTS.values())
         assert len({(entry.round, entry.kind) for entry in debits}) == len({entry.id for entry in debits}) == len(debits)
-        drawn = [request for request, half in self.halves.items() if half.keys]
+        drawn = [request for request, half in self.client_steps.items() if half.keys]
         assert len(drawn) <= len(debits)
-        assert len({key for half in self.halves.values() for key in half.keys}) == len(drawn)
+        assert len({key for half in self.client_steps.values() for key in half.keys}) == len(drawn)
 
 
 GateMachine.TestCase.settings = settings(

@@ -17,9 +17,10 @@ from conftest import DPCFL, ROOT, dpcfl, write_config
 from dpcfl_net.core import runlog
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.launch import cli
+from dpcfl_net.launch.cli import run as runs
+from dpcfl_net.launch.running import prepare
 from dpcfl_net.runtime.one_process import OneProcessSpec, run_in_one_process
-from launch import cli, runs
-from launch.running import prepare
 
 SMALL = {
     "data": {"dataset": "digits", "clients": [1, 1], "train_per_client": 60, "test_per_client": 20},

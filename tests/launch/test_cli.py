@@ -16,9 +16,9 @@ from dpcfl_net.transport.keys import make_keys
 
 def test_help_and_import_load_nothing_heavy():
     code = (
-        "import sys, launch.cli, dpcfl_net\n"
+        "import sys, dpcfl_net.launch.cli, dpcfl_net\n"
         "from typer.testing import CliRunner\n"
-        "assert CliRunner().invoke(launch.cli.app, ['--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(dpcfl_net.launch.cli.app, ['--help']).exit_code == 0\n"
         "heavy = {'torch', 'opacus', 'torchvision', 'sklearn', 'scipy', 'plotly', 'dp_accounting', 'zmq', 'numpy', 'pydantic', 'ray'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -133,7 +133,7 @@ def test_a_command_without_arguments_shows_its_help():
 def test_the_version_is_printed_by_both_doors():
     import dpcfl_net
 
-    for command in (["-m", "dpcfl_net"], ["-m", "launch.cli"]):
+    for command in (["-m", "dpcfl_net"], ["-m", "dpcfl_net.launch.cli"]):
         done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, cwd=ROOT, check=True)
         assert done.stdout == f"dpcfl_net {dpcfl_net.__version__}\n"
 

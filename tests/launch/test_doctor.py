@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import dpcfl
 
-from launch import doctor
+from dpcfl_net.launch.cli import doctor
 
 
 def found(what: str, clients: int = 8) -> doctor.Finding:

@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
+from dpcfl_net.launch import cli
+from dpcfl_net.launch.placement import slurm
+from dpcfl_net.launch.placement.messages import Enrol, Tell, read_order, read_report
+from dpcfl_net.launch.placement.remote import place
+from dpcfl_net.launch.placement.ssh import read_hosts
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
-from launch import cli, slurm
-from launch.agent_messages import Enrol, Tell, read_order, read_report
-from launch.remote import place
-from launch.ssh import read_hosts
 
 AT = ["--address", "127.0.0.1"]
 
@@ -78,7 +79,10 @@ def agent_of(root: Path, node: str) -> psutil.Process:
     (found,) = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if (words := process.info["cmdline"] or []) and "launch.agent" in words and str(root) in words and node in words
+        if (words := process.info["cmdline"] or [])
+        and "dpcfl_net.launch.placement.agent" in words
+        and str(root) in words
+        and node in words
     ]
     return found
 
@@ -160,7 +164,7 @@ def test_a_host_that_is_lost_comes_back_with_its_ledgers(tmp_path, finished_run)
     root = tmp_path / "root"
     agent_of(root, "b").kill()
     arguments = {word for process in processes_of(root) for word in words_of(process)}
-    assert any("launch.agent" in argument for argument in arguments)
+    assert any("dpcfl_net.launch.placement.agent" in argument for argument in arguments)
     secrets = [path.read_text().strip() for path in root.glob("*/*/keys/*/*.secret")]
     assert len(secrets) == 8
     assert not [word for word in secrets if any(word in argument for argument in arguments)]

@@ -12,7 +12,15 @@ import pytest
 from rich.console import Console
 from run_folder import START, privacy, run_json, true_clusters, write_lines, write_round, write_run, write_start
 
-from launch.screen import PlainLines, ProgressTail, ProgressView, Screen, open_screen, print_summary, tail_progress
+from dpcfl_net.launch.cli.screen import (
+    PlainLines,
+    ProgressTail,
+    ProgressView,
+    Screen,
+    open_screen,
+    print_summary,
+    tail_progress,
+)
 
 
 def terminal(width: int = 80) -> Console:

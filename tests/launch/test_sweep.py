@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
-from launch import sweeps
+from dpcfl_net.launch import sweeps
 
 TINY = {"dataset": "digits", "clients": [1, 1], "train_per_client": 200, "test_per_client": 20}
 AXES = ["algorithm.name=global,local", "seed=0:2"]

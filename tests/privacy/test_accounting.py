@@ -359,10 +359,10 @@ def test_tiny_rates_beside_a_full_batch():
     ],
 )
 def test_finer_grids_only_lower_epsilon_and_only_a_little(events, adjacency):
-    from dpcfl_net.privacy.accounting.event_counts import Tally
+    from dpcfl_net.privacy.accounting.event_counts import EventCounts
     from dpcfl_net.privacy.accounting.pld import COARSE, FINE, Grid, pld_epsilon
 
-    charges = Tally().add(events).charges()
+    charges = EventCounts().add(events).charges()
     coarse, fine, finest = (pld_epsilon(charges, DELTA, adjacency, grid) for grid in (COARSE, FINE, Grid(5e-5, 30)))
     assert coarse >= fine >= finest
     assert fine < 1.0005 * finest

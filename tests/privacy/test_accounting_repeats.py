@@ -28,7 +28,7 @@ from dpcfl_net.privacy.accounting.accountant import (
     epsilon_by_prefix,
 )
 from dpcfl_net.privacy.accounting.cache import SOURCES, cost
-from dpcfl_net.privacy.accounting.event_counts import Tally
+from dpcfl_net.privacy.accounting.event_counts import EventCounts
 
 ROUNDS = [[SampledGaussian(1.25, 1.0, 1)]]
 ROUNDS += [[SampledGaussian(1.25, 0.01, 60), BoundedRangeSelection(0.15, 1), SampledGaussian(3.0, 1.0, 1)]] * 6
@@ -162,7 +162,7 @@ def test_other_processes_threads_and_processors_give_the_same_seven_digits(envir
 
 def test_seven_digits_are_rounded_up():
     for question, delta in QUESTIONS[:8]:
-        exact = pld.pld_epsilon(Tally().add(question).charges(), delta, "zero-out", pld.FINE)
+        exact = pld.pld_epsilon(EventCounts().add(question).charges(), delta, "zero-out", pld.FINE)
         assert exact <= epsilon(question, delta) <= exact * (1 + 1e-6)
         assert float(f"{epsilon(question, delta):.6e}") == epsilon(question, delta)
     noise = calibrate(lambda z: [SampledGaussian(z, 0.05, 100)], 3.0, 1e-5)

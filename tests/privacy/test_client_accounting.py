@@ -132,12 +132,12 @@ def test_rdp_is_that_of_dp_accounting():
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
-    from dpcfl_net.privacy.accounting.event_counts import Tally
+    from dpcfl_net.privacy.accounting.event_counts import EventCounts
     from dpcfl_net.privacy.accounting.rdp import ORDERS, rdp_epsilon
 
     other = RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
     sampled = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.5))
-    exact = rdp_epsilon(Tally().add([SAMPLES]).charges(), DELTA)
+    exact = rdp_epsilon(EventCounts().add([SAMPLES]).charges(), DELTA)
     assert exact == pytest.approx(other.compose(sampled, 50).get_epsilon(DELTA), rel=1e-9)
     assert exact <= spent(SAMPLES, accountant="rdp") <= exact * (1 + 1e-6)
 

@@ -14,6 +14,7 @@ from dpcfl_net.clustering import mixture
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.config import resolve
+from dpcfl_net.launch.cli import reproduce
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.reproduce import (
     m_unknown,
@@ -24,14 +25,13 @@ from dpcfl_net.reproduce import (
     r_dpcfl_noise,
     rules,
 )
-from dpcfl_net.reproduce.base import Claim, Outcome, Reproduction, find, registry
-from dpcfl_net.reproduce.first_rounds import Bank, configuration, keys, noise_of_run
+from dpcfl_net.reproduce.base import Claim, Reproduction, ReproductionResult, find, registry
+from dpcfl_net.reproduce.first_rounds import configuration, keys, noise_of_run
 from dpcfl_net.reproduce.plots import lines, points, slope
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan, noise_multiplier, update_variance
 from dpcfl_net.results.tables import Table
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
-from launch import reproduce
 
 
 class Example(Reproduction):
@@ -46,7 +46,7 @@ class Example(Reproduction):
         claims = [Claim("up", "1 to 2", True, "unused"), Claim("down", "1 to 2", False, "it goes up")]
         figure = lines("one", "One line", {"a": [(1, 1), (2, 2)]}, "x", "y")
         table = Table("A table", ["a"], [["42"]])
-        return Outcome([{"a": 1}, {"a": 2, "b": None}], claims, [figure], [table], ["A note."])
+        return ReproductionResult([{"a": 1}, {"a": 2, "b": None}], claims, [figure], [table], ["A note."])
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_nothing_is_computed_if_one_of_several_names_is_wrong(tmp_path):
 
 
 def test_a_context_hands_out_finished_runs_and_names_those_that_failed(tmp_path, monkeypatch):
+    from dpcfl_net.launch import sweeps
     from dpcfl_net.results import compare
-    from launch import sweeps
 
     asked = []
 
@@ -166,7 +166,7 @@ def test_a_first_round_is_that_of_a_real_run_bit_for_bit(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         simulate(job, tmp_path / "run")
 
-    first = Bank(config).full_batch()
+    first = GradientBank(config).full_batch()
     noise = noise_of_run(config)
     assert {entry.noise_multiplier for entry in job.protocol.roster} == {noise}
     secret = bytes.fromhex(job.experiment.noise_seed)
@@ -178,14 +178,14 @@ def test_a_first_round_is_that_of_a_real_run_bit_for_bit(tmp_path, monkeypatch):
 
 
 def test_the_noise_of_a_first_round_has_the_deviation_that_is_stated():
-    first = Bank(resolve(SEEDED)).full_batch()
+    first = GradientBank(resolve(SEEDED)).full_batch()
     one, other = (first.updates(3.0, keys(8, "noise", k)) for k in range(2))
     assert (one - other).std() / math.sqrt(2) == pytest.approx(first.deviation(3.0), rel=0.02)
     assert np.array_equal(one, first.updates(3.0, keys(8, "noise", 0)))
 
 
 def test_a_stochastic_round_at_full_batch_is_the_full_batch():
-    kept = Bank(resolve(SEEDED))
+    kept = GradientBank(resolve(SEEDED))
     first = kept.full_batch()
     assert np.array_equal(kept.stochastic(first.records, 2.0, keys(8, 0)), first.updates(2.0, keys(8, 0)))
     small = kept.stochastic(32, 1e-6, keys(8, 0))
@@ -194,25 +194,25 @@ def test_a_stochastic_round_at_full_batch_is_the_full_batch():
 
 
 def test_other_clusters_from_one_bank_are_those_of_their_own_configuration():
-    kept = Bank(resolve(SEEDED))
+    kept = GradientBank(resolve(SEEDED))
     other = resolve({**SEEDED, "data": {**SEEDED["data"], "clients": [5, 4], "shift": "label-flip"}})
     kept.full_batch()
-    assert np.array_equal(kept.full_batch([5, 4], "label-flip").sums, Bank(other).full_batch().sums)
+    assert np.array_equal(kept.full_batch([5, 4], "label-flip").sums, GradientBank(other).full_batch().sums)
     assert kept.full_batch([5, 4], "label-flip").truth == [0] * 5 + [1] * 4
 
 
 def test_the_compared_rule_is_the_one_that_runs_use(monkeypatch):
     monkeypatch.setattr(rules, "MOST", 4)
-    kept = Bank(resolve(SEEDED))
+    kept = GradientBank(resolve(SEEDED))
     told = set()
     for k, (clients, noise) in enumerate([([8], 0.2), ([4, 4], 0.2), ([3, 3, 3], 0.2), ([3, 3, 3], 20.0)]):
         first = kept.full_batch(clients)
         x = first.updates(noise, keys(len(first.truth), k))
-        look = rules.Look.at(x, first.deviation(noise), k)
+        evidence = rules.Look.at(x, first.deviation(noise), k)
         options = {"clusters": None, "max_clusters": 4, "seed": k}
-        assert rules.known_noise(look) == mixture.fit(x, noise_deviation=first.deviation(noise), **options).clusters
-        assert rules.largest_fall(look) == mixture.fit(x, **options).clusters
-        told.add(rules.known_noise(look))
+        assert rules.known_noise(evidence) == mixture.fit(x, noise_deviation=first.deviation(noise), **options).clusters
+        assert rules.largest_fall(evidence) == mixture.fit(x, **options).clusters
+        told.add(rules.known_noise(evidence))
     assert len(told) > 1
 
 
@@ -239,12 +239,12 @@ def digits(monkeypatch):
 
     for module in (r_dpcfl_batches, r_dpcfl_iterations, r_dpcfl_centres, r_dpcfl_clusters):
         monkeypatch.setattr(module, "setting", setting)
-    sizes = [Bank(setting("laptop", 0, records=records)).full_batch() for records in (70, 100)]
+    sizes = [GradientBank(setting("laptop", 0, records=records)).full_batch() for records in (70, 100)]
     monkeypatch.setattr(r_dpcfl_iterations, "rounds_of_two_sizes", lambda scale, seed: sizes)
     monkeypatch.setitem(r_dpcfl_clusters.GROUPS, "laptop", [r_dpcfl_clusters.Group("digits", 100, range(1), (3, 30))])
     monkeypatch.setattr(r_dpcfl_centres.Centres, "prices", lambda self: {5: [(16, 1.5), (32, 2.6)]})
     monkeypatch.setitem(
-        m_unknown.PARTS, "laptop", [m_unknown.Part("digits", 100, range(1), [("rotation", [8]), ("rotation", [4, 4])])]
+        m_unknown.PARTS, "laptop", [m_unknown.Setup("digits", 100, range(1), [("rotation", [8]), ("rotation", [4, 4])])]
     )
     monkeypatch.setitem(m_unknown.EPSILONS, "laptop", (5, 50))
     small = rules.null(8, 6090, 5)

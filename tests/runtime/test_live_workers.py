@@ -1,4 +1,4 @@
-"""More clients than may be connected at once: summoned, dismissed, sharing processes; the same bits as with all of them there."""
+"""More clients than may be connected at once: started, stopped, sharing processes; the same bits as with all of them there."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.job_files import read_job
-from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, Muster
+from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, ClientPool
+from dpcfl_net.launch import running
+from dpcfl_net.launch.cli import bench_live
+from dpcfl_net.launch.placement.base import Posting
+from dpcfl_net.launch.placement.local import LocalLauncher
+from dpcfl_net.launch.placement.worker_pool import WorkerPool
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.runtime.worker_spec import WorkerSpec
-from launch import bench_live, running
-from launch.crew import Crew
-from launch.launcher import Posting
-from launch.local import LocalLauncher
 
 TWELVE = {
     "name": "twelve",
@@ -46,12 +47,12 @@ TWELVE = {
 
 
 class Told:
-    """A muster of `bound` places with everything that it told, and a clock that stands still."""
+    """A pool of `bound` places with everything that it told, and a clock that stands still."""
 
     def __init__(self, bound: int) -> None:
         self.words: list[tuple[str, int]] = []
         self.now = 0.0
-        self.muster = Muster(
+        self.pool = ClientPool(
             bound, lambda word, c: self.words.append((word, c)), lambda c: self.words.append(("bye", c)), clock=lambda: self.now
         )
 
@@ -60,73 +61,73 @@ class Told:
         return words
 
     def here(self, *clients: int) -> None:
-        self.muster.admit(clients, ())
+        self.pool.admit(clients, ())
         for client in clients:
-            self.muster.joined(client)
+            self.pool.joined(client)
         self.new()
 
 
 def test_a_free_place_is_for_whoever_is_asked_first():
     told = Told(2)
-    assert told.muster.admit([4, 1, 7], ()) == [4, 1]
-    assert told.new() == [("summon", 4), ("summon", 1)]
-    assert told.muster.admit([7], {4, 1}) == []
+    assert told.pool.admit([4, 1, 7], ()) == [4, 1]
+    assert told.new() == [("start", 4), ("start", 1)]
+    assert told.pool.admit([7], {4, 1}) == []
     assert told.new() == []
 
 
 def test_the_longest_idle_makes_room_and_nobody_who_is_busy_or_wanted():
     told = Told(3)
     told.here(0, 1, 2)
-    told.muster.done(0)
-    assert told.muster.admit([5, 2], {1}) == [2]
+    told.pool.done(0)
+    assert told.pool.admit([5, 2], {1}) == [2]
     assert told.new() == [("bye", 0)]
-    assert told.muster.admit([5], {1, 2}) == []  # one place is being given back: nobody else need go
+    assert told.pool.admit([5], {1, 2}) == []  # one place is being given back: nobody else need go
     assert told.new() == []
-    told.muster.left(0, busy=False)
-    assert told.new() == [("dismiss", 0)]
-    assert told.muster.admit([5], {1, 2}) == [5]
-    assert told.new() == [("summon", 5)]
-    assert told.muster.in_turn([0, 2, 1]) == [1, 2, 0]
+    told.pool.left(0, busy=False)
+    assert told.new() == [("stop", 0)]
+    assert told.pool.admit([5], {1, 2}) == [5]
+    assert told.new() == [("start", 5)]
+    assert told.pool.in_turn([0, 2, 1]) == [1, 2, 0]
 
 
 def test_a_goodbye_is_repeated_until_the_client_has_gone():
     told = Told(1)
     told.here(0)
-    told.muster.admit([1], ())
+    told.pool.admit([1], ())
     told.now = BYE_AGAIN_S
-    told.muster.tend()
-    told.muster.joined(0)  # it had lost its connection and missed both
+    told.pool.tend()
+    told.pool.joined(0)  # it had lost its connection and missed both
     assert told.new() == [("bye", 0)] * 3
-    told.muster.left(0, busy=False)
+    told.pool.left(0, busy=False)
     told.now = INSIST_S
-    told.muster.tend()
-    assert told.new() == [("dismiss", 0)]
+    told.pool.tend()
+    assert told.new() == [("stop", 0)]
 
 
 def test_who_does_not_go_is_reported_and_keeps_the_place_until_it_has_gone():
     told = Told(1)
     told.here(0)
-    told.muster.admit([1], ())
+    told.pool.admit([1], ())
     told.now = INSIST_S
-    told.muster.tend()
-    told.muster.tend()
-    assert told.new() == [("bye", 0), ("dismiss", 0), ("bye", 0)]
-    assert told.muster.admit([1], ()) == []
-    told.muster.left(0, busy=False)
-    assert told.muster.admit([1], ()) == [1]
+    told.pool.tend()
+    told.pool.tend()
+    assert told.new() == [("bye", 0), ("stop", 0), ("bye", 0)]
+    assert told.pool.admit([1], ()) == []
+    told.pool.left(0, busy=False)
+    assert told.pool.admit([1], ()) == [1]
 
 
 def test_who_is_lost_with_a_task_is_awaited_and_who_does_not_come_is_given_up():
     told = Told(2)
     told.here(0, 1)
-    told.muster.left(0, busy=True)
-    told.muster.left(1, busy=False)
-    assert told.new() == [("dismiss", 1)]
-    assert told.muster.admit([0, 2], ()) == [0, 2]  # client 0 keeps its place
-    assert told.new() == [("summon", 2)]
-    told.muster.give_up(0)
-    assert told.new() == [("dismiss", 0)]
-    told.muster.joined(0)  # too late
+    told.pool.left(0, busy=True)
+    told.pool.left(1, busy=False)
+    assert told.new() == [("stop", 1)]
+    assert told.pool.admit([0, 2], ()) == [0, 2]  # client 0 keeps its place
+    assert told.new() == [("start", 2)]
+    told.pool.give_up(0)
+    assert told.new() == [("stop", 0)]
+    told.pool.joined(0)  # too late
     assert told.new() == [("bye", 0)]
 
 
@@ -138,35 +139,37 @@ def test_the_bound_holds_whatever_happens():
         queue = list(range(12)) * 3
         for _ in range(4000):
             wave = list(dict.fromkeys(queue))[:8]
-            for client in told.muster.admit(wave, tasks):
+            for client in told.pool.admit(wave, tasks):
                 queue.remove(client)
                 tasks.add(client)
             for word, client in told.new():
-                (places.add if word == "summon" else places.discard if word == "dismiss" else lambda c: None)(client)
+                (places.add if word == "start" else places.discard if word == "stop" else lambda c: None)(client)
                 if word == "bye" and client in connected and draw.random() < 0.5:
                     connected.discard(client)
-                    told.muster.left(client, client in tasks)
+                    told.pool.left(client, client in tasks)
             client = draw.randrange(12)
             if client in places and client not in connected:
                 connected.add(client)
-                told.muster.joined(client)
+                told.pool.joined(client)
             elif client in connected and draw.random() < 0.2:
                 connected.discard(client)
-                told.muster.left(client, client in tasks)
+                told.pool.left(client, client in tasks)
             elif client in connected and client in tasks:
                 tasks.discard(client)
-                told.muster.done(client)
+                told.pool.done(client)
             told.now += 0.5
-            told.muster.tend()
+            told.pool.tend()
             most = max(most, len(places))
         assert (most, queue) == (bound, [])
 
 
 def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
     spec = WorkerSpec(tmp_path, 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path)
-    crew = Crew(LocalLauncher(spec, tmp_path, {}), 12, size=1, most=3, max_restarts=2, must_all=True, report=print, lose=print)
-    crew.hear(b"summon 11")
-    for word in (b"summon 12", b"summon -1", b"start 3", b"summon", b"\xff\xff"):
+    crew = WorkerPool(
+        LocalLauncher(spec, tmp_path, {}), 12, size=1, most=3, max_restarts=2, must_all=True, report=print, lose=print
+    )
+    crew.hear(b"start 11")
+    for word in (b"start 12", b"start -1", b"start 3", b"start", b"\xff\xff"):
         with pytest.raises(RunFailed, match="the coordinator asked for"):
             crew.hear(word)
 
@@ -258,7 +261,7 @@ def models(folder) -> bytes:
 
 
 def rounds_of(folder) -> list[dict]:
-    return [line for line in runlog.read(folder / "metrics.jsonl") if "summoned" in line]
+    return [line for line in runlog.read(folder / "metrics.jsonl") if "started" in line]
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +269,7 @@ def everybody(tmp_path_factory):
     """The run with all twelve connected; the reference."""
     folder, watching = run(tmp_path_factory.mktemp("everybody") / "run")
     assert watching.most == 12
-    assert [(line["live"], line["summoned"]) for line in rounds_of(folder)] == [(12, 0)] * 4
+    assert [(line["live"], line["started"]) for line in rounds_of(folder)] == [(12, 0)] * 4
     return folder
 
 
@@ -275,7 +278,7 @@ def test_three_at_a_time_give_the_bits_of_everybody_and_of_one_process(everybody
     assert watching.most == 3
     assert models(folder) == models(everybody) == simulate(job_of(everybody), tmp_path / "simulated").models.tobytes()
     lines = rounds_of(folder)
-    assert [line["summoned"] for line in lines] == [12, 9, 9, 9]  # who is here is asked first
+    assert [line["started"] for line in lines] == [12, 9, 9, 9]  # who is here is asked first
     assert all(line["live"] <= 3 and line["answered"] == 12 for line in lines)
     job = job_of(folder)
     assert all(len(summary.charged_by_round(folder, job, client)) == 4 for client in range(12))
@@ -295,13 +298,13 @@ def test_clients_that_share_processes_give_the_same_bits(everybody, tmp_path, mo
     folder, watching = run(tmp_path / "run", Watching(strike), max_live_workers=most, clients_per_worker=4)
     assert watching.most == 3
     assert (most == 3) == watching.struck.startswith("clients ")
-    # Two for each connected client; besides main, watch, summons, and ZeroMQ's two.
+    # Two for each connected client; besides main, watch, start commands, and ZeroMQ's two.
     assert watching.threads <= 2 * min(most, 4) + 5
     assert models(folder) == models(everybody)
     assert all(line["live"] <= most for line in rounds_of(folder))
 
 
-def test_ctrl_c_between_summonses_leaves_nothing_and_the_run_resumes(everybody, tmp_path):
+def test_ctrl_c_between_start_commands_leaves_nothing_and_the_run_resumes(everybody, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     settings = config.resolve({**SMALL, **TWELVE, "runtime": {"max_live_workers": 3}})

@@ -263,7 +263,7 @@ def test_processes_started_by_hand_give_the_same_bits_and_the_coordinator_opens_
     spy = (
         "import sys; log = open(sys.argv.pop(1), 'a', buffering=1)\n"
         "sys.addaudithook(lambda event, args: log.write(f'{args[0]}\\n') if event == 'open' else None)\n"
-        "from launch.cli import main; main()"
+        "from dpcfl_net.launch.cli import main; main()"
     )
     keys, operator = finished_run / "keys", finished_run / "operator.pub"
     from_operator = ["--keys", keys, "--operator-key", operator]

@@ -16,11 +16,11 @@ from dpcfl_net.core.types import State
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.worker import turns
 from dpcfl_net.runtime.worker_spec import WorkerSpec
-from dpcfl_net.training.compute_slots import Slots, host_folder
+from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
 
 
 def work(folder, holders, most, hold_s):
-    slots = Slots(folder, 2)
+    slots = ComputeSemaphore(folder, 2)
     for _ in range(5):
         with slots.hold():
             with holders.get_lock():
@@ -47,7 +47,7 @@ def test_a_killed_holder_gives_its_slot_back(tmp_path):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        with Slots(tmp_path, 1).hold():
+        with ComputeSemaphore(tmp_path, 1).hold():
             os.write(writer, b"held")
             time.sleep(60)
         os._exit(0)
@@ -55,7 +55,7 @@ def test_a_killed_holder_gives_its_slot_back(tmp_path):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     started = time.monotonic()
-    with Slots(tmp_path, 1).hold():
+    with ComputeSemaphore(tmp_path, 1).hold():
         assert time.monotonic() - started < 5
 
 
@@ -65,13 +65,13 @@ def test_a_stopped_waiter_holds_nobody_up_and_a_stopped_holder_only_its_slot(tmp
     ready, go = context.Event(), context.Event()
 
     def waiting():
-        slots = Slots(tmp_path, 1)
+        slots = ComputeSemaphore(tmp_path, 1)
         ready.set()
         with slots.hold():
             go.set()
             time.sleep(60)
 
-    with Slots(tmp_path, 1).hold():
+    with ComputeSemaphore(tmp_path, 1).hold():
         waiter = context.Process(target=waiting)
         waiter.start()
         assert ready.wait(10)
@@ -79,13 +79,13 @@ def test_a_stopped_waiter_holds_nobody_up_and_a_stopped_holder_only_its_slot(tmp
         os.kill(waiter.pid, signal.SIGSTOP)
     started = time.monotonic()
     for _ in range(3):
-        with Slots(tmp_path, 1).hold():
+        with ComputeSemaphore(tmp_path, 1).hold():
             pass
     assert time.monotonic() - started < 3 + 1
     os.kill(waiter.pid, signal.SIGCONT)
     assert go.wait(10)
     os.kill(waiter.pid, signal.SIGSTOP)  # now it holds one of two
-    with Slots(tmp_path, 2).hold():
+    with ComputeSemaphore(tmp_path, 2).hold():
         assert time.monotonic() - started < 20
     waiter.kill()
     waiter.join()
@@ -96,12 +96,12 @@ def test_giving_back_wakes_who_waits_without_delay(tmp_path):
     reader, writer = os.pipe()
 
     def waiting():
-        with Slots(tmp_path, 1).hold():
+        with ComputeSemaphore(tmp_path, 1).hold():
             os.write(writer, np.float64(time.monotonic()).tobytes())
 
     delays = []
     for _ in range(5):
-        with Slots(tmp_path, 1).hold():
+        with ComputeSemaphore(tmp_path, 1).hold():
             waiter = context.Process(target=waiting)
             waiter.start()
             time.sleep(0.15)
@@ -121,7 +121,7 @@ def test_slots_belong_to_the_host_and_the_user_across_runs(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     with turns(specs[0])():
-        held = Slots(host_folder() / "cpu", 1)
+        held = ComputeSemaphore(host_folder() / "cpu", 1)
         assert held._take() is None  # what another run on this host would find
     with turns(specs[1])():
         pass

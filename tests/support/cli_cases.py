@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from launch import cli
+from dpcfl_net.launch import cli
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def near_cpu(device: Device) -> None:
         module = models.build("digits-cnn", shape, 10)
         found.append(Evaluator(module).each(theta, data)[0])
         sgd = PlainSGD(module, **how)
-        found.append(sgd.train(theta, data, np.random.default_rng(0), pull=(0.1, theta), beside=theta))
+        found.append(sgd.train(theta, data, np.random.default_rng(0), proximal=(0.1, theta), base_model=theta))
         return [*found, sgd.mean_losses(np.stack([theta, theta / 2]), data)]
 
     expected = results()

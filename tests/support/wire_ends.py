@@ -17,8 +17,8 @@ import psutil
 import pytest
 import zmq
 
-from dpcfl_net.adversaries.hostile_line import Line, Target
-from dpcfl_net.adversaries.hostile_worker import Outcome, play
+from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
+from dpcfl_net.adversaries.hostile_worker import AttackLog, play
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport.endpoint import ClientEndpoint, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import Header, TensorTemplate
@@ -149,7 +149,7 @@ def refusal(client: ClientEndpoint, ends: Ends) -> str:
     return "none"
 
 
-class Liar(Line):
+class Liar(HostileConnection):
     """A client's valid keys on a connection that says what a test makes it say."""
 
     def __init__(
@@ -171,11 +171,11 @@ def target(address: str, client: int = 0, **changes: Any) -> Target:
     return Target(address, RUN, JOB, client, (client + 1) % len(KEYS), **(given | changes))
 
 
-def beside(
+def base_model(
     ends: Ends, attack: Target, *steps: str, meanwhile: Callable[[], object] = lambda: None, **how: Any
-) -> list[Outcome]:
+) -> list[AttackLog]:
     """The hostile worker does its steps in a thread of its own while the server and its honest clients go on here."""
-    found: list[Outcome] = []
+    found: list[AttackLog] = []
     enough = threading.Event()
 
     def run() -> None:

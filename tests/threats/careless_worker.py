@@ -13,11 +13,11 @@ from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.federation import client as clients
 from dpcfl_net.federation.client import ClientHost
 from dpcfl_net.federation.gate import Gate
+from dpcfl_net.launch.cli import main
 from dpcfl_net.privacy.ledger.entries import History
 from dpcfl_net.transport import client as wire
 from dpcfl_net.transport import messages, payload
 from dpcfl_net.transport.channel import Stamp
-from launch.cli import main
 
 told = {"result": "", "error": ""}
 
@@ -91,7 +91,7 @@ def explaining(self, answer, *_):
 @after(wire.ClientEndpoint._refuse)
 def complaining(self, done, header, *_):
     if header is not None and header.kind == "TASK":
-        self._lane.say("ERROR", parent=header.id, code="sorry", reason=told["error"])
+        self._channel.say("ERROR", parent=header.id, code="sorry", reason=told["error"])
 
 
 ClientHost._compute, ClientHost.answer, wire.ClientEndpoint._refuse = telling, explaining, complaining

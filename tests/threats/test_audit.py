@@ -32,6 +32,8 @@ from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import EXPERIMENT, read_job
 from dpcfl_net.federation.canary_client import taped
+from dpcfl_net.launch import running
+from dpcfl_net.launch.cli import main
 from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.accounting.accountant import SampledGaussian, deltas, epsilon
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
@@ -43,8 +45,6 @@ from dpcfl_net.runtime.worker import make_host, run_worker
 from dpcfl_net.runtime.worker_spec import WorkerSpec
 from dpcfl_net.training import dpsgd, models
 from dpcfl_net.training.dpsgd import Trainer
-from launch import running
-from launch.cli import main
 
 NEVER = 1e-7  # the chance at which these tests let a sound run be accused
 SETTINGS = {

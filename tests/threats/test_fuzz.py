@@ -86,7 +86,7 @@ def _any_boot(self: server.ServerEndpoint, route: bytes, number: int, header: He
     peer = self._peers[number]
     if peer.route != route:
         raise WireError("no-hello", "")
-    peer.lane.admit(header)
+    peer.channel.admit(header)
     return peer
 
 
@@ -94,7 +94,7 @@ def _any_route(self: server.ServerEndpoint, route: bytes, number: int, header: H
     peer = self._peers[number]
     if header.boot != peer.boot:
         raise WireError("boot", "")
-    peer.lane.admit(header)
+    peer.channel.admit(header)
     return peer
 
 
@@ -132,7 +132,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "no unknown field": ("codec", messages, "Header", _open_schema()),
     "the hash of a payload": ("chunks", payload.Assembly, "tensors", _unhashed),
     "the order of chunks": ("chunks", payload.Assembly, "add", _anywhere),
-    "rising sequence numbers, server": ("server", channel.Lane, "admit", _nothing),
+    "rising sequence numbers, server": ("server", channel.Channel, "admit", _nothing),
     "run, job and version, server": ("server", channel.Stamp, "require_same", _nothing),
     "the boot of the HELLO": ("server", server.ServerEndpoint, "_known", _any_boot),
     "the connection of the HELLO": ("server", server.ServerEndpoint, "_known", _any_route),
@@ -141,7 +141,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "the template, server": ("server", server, "match_template", _nothing),
     "the norm bound, server": ("server", server, "checked", _unchecked),
     "hash and finite values, server": ("server", payload.Assembly, "tensors", _unhashed),
-    "rising sequence numbers, client": ("client", channel.Lane, "admit", _nothing),
+    "rising sequence numbers, client": ("client", channel.Channel, "admit", _nothing),
     "run, job and version, client": ("client", channel.Stamp, "require_same", _nothing),
     "the template, client": ("client", client, "match_template", _nothing),
     "the norm bound, client": ("client", client, "checked", _unchecked),
@@ -190,7 +190,7 @@ def test_a_field_said_twice_is_refused():
 
 
 def test_codes_of_a_client_s_own_choice_do_not_fill_the_memory():
-    kept = message_log.Journal(None)
+    kept = message_log.MessageLog(None)
     for number in range(10_000):
         kept.failed("client 1", WireError(f"client-{number}", ""))
     kept.failed("client 1", WireError("sequence", ""))

@@ -29,20 +29,22 @@ from wire_ends import (
     Ends,
     _nothing_is_left,  # noqa: F401 - fixtures
     _warm,  # noqa: F401
-    beside,
+    base_model,
     make_client,
     make_server,
     target,
 )
 
 from dpcfl_net.adversaries.hostile_messages import CANARY, MESSAGES, pickle_that_writes
-from dpcfl_net.adversaries.hostile_worker import STEPS, Outcome, play
+from dpcfl_net.adversaries.hostile_worker import STEPS, AttackLog, play
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.launch import processes, running
+from dpcfl_net.launch.placement import local
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.coordinator import drive
 from dpcfl_net.runtime.one_process import Hosts
@@ -52,7 +54,6 @@ from dpcfl_net.transport.client import ClientEvent
 from dpcfl_net.transport.guard import ConnectionGuard
 from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, WireError, decode
 from dpcfl_net.transport.payload import Assembly, Payload
-from launch import local, processes, running
 
 MIB = 1 << 20
 BASE = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "RESULT", "code": "release"}  # fmt: skip
@@ -96,7 +97,7 @@ def against_a_server(*steps: str, **how: Any) -> list[str]:
     with make_server() as server, make_client(server.address, 1) as honest:
         ends = Ends(server, honest)
         server.send_task(0, 1, "small", {})
-        found = beside(ends, target(server.address), *steps, **how)
+        found = base_model(ends, target(server.address), *steps, **how)
         ends.until(lambda: honest.welcomed)
         assert ends.round(honest, 1, 1, UPDATE).kind == "result"
         assert not [event for event in ends.of("result") if event.client == 0]
@@ -164,7 +165,7 @@ def test_every_step_of_the_hostile_worker_gets_its_answer():
             if server._peers[0].open is None:
                 server.send_task(0, 1, "small", {})
 
-        found = beside(ends, target(server.address), *EXPECTED, meanwhile=meanwhile)
+        found = base_model(ends, target(server.address), *EXPECTED, meanwhile=meanwhile)
         assert {outcome.step: f"{outcome.answer} {outcome.code}".strip() for outcome in found} == EXPECTED
         assert set(EXPECTED) == set(STEPS) - {"endless-multipart"}
         with pytest.raises(ConfigError, match="nonsense"):
@@ -314,7 +315,7 @@ def test_an_endless_message_is_cut(evidence, monkeypatch, security):
     evidence.control(f"{security}: without the guard it grew by {grown:.0f} MiB, all of a message of 320")
 
 
-def flooded(security: str, mebibytes: int) -> tuple[Outcome, float, int]:
+def flooded(security: str, mebibytes: int) -> tuple[AttackLog, float, int]:
     """One message of so many MiB: what came back, MiB that memory grew by at its highest, rounds of another client meanwhile."""
     with make_server(security=security) as server, make_client(server.address, 1, security=security) as honest:
         ends = Ends(server, honest).joined()
@@ -329,7 +330,7 @@ def flooded(security: str, mebibytes: int) -> tuple[Outcome, float, int]:
                 honest.send_result(task.id, "release", {"update": UPDATE})
 
         with highest_memory() as grown:
-            (found,) = beside(
+            (found,) = base_model(
                 ends, target(server.address, security=security), "endless-multipart", meanwhile=meanwhile, flood=mebibytes
             )
         return found, grown(), len(ends.of("result"))

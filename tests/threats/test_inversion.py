@@ -22,12 +22,12 @@ from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.data.datasets import load
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.launch.cli import app
 from dpcfl_net.report.page import write_report
 from dpcfl_net.results.attack_results import AttackResult, read_result, results
 from dpcfl_net.results.summary import read_run_job
 from dpcfl_net.training import dpsgd, models
 from dpcfl_net.transport.keys import make_keys
-from launch.cli import app
 
 ONE = {
     "data": {"dataset": "digits", "clients": [24], "shift": "none", "train_per_client": 1, "test_per_client": 10},
@@ -65,8 +65,8 @@ def attacked(recorded) -> AttackResult:
     raw, noisy = recorded["raw"], recorded["noisy"]
     done = CliRunner().invoke(app, ["attack", "invert", str(raw), "--against", str(noisy), "--records", "2"])
     assert done.exit_code == 0, done.output
-    found, beside = (read_result(folder / "attacks" / "invert.json") for folder in (raw, noisy))
-    assert found == beside
+    found, base_model = (read_result(folder / "attacks" / "invert.json") for folder in (raw, noisy))
+    assert found == base_model
     assert found.headline in done.output
     return found
 

@@ -17,7 +17,7 @@ from leak_scan import Secrets, scan, secrets_of, view
 from wire_ends import open_things
 
 from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
-from dpcfl_net.adversaries.malicious_steps import SCRIPT, STEPS, chosen, make, round_number, usual_half
+from dpcfl_net.adversaries.malicious_steps import SCRIPT, STEPS, chosen, make, round_number, usual_step
 from dpcfl_net.core import signing
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.types import DPSGDSlot, Task
@@ -39,7 +39,7 @@ SPIED = [
     sys.executable, "-c",
     "import sys\nfrom dpcfl_net.runtime import worker\nreal = worker.open_client\n"
     "def noted(*which):\n    print('records opened', file=sys.stderr, flush=True)\n    return real(*which)\n"
-    "worker.open_client = noted\nfrom launch.cli import main\nmain()",
+    "worker.open_client = noted\nfrom dpcfl_net.launch.cli import main\nmain()",
 ]  # fmt: skip
 PLAYED = [step.name for step in SCRIPT if step.name != "other-job"]
 
@@ -262,7 +262,7 @@ def test_a_job_that_the_operator_did_not_sign_is_refused(finished_run, tmp_path,
     monkeypatch.setattr(signing, "verify", lambda *_: True)
     believed = read_job(forged, pinned)
     host = make_host(believed, 0, tmp_path / "believed", durable=False)
-    answer = host.answer(Task(1, "train", make(usual_half(job.algorithm), job.algorithm, "honest", 1, 0)))
+    answer = host.answer(Task(1, "train", make(usual_step(job.algorithm), job.algorithm, "honest", 1, 0)))
     host.close()
     assert (answer.status, believed.protocol.coordinator_key) == ("release", stolen.coordinator_key)
     evidence.control("without the check of the signature the job is served, and the server is whoever forged it")
@@ -431,7 +431,7 @@ def secrets_of_run(folder, job, engine) -> list[Secrets]:
 
 
 def secrets_of_play(played, engine, client) -> Secrets:
-    half, algorithm = usual_half(played.job.algorithm), played.job.algorithm
+    half, algorithm = usual_step(played.job.algorithm), played.job.algorithm
     sent = [
         make(half, algorithm, step.weights, played.outcomes[step.name, client]["round"], client)
         for step in SCRIPT

@@ -22,7 +22,7 @@ from wire_ends import (
     Liar,
     _nothing_is_left,  # noqa: F401 - fixtures
     _warm,  # noqa: F401
-    beside,
+    base_model,
     make_client,
     make_server,
     pair,
@@ -34,14 +34,14 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.launch import running
 from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
 from dpcfl_net.transport import sockets, transcript
-from dpcfl_net.transport.channel import Lane
+from dpcfl_net.transport.channel import Channel
 from dpcfl_net.transport.endpoint import ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
 from dpcfl_net.transport.messages import Header
 from dpcfl_net.transport.sockets import AllowList
-from launch import running
 
 GREETING = 64  # bytes with which a ZMTP 3 connection begins; whoever says more before the other side's is dropped
 
@@ -364,7 +364,7 @@ class Forgetful(OrderedDict):
 def test_a_replay_on_a_new_connection_is_stale(evidence, monkeypatch):
     with make_server() as server:
         ends = Ends(server)
-        same, other, replay = beside(ends, target(server.address), "same-sequence", "other-boot", "replay")
+        same, other, replay = base_model(ends, target(server.address), "same-sequence", "other-boot", "replay")
         assert [same.code, other.code, replay.code] == ["sequence", "boot", "stale-boot"]
         assert "stale-boot, no-hello" in replay.reason
         assert not ends.of("result")
@@ -381,7 +381,7 @@ def test_a_replay_on_a_new_connection_is_stale(evidence, monkeypatch):
         assert server.failures["stale-boot"] >= 1
         assert not [event for event in ends.seen if event.kind != "failed"]
     evidence.got("without CURVE: stale-boot, nothing delivered")
-    monkeypatch.setattr(Lane, "admit", lambda self, header: None)
+    monkeypatch.setattr(Channel, "admit", lambda self, header: None)
     with make_server(security="none") as server:
         recorded = recording(server, "none")
         ends = Ends(server)

@@ -26,7 +26,7 @@ FOREIGN = (
     "dpcfl_net.experiment.job_files",
     "dpcfl_net.experiment.build",
     "dpcfl_net.results.summary",
-    "launch.preload",
+    "dpcfl_net.launch.placement.preload",
 )
 
 
@@ -124,7 +124,7 @@ def forked(run, tmp_path_factory) -> Seen:
     script = (
         "import sys, multiprocessing\n"
         "from pathlib import Path\n"
-        "from launch import local\n"
+        "from dpcfl_net.launch.placement import local\n"
         "from dpcfl_net.attacks import server_probe\n"
         "if __name__ == '__main__':\n"
         "    local.preload((Path(sys.argv[1]), sys.argv[2], None))\n"
@@ -185,10 +185,10 @@ def test_its_keys_lie_in_a_folder_of_its_own(run):
 def test_importing_it_loads_neither_data_nor_configuration():
     code = (
         "import sys\n"
-        "import dpcfl_net.runtime.coordinator, launch.role, launch.child\n"
+        "import dpcfl_net.runtime.coordinator, dpcfl_net.launch.placement.role, dpcfl_net.launch.placement.child\n"
         "from dpcfl_net.algorithms.base import registry\n"
         "registry()\n"
-        "print(*sorted(name for name in sys.modules if name.startswith(('dpcfl_net', 'launch'))))"
+        "print(*sorted(name for name in sys.modules if name.startswith('dpcfl_net')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "dpcfl_net.algorithms.r_dpcfl" in done.stdout.split()

@@ -22,6 +22,7 @@ from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.launch.cli import doctor
 from dpcfl_net.runtime.worker import make_host, turns
 from dpcfl_net.runtime.worker_spec import WorkerSpec
 from dpcfl_net.training import devices, models
@@ -30,7 +31,6 @@ from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.training.nvidia_smi import memory_by_process
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.keys import make_keys
-from launch import doctor
 
 A, B, C = (f"GPU-{letter * 8}-1111-2222-3333-444444444444" for letter in "abc")
 SLICE, OTHER = (f"MIG-{letter * 8}-1111-2222-3333-444444444444" for letter in "de")
@@ -206,7 +206,7 @@ def child(pipe):
     from dpcfl_net.training import devices
     from dpcfl_net.training.devices import Device
     from dpcfl_net.core.errors import RunFailed
-    before = [int("launch.preload" in sys.modules), int(torch.cuda.is_initialized()), int(torch.cuda._is_in_bad_fork())]
+    before = [int("dpcfl_net.launch.placement.preload" in sys.modules), int(torch.cuda.is_initialized()), int(torch.cuda._is_in_bad_fork())]
     try:
         devices.use(Device("GPU-00000000-not-there"))
         said = "used"
@@ -216,7 +216,7 @@ def child(pipe):
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["launch.preload"])
+    context.set_forkserver_preload(["dpcfl_net.launch.placement.preload"])
     ours, theirs = context.Pipe()
     process = context.Process(target=child, args=(theirs,))
     process.start()
@@ -340,9 +340,9 @@ def test_nothing_of_the_engine_stays_on_the_cpu(pretended, monkeypatch, name, sh
     trainer = type(small())(module, clip=1.0, learning_rate=0.1, batch_size=8, path=path)
     for compute in (
         lambda: trainer.clipped_sum(theta, data, np.arange(20)),
-        lambda: Evaluator(module).each(theta, data, beside=theta),
-        lambda: sgd.train(theta, data, np.random.default_rng(0), pull=(0.1, theta), beside=theta),
-        lambda: sgd.mean_losses(np.stack([theta, theta]), data, beside=theta),
+        lambda: Evaluator(module).each(theta, data, base_model=theta),
+        lambda: sgd.train(theta, data, np.random.default_rng(0), proximal=(0.1, theta), base_model=theta),
+        lambda: sgd.mean_losses(np.stack([theta, theta]), data, base_model=theta),
     ):
         with pytest.raises((NotImplementedError, RuntimeError), match=COPIED_OUT):
             compute()
@@ -389,7 +389,7 @@ def test_the_bench_needs_a_gpu_and_says_so(tmp_path):
 
 BENCH = """
 from dpcfl_net.training.devices import CPU
-from launch import bench_gpu
+from dpcfl_net.launch.cli import bench_gpu
 
 if __name__ == "__main__":
     load = bench_gpu.Load(clients=3, model="small-cnn", data="digits", records=60, steps=2, rounds=2)

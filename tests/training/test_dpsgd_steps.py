@@ -112,8 +112,8 @@ def test_a_pull_acts_after_the_noise_and_without_one_changes_nothing() -> None:
     trainer = small()
     free, _ = trainer.train(theta, data, slot, 1.0, KEY)
     centre = np.zeros_like(theta)
-    zero, _ = trainer.train(theta, data, slot, 1.0, KEY, pull=(0.0, centre))
-    pulled, _ = trainer.train(theta, data, slot, 1.0, KEY, pull=(0.5, centre))
+    zero, _ = trainer.train(theta, data, slot, 1.0, KEY, proximal=(0.0, centre))
+    pulled, _ = trainer.train(theta, data, slot, 1.0, KEY, proximal=(0.5, centre))
     assert np.array_equal(free, zero)
     np.testing.assert_allclose(free - pulled, 0.1 * 0.5 * theta, atol=1e-6)
 

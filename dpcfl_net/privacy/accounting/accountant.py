@@ -24,7 +24,7 @@ from dpcfl_net.core.types import (
     SampledGaussian,
     Unprotected,
 )
-from dpcfl_net.privacy.accounting.event_counts import Charges, Tally
+from dpcfl_net.privacy.accounting.event_counts import Charges, EventCounts
 from dpcfl_net.privacy.accounting.pld import COARSE, CURVE, FINE, Grid, pld_deltas, pld_epsilon
 from dpcfl_net.privacy.accounting.rdp import QUICK, rdp_epsilon
 
@@ -108,10 +108,10 @@ def calibrate(
     _check_reachable(first, epsilon, delta, adjacency, accountant)
 
     def bound(noise: float) -> float:
-        return rdp_epsilon(Tally().add(map(_as_poisson, events_of(noise))).charges(), delta, QUICK)
+        return rdp_epsilon(EventCounts().add(map(_as_poisson, events_of(noise))).charges(), delta, QUICK)
 
     def spent(noise: float, grid: Grid) -> float:
-        return _spent(Tally().add(events_of(noise)).charges(), delta, adjacency, accountant, grid)
+        return _spent(EventCounts().add(events_of(noise)).charges(), delta, adjacency, accountant, grid)
 
     # Each search starts where the cheaper one before it ended: a rough Renyi bound, a coarse grid, what decides.
     found = _smallest(bound, epsilon, 1.0, 2.0, 0.05)
@@ -130,7 +130,7 @@ def epsilon_by_prefix(
     there.
     """
     _check(delta, adjacency, accountant)
-    tally, found = Tally(), []
+    tally, found = EventCounts(), []
     for group in groups:
         charges = _allowed(tally.add(group).charges(), adjacency, accountant)
         found.append(_spent(charges, delta, adjacency, accountant, FINE))
@@ -147,7 +147,7 @@ def _check(delta: float, adjacency: str, accountant: str) -> None:
 
 
 def _charges(events: Iterable[Event], adjacency: Adjacency, accountant: str) -> Charges:
-    return _allowed(Tally().add(events).charges(), adjacency, accountant)
+    return _allowed(EventCounts().add(events).charges(), adjacency, accountant)
 
 
 def _allowed(charges: Charges, adjacency: Adjacency, accountant: str) -> Charges:

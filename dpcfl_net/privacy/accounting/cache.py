@@ -31,7 +31,7 @@ SOURCES = (
 )
 
 
-def remembered(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
+def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
     """`answer()`, or what it gave when the same question was asked on this host before; JSON values only.
 
     One process computes, others that ask meanwhile wait for it; an exception passes through and is not kept.

@@ -39,7 +39,7 @@ class Charges:
 
 
 @dataclass
-class Tally:
+class EventCounts:
     """Events of one kind and one parameter are one entry; what releases nothing has none."""
 
     _gaussians: Counter[tuple[float, float]] = field(default_factory=Counter)  # Steps by (noise multiplier, rate)
@@ -47,7 +47,7 @@ class Tally:
     _selections: Counter[float] = field(default_factory=Counter)
     _unprotected: bool = False
 
-    def add(self, events: Iterable[Event]) -> Tally:
+    def add(self, events: Iterable[Event]) -> EventCounts:
         """Count the events in, and return the tally itself."""
         for event in events:
             if isinstance(event, SampledGaussian):

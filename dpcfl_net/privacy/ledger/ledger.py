@@ -18,7 +18,7 @@ from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.types import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, canonical, digest, verify_lines
-from dpcfl_net.privacy.ledger.release_store import Answers, Keys, Stored
+from dpcfl_net.privacy.ledger.release_store import Keys, ReleaseStore, Stored
 
 LINES, COUNTER = "ledger.jsonl", "counter"
 KEY_BYTES = 32
@@ -93,7 +93,7 @@ class Ledger:
         entry = self._history.debits.get(request)
         if entry is None:
             return None
-        answer = self._answers.get(entry.sequence)
+        answer = self._releases.get(entry.sequence)
         if answer is not None:
             return answer
         note = self._keys.get(entry.sequence)
@@ -146,17 +146,17 @@ class Ledger:
     def store(self, sequence: int, answer: Stored, state: bytes | None = None) -> Stored:
         """Keep the answer to debit `sequence` and the client state it left (None: unchanged), atomically; erase its key."""
         entry = self._entries[sequence]
-        if entry.type != "debit" or sequence in self._answers:
+        if entry.type != "debit" or sequence in self._releases:
             raise ValueError(f"entry {sequence} is no debit without an answer")
         with self._writing():
-            self._answers.put(entry, answer, state)
+            self._releases.put(entry, answer, state)
             self._keys.erase(sequence)
-            self._answers.prune(entry.job)
+            self._releases.prune(entry.job)
         return answer
 
     def state(self, job: str) -> bytes | None:
         """The newest client state of `job`; None before the first."""
-        return self._answers.state(job)
+        return self._releases.state(job)
 
     def torn(self, job: str) -> list[Entry]:
         """Cut lines of `job` that are not charged yet."""
@@ -207,8 +207,8 @@ class Ledger:
         self._open_for_append()
         if tail:
             self._mark_torn()
-        self._answers = Answers(self.folder / "releases", self._disk, self._entries)
-        self._keys.erase_all_but([e.sequence for e in self._history.debits.values() if e.sequence not in self._answers])
+        self._releases = ReleaseStore(self.folder / "releases", self._disk, self._entries)
+        self._keys.erase_all_but([e.sequence for e in self._history.debits.values() if e.sequence not in self._releases])
 
     def _mark_torn(self) -> None:
         """Put a "torn" entry in place of an unterminated last line; only a debit is ever appended, and its key came first."""

@@ -66,7 +66,7 @@ class Keys:
         return self._folder / f"{sequence:08d}.key"
 
 
-class Answers:
+class ReleaseStore:
     """releases/<sequence>.answer: one line of JSON, then the client state that the task left, then the release.
 
     Raises LedgerError "ledger-broken" for a file that belongs to no debit of `entries` or whose bytes changed.

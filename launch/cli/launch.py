@@ -18,8 +18,10 @@ from dpcfl_net.core.files import read_object, write_text
 from dpcfl_net.core.runlog import write_atomically
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config import Config
-from launch import running, runs, slurm, ssh
-from launch.sites import Elsewhere, Here, Listening, Site
+from dpcfl_net.launch import running
+from dpcfl_net.launch.cli import run as runs
+from dpcfl_net.launch.placement import slurm, ssh
+from dpcfl_net.launch.placement.sites import Elsewhere, Here, Listening, Site
 
 WAYS = ("local", "ray", "slurm", "ssh")
 PLACEMENT = "placement.json"
@@ -100,7 +102,7 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> None:
     _check(config, options)
     clients, size = sum(config.data.clients), config.runtime.clients_per_worker
     if options.on == "local":
-        from launch.processes import worker_processes
+        from dpcfl_net.launch.processes import worker_processes
 
         node = Here().capacity()[0]
         print(f"coordinator, observer and {worker_processes(config, clients)} worker processes at most on {node.name}")
@@ -116,7 +118,7 @@ def write_script(path: Path, overrides: list[str], out: Path, options: Options, 
     given = {"--address": options.address, "--bind": options.bind, "--root": options.root, "--python": options.python}
     again = [word for name, value in given.items() if value is not None for word in (name, value)]
     again += ["--ports", ",".join(map(str, options.ports))] if any(options.ports) else []
-    command = [sys.executable, "-m", "launch.cli", "launch", str(path.resolve()), *overrides, "--on", "slurm", *again]
+    command = [sys.executable, "-m", "dpcfl_net.launch.cli", "launch", str(path.resolve()), *overrides, "--on", "slurm", *again]
     command += ["--out", str(out.resolve())]
     write_text(to, slurm.script(command, name=config.name, **shape))
     print(f"{to}: submit it with sbatch {to}")
@@ -160,7 +162,7 @@ def _site(config: Config, options: Options, run: str, logs: Path, placed: list[s
         hosts = slurm.dialled(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs)
         address = options.address or slurm.own_address()
     else:
-        from launch import ray
+        from dpcfl_net.launch.placement import ray
 
         workers = -(-sum(config.data.clients) // config.runtime.clients_per_worker)
         cluster = ray.Cluster(workers, options.cpus, options.gpus)

@@ -9,8 +9,8 @@ from typing import Any
 
 from dpcfl_net.results.privacy_words import number, percent, plain
 from dpcfl_net.results.run_view import (
+    JsonLine,
     JsonlTail,
-    Line,
     letter,
     listed,
     mapping,
@@ -87,12 +87,12 @@ class ProgressTail:
         self._tails = {
             name: JsonlTail(folder / f"{name}.jsonl") for name in ("metrics", "clusters", "messages", "spans", "warnings")
         }
-        self._mappings: dict[str, tuple[tuple[int, int], Line]] = {}
-        self._served: dict[int, Line] = {}
-        self._observed: dict[int, Line] = {}
+        self._mappings: dict[str, tuple[tuple[int, int], JsonLine]] = {}
+        self._served: dict[int, JsonLine] = {}
+        self._observed: dict[int, JsonLine] = {}
         self._spent: dict[int, list[float | None]] = {}
-        self._grouping: dict[int, Line] = {}
-        self._agreement: dict[int, Line] = {}
+        self._grouping: dict[int, JsonLine] = {}
+        self._agreement: dict[int, JsonLine] = {}
         self._workers = Workers()
         self._started: float | None = None
         self._lines: list[str] = []
@@ -144,7 +144,7 @@ class ProgressTail:
         # The coordinator's own are for its log; a worker that is lost or started again is for whoever looks on.
         self._warnings += [str(line.get("text")) for line in self._tails["warnings"].new() if line.get("view") == "launcher"]
 
-    def _mapping(self, name: str) -> Line:
+    def _mapping(self, name: str) -> JsonLine:
         path = self.folder / name
         try:
             stat = path.stat()
@@ -221,9 +221,9 @@ class Workers:
         self._trained: dict[int, int] = {}
         self._heard: dict[int, tuple[float, str]] = {}
         self._missed: dict[int, float] = {}
-        self._dismissed: set[int] = set()
+        self._stopped: set[int] = set()
 
-    def follow(self, messages: list[Line], spans: list[Line]) -> None:
+    def follow(self, messages: list[JsonLine], spans: list[JsonLine]) -> None:
         """Take in new lines of messages.jsonl and spans.jsonl."""
         for line in messages:
             client, at, kind = _client(line.get("peer")), whole(line.get("round")) or 0, str(line.get("kind"))
@@ -232,9 +232,9 @@ class Workers:
             if line.get("direction") == "up":
                 self._heard[client] = (number(line.get("time")) or 0.0, kind)
             if kind == "BYE" and line.get("direction") == "down":
-                self._dismissed.add(client)
+                self._stopped.add(client)
             elif kind == "HELLO":
-                self._dismissed.discard(client)
+                self._stopped.discard(client)
             if kind == "TASK":
                 self._asked[client] = max(at, self._asked.get(client, 0))
             elif kind == "RESULT":
@@ -257,7 +257,7 @@ class Workers:
     def _phase(self, client: int) -> str:
         asked = self._asked.get(client, 0)
         heard, kind = self._heard.get(client, (0.0, ""))
-        if client in self._dismissed or not (kind or asked):
+        if client in self._stopped or not (kind or asked):
             return AWAY
         if kind == "BYE" or self._missed.get(client, 0.0) > heard:
             return GONE

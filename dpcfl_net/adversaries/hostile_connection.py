@@ -56,14 +56,14 @@ class Target:
             digest(protocol),
             client,
             next((entry.id for entry in protocol.roster if entry.id != client), client),
-            {task: resolve(half.gives, algorithm.dims) for task, half in algorithm.halves().items()},
+            {task: resolve(half.gives, algorithm.dims) for task, half in algorithm.client_steps().items()},
             protocol.security,
             protocol.coordinator_key,
             (keys.read_public(key_folder, name), keys.read_secret(key_folder, name)),
         )
 
 
-class Line:
+class HostileConnection:
     """One DEALER socket with a context of its own. `heard` holds every header that came, `closed` says how it ended.
 
     keys, security: in place of the target's; routing_id: asked for, as no honest client does. closed: "" while nothing happened to the connection, "handshake" if it was
@@ -136,7 +136,7 @@ class Line:
         self.socket.close(linger=0)
         self._context.term()
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> HostileConnection:
         return self
 
     def __exit__(self, *_: object) -> None:

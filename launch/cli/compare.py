@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import write_text
+from dpcfl_net.launch.cli.screen import print_table
 from dpcfl_net.report.sweep import write_comparison, write_sweep
 from dpcfl_net.results import compare
-from launch.screen import print_table
 
 
 def show(folder: Path) -> None:

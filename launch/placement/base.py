@@ -25,7 +25,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Posting:
-    """One worker process: the clients that it serves, as a `group` (whoever is summoned) or, if it is one, for good."""
+    """One worker process: the clients that it serves, as a `group` (whoever is started) or, if it is one, for good."""
 
     clients: range
     group: bool = False
@@ -63,7 +63,7 @@ class Handle(Protocol):
         """End it at once; its ledger is written for that."""
 
     def tell(self, word: str) -> None:
-        """To a group: "summon 3" or "dismiss 3"; one that has just ended is told nothing."""
+        """To a group: "start 3" or "stop 3"; one that has just ended is told nothing."""
 
     def finish(self) -> None:
         """To a group: nobody will be wanted any more."""

@@ -13,12 +13,12 @@ from typing import Protocol
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment.config import Config
+from dpcfl_net.launch.placement.base import Launcher, Node
+from dpcfl_net.launch.placement.messages import FILES, Brief, Enrol
+from dpcfl_net.launch.placement.remote import HELLO_S, Host, Post, RemoteLauncher, close_all, node_of, place
 from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport.keys import OBSERVER, client_key, make_client_keys, public_path, read_public
-from launch.agent_messages import FILES, Brief, Enrol
-from launch.launcher import Launcher, Node
-from launch.remote import HELLO_S, Host, Post, RemoteLauncher, close_all, node_of, place
 
 
 def terms_of(config: Config) -> Terms:
@@ -68,7 +68,7 @@ class Here:
 
     def capacity(self) -> list[Node]:
         """See `Site`."""
-        from launch.local import here
+        from dpcfl_net.launch.placement.local import here
 
         return [here()]
 
@@ -86,13 +86,13 @@ class Here:
 
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """See `Site`."""
-        from launch.local import preload
+        from dpcfl_net.launch.placement.local import preload
 
         preload(job)
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """See `Site`."""
-        from launch.local import LocalLauncher, own_slots
+        from dpcfl_net.launch.placement.local import LocalLauncher, own_slots
 
         runtime = config.runtime
         self._slots = own_slots(runtime, secrets.token_hex(8))

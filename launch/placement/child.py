@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from dpcfl_net.core.errors import DpcflError
-from launch.interrupts import held_back, leave_to_the_launcher
-from launch.launcher import failure
+from dpcfl_net.launch.interrupts import held_back, leave_to_the_launcher
+from dpcfl_net.launch.placement.base import failure
 
 
 def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None:
@@ -59,6 +61,17 @@ def _die_with(sentinel: int) -> None:
     os._exit(4)
 
 
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the caller's main module: multiprocessing would run a script that has no `__main__` guard again in every child."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 @dataclass
 class Child:
     """One process and how to start it."""
@@ -75,7 +88,7 @@ class Child:
 
         `sentinel` becomes readable when it has ended, also if that parent, which alone learns the exit code, ended before.
         """
-        with held_back():
+        with held_back(), without_main():
             self.process = context.Process(target=entry, args=(self.title, self.log, self.main, self.spec), name=self.title)
             self.process.start()
         try:

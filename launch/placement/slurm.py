@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError
-from launch.lines import CommandLine
-from launch.remote import Host
+from dpcfl_net.launch.placement.connection import CommandConnection
+from dpcfl_net.launch.placement.remote import Host
 
 CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -49,11 +49,11 @@ def dialled(nodes: Sequence[tuple[str, int]], *, python: str, root: str, run: st
     hosts = []
     for k, (node, cpus) in enumerate(nodes):
         name = f"node-{k}"
-        agent = [python, "-m", "launch.agent", "--root", root, "--run", run, "--node", name]
+        agent = [python, "-m", "dpcfl_net.launch.placement.agent", "--root", root, "--run", run, "--node", name]
         # One task a node, whose agent forks the workers: they share what is loaded, and a GPU by leases. `overlap`: the launcher's own step runs on the first node.
         step = ["srun", "--quiet", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", f"--nodelist={node}",
                 f"--cpus-per-task={cpus}", "--mem=0", "--job-name=dpcfl-agent"]  # fmt: skip
-        hosts.append(Host(name, partial(CommandLine, [*step, *agent], logs / f"host_{name}.log"), cpus, where=node))
+        hosts.append(Host(name, partial(CommandConnection, [*step, *agent], logs / f"host_{name}.log"), cpus, where=node))
     return hosts
 
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
-from launch.lines import STDERR_TAIL, one_line
-from launch.remote import Host
+from dpcfl_net.launch.placement.connection import STDERR_TAIL, one_line
+from dpcfl_net.launch.placement.remote import Host
 
 PLACED_S = 60.0
 ORDERS, REPORTS = "orders", "reports"
@@ -30,7 +30,7 @@ class Bundle:
     as they are, neither keys nor ledger secrets among them."""
 
     def __init__(self, root: str, run: str, name: str) -> None:
-        command = [sys.executable, "-m", "launch.agent", "--root", root, "--run", run, "--node", name]
+        command = [sys.executable, "-m", "dpcfl_net.launch.placement.agent", "--root", root, "--run", run, "--node", name]
         self._agent = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )
@@ -71,7 +71,7 @@ class Bundle:
             del self._said[:-8192]
 
 
-class RayLine:
+class RayConnection:
     """The line to the agent of a bundle; it ends when the agent does, or its actor, or the node."""
 
     def __init__(self, cluster: Cluster, bundle: int, root: str, run: str) -> None:
@@ -185,5 +185,6 @@ class Cluster:
 def dialled(cluster: Cluster, *, root: str, run: str) -> list[Host]:
     """A host for each bundle: one worker process each."""
     return [
-        Host(f"bundle-{k}", partial(RayLine, cluster, k, root, run), 1, where=node) for k, node in enumerate(cluster.nodes())
+        Host(f"bundle-{k}", partial(RayConnection, cluster, k, root, run), 1, where=node)
+        for k, node in enumerate(cluster.nodes())
     ]

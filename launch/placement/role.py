@@ -23,7 +23,7 @@ def main() -> None:
     from pydantic import TypeAdapter
 
     from dpcfl_net.algorithms.base import registry
-    from launch.child import run
+    from dpcfl_net.launch.placement.child import run
 
     title, target = sys.argv[1:]
     module, _, name = target.partition(":")

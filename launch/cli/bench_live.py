@@ -15,7 +15,7 @@ import psutil
 
 from dpcfl_net.core import runlog
 from dpcfl_net.experiment import config as configuration
-from launch import running
+from dpcfl_net.launch import running
 
 QUIET_ROUNDS = 2  # the last ones: memory is measured in them, which disturbs the others
 
@@ -23,7 +23,7 @@ QUIET_ROUNDS = 2  # the last ones: memory is measured in them, which disturbs th
 def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 1) -> dict[str, Any]:
     """Run DP-FedAvg on digits, one record a client, `sampled` of `clients` a round (fixed size); print figures and return them.
 
-    The clients compute next to nothing, so that a round is summoning, connecting, a task, and leaving. Memory is the sum of
+    The clients compute next to nothing, so that a round is starting, connecting, a task, and leaving. Memory is the sum of
     proportional set sizes (PSS) of every process of the run, launcher and preloaded parent among them.
     """
     with tempfile.TemporaryDirectory(prefix="dpcfl-live-") as folder:
@@ -33,11 +33,11 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
             raise failure
         if document["state"] != "finished":
             raise KeyboardInterrupt
-        lines = [line for line in runlog.read(Path(folder) / "metrics.jsonl") if "summoned" in line]
+        lines = [line for line in runlog.read(Path(folder) / "metrics.jsonl") if "started" in line]
     found = watcher.figures(lines)
     print(f"{clients} clients enrolled, {sampled} sampled a round, {group} to a process; {rounds} rounds")
-    print(f"seconds a round: {found['seconds']:.2f} (the first {found['first_seconds']:.2f}), {found['summoned']:.0f} summoned")
-    print(f"milliseconds of processor time for each summoned client: {found['cpu_ms']:.1f}, of which")
+    print(f"seconds a round: {found['seconds']:.2f} (the first {found['first_seconds']:.2f}), {found['started']:.0f} started")
+    print(f"milliseconds of processor time for each started client: {found['cpu_ms']:.1f}, of which")
     for who, spent in found["cpu_ms_by_role"].items():
         print(f"  {who:<12}{spent:7.1f}")
     print(
@@ -90,14 +90,14 @@ class _Watcher:
     def figures(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
         quiet = [line for line in lines if 1 < line["round"] <= self.rounds - QUIET_ROUNDS] or lines
         (begin, before), (end, after) = self.spent[0], self.spent[-1]
-        summoned = sum(line["summoned"] for line in lines if begin < line["round"] <= end) or 1
-        by_role = {role: 1e3 * (after[role] - before.get(role, 0.0)) / summoned for role in sorted(after)}
+        started = sum(line["started"] for line in lines if begin < line["round"] <= end) or 1
+        by_role = {role: 1e3 * (after[role] - before.get(role, 0.0)) / started for role in sorted(after)}
         workers = self.memory.get("worker", [0])
         by_second = {int(at): count for at, count in self.counts}
         return {
             "seconds": statistics.median(line["seconds"] for line in quiet),
             "first_seconds": lines[0]["seconds"],
-            "summoned": statistics.median(line["summoned"] for line in quiet),
+            "started": statistics.median(line["started"] for line in quiet),
             "cpu_ms": sum(by_role.values()),
             "cpu_ms_by_role": by_role,
             "pss_gib": _total(self.memory) / 2**30,

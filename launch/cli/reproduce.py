@@ -31,8 +31,8 @@ class RunContext:
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
         """A finished run for every combination of the axes; RunFailed names those that have none."""
         from dpcfl_net.experiment.config import load
+        from dpcfl_net.launch.sweeps import run_cells
         from dpcfl_net.results.compare import read_result
-        from launch.sweeps import run_cells
 
         cells = [
             load(config, [f"{key}={_as_yaml(value)}" for key, value in zip(axes, values, strict=True)])

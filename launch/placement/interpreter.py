@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import DpcflError
-from launch.interrupts import held_back
-from launch.launcher import failure
+from dpcfl_net.launch.interrupts import held_back
+from dpcfl_net.launch.placement.base import failure
 
 # Who and where one is, and what numerical libraries read: the rest of the launcher's environment is its own.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
@@ -23,7 +23,7 @@ _PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DN
 # Several threads would compute other bits, and take the cores that workers compute on.
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Modules are found where the launcher finds them, whatever stands in the folder that it was started in.
-_MAIN = "import sys; sys.path[:] = {path!r}; from launch.role import main; main()"
+_MAIN = "import sys; sys.path[:] = {path!r}; from dpcfl_net.launch.placement.role import main; main()"
 
 
 def environment(extra: Iterable[str] = ()) -> dict[str, str]:

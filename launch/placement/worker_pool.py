@@ -1,4 +1,4 @@
-"""The worker processes of a run: each starts when a client of its own is summoned, and again after a crash."""
+"""The worker processes of a run: each starts when a client of its own is started, and again after a crash."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpcfl_net.core.errors import RunFailed
-from launch.launcher import Handle, Launcher, Posting, failure
+from dpcfl_net.launch.placement.base import Handle, Launcher, Posting, failure
 
 LEAVE_S = 15.0  # how long a process without wanted clients may take to leave by itself
 
 
 @dataclass
-class Berth:
+class WorkerPlace:
     """The place of one worker process, there or not, and which of its clients are wanted."""
 
     posting: Posting
@@ -30,10 +30,10 @@ class Berth:
         return self.posting.clients[0]
 
 
-class Crew:
-    """Starts and ends worker processes as clients are summoned and dismissed; at most `most` run at a time.
+class WorkerPool:
+    """Starts and ends worker processes as clients are started and stopped; at most `most` run at a time.
 
-    size: clients of one process; with more than one, summonses are passed on to it and it stays until `finish`.
+    size: clients of one process; with more than one, start commands are passed on to it and it stays until `finish`.
     must_all: a worker over its `max_restarts` ends the run; otherwise it is missing from then on. report: is told of both, in words;
     lose: which client nobody need wait for any more.
     """
@@ -46,9 +46,9 @@ class Crew:
         self._lose = lose
         self._most = most if size == 1 else clients
         self._max_restarts, self._must_all = max_restarts, must_all
-        self._berths: dict[int, Berth] = {}
-        self._due: OrderedDict[int, Berth] = OrderedDict()  # to be started, the longest waiting first
-        self._running: dict[int, Berth] = {}  # by sentinel
+        self._berths: dict[int, WorkerPlace] = {}
+        self._due: OrderedDict[int, WorkerPlace] = OrderedDict()  # to be started, the longest waiting first
+        self._running: dict[int, WorkerPlace] = {}  # by sentinel
         self._ending: dict[int, float] = {}  # first client of a berth -> when it should have left
 
     @property
@@ -57,24 +57,24 @@ class Crew:
         return list(self._running)
 
     def hear(self, message: bytes) -> None:
-        """Follow one word of the coordinator: "summon 12" or "dismiss 12"; anything else ends the run."""
+        """Follow one word of the coordinator: "start 12" or "stop 12"; anything else ends the run."""
         word, _, number = message.decode("ascii", "replace").partition(" ")
-        if word not in ("summon", "dismiss") or not number.isdecimal() or int(number) >= self._clients:
+        if word not in ("start", "stop") or not number.isdecimal() or int(number) >= self._clients:
             raise RunFailed(f"the coordinator asked for {message[:40]!r}")
-        (self.summon if word == "summon" else self.dismiss)([int(number)])
+        (self.start_worker if word == "start" else self.stop_worker)([int(number)])
 
-    def summon(self, clients: Iterable[int]) -> None:
+    def start_worker(self, clients: Iterable[int]) -> None:
         """These are wanted: their processes are started by the next `tend`."""
         for client in clients:
             berth = self._berth(client)
             berth.wanted.add(client)
             self._ending.pop(berth.first, None)
             if berth.handle is not None and berth.posting.group:
-                berth.handle.tell(f"summon {client}")
+                berth.handle.tell(f"start {client}")
             elif not berth.lost:
                 self._due[berth.first] = berth
 
-    def dismiss(self, clients: Iterable[int]) -> None:
+    def stop_worker(self, clients: Iterable[int]) -> None:
         """These have left, or were given up; who does not leave soon is ended."""
         for client in clients:
             berth = self._berth(client)
@@ -83,7 +83,7 @@ class Crew:
                 self._due.pop(client, None)
                 self._ending[client] = time.monotonic() + LEAVE_S
             elif berth.handle is not None:
-                berth.handle.tell(f"dismiss {client}")
+                berth.handle.tell(f"stop {client}")
 
     def tend(self) -> None:
         """Start what is due while there is room, and end what has overstayed."""
@@ -133,16 +133,16 @@ class Crew:
             if berth.handle is not None:
                 berth.handle.finish()
 
-    def _berth(self, client: int) -> Berth:
+    def _berth(self, client: int) -> WorkerPlace:
         first = client - client % self._size
         if first not in self._berths:
             clients = range(first, min(first + self._size, self._clients))
-            self._berths[first] = Berth(Posting(clients, group=self._size > 1))
+            self._berths[first] = WorkerPlace(Posting(clients, group=self._size > 1))
         return self._berths[first]
 
-    def _start(self, berth: Berth) -> None:
+    def _start(self, berth: WorkerPlace) -> None:
         berth.handle = self._launcher.start(berth.posting)
         if berth.posting.group:
             for client in sorted(berth.wanted):
-                berth.handle.tell(f"summon {client}")
+                berth.handle.tell(f"start {client}")
         self._running[berth.handle.sentinel] = berth

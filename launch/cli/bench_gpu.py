@@ -22,7 +22,7 @@ from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.experiment.config import RuntimeSettings
 from dpcfl_net.training import devices
-from dpcfl_net.training.compute_slots import Slots
+from dpcfl_net.training.compute_semaphore import ComputeSemaphore
 from dpcfl_net.training.devices import Device
 from dpcfl_net.training.nvidia_smi import memory_by_process
 
@@ -66,7 +66,7 @@ def gpu(slots: int = 1, load: Load | None = None) -> dict[str, Any]:
 def measure(device: Device, load: Load) -> dict[str, Any]:
     """The same on any device."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["launch.preload"])
+    context.set_forkserver_preload(["dpcfl_net.launch.placement.preload"])
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="dpcfl-gpu-") as folder:
         leases = Path(folder) / (device.uuid or "cpu")
@@ -174,7 +174,7 @@ class _Work:
         module = models.build(seat.load.model, shape, classes)
         self._trainer = Trainer(module, clip=CLIP, learning_rate=RATE, batch_size=BATCH)
         self.path = self._trainer.path
-        self._slots = Slots(seat.leases, seat.device.slots_per_gpu)
+        self._slots = ComputeSemaphore(seat.leases, seat.device.slots_per_gpu)
 
     def turn(self, client: int) -> float:
         """One client's steps, in a lease of its own if there are leases; gives the expected number of records."""

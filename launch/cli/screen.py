@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dpcfl_net.launch.cli.progress import AWAY, GONE, SENDING, TRAINING, WAITING, ProgressTail, ProgressView, tail_progress
 from dpcfl_net.results.privacy_words import duration, number, percent, plain, statement, yes
 from dpcfl_net.results.run_view import mapping
 from dpcfl_net.results.tables import Table as Comparison
-from launch.progress import AWAY, GONE, SENDING, TRAINING, WAITING, ProgressTail, ProgressView, tail_progress
 
 __all__ = ["PlainLines", "ProgressTail", "ProgressView", "Screen", "open_screen", "print_summary", "tail_progress"]
 

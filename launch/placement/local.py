@@ -15,16 +15,16 @@ from signal import SIGCONT, SIGKILL, SIGTERM
 from typing import Any
 
 from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.launch.interrupts import held_back
+from dpcfl_net.launch.placement.base import Node, Posting
+from dpcfl_net.launch.placement.child import Child, without_main
+from dpcfl_net.launch.placement.interpreter import SINGLE_THREAD
 from dpcfl_net.runtime.worker_spec import GroupSpec, WorkerSpec
-from dpcfl_net.training.compute_slots import host_folder
+from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.training.devices import CPU, Device
-from launch.child import Child
-from launch.interpreter import SINGLE_THREAD
-from launch.interrupts import held_back
-from launch.launcher import Node, Posting
 
 STOP_S = 4.0
-PRELOAD, JOB = "launch.preload", "DPCFL_PRELOAD_JOB"
+PRELOAD, JOB = "dpcfl_net.launch.placement.preload", "DPCFL_PRELOAD_JOB"
 
 
 def forkserver() -> Any:
@@ -46,7 +46,7 @@ def preload(job: tuple[Path, str, str | None] | None = None) -> None:
         folder, operator_key, data_root = job
         os.environ[JOB] = json.dumps({"folder": str(folder), "operator_key": operator_key, "data_root": data_root})
     try:
-        with held_back():
+        with held_back(), without_main():
             ensure_running()
     finally:
         os.environ.pop(JOB, None)
@@ -121,7 +121,7 @@ class LocalHandle:
     def finish(self) -> None:
         """See `launcher.Handle`."""
         if self._pipe is not None:
-            self._pipe.close()  # a group leaves when nobody can summon any more
+            self._pipe.close()  # a group leaves when nobody can start any more
 
     def close(self) -> None:
         """See `launcher.Handle`. Not before: whoever watches the sentinel must find it open when the process has ended."""

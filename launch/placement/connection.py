@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from launch.agent_messages import LONGEST
-from launch.launcher import LOST
+from dpcfl_net.launch.placement.base import LOST
+from dpcfl_net.launch.placement.messages import LONGEST
 
 STDERR_TAIL = 400  # characters of what the command said when it failed
 
 
-class Line(Protocol):
+class HostConnection(Protocol):
     """Orders go in, reports come out, until one side ends."""
 
     def send(self, data: bytes) -> None:
@@ -39,7 +39,7 @@ def one_line(said: bytes | bytearray) -> str:
     return "; ".join(line.strip() for line in said.decode(errors="replace").splitlines() if line.strip())
 
 
-class CommandLine:
+class CommandConnection:
     """Over a command such as ssh, srun or kubectl exec. log: where its standard error goes."""
 
     def __init__(self, argv: Sequence[str], log: Path) -> None:

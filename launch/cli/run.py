@@ -19,12 +19,12 @@ from dpcfl_net.experiment.cost_estimate import expectations, step_seconds
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.federation.claim import noisy_plans
+from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.placement import local
+from dpcfl_net.launch.placement.sites import Site
+from dpcfl_net.launch.running import new_folder, run_and_report, write_config
 from dpcfl_net.results import summary
 from dpcfl_net.transport.keys import make_keys
-from launch import local
-from launch.interrupts import Interrupts
-from launch.running import new_folder, run_and_report, write_config
-from launch.sites import Site
 
 
 def new(path: Path, overrides: Iterable[str], out: Path) -> int:
@@ -41,7 +41,7 @@ def _new(path: Path, overrides: Iterable[str], out: Path) -> tuple[int, dict[str
 
 def quickstart(path: Path, out: Path) -> int:
     """The main job, then Global and Local at the same epsilon, then one table."""
-    from launch.screen import print_summary
+    from dpcfl_net.launch.cli.screen import print_summary
 
     done: list[dict[str, Any]] = []
     for override in ([], ["algorithm.name=global"], ["algorithm.name=local"]):
@@ -214,7 +214,7 @@ def _print_job(job: Job, config: Config) -> None:
     )
     for slot, count in Counter(job.algorithm.plan(protocol.roster[0])).items():
         print(f"  plan of a client: {count} x {slot}")
-    for slot, count in Counter(job.algorithm.curator_plan()).items():
+    for slot, count in Counter(job.algorithm.central_plan()).items():
         print(f"  plan of the trusted server: {count} x {slot}")
     slots = local.compute_slots(config.runtime)
     minutes = step_seconds(job, config.data.root) * cost["steps"] / slots / 60

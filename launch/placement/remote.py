@@ -12,9 +12,9 @@ from pathlib import Path
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
 from dpcfl_net.core.runlog import write_atomically
-from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
-from dpcfl_net.transport.keys import client_key
-from launch.agent_messages import (
+from dpcfl_net.launch.placement.base import LOST, Node, Posting
+from dpcfl_net.launch.placement.connection import HostConnection
+from dpcfl_net.launch.placement.messages import (
     Brief,
     Briefed,
     Ended,
@@ -29,15 +29,15 @@ from launch.agent_messages import (
     Trouble,
     read_report,
 )
-from launch.launcher import LOST, Node, Posting
-from launch.lines import Line
+from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
+from dpcfl_net.transport.keys import client_key
 
 HELLO_S = 120.0  # for a host to answer at first; importing torch over a slow file system takes its time
 AGAIN_S = 30.0  # for a host that was lost to come back before its workers count as ended once more
 PAUSE_S = 1.0
 LEAVE_S = 10.0
 
-Dial = Callable[[], Line]
+Dial = Callable[[], HostConnection]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Post:
 
     def __post_init__(self) -> None:
         self._lock, self._news = threading.Lock(), threading.Condition()
-        self._line: Line | None = None
+        self._line: HostConnection | None = None
         self._answered = False
         self._brief: list[Message] = []  # what an agent must hear first, again after a loss
         self._handles: dict[int, RemoteHandle] = {}
@@ -232,7 +232,7 @@ class Post:
             line.close(LEAVE_S)
         return answered
 
-    def _greeted(self, hello: Hello, line: Line) -> None:
+    def _greeted(self, hello: Hello, line: HostConnection) -> None:
         if hello.version != __version__:
             raise Refused("version", f"dpcfl_net {hello.version} is installed there, {__version__} here")
         with self._lock:

@@ -96,7 +96,7 @@ def run(
 ) -> None:
     """Run an experiment: coordinator, observer and one worker process per client on this machine."""
     from dpcfl_net.core.errors import ConfigError
-    from launch import runs
+    from dpcfl_net.launch.cli import run as runs
 
     if resume is not None:
         if config is not None or overrides or dry_run:
@@ -136,7 +136,7 @@ def launch(
 ) -> None:
     """Run an experiment with its workers on other hosts."""
     from dpcfl_net.core.errors import ConfigError
-    from launch import launching
+    from dpcfl_net.launch.cli import launch as launching
 
     found = ports.split(",")
     if len(found) != 2 or not all(port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536 for port in found):
@@ -176,7 +176,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells and their state; start nothing")] = False,
 ) -> None:
     """Run every combination of some settings; finished runs are not repeated."""
-    from launch import sweeps
+    from dpcfl_net.launch import sweeps
 
     if dry_run:
         sweeps.dry_run(config, axes or [], out)
@@ -195,7 +195,7 @@ def compare(
     ] = False,
 ) -> None:
     """Compare finished runs over seeds; refuse runs whose privacy or data differ."""
-    from launch import comparison
+    from dpcfl_net.launch.cli import compare as comparison
 
     comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness)
 
@@ -206,7 +206,7 @@ def quickstart(
     config: Annotated[Path, typer.Option(help="YAML file")] = Path("configs/quickstart.yaml"),
 ) -> None:
     """Run R-DPCFL, Global and Local at the same epsilon on scikit-learn's digits."""
-    from launch import runs
+    from dpcfl_net.launch.cli import run as runs
 
     raise typer.Exit(runs.quickstart(config, out))
 
@@ -219,7 +219,7 @@ def job(
     keys: Annotated[Path | None, typer.Option(help="folder of keys (default: OUT/keys, created if missing)")] = None,
 ) -> None:
     """Write a signed job: protocol, experiment and their signatures."""
-    from launch import runs
+    from dpcfl_net.launch.cli import run as runs
 
     runs.write_job(config, overrides or [], out, keys)
 
@@ -369,7 +369,7 @@ def inspect(
     limit: Annotated[int, typer.Option(min=1, help="largest number of messages to print")] = 200,
 ) -> None:
     """List the messages that the server saw."""
-    from launch import runs
+    from dpcfl_net.launch.cli import run as runs
 
     runs.inspect(folder, client, round, limit)
 
@@ -382,7 +382,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check signatures, hash chains, ledgers, plan and messages; recompute epsilon."""
-    from launch import runs
+    from dpcfl_net.launch.cli import run as runs
 
     raise typer.Exit(runs.verify(folder, operator_key))
 
@@ -390,7 +390,7 @@ def verify(
 @app.command()
 def audit(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
     """Bound epsilon from below with the canaries of a run (configs/threats/audit_*.yaml); exit code 3 if its claim is violated."""
-    from launch import attacks
+    from dpcfl_net.launch.cli import attack as attacks
 
     raise typer.Exit(attacks.audit(folder))
 
@@ -398,9 +398,9 @@ def audit(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None:
     """Rewrite run.json and report.html of a run, or report.html of a sweep."""
+    from dpcfl_net.launch.cli import run as runs
     from dpcfl_net.report.sweep import write_sweep
     from dpcfl_net.results.compare import SWEEP
-    from launch import runs
 
     if (folder / SWEEP).exists():
         typer.echo(write_sweep(folder))
@@ -423,7 +423,7 @@ def bench(
 ) -> None:
     """Measure DP-SGD against peers, a thousand clients on this machine, or sharing a GPU."""
     from dpcfl_net.core.errors import ConfigError
-    from launch import bench_dpsgd, bench_gpu, bench_live
+    from dpcfl_net.launch.cli import bench_dpsgd, bench_gpu, bench_live
 
     if what not in ("dpsgd", "live", "gpu"):
         raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd, live or gpu")
@@ -444,7 +444,7 @@ def reproduce(
 ) -> None:
     """Recompute figures of the papers and check the papers' claims."""
     from dpcfl_net.core.errors import ConfigError
-    from launch import reproduce as reproductions
+    from dpcfl_net.launch.cli import reproduce as reproductions
 
     if every:
         reproductions.list_all()
@@ -459,7 +459,7 @@ def doctor(
     clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of workers to check for")] = 21,
 ) -> None:
     """Show what this machine can do, what would fail here and how to fix it."""
-    from launch import doctor as doctors
+    from dpcfl_net.launch.cli import doctor as doctors
 
     raise typer.Exit(doctors.run(clients))
 
@@ -478,7 +478,7 @@ def fetch(
 @attack_app.command("nan-oracle")
 def nan_oracle(folder: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
     """Infer membership of a known record from which updates are finite (configs/threats/nan_oracle.yaml)."""
-    from launch import attacks
+    from dpcfl_net.launch.cli import attack as attacks
 
     attacks.nan_oracle(folder)
 
@@ -490,7 +490,7 @@ def selections(
     data_root: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
 ) -> None:
     """Infer clusters from repeated private choices, beside exact theory (configs/threats/selections_*.yaml)."""
-    from launch import attacks
+    from dpcfl_net.launch.cli import attack as attacks
 
     attacks.selections(folder, against, data_root)
 
@@ -505,14 +505,14 @@ def invert(
     data_root: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
 ) -> None:
     """Reconstruct images and labels from updates (configs/threats/invert_*.yaml)."""
-    from launch import attacks
+    from dpcfl_net.launch.cli import attack as attacks
 
     attacks.invert(folder, against, records, data_root)
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point. A user's mistake becomes one line on stderr and an exit code; only a bug shows a traceback."""
-    from launch.errors import is_unread, report
+    from dpcfl_net.launch.cli.errors import is_unread, report
 
     try:
         code = app(args=arguments, standalone_mode=False)

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
-from launch.lines import CommandLine
-from launch.remote import Host
+from dpcfl_net.launch.placement.connection import CommandConnection
+from dpcfl_net.launch.placement.remote import Host
 
 ROOT = "~/.local/state/dpcfl"
 # No passwords are asked for, and a host that is cut off is noticed within half a minute.
@@ -49,7 +49,17 @@ class Entry(BaseModel):
 
     def command(self, python: str, root: str, run: str) -> list[str]:
         """What starts the agent there, with its standard input and output here."""
-        agent = [self.python or python, "-m", "launch.agent", "--root", root, "--run", run, "--node", self.name]
+        agent = [
+            self.python or python,
+            "-m",
+            "dpcfl_net.launch.placement.agent",
+            "--root",
+            root,
+            "--run",
+            run,
+            "--node",
+            self.name,
+        ]
         if self.through:
             return [*self.through, *agent]
         assert self.address is not None
@@ -77,7 +87,7 @@ class HostsFile(BaseModel):
         return [
             Host(
                 entry.name,
-                partial(CommandLine, entry.command(self.python, self.root, run), logs / f"host_{entry.name}.log"),
+                partial(CommandConnection, entry.command(self.python, self.root, run), logs / f"host_{entry.name}.log"),
                 entry.workers,
                 entry.data_root,
             )

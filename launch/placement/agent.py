@@ -1,6 +1,6 @@
 """The agent: stands in for the launcher on a worker's host, as long as its standard input is open.
 
-    python -m launch.agent --root DIR --run NAME --node NAME
+    python -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
 
 Orders come in on standard input, reports go out on standard output (`agent_messages`). Keys and ledgers stay in
 DIR/NAME/NODE, and a client is never begun anew where they are missing: that would spend its privacy twice.
@@ -24,12 +24,9 @@ from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
 from dpcfl_net.core.runlog import write_atomically
 from dpcfl_net.core.types import Policy
-from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
-from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
-from dpcfl_net.training.devices import deal
-from dpcfl_net.transport import keys
-from dpcfl_net.transport.keys import client_key, make_client_keys
-from launch.agent_messages import (
+from dpcfl_net.launch.placement.base import Posting
+from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, here, own_slots
+from dpcfl_net.launch.placement.messages import (
     FILES,
     LONGEST,
     Brief,
@@ -46,8 +43,11 @@ from launch.agent_messages import (
     Trouble,
     read_order,
 )  # fmt: skip
-from launch.launcher import Posting
-from launch.local import LocalHandle, LocalLauncher, here, own_slots
+from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
+from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
+from dpcfl_net.training.devices import deal
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.keys import client_key, make_client_keys
 
 LOG_TAIL = 8192
 MIRROR_S = 1.0
@@ -194,7 +194,7 @@ class _Mirror:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an agent on this process's standard input and output; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launch.agent", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m dpcfl_net.launch.placement.agent", description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, required=True, help="folder for the runs of this host")
     parser.add_argument("--run", required=True)
     parser.add_argument("--node", required=True)

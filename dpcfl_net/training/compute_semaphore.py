@@ -37,7 +37,7 @@ def host_folder() -> Path:
     return home / boot
 
 
-class Slots:
+class ComputeSemaphore:
     """A counted lock between processes made of file locks: the kernel gives a slot back when its holder dies.
 
     Nobody stands in a queue: a worker that is stopped while it waits holds nothing up. Who gives a slot back puts a byte into
@@ -46,7 +46,7 @@ class Slots:
 
     def __init__(self, folder: Path, count: int) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._slots = [os.open(folder / f"slot_{k}", os.O_RDWR | os.O_CREAT, 0o600) for k in range(count)]
+        self._semaphore = [os.open(folder / f"slot_{k}", os.O_RDWR | os.O_CREAT, 0o600) for k in range(count)]
         with suppress(FileExistsError):
             os.mkfifo(folder / "free", 0o600)
         self._free = os.open(folder / "free", os.O_RDWR | os.O_NONBLOCK)
@@ -65,7 +65,7 @@ class Slots:
             self._wake()
 
     def _take(self) -> int | None:
-        for slot in self._slots:
+        for slot in self._semaphore:
             try:
                 fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -82,5 +82,5 @@ class Slots:
 
     def _wake(self) -> None:
         pending = int.from_bytes(fcntl.ioctl(self._free, termios.FIONREAD, bytes(4)), "little")
-        if pending < len(self._slots):  # more would wake the same workers for nothing
+        if pending < len(self._semaphore):  # more would wake the same workers for nothing
             os.write(self._free, b"x")

@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import setproctitle
@@ -22,9 +21,9 @@ from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment.job_files import client_slice, read_job
+from dpcfl_net.launch.interrupts import SIGNALS
+from dpcfl_net.launch.placement import local
 from dpcfl_net.privacy.accounting import cache
-from launch import local
-from launch.interrupts import SIGNALS
 
 # Signals at a terminal concern the launcher. They were held back until here.
 for number in (signal.SIGINT, signal.SIGHUP):
@@ -46,7 +45,7 @@ def read_first_job(folder: str, operator_key: str, data_root: str | None) -> Non
 setproctitle.setproctitle("dpcfl parent of all workers")
 torch.set_num_threads(1)
 for module in (
-    "launch.processes",
+    "dpcfl_net.launch.processes",
     "dpcfl_net.runtime.worker_group",
     "dpcfl_net.training.models",
     "dpcfl_net.training.fast_path",
@@ -54,8 +53,6 @@ for module in (
     "safetensors.numpy",
 ):
     importlib.import_module(module)
-# multiprocessing runs the launcher's main module again in each child, unless it is there already.
-sys.modules["__main__"] = importlib.import_module("launch.cli")
 registry()
 cache.accountant()
 if local.JOB in os.environ:  # {"folder", "operator_key", "data_root"} of the first run, in JSON
