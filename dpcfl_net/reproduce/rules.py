@@ -28,7 +28,7 @@ class RoundEvidence:
 
     @classmethod
     def at(cls, updates: np.ndarray, deviation: float, seed: int) -> RoundEvidence:
-        """The look at (n, p) float32 updates whose noise has this deviation in every coordinate."""
+        """The evidence of (n, p) float32 updates whose noise has this deviation in every coordinate."""
         fits = {m: mixture.fit(updates, clusters=m, seed=seed) for m in range(1, most(len(updates)) + 2)}
         return cls(updates, coordinates(centred_gram(updates)), fits, updates.shape[1], deviation, seed)
 

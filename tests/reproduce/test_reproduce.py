@@ -26,7 +26,7 @@ from dpcfl_net.reproduce import (
     rules,
 )
 from dpcfl_net.reproduce.base import Claim, Reproduction, ReproductionResult, find, registry
-from dpcfl_net.reproduce.first_rounds import configuration, keys, noise_of_run
+from dpcfl_net.reproduce.first_rounds import GradientBank, configuration, keys, noise_of_run
 from dpcfl_net.reproduce.plots import lines, points, slope
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan, noise_multiplier, update_variance
 from dpcfl_net.results.tables import Table
@@ -208,7 +208,7 @@ def test_the_compared_rule_is_the_one_that_runs_use(monkeypatch):
     for k, (clients, noise) in enumerate([([8], 0.2), ([4, 4], 0.2), ([3, 3, 3], 0.2), ([3, 3, 3], 20.0)]):
         first = kept.full_batch(clients)
         x = first.updates(noise, keys(len(first.truth), k))
-        evidence = rules.Look.at(x, first.deviation(noise), k)
+        evidence = rules.RoundEvidence.at(x, first.deviation(noise), k)
         options = {"clusters": None, "max_clusters": 4, "seed": k}
         assert rules.known_noise(evidence) == mixture.fit(x, noise_deviation=first.deviation(noise), **options).clusters
         assert rules.largest_fall(evidence) == mixture.fit(x, **options).clusters
@@ -221,9 +221,9 @@ def test_rules_that_can_tell_find_two_clusters_and_none(monkeypatch):
     monkeypatch.setattr(rules, "null", lambda rows, dimension: small)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 400)).astype(np.float32)
-    alone = rules.Look.at(x, 1.0, 0)
+    alone = rules.RoundEvidence.at(x, 1.0, 0)
     x[:4] += 3
-    apart = rules.Look.at(x, 1.0, 0)
+    apart = rules.RoundEvidence.at(x, 1.0, 0)
     for tell in (rules.known_noise, rules.largest_fall, rules.directions, rules.above_null, rules.gap):
         assert (tell(apart), tell(alone)) == (2, 1), tell.__name__
     assert rules.largest_plain(apart) == 2
