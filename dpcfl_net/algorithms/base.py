@@ -172,13 +172,13 @@ class Algorithm:
     @classmethod
     def client_steps(cls) -> dict[str, ClientStep]:
         """The client halves by task name."""
-        marked = (getattr(getattr(cls, name), "client_half", None) for name in dir(cls))
+        marked = (getattr(getattr(cls, name), "client_step", None) for name in dir(cls))
         return {half.kind: half for half in marked if half is not None}
 
     @classmethod
     def central_steps(cls) -> dict[str, ClientStep]:
         """The curator halves by name."""
-        marked = (getattr(getattr(cls, name), "curator_half", None) for name in dir(cls))
+        marked = (getattr(getattr(cls, name), "central_step", None) for name in dir(cls))
         return {half.kind: half for half in marked if half is not None}
 
     @property
