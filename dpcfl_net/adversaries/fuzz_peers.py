@@ -13,7 +13,7 @@ from dpcfl_net.adversaries.fuzz_speakers import JOB, RESULTS, RUN, TASKS, Said, 
 from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, heard, require_offered, require_small
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport import client, messages, server
-from dpcfl_net.transport.channel import CACHED
+from dpcfl_net.transport.channel import RECENT_MESSAGES
 from dpcfl_net.transport.message_log import TOLD
 from dpcfl_net.transport.peers import ServerEvent
 
@@ -182,7 +182,7 @@ class ServerSession:
             return
         alone = connection is None or connection.route == route or connection.route in self.socket.gone
         require(alone, "a second connection was let in beside a living one", hello)
-        require(hello.boot not in self.boots[number][-CACHED:], "a boot was let in a second time", hello)
+        require(hello.boot not in self.boots[number][-RECENT_MESSAGES:], "a boot was let in a second time", hello)
         self.boots[number].append(hello.boot)
         self.let_in[number] = Connection(route, hello.boot, hello.sequence)
 

@@ -13,7 +13,7 @@ from dpcfl_net.transport.messages import VERSION, WINDOW, Header, WireError, enc
 from dpcfl_net.transport.payload import Assembly, Payload
 
 CONTROLS = 256  # small messages that may wait for a peer that does not read
-CACHED = 256  # ids of messages kept to recognise a repetition
+RECENT_MESSAGES = 256  # ids of messages kept to recognise a repetition
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -192,5 +192,5 @@ def remember(known: OrderedDict[K, V], key: K, value: V) -> None:
     """Put the newest last and let the oldest go beyond REMEMBERED."""
     known[key] = value
     known.move_to_end(key)
-    while len(known) > CACHED:
+    while len(known) > RECENT_MESSAGES:
         known.popitem(last=False)

@@ -169,7 +169,7 @@ def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
         LocalLauncher(spec, tmp_path, {}), 12, size=1, most=3, max_restarts=2, must_all=True, report=print, lose=print
     )
     crew.hear(b"start 11")
-    for word in (b"start 12", b"start -1", b"start 3", b"start", b"\xff\xff"):
+    for word in (b"start 12", b"start -1", b"begin 3", b"start", b"\xff\xff"):
         with pytest.raises(RunFailed, match="the coordinator asked for"):
             crew.hear(word)
 

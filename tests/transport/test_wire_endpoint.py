@@ -209,7 +209,7 @@ def test_a_peer_that_floods_and_leaves_does_not_end_the_process(kind: str) -> No
     """With a bounded queue libzmq aborts at a PING that it finds behind what did not fit, once the connection is gone."""
 
     def ended(limit: str) -> subprocess.CompletedProcess:
-        path = os.pathsep.join(map(str, [Path(__file__).parent, ROOT / "tests" / "support", ROOT]))
+        path = os.pathsep.join(map(str, [Path(__file__).parent, ROOT / "tests", ROOT / "tests" / "support", ROOT]))
         return subprocess.run(
             [sys.executable, "-c", FLOODED_AND_LEFT, kind, limit], env={**os.environ, "PYTHONPATH": path},
             capture_output=True, text=True, timeout=60, check=False,
