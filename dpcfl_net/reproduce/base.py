@@ -105,6 +105,17 @@ def find(name: str) -> type[Reproduction]:
     raise ConfigError(f"unknown figure {shown(name)}: {hint}")
 
 
+def packaged(name: str) -> Path:
+    """Path of a configuration that comes with the package.
+
+    Args:
+        name: Folder and name without ending, as in `rr_cluster/regression`.
+    """
+    from dpcfl_net.experiment.config import PACKAGED
+
+    return PACKAGED / f"{name}.yaml"
+
+
 def folder_name(reproduction: type[Reproduction], scale: Scale) -> str:
     """<paper>-<figure>-<scale>."""
     return f"{reproduction.name.replace('/', '-')}-{scale}"

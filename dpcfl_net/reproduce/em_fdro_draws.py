@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core import runlog
 from dpcfl_net.report.figures import Figure
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -39,7 +38,7 @@ class Robustness(Reproduction):
     title = "What tilting the draws to high losses does for the worst client, the tail and everybody"
 
     def compute(self, context: Context) -> ReproductionResult:
-        path, seeds = Path("configs/em_fdro") / f"{CONFIGS[context.scale]}.yaml", SEEDS[context.scale]
+        path, seeds = packaged(f"em_fdro/{CONFIGS[context.scale]}"), SEEDS[context.scale]
         axes = {"algorithm.drawn": DRAWN, "algorithm.tilt": TILTS, "seed": seeds}
         outcome = ReproductionResult([], [])
         found: dict[tuple[int, float], list[Rounds]] = {}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, row_of
 from dpcfl_net.results import compare
@@ -22,7 +20,7 @@ class NoOp(Reproduction):
 
     def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]
-        path, seeds = Path("configs/r_dpcfl/fig6") / f"{setting}.yaml", SEEDS[context.scale]
+        path, seeds = packaged(f"r_dpcfl/fig6/{setting}"), SEEDS[context.scale]
         pulled = context.results(path, {"algorithm.name": ["mr-mtl"], "algorithm.lam": STRENGTHS, "seed": seeds})
         alone = context.results(path, {"algorithm.name": ["local"], "seed": seeds})
         rows = [{"lam": result.settings["algorithm"].get("lam"), **row_of(setting, result)} for result in [*pulled, *alone]]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from dpcfl_net.report import sweep
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.results import compare
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -40,7 +39,7 @@ class MeanAccuracy(Reproduction):
     def compute(self, context: Context) -> ReproductionResult:
         outcome = ReproductionResult([], [])
         for stem in CONFIGS[context.scale]:
-            path = Path("configs/r_dpcfl/fig6") / f"{stem}.yaml"
+            path = packaged(f"r_dpcfl/fig6/{stem}")
             results = [
                 result
                 for epsilon, seeds in SEEDS[context.scale].items()

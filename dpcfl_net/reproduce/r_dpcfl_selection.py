@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dpcfl_net.privacy.accounting.accountant import BoundedRangeSelection, SampledGaussian, calibrate, epsilon
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan
 from dpcfl_net.results.compare import Result
@@ -30,7 +29,7 @@ class SelectionCost(Reproduction):
 
     def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]
-        path, seeds = Path("configs/r_dpcfl/fig6") / f"{setting}.yaml", SEEDS[context.scale]
+        path, seeds = packaged(f"r_dpcfl/fig6/{setting}"), SEEDS[context.scale]
         joint = context.results(path, {"privacy.epsilon": [TARGET], "algorithm.name": ["r-dpcfl"], "seed": seeds})
         settings = joint[0].settings
         own = noise(settings["data"]["train_per_client"] or 8000, settings["rounds"], settings["local"]["batch_size"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, recoveries, row_of
 from dpcfl_net.results import compare
@@ -28,7 +27,7 @@ class Fairness(Reproduction):
     def compute(self, context: Context) -> ReproductionResult:
         outcome = ReproductionResult([], [])
         for stem in CONFIGS[context.scale][:2]:
-            path = Path("configs/r_dpcfl/fig6") / f"{stem}.yaml"
+            path = packaged(f"r_dpcfl/fig6/{stem}")
             found = context.results(path, {"privacy.epsilon": [5], "seed": SEEDS[context.scale], "algorithm.name": SYSTEMS})
             context.say(f"{stem}: models without privacy, against which F_acc is taken")
             for result in found:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -85,7 +85,7 @@ class Table1(Reproduction):
         outcome, found = ReproductionResult([], []), Found()
         few, many = SEEDS[context.scale]
         for setting in SETTINGS:
-            path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_{setting}.yaml"
+            path = packaged(f"rr_cluster/{context.scale}_fmnist_{setting}")
             for guarantee in GUARANTEES:
                 for system in ALL:
                     wanted = dict.fromkeys(EPSILONS, many if system in HEADLINE else few)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from dpcfl_net.core import runlog
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, System, cells
 from dpcfl_net.results.compare import Result
@@ -50,7 +49,7 @@ class Labels(Reproduction):
     guarantees = ("labels-first", "expected", "paper")
 
     def compute(self, context: Context) -> ReproductionResult:
-        path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_balanced.yaml"
+        path = packaged(f"rr_cluster/{context.scale}_fmnist_balanced")
         rows = []
         for guarantee in self.guarantees:
             for least in self.leasts[context.scale]:
@@ -106,7 +105,7 @@ class SmallestCluster(Reproduction):
     seeds: Mapping[str, Sequence[int]] = {"laptop": (0,), "paper": (0, 1, 2)}
 
     def compute(self, context: Context) -> ReproductionResult:
-        path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_balanced.yaml"
+        path = packaged(f"rr_cluster/{context.scale}_fmnist_balanced")
         rows, series, claims = [], {}, []
         for guarantee in ("labels-first", "expected"):
             curve = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from dpcfl_net.core import runlog
 from dpcfl_net.data.regression import LINES
 from dpcfl_net.report.figures import Figure, axis, colour, spec
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.rr_accuracy import PAPER
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -37,7 +36,7 @@ class Regression(Reproduction):
     title = "Lines learnt without privacy: models that no client uses, with and without rebalancing"
 
     def compute(self, context: Context) -> ReproductionResult:
-        outcome, path = ReproductionResult([], []), Path("configs/rr_cluster/regression.yaml")
+        outcome, path = ReproductionResult([], []), packaged("rr_cluster/regression")
         dead: dict[tuple[str, str], list[int]] = {}
         shown = []
         for shape, sizes in CLUSTERS.items():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, System, cells
 from dpcfl_net.results.tables import Table
 
@@ -34,7 +32,7 @@ class Table2(Reproduction):
     title = "Shakespeare, 300 roles: accuracy of the next character"
 
     def compute(self, context: Context) -> ReproductionResult:
-        path = Path("configs/rr_cluster") / f"{context.scale}_shakespeare.yaml"
+        path = packaged(f"rr_cluster/{context.scale}_shakespeare")
         rows, found = [], {}
         for guarantee in USED[context.scale]:
             for system in SYSTEMS:

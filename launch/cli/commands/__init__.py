@@ -24,7 +24,7 @@ from dpcfl_net.launch.cli.commands import (
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     run.run, launch.launch, sweep.sweep, compare.compare, run.quickstart, run.job, processes.keygen, documents.diff,
-    processes.coordinator, processes.worker, processes.observer, documents.account, documents.schema, run.inspect, run.verify,
+    processes.coordinator, processes.worker, processes.observer, documents.account, documents.configs, documents.schema, run.inspect, run.verify,
     attack.audit, run.report, bench.bench, reproduce.reproduce, doctor.doctor,
 )  # fmt: skip
 GROUPS: dict[str, tuple[str, tuple[Callable[..., None], ...]]] = {

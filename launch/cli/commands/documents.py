@@ -1,4 +1,4 @@
-"""`dpcfl account`, `dpcfl schema` and `dpcfl diff`: events, configurations and protocols as documents."""
+"""`dpcfl account`, `dpcfl configs`, `dpcfl schema` and `dpcfl diff`: events, configurations and protocols as documents."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def schema() -> None:
     from dpcfl_net.experiment.config import schema as build
 
     typer.echo(json.dumps(build(), indent=2))
+
+
+def configs() -> None:
+    """List the configurations that come with the package, for use as CONFIG."""
+    from dpcfl_net.experiment.config import PACKAGED, packaged_names
+
+    for name in packaged_names():
+        first, _, _ = (PACKAGED / f"{name}.yaml").read_text().partition("\n")
+        typer.echo(f"{name}\n    {first.removeprefix('#').strip()}")
 
 
 def diff(mine: Path, theirs: Path) -> None:

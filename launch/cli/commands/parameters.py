@@ -50,8 +50,9 @@ def budget(epsilon: float | None, delta: float | None) -> tuple[float, float] | 
     return epsilon, delta
 
 
-Config = Annotated[Path, typer.Argument(help="YAML file of one experiment")]
-OptionalConfig = Annotated[Path | None, typer.Argument(help="YAML file of one experiment")]
+_CONFIG = typer.Argument(help="YAML file of one experiment, or a name that `dpcfl configs` lists")
+Config = Annotated[Path, _CONFIG]
+OptionalConfig = Annotated[Path | None, _CONFIG]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")
 ]

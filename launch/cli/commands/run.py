@@ -37,7 +37,7 @@ def run(
 
 def quickstart(
     out: Annotated[Path, typer.Option(help="parent of the run folders")] = Path("runs"),
-    config: Annotated[Path, typer.Option(help="YAML file")] = Path("configs/quickstart.yaml"),
+    config: Annotated[Path, typer.Option(help="YAML file, or a name that `dpcfl configs` lists")] = Path("quickstart"),
 ) -> None:
     """Run R-DPCFL, Global and Local at the same epsilon on scikit-learn's digits."""
     from dpcfl_net.launch.cli import run as runs
