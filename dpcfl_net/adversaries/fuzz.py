@@ -1,8 +1,7 @@
-"""Fuzzing of all that reads what others wrote: `python -m dpcfl_net.adversaries.fuzz --inputs 1000000 --seed 0`.
+"""Fuzzer of everything that reads foreign bytes: `python -m dpcfl_net.adversaries.fuzz --inputs 1000000 --seed 0`.
 
-Every input is made from the seed, its target and its number, so that a finding can be had again. What has to hold: nothing
-but a typed refusal comes out; memory stays bounded; what is accepted says what the bytes say, and is of the hash, boot, run,
-job and connection that it has to be of.
+Seed, target and run number determine every input, so that a finding is reproducible. Checked properties: only typed refusals
+are raised; memory is bounded; an accepted input equals its bytes and has the required hash, boot, run, job and connection.
 """
 
 from __future__ import annotations
@@ -24,24 +23,48 @@ from dpcfl_net.adversaries.fuzz_floods import Floods
 from dpcfl_net.adversaries.fuzz_peers import Clients, Servers
 from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Transcripts
 
-TRACED = 25  # of so many runs one has its memory measured
-MOST_TRACED = 16 << 20  # bytes that one run may have at a time
-MEMORY = Path("/dev/shm")  # a folder that no disk slows down, where there is one
-MOST_RESIDENT = 256 << 20  # bytes by which the process may grow over all inputs
+TRACED = 25  # the memory of one in this many runs is measured
+MOST_TRACED = 16 << 20  # peak bytes of one run
+MEMORY = Path("/dev/shm")  # folder in memory, used if it exists
+MOST_RESIDENT = 256 << 20  # allowed growth of the process over all inputs, bytes
 
 
 class Target(Protocol):
-    """Something to feed: `run` makes one or more inputs from the generator, counts what became of them and how many they were."""
+    """Code under test.
+
+    Attributes:
+        name: Name on the command line; part of the seed.
+        share: Share of all inputs, in [0, 1].
+    """
 
     name: str
     share: float
 
-    def run(self, rng: Random, tally: Counter[str]) -> int: ...
+    def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Generate and feed one or more inputs.
+
+        Args:
+            rng: Source of all randomness.
+            tally: Counts outcomes: "accepted", "delivered", or the code of a refusal.
+
+        Returns:
+            Number of inputs.
+
+        Raises:
+            Finding: If a property does not hold.
+        """
 
 
 @dataclass
 class FuzzResult:
-    """What became of a target's inputs, and the most memory that a measured run had."""
+    """Outcome of a target.
+
+    Attributes:
+        inputs: Number of inputs.
+        seconds: Wall time.
+        tally: Outcomes by code.
+        peak: Peak memory of a measured run, bytes.
+    """
 
     inputs: int = 0
     seconds: float = 0.0
@@ -50,12 +73,25 @@ class FuzzResult:
 
 
 def targets(folder: Path) -> list[Target]:
-    """Every target; those that read files write them below `folder`."""
+    """Return all targets; targets that read files write them to `folder`."""
     return [Codec(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder)]
 
 
 def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
-    """At least so many inputs for one target, from run number `first` on; Finding for the first property that does not hold."""
+    """Fuzz one target.
+
+    Args:
+        target: Code under test.
+        inputs: Minimum number of inputs.
+        seed: Seed of the inputs.
+        first: Number of the first run.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        Finding: For the first property that does not hold; a note has the command that repeats it.
+    """
     found, run = FuzzResult(), first
     began = time.monotonic()
     while found.inputs < inputs:
@@ -66,7 +102,7 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
             else:
                 found.inputs += target.run(rng, found.tally)
         except Finding as finding:
-            finding.add_note(f"again: --target {target.name} --seed {seed} --first {run} --inputs 1")
+            finding.add_note(f"repeat: --target {target.name} --seed {seed} --first {run} --inputs 1")
             raise
         run += 1
     found.seconds = time.monotonic() - began
@@ -74,7 +110,7 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
 
 
 def _traced(target: Target, rng: Random, outcome: FuzzResult) -> int:
-    """One run under tracemalloc."""
+    """Run once under tracemalloc."""
     tracemalloc.start()
     try:
         count = target.run(rng, outcome.tally)
@@ -88,11 +124,18 @@ def _traced(target: Target, rng: Random, outcome: FuzzResult) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print a line for every target; 1 if a property does not hold."""
+    """Fuzz the chosen targets and print a line for each.
+
+    Args:
+        arguments: Command line; default: sys.argv.
+
+    Returns:
+        Exit code: 1 if a property does not hold or the process grew too much, else 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m dpcfl_net.adversaries.fuzz", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--inputs", type=int, default=100_000, help="messages, files and payloads in all")
+    parser.add_argument("--inputs", type=int, default=100_000, help="total number of messages, files and payloads")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", help="only this one, with all the inputs")
+    parser.add_argument("--target", help="fuzz only this target, with all inputs")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     asked = parser.parse_args(arguments)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -118,8 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 max(total.peak, found.peak),
             )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    print(_line("in all", total))
-    print(f"the process grew by {grown / 2**20:.0f} MiB; nothing but typed refusals came out, and nothing false was believed")
+    print(_line("total", total))
+    print(f"the process grew by {grown / 2**20:.0f} MiB; only typed refusals were raised, and no false input was accepted")
     return int(grown > MOST_RESIDENT)
 
 
@@ -127,11 +170,11 @@ def _line(name: str, found: FuzzResult) -> str:
     refused = found.tally.copy()
     accepted, delivered = refused.pop("accepted", 0), refused.pop("delivered", 0)
     codes = ", ".join(f"{code or '(none)'} {count}" for code, count in refused.most_common(12))
-    rest = f", and {len(refused) - 12} codes more" if len(refused) > 12 else ""
-    also = f", {delivered} delivered to the owner" if delivered else ""
+    rest = f", and {len(refused) - 12} more codes" if len(refused) > 12 else ""
+    also = f", {delivered} delivered" if delivered else ""
     return (
         f"{name}: {found.inputs} inputs in {found.seconds:.0f} s, {accepted} accepted{also}, {sum(refused.values())} refused "
-        f"({codes}{rest}), a run at most {found.peak / 2**20:.1f} MiB"
+        f"({codes}{rest}), peak of a run {found.peak / 2**20:.1f} MiB"
     )
 
 

@@ -1,4 +1,4 @@
-"""Fuzz target of patience: one kind of message again and again, everything in it new each time; nothing may grow for it."""
+"""Fuzz target for memory: floods of one kind of message with new values; no table of an endpoint may grow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpcfl_net.adversaries.fuzz_peers import ClientSession, ServerSession
 from dpcfl_net.adversaries.fuzz_speakers import RESULTS, TASKS, Said, Speaker, arrays_for
 from dpcfl_net.adversaries.fuzz_witness import HELD, require_small
 
-MESSAGES = HELD + 50  # so many of one kind that a list of them is too long
+MESSAGES = HELD + 50  # messages of one kind; a list of them would exceed HELD
 
-HOW = ("reads", "reads", "does not read", "does not read", "moves", "moves", "stranger")  # how a server's peer behaves
+HOW = ("reads", "reads", "does not read", "does not read", "moves", "moves", "stranger")  # behaviour of a server's peer
 
 Say = Callable[[Speaker], Said]
 
@@ -52,7 +52,7 @@ KINDS: tuple[Say, ...] = (
     lambda speaker: speaker.say("WELCOME", parent=_word(speaker)),
     lambda speaker: speaker.say("nonsense", task=_word(speaker)),
     _hello_of_a_new_boot,
-    lambda speaker: _result(speaker, speaker.about),  # of which no chunk follows
+    lambda speaker: _result(speaker, speaker.about),  # no chunk follows
     lambda speaker: _result(speaker, _word(speaker)),
     _task_without_chunks,
     _empty_task,
@@ -60,12 +60,15 @@ KINDS: tuple[Say, ...] = (
 
 
 class Floods:
-    """Either end, let in and welcomed, then flooded with one kind after another: by a peer that reads its answers or does not,
-    that stays or comes anew for every second message, or that nobody knows."""
+    """Floods an accepted connection of either endpoint with one kind after another.
+
+    The peer reads its answers or not, keeps its connection or reconnects for every second message, or is not in the roster.
+    """
 
     name, share = "flood", 0.05
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Flood one endpoint with every kind of message."""
         kinds = rng.sample(KINDS, len(KINDS))
         with on_paper():
             if rng.random() < 0.25:
@@ -79,7 +82,7 @@ def _flood_server(session: ServerSession, kinds: list[Say], how: str) -> None:
     speaker = session.speakers[5 if how == "stranger" else 0]
     for say in kinds:
         session.socket.full = False
-        session.reconnect(speaker)  # a connection is cut for too many broken messages: what it says then counts for nothing
+        session.reconnect(speaker)  # too many broken messages cut a connection, and later messages would be ignored
         _hello(session, speaker)
         speaker.about = session.ask(0, 1, "train")
         session.socket.full = how == "does not read" and say is not _hello_of_a_new_boot

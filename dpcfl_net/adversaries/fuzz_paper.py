@@ -1,4 +1,4 @@
-"""Endpoints without a network: sockets of paper that are fed frames and keep what is sent, and chunks of a few bytes."""
+"""Fake sockets that take frames and record sent messages, so that endpoints run without a network, with small chunks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ import zmq
 
 from dpcfl_net.transport import client, messages, payload, server
 
-SMALL_CHUNK = 64  # bytes; a payload of a few hundred is then a long sequence
+SMALL_CHUNK = 64  # bytes; a payload of a few hundred bytes then has many chunks
 
 
 class PaperFrame:
-    """One frame as pyzmq hands it over; `user` is the key that CURVE would have authenticated, "" for none."""
+    """One received frame as in pyzmq.
+
+    Args:
+        data: Bytes of the frame.
+        more: Whether the message has further frames.
+        user: Key that CURVE would have authenticated; "" for none.
+    """
 
     def __init__(self, data: bytes, more: bool, user: str) -> None:
         self.bytes, self.buffer, self.more, self._user = data, memoryview(data), more, user
 
     def get(self, what: Any) -> Any:
+        """Return a property of the frame: descriptor or authenticated key."""
         if what == zmq.SRCFD:
             return 7
         if not self._user:
@@ -30,7 +37,14 @@ class PaperFrame:
 
 
 class PaperSocket:
-    """What is fed is received, what is sent is kept in `sent`; a route in `gone` cannot be reached, `full` takes nothing."""
+    """Socket without a network.
+
+    Attributes:
+        frames: Frames to receive.
+        sent: Sent messages.
+        gone: Routes that cannot be reached.
+        full: Whether the socket accepts no message.
+    """
 
     def __init__(self, kind: int) -> None:
         self.type = kind
@@ -40,14 +54,17 @@ class PaperSocket:
         self.full = False
 
     def feed(self, frames: list[bytes], user: str = "") -> None:
+        """Queue one message for reception."""
         self.frames.extend(PaperFrame(data, k + 1 < len(frames), user) for k, data in enumerate(frames))
 
     def recv(self, flags: int, copy: bool) -> PaperFrame:
+        """Return the next frame, as zmq.Socket.recv."""
         if not self.frames:
             raise zmq.Again
         return self.frames.popleft()
 
     def send_multipart(self, frames: list[Any], flags: int, copy: bool) -> None:
+        """Record one message, as zmq.Socket.send_multipart."""
         if self.full:
             raise zmq.Again
         if self.type == zmq.ROUTER and bytes(frames[0]) in self.gone:
@@ -55,53 +72,57 @@ class PaperSocket:
         self.sent.append([bytes(frame) for frame in frames])
 
     def taken(self) -> list[list[bytes]]:
-        """What was sent since the last call."""
+        """Return the messages sent since the last call."""
         found, self.sent = self.sent, []
         return found
 
     def poll(self, timeout: int = 0, flags: int = 0) -> int:
+        """Return whether a frame is queued."""
         return bool(self.frames)
 
     def get_monitor_socket(self) -> PaperSocket:
+        """Return a monitor without events."""
         return PaperSocket(zmq.PAIR)
 
     def connect(self, address: str) -> None:
-        """Nobody is there."""
+        """Connect to nothing."""
 
 
 class PaperGuard:
-    """A guard that has no connections to watch."""
+    """Connection guard without connections."""
 
     def delivered(self, fd: int, size: int) -> None:
-        """A frame was read."""
+        """Ignore a frame."""
 
     def cut(self, fd: int) -> None:
-        """A connection is to be cut."""
+        """Ignore a request to cut a connection."""
 
 
 class PaperListener:
-    """What the server's end listens with."""
+    """Listener of a server endpoint, on a fake socket."""
 
     def __init__(self, kind: int, address: str, *_: Any) -> None:
         self.socket, self.address, self.guard = PaperSocket(kind), address, PaperGuard()
 
     def news(self) -> list[Any]:
+        """Return no events."""
         return []
 
 
 class PaperPoller:
-    """Says that a socket is readable while something that was fed to it is unread."""
+    """Poller of one fake socket: readable while frames are queued."""
 
     def __init__(self, socket: PaperSocket) -> None:
         self._socket = socket
 
     def poll(self, timeout: int) -> list[tuple[Any, int]]:
+        """Return the socket if it is readable."""
         return [(self._socket, zmq.POLLIN)] if self._socket.frames else []
 
 
 @contextmanager
 def on_paper() -> Iterator[None]:
-    """Inside, endpoints are made without sockets and a chunk has SMALL_CHUNK bytes; all their other code is as it is."""
+    """Make endpoints use fake sockets and chunks of SMALL_CHUNK bytes; all other code is unchanged."""
     with ExitStack() as stack:
         for module in (messages, payload):
             stack.enter_context(mock.patch.object(module, "CHUNK", SMALL_CHUNK))

@@ -1,4 +1,4 @@
-"""Fuzz targets that talk: the handshake and the traffic of both ends, message by message, before a witness."""
+"""Fuzz targets for sessions: handshake and traffic of both endpoints, judged message by message by a witness."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ LENGTHS = (20, 60, 200)  # messages in a session
 
 
 class Servers:
-    """Sessions with a coordinator's end: three clients, two of them on two connections each, and strangers."""
+    """Sessions with a server endpoint: three clients, two of them with two connections each, and peers outside the roster."""
 
     name, share = "server", 0.15
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Run one session; return its number of messages."""
         with on_paper():
             return _converse(ServerSession(rng, tally), rng.choice(LENGTHS))
 
 
 class Clients:
-    """Sessions with a worker's end, whose coordinator holds the right key and is hostile all the same."""
+    """Sessions with a client endpoint, whose coordinator is hostile and holds the right key."""
 
     name, share = "client", 0.1
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Run one session; return its number of messages."""
         with on_paper():
             return _converse(ClientSession(rng, tally), rng.choice(LENGTHS))
 
@@ -51,7 +53,18 @@ def _converse(session: ServerSession | ClientSession, count: int) -> int:
 
 
 class ServerSession:
-    """A server's end, its peers, and what the witness knows: who was let in where, which tasks are open."""
+    """A server endpoint, its peers, and the witness's state: accepted connections and open tasks.
+
+    Attributes:
+        end: The endpoint under test.
+        socket: Its fake socket.
+        speakers: Peers; the last two are outside the roster.
+        tasks: Message id to (client, round, task) of open tasks.
+        let_in: Accepted connection of each client.
+        boots: Accepted boot ids of each client.
+        hellos: Message id to (client, route, header) of each HELLO.
+        earlier: Recent messages, for replays.
+    """
 
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
@@ -69,7 +82,7 @@ class ServerSession:
         self.earlier: list[list[bytes]] = []
 
     def step(self) -> bool:
-        """The owner may do something; then one message arrives, and the witness looks at what became of it."""
+        """Let the owner act with some probability, then feed one message; returns True: a server never ends a session."""
         if self.rng.random() < 0.15:
             self._own()
         speaker = self.rng.choice(self.speakers[:3] if self.rng.random() < 0.7 else self.speakers)
@@ -78,7 +91,11 @@ class ServerSession:
         return True
 
     def hear(self, speaker: Speaker, frames: list[bytes]) -> None:
-        """Feed one message and judge."""
+        """Feed one message of a peer and judge the result.
+
+        Raises:
+            Finding: If the endpoint raises or accepts what it must refuse.
+        """
         self._note(speaker, frames)
         self.socket.feed([speaker.route, *frames], speaker.user)
         before = Counter(self.end.failures)
@@ -107,14 +124,14 @@ class ServerSession:
             self.reconnect(self.rng.choice(self.speakers))
 
     def ask(self, number: int, t: int, task: str) -> str:
-        """Give a client a task in place of the one it may have; its message id."""
+        """Send a client a task, in place of an open one; return its message id."""
         self._close(number)
         name = self.end.send_task(number, t, task, arrays_for(self.rng, TASKS[task], honest=True))
         self.tasks[name] = (number, t, task)
         return name
 
     def reconnect(self, speaker: Speaker) -> None:
-        """The speaker's connection ends, and it has another."""
+        """Replace the speaker's connection by a new one."""
         self.socket.gone.add(speaker.route)
         speaker.route = b"route %d" % self.rng.getrandbits(60)
         speaker.renew()
@@ -123,10 +140,10 @@ class ServerSession:
         self.tasks = {name: task for name, task in self.tasks.items() if task[0] != number}
 
     def _message(self, speaker: Speaker) -> list[bytes]:
-        """What the speaker says next: the likeliest is what the protocol expects of it."""
+        """Return the speaker's next message; the protocol's expected message is most likely."""
         rng, pick = self.rng, self.rng.random()
         if self.earlier and rng.random() < 0.04:
-            return rng.choice(self.earlier)  # the same bytes again, from whomever
+            return rng.choice(self.earlier)  # a replay, from any speaker
         connection = self.let_in.get(speaker.number)
         due = next((name for name, task in self.tasks.items() if task[0] == speaker.number), fuzz_bytes.word(rng, 32))
         chunk: bytes | None = None
@@ -155,7 +172,7 @@ class ServerSession:
     # the witness
 
     def _note(self, speaker: Speaker, frames: list[bytes]) -> None:
-        """What the message is, if it is from a key of the roster."""
+        """Record the message if its key is in the roster."""
         message = heard(frames)
         number = next((number for number, key in KEYS.items() if key == speaker.user), None)
         if message is None or number is None:
@@ -205,7 +222,17 @@ class ServerSession:
 
 
 class ClientSession:
-    """A client's end, its coordinator, and what the witness knows: who was welcomed, what was offered and answered."""
+    """A client endpoint, its coordinator, and the witness's state: the welcome, offers and answers.
+
+    Attributes:
+        end: The endpoint under test.
+        socket: Its fake socket.
+        speaker: The coordinator.
+        earlier: Recent messages, for replays.
+        waiting: Ids of delivered tasks without an answer.
+        answered: Ids of answered tasks.
+        sent: Ids of recent messages of the endpoint.
+    """
 
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
@@ -225,7 +252,7 @@ class ClientSession:
         self.connect()
 
     def connect(self) -> None:
-        """A new connection stands: the endpoint says HELLO."""
+        """Open a new connection; the endpoint sends HELLO."""
         self.end._connected = self.end.welcomed = False
         self.end._greet()
         self.end.poll(0)
@@ -234,13 +261,20 @@ class ClientSession:
         self.speaker.renew()
 
     def step(self) -> bool:
-        """The owner may do something, then one message arrives; False if the endpoint has left its coordinator for good."""
+        """Let the owner act with some probability, then feed one message; return False if the endpoint left for good."""
         if self.rng.random() < 0.2:
             self._own()
         return self.hear(self._message())
 
     def hear(self, frames: list[bytes]) -> bool:
-        """Feed one message and judge."""
+        """Feed one message of the coordinator and judge the result.
+
+        Returns:
+            False if the endpoint left its coordinator for good.
+
+        Raises:
+            Finding: If the endpoint raises or accepts what it must refuse.
+        """
         message, before = heard(frames), Counter(self.end.failures)
         answer = message is not None and message.header.kind == "WELCOME" and message.header.parent in self.hellos
         if self.connection is not None and message is not None:
@@ -270,7 +304,7 @@ class ClientSession:
         return True
 
     def _own(self) -> None:
-        """The worker answers a task, says what it does, or its connection breaks."""
+        """Answer a task, send a heartbeat, or break the connection."""
         pick = self.rng.random()
         if self.waiting and pick < 0.7:
             name = self.waiting.pop(0)
@@ -284,7 +318,7 @@ class ClientSession:
             self.connect()
 
     def _message(self) -> list[bytes]:
-        """What the coordinator says next: the likeliest is what the protocol expects of it."""
+        """Return the coordinator's next message; the protocol's expected message is most likely."""
         rng, speaker, pick = self.rng, self.speaker, self.rng.random()
         chunk: bytes | None = None
         if self.earlier and rng.random() < 0.04:
@@ -310,7 +344,7 @@ class ClientSession:
         return frames
 
     def _judge(self, event: client.ClientEvent) -> None:
-        """The witness on a delivered task."""
+        """Judge a delivered task."""
         require(self.connection is not None, "a task before a WELCOME", event)
         assert self.connection is not None
         require(event.id not in self.answered, "a task was given again that is answered", event)

@@ -1,4 +1,4 @@
-"""A connection that says what it is given, well-formed or not, and keeps all that it hears: the hostile worker's mouth."""
+"""Connection of the hostile worker: sends any bytes and records all answers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,18 @@ _HANDSHAKE_FAILED = (
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to attack, and as whom.
+    """Coordinator to attack, and identity of the attacker.
 
-    connect: the coordinator's "tcp://host:port". run, job: hex. client: the roster's number that the keys belong to; other:
-    one that they do not. releases: task name -> the tensors that a release must hold. keys: (public, secret), z85.
+    Attributes:
+        connect: The coordinator's "tcp://host:port".
+        run: Run id, hex.
+        job: Job hash, hex.
+        client: Client number of the keys.
+        other: Another client's number.
+        releases: Task to the tensors of its release.
+        security: "curve" or "none".
+        server_key: Public key of the coordinator, z85.
+        keys: (public, secret), z85.
     """
 
     connect: str
@@ -45,7 +53,20 @@ class Target:
 
     @classmethod
     def of(cls, protocol: Protocol, client: int, connect: str, key_folder: Path) -> Target:
-        """A client of a job; KeyError for one that is not in its roster."""
+        """Build the target for one client of a job.
+
+        Args:
+            protocol: Public part of the job.
+            client: Client number.
+            connect: The coordinator's address.
+            key_folder: Folder with the client's key pair.
+
+        Returns:
+            The target.
+
+        Raises:
+            KeyError: If the client is not in the roster.
+        """
         from dpcfl_net.algorithms.base import algorithm_of
         from dpcfl_net.transport.keys import client_key
 
@@ -56,7 +77,7 @@ class Target:
             digest(protocol),
             client,
             next((entry.id for entry in protocol.roster if entry.id != client), client),
-            {task: resolve(half.gives, algorithm.dims) for task, half in algorithm.client_steps().items()},
+            {task: resolve(step.gives, algorithm.dims) for task, step in algorithm.client_steps().items()},
             protocol.security,
             protocol.coordinator_key,
             (keys.read_public(key_folder, name), keys.read_secret(key_folder, name)),
@@ -64,10 +85,18 @@ class Target:
 
 
 class HostileConnection:
-    """One DEALER socket with a context of its own. `heard` holds every header that came, `closed` says how it ended.
+    """One DEALER socket with its own context.
 
-    keys, security: in place of the target's; routing_id: asked for, as no honest client does. closed: "" while nothing happened to the connection, "handshake" if it was
-    never let in, "cut" if it was ended by the other side.
+    Args:
+        target: Coordinator and identity.
+        keys: (public, secret) in place of the target's.
+        security: "curve" or "none", in place of the target's.
+        routing_id: Requested routing id; honest clients request none.
+
+    Attributes:
+        heard: Every received header.
+        sent: Short sent messages, for replays.
+        closed: "" for an open connection, "handshake" if it was never accepted, "cut" if the peer closed it.
     """
 
     def __init__(
@@ -89,13 +118,22 @@ class HostileConnection:
         self.socket.connect(target.connect)
 
     def say(self, kind: str, chunk: bytes | memoryview | None = None, **fields: Any) -> Header:
-        """Send one well-formed message, with a header of this line's own stamp."""
+        """Send one well-formed message with this connection's stamp.
+
+        Args:
+            kind: Kind of the message.
+            chunk: Second frame.
+            **fields: Further fields of the header.
+
+        Returns:
+            The header.
+        """
         header = self.stamp.header(kind=kind, **fields)
         self.send([encode(header)] if chunk is None else [encode(header), chunk])
         return header
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
-        """Send one message of any frames, unless the connection has ended; short ones are kept in `sent`, to be replayed."""
+        """Send one message of any frames, unless the connection has ended; short messages are recorded in `sent`."""
         if sum(len(frame) for frame in frames) < 1 << 16:
             self.sent.append([bytes(frame) for frame in frames])
         while not self.closed:
@@ -107,7 +145,7 @@ class HostileConnection:
                 return
 
     def listen(self, timeout_s: float = 0.0) -> None:
-        """Read all that is there, after waiting for something for at most `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds for a message or event, then read all that are available."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
@@ -118,19 +156,27 @@ class HostileConnection:
             self._note(int(recv_monitor_message(self._monitor)["event"]))
 
     def wait(self, found: Callable[[], Found], limit_s: float) -> Found:
-        """Listen until `found` finds something, the connection has ended, or time is up; what it finds then."""
+        """Listen until a condition holds, the connection ends, or time is up.
+
+        Args:
+            found: Condition; a true value ends the wait.
+            limit_s: Limit in seconds.
+
+        Returns:
+            Last value of `found`.
+        """
         deadline = time.monotonic() + limit_s
         while not (got := found()) and not self.closed and time.monotonic() < deadline:
             self.listen(min(0.1, max(0.0, deadline - time.monotonic())))
         return got or found()
 
     def hears(self, **wanted: Any) -> list[Header]:
-        """All headers heard so far with these fields."""
+        """Return all received headers with these field values."""
         self.listen()
         return [header for header in self.heard if all(getattr(header, name) == value for name, value in wanted.items())]
 
     def close(self) -> None:
-        """End the connection at once."""
+        """Close the connection immediately."""
         self.socket.disable_monitor()
         self._monitor.close(linger=0)
         self.socket.close(linger=0)
