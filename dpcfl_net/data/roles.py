@@ -11,6 +11,7 @@ import numpy as np
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import cache
 from dpcfl_net.data.readers import damaged, identity
+from dpcfl_net.data.skew import Share
 
 FOLDER = "Shakespeare/plays"
 WINDOW = 80
@@ -20,8 +21,6 @@ ALPHABET = "".join(map(chr, range(32, 127))) + "\n"
 UNKNOWN = len(ALPHABET)
 CODES = UNKNOWN + 1
 _KEYS = ("train_text", "train_ends", "test_text", "test_ends")
-
-Share = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def is_here(root: Path) -> bool:

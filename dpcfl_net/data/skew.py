@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Share = tuple[np.ndarray, np.ndarray, np.ndarray]
+Share = tuple[np.ndarray, np.ndarray, np.ndarray]  # a client's training, validation and test rows
 
 
 @dataclass(frozen=True)

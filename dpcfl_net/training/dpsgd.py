@@ -27,6 +27,7 @@ from dpcfl_net.training.gradient_engines import Engine, Forward, choose, process
 from dpcfl_net.training.layers import plan
 from dpcfl_net.training.losses import each_loss, each_right
 from dpcfl_net.training.plain_path import PlainPath
+from dpcfl_net.training.sgd import pieces
 
 EVALUATION_SLOTS = 128
 LARGEST_PIECE = 42
@@ -237,11 +238,6 @@ class Evaluator:
         return np.concatenate(losses), np.concatenate(right)
 
 
-def flatten(module: nn.Module) -> np.ndarray:
-    """Concatenate all parameters in `named_parameters` order, each row-major, (p,) float32."""
-    return np.concatenate([p.detach().numpy().reshape(-1) for _, p in module.named_parameters()]).astype(np.float32)
-
-
 def poisson_rows(records: int, rate: float, rng: np.random.Generator) -> np.ndarray:
     """Draw a Poisson batch: each record with probability `rate`, all records at rate 1.
 
@@ -284,11 +280,6 @@ def padded(rows: np.ndarray, room: int) -> tuple[int, list[np.ndarray]]:
     """
     size = even(room)
     return size, [rows[start : start + size] for start in range(0, room, size)]
-
-
-def pieces(rows: np.ndarray, slots: int) -> list[np.ndarray]:
-    """Cut `rows` into pieces of at most `slots`."""
-    return [rows[start : start + slots] for start in range(0, len(rows), slots)]
 
 
 def _tensor(theta: np.ndarray) -> torch.Tensor:

@@ -87,6 +87,11 @@ def initial(name: str, input_shape: tuple[int, ...], classes: int, seed: int) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(name, input_shape, classes)
+    return flatten(module)
+
+
+def flatten(module: nn.Module) -> np.ndarray:
+    """Concatenate all parameters in `named_parameters` order, each row-major, (p,) float32."""
     return np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]).astype(np.float32)
 
 
