@@ -22,7 +22,6 @@ MOST_CLIENTS, MOST_RECORDS = 10_000, 100_000_000
 MOST_CLUSTERS = {"rotation": 4, "label-flip": 10, "line": len(regression.LINES)}
 
 Split = Literal["train", "validation", "test"]
-Share = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class DataSettings(BaseModel):
@@ -37,31 +36,35 @@ class DataSettings(BaseModel):
     clients: list[int] = Field([2, 2, 2, 2], min_length=1, description="clients in each true cluster, e.g. [3, 6, 6, 6]")
     shift: Literal["rotation", "label-flip", "line", "none"] = Field(
         "rotation",
-        description="how cluster k differs: images turned by k * 90 degrees, labels moved to (y + k) mod classes, "
-        "a line of its own (regression), or not at all",
+        description="difference of cluster k: images rotated by k * 90 degrees, labels shifted to (y + k) mod classes, "
+        "another line (regression), or none",
     )
     partition: Literal["equal", "dirichlet", "roles"] = Field(
         "equal",
-        description="equal: shares of the same size, drawn at random; dirichlet: the same with label proportions of each "
-        "client's own; roles: a speaking role is a client (shakespeare)",
+        description="equal: random shares of equal size; dirichlet: equal size with different label proportions for each "
+        "client; roles: each speaking role is a client (shakespeare)",
     )
     alpha: float | None = Field(
-        None, ge=1e-3, le=1e6, allow_inf_nan=False, description="partition dirichlet: its concentration; small is uneven"
+        None,
+        ge=1e-3,
+        le=1e6,
+        allow_inf_nan=False,
+        description="partition dirichlet: concentration; small values give uneven labels",
     )
     train_per_client: int | None = Field(
         None,
         ge=1,
         le=MOST_RECORDS,
-        description="training records a client; null: as many as equal disjoint slices allow, at most the papers' share",
+        description="training records per client; null: as many as equal disjoint slices allow, at most the papers' share",
     )
     validation: float = Field(
-        0.0, ge=0, lt=1, allow_inf_nan=False, description="fraction of a client's training records that is set aside"
+        0.0, ge=0, lt=1, allow_inf_nan=False, description="fraction of a client's training records for validation"
     )
     test_per_client: int | None = Field(
         None,
         ge=1,
         le=MOST_RECORDS,
-        description="test records a client; null: equal disjoint slices of the test set, at most the papers' share",
+        description="test records per client; null: equal disjoint slices of the test set, at most the papers' share",
     )
     noise: float | None = Field(
         None, ge=0, le=1e6, allow_inf_nan=False,
@@ -70,7 +73,7 @@ class DataSettings(BaseModel):
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="content of a data set of your own; null: as it is now, which the job then pins",
+        description="content hash of a data set of your own; null: the current content, which the job pins",
     )
 
     @field_validator("clients")
@@ -118,8 +121,8 @@ def _contradiction(data: DataSettings) -> str | None:
         return f"partition must be 'equal' for dataset 'regression', which has no labels, got {data.partition!r}"
     if data.partition == "dirichlet" and data.shift != "none":
         return (
-            f"shift must be 'none' with partition 'dirichlet', got {data.shift!r}: clients of one cluster would differ as "
-            "well, and the true clusters be none"
+            f"shift must be 'none' with partition 'dirichlet', got {data.shift!r}: clients of one cluster would differ, so "
+            "that there would be no true clusters"
         )
     if (data.alpha is not None) != (data.partition == "dirichlet"):
         return f"alpha belongs to partition 'dirichlet', which needs it; got {data.alpha} with {data.partition!r}"
@@ -269,7 +272,7 @@ def _planned(asked: str, images: Images, seed: int) -> tuple[Slice, ...]:
     return tuple(found)
 
 
-def _shares(settings: DataSettings, images: Images, count: int, rng: np.random.Generator) -> list[Share]:
+def _shares(settings: DataSettings, images: Images, count: int, rng: np.random.Generator) -> list[skew.Share]:
     if images.groups is not None:
         per_client = settings.train_per_client, settings.test_per_client
         return roles.shares(images.groups, count, *per_client, settings.validation)
@@ -287,7 +290,7 @@ def _held(validation: float, train: int) -> int:
     return held
 
 
-def _equal(count: int, whole: tuple[int, int], each: skew.Sizes, rng: np.random.Generator) -> list[Share]:
+def _equal(count: int, whole: tuple[int, int], each: skew.Sizes, rng: np.random.Generator) -> list[skew.Share]:
     order, tests = rng.permutation(whole[0]), rng.permutation(whole[1])
     tests = np.concatenate([tests, tests])
     found = []

@@ -76,7 +76,7 @@ def test_only_the_oracle_sees_true_clusters(made):
 def test_an_answer_that_is_infinite_is_kept_as_null(made, monkeypatch):
     job, _ = made
     assert replace_one_epsilon(job.protocol) > job.protocol.privacy.epsilon
-    monkeypatch.setattr("dpcfl_net.experiment.statement.remembered", lambda *_: None)
+    monkeypatch.setattr("dpcfl_net.experiment.statement.cached", lambda *_: None)
     assert replace_one_epsilon(job.protocol) is None
 
 

@@ -145,7 +145,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "run, job and version, client": ("client", channel.Stamp, "require_same", _nothing),
     "the template, client": ("client", client, "match_template", _nothing),
     "the norm bound, client": ("client", client, "checked", _unchecked),
-    "a bound on what is remembered": ("flood", channel, "REMEMBERED", 1 << 30),
+    "a bound on what is remembered": ("flood", channel, "CACHED", 1 << 30),
     "a bound on codes": ("flood", message_log, "CODES", 1 << 30),
     "a bound on what waits": ("flood", channel, "CONTROLS", 1 << 30),
     "records of the right form": ("transcript", transcript, "_well_formed", _yes),
