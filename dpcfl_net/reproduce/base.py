@@ -1,4 +1,4 @@
-"""What a reproduction is: rows, figures, and claims of a paper held against what was measured here."""
+"""Base of reproductions: rows, figures, and a paper's claims compared with measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ SCALES: tuple[Scale, ...] = ("laptop", "paper")
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says (`text`), what was found here (`measured`), whether they agree, and if not why, as far as is known."""
+    """A claim of a paper compared with a measurement.
+
+    Attributes:
+        text: The claim.
+        measured: The measurement.
+        holds: Whether they agree.
+        cause: Likely cause of a disagreement; empty if unknown.
+    """
 
     text: str
     measured: str
@@ -35,14 +42,22 @@ class Claim:
     cause: str = ""
 
     def line(self) -> str:
-        """The claim as it is printed."""
+        """Format the claim as one line."""
         cause = f"; likely cause: {self.cause}" if self.cause and not self.holds else ""
         return f"claim: {self.text}; measured: {self.measured}; holds: {'yes' if self.holds else 'no'}{cause}"
 
 
 @dataclass
 class ReproductionResult:
-    """rows: lines of data.csv, a mapping of column to value each; notes: sentences on what was done otherwise than in the paper."""
+    """Result of a reproduction.
+
+    Attributes:
+        rows: Rows of data.csv, values by column.
+        claims: Claims of the paper.
+        figures: Figures of the report.
+        tables: Tables of the report.
+        notes: Sentences on differences from the paper.
+    """
 
     rows: list[dict[str, Any]]
     claims: list[Claim]
@@ -52,41 +67,55 @@ class ReproductionResult:
 
 
 class Context(Protocol):
-    """What a reproduction is given: how large to compute, a folder of its own, a way to speak, and whole federations."""
+    """Environment of a reproduction."""
 
     @property
     def scale(self) -> Scale:
-        """laptop: sizes that two cores manage; paper: the paper's own settings."""
+        """ "laptop": sizes for two cores; "paper": the paper's settings."""
 
     @property
     def folder(self) -> Path:
-        """Where data.csv, claims.json and report.html go; exists."""
+        """Existing folder for data.csv, claims.json and report.html."""
 
     def say(self, line: str, /) -> None:
-        """Tell the person who waits how far it is."""
+        """Print a progress line."""
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
-        """One finished run for every combination of `axes` (dotted key to values) over a configuration, in that order.
+        """Run a configuration for every combination of `axes` and return the results in that order.
 
-        Runs that are already there are not run again. RunFailed names the combinations without a result.
+        Finished runs are reused.
+
+        Args:
+            config: The configuration file.
+            axes: Values by dotted key.
+
+        Raises:
+            RunFailed: With the combinations that have no result.
         """
 
 
 class Reproduction:
-    """One figure of one paper. Subclasses are found by their `name`, such as r-dpcfl/fig3."""
+    """One figure of one paper; subclasses are found by their `name`, such as r-dpcfl/fig3."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     title: ClassVar[str] = ""
 
     def compute(self, context: Context) -> ReproductionResult:
-        """All there is to the figure; says nothing but what was computed."""
+        """Compute rows, figures, tables and claims.
+
+        Args:
+            context: Scale, folder and federations.
+
+        Raises:
+            RunFailed: If a federation has no result.
+        """
         raise NotImplementedError
 
 
 @cache
 def registry() -> dict[str, type[Reproduction]]:
-    """Every reproduction by name: whatever file in this package defines one."""
+    """Return every reproduction of this package by name."""
     package = importlib.import_module("dpcfl_net.reproduce")
     found: dict[str, type[Reproduction]] = {}
     for module in pkgutil.iter_modules(package.__path__):
@@ -97,7 +126,11 @@ def registry() -> dict[str, type[Reproduction]]:
 
 
 def find(name: str) -> type[Reproduction]:
-    """The reproduction of that name; ConfigError with the nearest one, or all of them."""
+    """Return a reproduction by its name.
+
+    Raises:
+        ConfigError: With the nearest name, or all names.
+    """
     if name in registry():
         return registry()[name]
     near = nearest(name, registry())
@@ -106,12 +139,21 @@ def find(name: str) -> type[Reproduction]:
 
 
 def folder_name(reproduction: type[Reproduction], scale: Scale) -> str:
-    """<paper>-<figure>-<scale>."""
+    """Return the folder name <paper>-<figure>-<scale>."""
     return f"{reproduction.name.replace('/', '-')}-{scale}"
 
 
 def write(reproduction: type[Reproduction], outcome: ReproductionResult, context: Context) -> Path:
-    """data.csv, claims.json and report.html in the context's folder; returns the page."""
+    """Write data.csv, claims.json and report.html.
+
+    Args:
+        reproduction: The reproduction.
+        outcome: Its result.
+        context: Its scale and folder.
+
+    Returns:
+        Path of the report.
+    """
     from dpcfl_net.report.pages import write_page
     from dpcfl_net.results.tables import Table
 

@@ -1,4 +1,4 @@
-"""EM-FDRO's Proposition 4.1, Corollary 4.2, Lemma 4.5 and Proposition 4.4, checked in fractions: no figure, but its theory."""
+"""EM-FDRO's Proposition 4.1, Corollary 4.2, Lemma 4.5 and Proposition 4.4, checked in exact fractions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpcfl_net.results.tables import Table
 
 STEPS, RANDOM = 10, 1000  # weights on a grid of tenths; losses drawn at random
 CLIENTS, DRAWN, ROUNDS = 25, 20, 30
-# Gaps to the worst client, in units of tau: what the other 24 clients look like.
+# Gaps of the other 24 clients to the worst one, in units of tau.
 PROFILES: dict[str, Callable[[int], float]] = {
     "one apart": lambda k: 1.0,
     "evenly spread": lambda k: k / 24,
@@ -29,7 +29,9 @@ Weights = Sequence[Fraction]
 
 
 class Bounds(Reproduction):
-    """Weights e^(-epsilon gap / 2 tau) are any fractions in (0, 1]: all there are on a grid for 4 clients, random ones up to 25."""
+    """Bounds for weights e^(-epsilon gap / 2 tau), which are any fractions in (0, 1]: all on a grid for 4 clients, random ones
+    up to 25.
+    """
 
     name = "em-fdro/prop41"
     paper = PAPER + ", Propositions 4.1 and 4.4, Corollary 4.2, Lemma 4.5"
@@ -48,7 +50,7 @@ class Bounds(Reproduction):
         return ReproductionResult(rows, claims, [figure], [Table("Mass near the worst client", columns, cells, caption)])
 
     def bounds(self, cases: Sequence[tuple[Weights, Fraction]]) -> list[Claim]:
-        """Proposition 4.1, and what its printed bounds are worth."""
+        """Check Proposition 4.1 and the quality of its printed bounds."""
         broken = weak = empty = loose = 0
         for weights, least in cases:
             mass, (low, high), (lower, upper) = (
@@ -80,10 +82,10 @@ class Bounds(Reproduction):
         ]
 
     def limits(self, vectors: Sequence[Weights]) -> Claim:
-        """Corollary 4.2. At k times epsilon the weights are k-th powers, so that fractions decide whether p_max rises."""
-        apart = [weights for weights in vectors if weights.count(Fraction(1)) == 1]
+        """Check Corollary 4.2: at k times epsilon the weights are k-th powers, so fractions decide whether p_max increases."""
+        single = [weights for weights in vectors if weights.count(Fraction(1)) == 1]
         rising = uniform = worst = 0
-        for weights in apart:
+        for weights in single:
             peaks = [1 / sum(w**k for w in weights) for k in (1, 2, 3)]
             rising += peaks[0] < peaks[1] < peaks[2] < 1
             losses = [2 * math.log(w) for w in weights]  # at epsilon = tau = 1
@@ -91,12 +93,12 @@ class Bounds(Reproduction):
             worst += probabilities(losses, 1e5, 1.0).max() > 1 - 1e-8
         return Claim(
             "Corollary 4.2: p_max rises strictly from 1/n to 1",
-            f"rises in {rising}, is 1/n at epsilon 1e-9 in {uniform} and 1 at 1e5 in {worst} of {len(apart)} with a single worst client",
-            rising == uniform == worst == len(apart),
+            f"rises in {rising}, is 1/n at epsilon 1e-9 in {uniform} and 1 at 1e5 in {worst} of {len(single)} with a single worst client",
+            rising == uniform == worst == len(single),
         )
 
     def lemma(self, vectors: Sequence[Weights]) -> list[Claim]:
-        """Losses off by at most nu move a weight by a factor of at most g = e^gamma, here 2: up for one client, down for the rest."""
+        """Check Lemma 4.5: a loss error of at most nu changes a weight by a factor of at most g = e^gamma, here 2."""
         g, most = Fraction(2), Fraction(0)
         for weights in vectors:
             total = sum(weights)
@@ -112,7 +114,7 @@ class Bounds(Reproduction):
         ]
 
     def draws(self) -> Claim:
-        """Proposition 4.4's composition, for the experiments' settings."""
+        """Check Proposition 4.4's composition for the experiments' settings."""
         found = [
             (eps, selection_epsilon(eps, CLIENTS, DRAWN, ROUNDS), unconditional_epsilon(eps, CLIENTS, DRAWN, ROUNDS))
             for eps in (2, 4)
@@ -129,7 +131,7 @@ class Bounds(Reproduction):
 
 
 def on_grid() -> Iterator[tuple[Weights, Fraction]]:
-    """All weights of 4 clients in tenths, the worst one's 1, with all thresholds in tenths."""
+    """Yield all weights of 4 clients in tenths, the worst one's 1, with all thresholds in tenths."""
     grid = [Fraction(k, STEPS) for k in range(1, STEPS + 1)]
     for others in itertools.combinations_with_replacement(grid, 3):
         for least in grid:
@@ -137,7 +139,7 @@ def on_grid() -> Iterator[tuple[Weights, Fraction]]:
 
 
 def at_random() -> Iterator[tuple[Weights, Fraction]]:
-    """2 to 25 clients, weights and threshold in thousandths."""
+    """Yield random weights of 2 to 25 clients and a threshold, in thousandths."""
     rng = random.Random(0)
     for _ in range(RANDOM):
         others = [Fraction(rng.randint(1, 1000), 1000) for _ in range(rng.randint(1, CLIENTS - 1))]
@@ -145,11 +147,11 @@ def at_random() -> Iterator[tuple[Weights, Fraction]]:
 
 
 def row(profile: str, tilt: float) -> dict[str, str | float]:
-    """What Proposition 4.1 says of one profile of gaps at one epsilon, tau = 1 and delta = .1."""
+    """Return the terms of Proposition 4.1 for one profile of gaps at one epsilon, tau = 1 and delta = .1."""
     weights = [1.0, *(math.exp(-tilt * PROFILES[profile](k) / 2) for k in range(1, CLIENTS))]
     least = math.exp(-tilt * 0.1 / 2)
     near = sum(1 for k in range(1, CLIENTS) if PROFILES[profile](k) <= 0.1) + 1
-    if not tilt:  # without a tilt every weight is 1, and gaps do not show
+    if not tilt:  # every weight is 1
         return {"gaps": profile, "epsilon": tilt, "N(delta)": near, "p_max": 1 / CLIENTS, "mass": near / CLIENTS,
                 "printed low": near / CLIENTS, "printed high": near / CLIENTS, "best low": near / CLIENTS, "best high": near / CLIENTS}  # fmt: skip
     printed, best = printed_bounds(weights, least), sharp_bounds(weights, least)

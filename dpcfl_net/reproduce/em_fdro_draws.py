@@ -1,4 +1,4 @@
-"""EM-FDRO's figure 3: global, worst and tail accuracy and p_max by the epsilon that tilts the draws, 20 or 5 of 25 clients drawn."""
+"""EM-FDRO's figure 3: global, worst and tail accuracy and p_max against the epsilon that tilts the draws."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MEASURES = {
     "top_mass": "probability of the five likeliest",
 }
 WINDOW = 5  # rounds of the moving average in the paper's figures
-SLACK = 0.01  # global accuracy that much lower is not harmed
+SLACK = 0.01  # tolerated loss of global accuracy
 
 Rounds = Mapping[str, Sequence[float]]
 
 
 class Robustness(Reproduction):
-    """Figures 2 and 3. Every number is a mean over the rounds of a run, then over seeds, as the paper has it."""
+    """Figures 2 and 3; as in the paper, every number is a mean over the rounds of a run, then over seeds."""
 
     name = "em-fdro/fig3"
     paper = PAPER + ", Figures 2 and 3"
@@ -62,19 +62,19 @@ class Robustness(Reproduction):
 
 
 def rounds_of(result: Result) -> dict[str, list[float]]:
-    """Every measure by round, from what observer and server wrote."""
+    """Return every measure by round from the run's metrics."""
     written = [*runlog.read(result.folder / "metrics.jsonl"), *runlog.read(result.folder / "clusters.jsonl")]
     written.sort(key=lambda line: line["round"])
     return {measure: [float(line[measure]) for line in written if measure in line] for measure in MEASURES}
 
 
 def over_seeds(runs: Sequence[Rounds], measure: str) -> list[float]:
-    """The mean over rounds in each run."""
+    """Return the mean over rounds of each run."""
     return [statistics.fmean(run[measure]) for run in runs]
 
 
 def figures(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Figure]:
-    """The four panels: means over seeds, smoothed as in the paper."""
+    """Return the four panels: means over seeds, smoothed as in the paper."""
     found = []
     for measure in list(MEASURES)[:4]:
         percent = 100 if measure.startswith("accuracy") else 1
@@ -86,19 +86,19 @@ def figures(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Figure]:
 
 
 def smoothed(runs: Sequence[Sequence[float]], scale: float) -> list[tuple[float, float]]:
-    """(round, mean over the runs and over the WINDOW rounds up to it)."""
+    """Return (round, moving average over WINDOW rounds of the mean over runs)."""
     means = [scale * statistics.fmean(values) for values in zip(*runs, strict=True)]
     return [(t + 1.0, statistics.fmean(means[max(0, t + 1 - WINDOW) : t + 1])) for t in range(len(means))]
 
 
 def table(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> Table:
-    """Means over rounds, then mean and deviation over seeds."""
+    """Return mean and standard deviation over seeds of the means over rounds."""
     rows = [[f"{tilt:g}", *(_spread(over_seeds(own, measure), measure) for measure in MEASURES)] for tilt, own in runs.items()]
     return Table(f"{drawn} of 25 clients drawn", ["epsilon", *MEASURES.values()], rows)
 
 
 def claims(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Claim]:
-    """What section 5.2 says of figure 3."""
+    """Return section 5.2's claims about figure 3."""
     every: dict[str, dict[float, list[float]]] = {
         measure: {tilt: over_seeds(own, measure) for tilt, own in runs.items()} for measure in MEASURES
     }
@@ -127,7 +127,7 @@ def claims(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Claim]:
 
 
 def _best(text: str, values: Mapping[float, Sequence[float]], wanted: float) -> Claim:
-    """That one epsilon is above the others; where not, whether seeds alone differ as much."""
+    """Claim that one epsilon is the best; the cause compares the lead with the spread of seeds."""
     mean = {tilt: statistics.fmean(own) for tilt, own in values.items()}
     best = max(mean, key=lambda tilt: mean[tilt])
     lead = 100 * (mean[best] - mean[wanted])

@@ -1,4 +1,4 @@
-"""First rounds of R-DPCFL without the rest of the run: the clipped sums once, then noise as often as wanted, to the same bits."""
+"""First rounds of R-DPCFL alone: clipped sums computed once, noise added any number of times, with the bits of a real run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,18 @@ MODELS = {"mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cifar-cnn", "digit
 def configuration(
     dataset: str, records: int, seed: int, *, epsilon: float = 10.0, batch: int = 32, scale: Scale = "laptop"
 ) -> Config:
-    """R-DPCFL on four rotations, {3, 6, 6, 6} clients with `records` training records each; `batch` is b>1.
+    """Return R-DPCFL on four rotations with {3, 6, 6, 6} clients, K = 1, delta 1e-4 and the papers' Renyi accountant.
 
-    laptop: E = 25 rounds, learning rate .005 (R's for Fashion-MNIST), c = 1, a small CNN. paper: E = 200, on CIFAR-10 R's ResNet-18
-    with learning rate 5e-4 and c = 3. Both: K = 1, delta 1e-4, the papers' Renyi accountant.
+    "laptop": E = 25 rounds, learning rate .005 (R's for Fashion-MNIST), c = 1, a small CNN. "paper": E = 200; on CIFAR-10 R's
+    ResNet-18 with learning rate 5e-4 and c = 3.
+
+    Args:
+        dataset: Name of the data set.
+        records: Training records of each client.
+        seed: Seed of the experiment.
+        epsilon: Target epsilon.
+        batch: Batch size after the first round, b>1.
+        scale: "laptop" or "paper".
     """
     large = scale == "paper" and dataset == "cifar10"
     return resolve(
@@ -49,17 +57,24 @@ def configuration(
 
 
 def setting(scale: Scale, seed: int, *, epsilon: float = 10.0, records: int | None = None) -> Config:
-    """What the figures on first rounds are computed on: Fashion-MNIST at 600 records a client, or R's CIFAR-10 rotation."""
+    """Return the configuration of the figures on first rounds: Fashion-MNIST with 600 records per client, or R's CIFAR-10
+    rotation.
+    """
     dataset, usual = {"laptop": ("fashion-mnist", 600), "paper": ("cifar10", 6600)}[scale]
     return configuration(dataset, records or usual, seed, epsilon=epsilon, scale=scale)
 
 
 @dataclass(frozen=True, eq=False)
 class FirstRound:
-    """A full-batch first round but for its noise.
+    """A full-batch first round without its noise.
 
-    theta: (p,) float32, where every client starts. sums: (n, p) float64, each client's clipped gradients summed. truth: the
-    true cluster of each client. records: N, of every client. clip: c. rate: the learning rate.
+    Attributes:
+        theta: Initial model, (p,) float32.
+        sums: Sum of the clipped gradients of each client, (n, p) float64.
+        truth: True cluster of each client.
+        records: Number of records N of each client.
+        clip: Clip norm c.
+        rate: Learning rate.
     """
 
     theta: np.ndarray
@@ -70,11 +85,16 @@ class FirstRound:
     rate: float
 
     def updates(self, noise_multiplier: float, keys: Sequence[bytes]) -> np.ndarray:
-        """(n, p) float32: what the clients release, the noise of each under its task's key as in `Trainer.train`."""
+        """Return the clients' releases, (n, p) float32, with noise as in `Trainer.train`.
+
+        Args:
+            noise_multiplier: z.
+            keys: Task key of each client.
+        """
         return np.stack([self._update(total, noise_multiplier, key) for total, key in zip(self.sums, keys, strict=True)])
 
     def deviation(self, noise_multiplier: float) -> float:
-        """Standard deviation of the noise in each coordinate of an update: rate * clip * z / N."""
+        """Return the noise's standard deviation in each coordinate of an update: rate * clip * z / N."""
         return self.rate * self.clip * noise_multiplier / self.records
 
     def _update(self, total: np.ndarray, noise_multiplier: float, key: bytes) -> np.ndarray:
@@ -84,7 +104,11 @@ class FirstRound:
 
 
 class GradientBank:
-    """First rounds of one data set, seed, model and local step, for any clusters: a client's sum is computed once."""
+    """First rounds of one data set, seed, model and local step for any clusters; each client's sum is computed once.
+
+    Args:
+        config: The configuration.
+    """
 
     def __init__(self, config: Config) -> None:
         import torch
@@ -104,7 +128,12 @@ class GradientBank:
         self._sums: dict[tuple[int, int, bytes], np.ndarray] = {}
 
     def full_batch(self, clients: Sequence[int] | None = None, shift: str | None = None) -> FirstRound:
-        """The round for clusters of these sizes (default: the configuration's), K = 1; clients in natural order."""
+        """Return the full-batch round, K = 1, clients in natural order.
+
+        Args:
+            clients: Clients of each cluster; None: the configuration's.
+            shift: Shift between clusters; None: the configuration's.
+        """
         settings = self._settings(clients, shift)
         local, pieces = self.config.local, plan_slices(settings, self._images, self._partition_seed)
         records = len(pieces[0].train_rows)
@@ -112,7 +141,13 @@ class GradientBank:
         return FirstRound(self.theta, sums, settings.true_clusters, records, local.clip, local.lr)
 
     def stochastic(self, batch: int, noise_multiplier: float, keys: Sequence[bytes]) -> np.ndarray:
-        """(n, p) float32 updates of a first round of ceil(N/b1) Poisson steps at b1 = `batch`, in which the model moves."""
+        """Return updates, (n, p) float32, of a first round with ceil(N/b1) Poisson steps.
+
+        Args:
+            batch: Batch size b1.
+            noise_multiplier: z.
+            keys: Task key of each client.
+        """
         settings = self._settings(None, None)
         updates = []
         for piece, key in zip(plan_slices(settings, self._images, self._partition_seed), keys, strict=True):
@@ -139,7 +174,7 @@ _BANKS: dict[str, GradientBank] = {}
 
 
 def bank(config: Config) -> GradientBank:
-    """The bank for the data, model, local step and seed of a configuration, shared by all figures of one process."""
+    """Return the gradient bank for a configuration's data, model, local step and seed, shared by all figures of a process."""
     parts = (config.data.model_dump(mode="json"), config.model.name, config.local.model_dump(), config.seed)
     key = json.dumps(parts)
     if key not in _BANKS:
@@ -148,12 +183,12 @@ def bank(config: Config) -> GradientBank:
 
 
 def keys(clients: int, *labels: str | int) -> list[bytes]:
-    """One key for each client, others for every other sequence of labels; nothing here is to be kept from anybody."""
+    """Return one key per client, distinct for each sequence of labels; they are not secret."""
     return [derive(hashlib.sha256(b"first round").digest(), *labels, client) for client in range(clients)]
 
 
 def noise_of_run(config: Config) -> float:
-    """z of a run of this configuration, solved from its algorithm's own plan; the same question is solved once."""
+    """Return z of a run with this configuration, calibrated from its algorithm's plan and cached."""
     records = len(plan_slices(config.data, open_set(config.data, config.data.root), seed=0)[0].train_rows)
     parts = (
         config.options.model_dump(mode="json"),

@@ -1,4 +1,4 @@
-"""How many clusters are there? Ways to tell, on first rounds with one to five of them and noise from little to much."""
+"""Estimates of the number of clusters from first rounds with one to five clusters and different noise levels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OURS, BEFORE = list(RULES)[:2]
 
 @dataclass(frozen=True)
 class Setup:
-    """First rounds on one data set, N records a client: seeds, and clusters by shift and sizes."""
+    """First rounds on one data set with N records per client: seeds, and clusters by shift and sizes."""
 
     dataset: str
     records: int
@@ -52,11 +52,11 @@ PARTS = {
 
 
 class NumberUnknown(Reproduction):
-    """The paper's section C.9, held against other rules and against rounds without clusters."""
+    """The paper's section C.9, with other rules and with rounds without clusters."""
 
     name = "r-dpcfl/m-unknown"
     paper = PAPER + ", Appendix C.9"
-    title = "How often is the number of clusters told right?"
+    title = "How often is the number of clusters estimated correctly?"
 
     def compute(self, context: Context) -> ReproductionResult:
         rows = [row for part in PARTS[context.scale] for row in rounds(part, context.scale, context.say)]
@@ -64,9 +64,9 @@ class NumberUnknown(Reproduction):
         for row in sorted(rows, key=lambda row: row["z"]):
             bands.setdefault(row["z_band"], []).append(row)
         by_noise = {rule: [(z, _right(band, rule) / len(band)) for z, band in bands.items()] for rule in RULES}
-        figure = lines("right", "M told right, by noise", by_noise, "noise multiplier (rounded)", "share of rounds", log_x=True)
+        figure = lines("right", "M correct, by noise", by_noise, "noise multiplier (rounded)", "share of rounds", log_x=True)
         notes = [
-            "Right is right whatever the noise: where it is so high that the clusters are lost even if M is known, no rule can be.",
+            "Where the noise is so high that the clusters are lost even with known M, no rule can be correct.",
             "The constants of this project's rule were chosen on seeds 100 to 104, but for the quarter that a split must reach, which was "
             "added after seeds 0 to 9 had been looked at.",
         ]
@@ -78,7 +78,7 @@ class NumberUnknown(Reproduction):
 
 
 def rounds(part: Setup, scale: Scale, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """A row for every seed, clusters and epsilon: what each rule says, and whether the clusters are found if M is known."""
+    """Yield a row for every seed, clusters and epsilon: each rule's estimate, and whether clusters are found with known M."""
     for seed in part.seeds:
         rows = 0
         configs = {e: configuration(part.dataset, part.records, seed, epsilon=e, scale=scale) for e in EPSILONS[scale]}
@@ -96,7 +96,7 @@ def rounds(part: Setup, scale: Scale, say: Callable[[str], None]) -> Iterator[di
                     "clients": "+".join(map(str, clients)), "clusters": len(clients), "epsilon": epsilon, "z": noise,
                     "z_band": float(f"{noise:.1g}"), "mss": known.mss,
                     "recovered_if_known": recovered(first.truth, known.labels.tolist()),
-                    **{rule: tell(evidence) for rule, tell in RULES.items()},
+                    **{rule: estimate(evidence) for rule, estimate in RULES.items()},
                 }  # fmt: skip
         say(f"{part.dataset}, seed {seed}: {rows} first rounds")
 
@@ -129,7 +129,7 @@ def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         ),
         Claim(
             f"this project: {OURS}, claims no clusters where there are none",
-            f"{_count(alone, OURS)} rounds without clusters told right",
+            f"{_count(alone, OURS)} rounds without clusters correct",
             _right(alone, OURS) == len(alone),
         ),
     ]  # fmt: skip
@@ -151,7 +151,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], by: Callable[[Mapping[
     cells = []
     for name, members in groups.items():
         larger = {rule: sum(row[rule] > row["clusters"] for row in members) for rule in RULES}
-        told = [f"{_right(members, rule)} (+{larger[rule]})" for rule in RULES]
-        cells.append([name, str(len(members)), str(sum(row["recovered_if_known"] for row in members)), *told])
-    caption = "How often M was told right, in brackets how often too large."
+        correct = [f"{_right(members, rule)} (+{larger[rule]})" for rule in RULES]
+        cells.append([name, str(len(members)), str(sum(row["recovered_if_known"] for row in members)), *correct])
+    caption = "How often M was correct, and in brackets how often too large."
     return Table(title, ["", "rounds", "found if M is known", *RULES], cells, caption)

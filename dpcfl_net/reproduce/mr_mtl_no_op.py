@@ -1,4 +1,4 @@
-"""MR-MTL against what published code amounts to: a regulariser that clipping throws away, which is Local."""
+"""MR-MTL against published code whose regulariser is lost in clipping, which amounts to Local."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEEDS = {"laptop": (0,), "paper": (0, 1, 2, 3)}
 
 
 class NoOp(Reproduction):
-    """Accuracy against lambda; at lambda = 0, or with the term in the loss under Opacus, MR-MTL is Local."""
+    """Accuracy against lambda; at lambda = 0, or with the term in the loss under Opacus, MR-MTL equals Local."""
 
     name = "mr-mtl/no-op"
     paper = "Liu, Hu, Wu, Smith, On privacy and personalization in cross-silo federated learning, 2022, Algorithm A1"
@@ -50,7 +50,7 @@ class NoOp(Reproduction):
         )
 
     def claims(self, mean: dict[float, float], local: float) -> list[Claim]:
-        """The no-op is Local; a pull that acts changes the result, and the best one is better than none."""
+        """Claim that the no-op equals Local, an effective regulariser changes the result, and the best lambda beats none."""
         best = max(mean, key=lambda lam: mean[lam])
         span = max(mean.values()) - min(mean.values())
         listed = ", ".join(f"lambda {lam:g}: {value:.1f} %" for lam, value in mean.items())

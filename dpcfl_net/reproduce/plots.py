@@ -1,4 +1,4 @@
-"""Lines and points as the report's plotly dictionaries, and the slope of a line on doubly logarithmic paper."""
+"""Line, point and bar charts as plotly dictionaries, and the slope of a line in log-log coordinates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 def lines(
     key: str, title: str, series: Series, x: str, y: str, *, caption: str = "", log_x: bool = False, log_y: bool = False
 ) -> Figure:
-    """One line a series, (x, y) pairs in order; a series' name is its place in the legend."""
+    """Return a line chart.
+
+    Args:
+        key: Key of the figure.
+        title: Title.
+        series: (x, y) pairs in order, by name in the legend.
+        x: Title of the x axis.
+        y: Title of the y axis.
+        caption: Caption.
+        log_x: Logarithmic x axis.
+        log_y: Logarithmic y axis.
+    """
     data = [
         {
             "type": "scatter",
@@ -34,7 +45,17 @@ def lines(
 
 
 def points(key: str, title: str, series: Series, x: str, y: str, *, rings: Series | None = None, equal: bool = False) -> Figure:
-    """One colour and symbol a series; rings: series drawn as open circles; `equal`: the same scale along both axes."""
+    """Return a scatter chart with one colour and symbol per series.
+
+    Args:
+        key: Key of the figure.
+        title: Title.
+        series: (x, y) pairs by name in the legend.
+        x: Title of the x axis.
+        y: Title of the y axis.
+        rings: Series drawn as open circles.
+        equal: Same scale on both axes.
+    """
     data = [
         {
             "type": "scatter",
@@ -65,7 +86,15 @@ def points(key: str, title: str, series: Series, x: str, y: str, *, rings: Serie
 
 
 def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str, *, caption: str = "") -> Figure:
-    """Groups of bars: series to label to height; labels in the order of the first series."""
+    """Return a grouped bar chart.
+
+    Args:
+        key: Key of the figure.
+        title: Title.
+        series: Height by label, by name in the legend; labels in the order of the first series.
+        y: Title of the y axis.
+        caption: Caption.
+    """
     data = [
         {
             "type": "bar",
@@ -81,7 +110,7 @@ def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str
 
 
 def slope(pairs: Sequence[tuple[float, float]]) -> float:
-    """The exponent a of the power law y = const * x^a that fits positive (x, y) pairs best (least squares of logarithms)."""
+    """Return the exponent a of the power law y = const * x^a fitted to positive (x, y) pairs by least squares of logarithms."""
     x, y = ([math.log(pair[side]) for pair in pairs] for side in (0, 1))
     middle = sum(x) / len(x)
     return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)

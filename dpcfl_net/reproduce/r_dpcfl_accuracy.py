@@ -1,9 +1,10 @@
-"""R-DPCFL's figures 6 and 7 (11 and 12 with Global): accuracy and recovered clusters against epsilon, all systems at one epsilon."""
+"""R-DPCFL's figures 6 and 7 (11 and 12 with Global): accuracy and recovered clusters of all systems against epsilon."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ SEEDS: Mapping[str, Mapping[float, Sequence[int]]] = {
     "laptop": {5: (0, 1, 2), 3: (0,), 15: (0,)},
     "paper": dict.fromkeys((3, 4, 5, 10, 15), (0, 1, 2, 3)),
 }
-SLACK = 0.02  # by how much the oracle may be below for "not below": seeds alone do that
+SLACK = 0.02  # tolerated lag of the oracle, within the spread of seeds
 
 
 class MeanAccuracy(Reproduction):
@@ -35,7 +36,7 @@ class MeanAccuracy(Reproduction):
     title = "Mean accuracy and recovery of all clusters against epsilon"
     measure: ClassVar[str] = "accuracy_mean"
     found: ClassVar[str] = "clusters_recovered"
-    whom: ClassVar[str] = "all clients"
+    averaged: ClassVar[str] = "all clients"
 
     def compute(self, context: Context) -> ReproductionResult:
         outcome = ReproductionResult([], [])
@@ -54,27 +55,28 @@ class MeanAccuracy(Reproduction):
         return outcome
 
     def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
-        """One data setting: its rows, its two figures, its table and its claims."""
+        """Add one data setting: rows, figures, table and claims."""
         rows = compare.rows(sorted(results, key=lambda result: (result.epsilon, SYSTEMS.index(result.algorithm))))
         outcome.rows += [row_of(setting, result) for result in results]
         outcome.claims += self.claims(setting, by_system(results, self.measure), results)
         for figure in sweep.figures(rows):
             if figure.key in (self.measure, self.found):
-                outcome.figures.append(_titled(figure, setting))
+                title = f"{figure.title}, {setting.replace('_', ' ')}"
+                outcome.figures.append(replace(figure, key=f"{figure.key}-{setting}", title=title))
         table = compare.table(rows)
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
 
     def claims(self, setting: str, at: Mapping[float, Mapping[str, float]], results: Sequence[Result]) -> list[Claim]:
-        """The orderings that the paper shows, at every epsilon."""
+        """Return the orderings that the paper shows, at every epsilon."""
         recovery = recoveries(results, self.found)
         missed = _cause(results, recovery["r-dpcfl"])
         return [
-            ordering(setting, self.whom, at, "oracle", "r-dpcfl", slack=SLACK),
-            ordering(setting, self.whom, at, "r-dpcfl", "local", cause=missed),
-            ordering(setting, self.whom, at, "r-dpcfl", "mr-mtl", cause=missed),
-            ordering(setting, self.whom, at, "r-dpcfl", "dp-ifca", cause=missed),
-            ordering(setting, self.whom, at, "local", "global"),
-            ordering(setting, self.whom, at, "mr-mtl", "global"),
+            ordering(setting, self.averaged, at, "oracle", "r-dpcfl", slack=SLACK),
+            ordering(setting, self.averaged, at, "r-dpcfl", "local", cause=missed),
+            ordering(setting, self.averaged, at, "r-dpcfl", "mr-mtl", cause=missed),
+            ordering(setting, self.averaged, at, "r-dpcfl", "dp-ifca", cause=missed),
+            ordering(setting, self.averaged, at, "local", "global"),
+            ordering(setting, self.averaged, at, "mr-mtl", "global"),
             Claim(
                 f"{setting}: R-DPCFL recovers {'all clusters' if self.found == 'clusters_recovered' else 'the minority'} "
                 "more often than DP-IFCA",
@@ -88,18 +90,23 @@ class MeanAccuracy(Reproduction):
 
 
 class MinorityAccuracy(MeanAccuracy):
-    """Figure 7: the same for the clients of the minority cluster."""
+    """Figure 7: accuracy and recovery of the minority cluster."""
 
     name = "r-dpcfl/fig7"
     paper = PAPER + ", Figures 7 and 12"
     title = "Accuracy and recovery of the minority cluster against epsilon"
     measure = "accuracy_minority"
     found = "minority_recovered"
-    whom = "the minority"
+    averaged = "the minority"
 
 
 def by_system(results: Iterable[Result], measure: str) -> dict[float, dict[str, float]]:
-    """Target epsilon to system to the mean over seeds of a figure."""
+    """Return the mean over seeds of a measure, by epsilon and system.
+
+    Args:
+        results: Runs.
+        measure: Key of the measure.
+    """
     found: dict[float, dict[str, list[float]]] = {}
     for result in results:
         own = found.setdefault(float(result.settings["privacy"]["epsilon"]), {})
@@ -109,7 +116,7 @@ def by_system(results: Iterable[Result], measure: str) -> dict[float, dict[str, 
 
 def ordering(
     setting: str,
-    whom: str,
+    clients: str,
     at: Mapping[float, Mapping[str, float]],
     above: str,
     below: str,
@@ -117,16 +124,31 @@ def ordering(
     slack: float = 0.0,
     cause: str = "",
 ) -> Claim:
-    """That `above` is above `below` (or at most `slack` under it) at every epsilon."""
+    """Claim that one system is above another, or at most `slack` below it, at every epsilon.
+
+    Args:
+        setting: Data setting, in words.
+        clients: Clients of the average, in words.
+        at: Accuracy by epsilon and system.
+        above: System that should be above.
+        below: System that should be below.
+        slack: Tolerated difference.
+        cause: Likely cause if the claim fails.
+    """
     gaps = {epsilon: own[above] - own[below] for epsilon, own in at.items()}
     measured = "; ".join(f"epsilon {e:g}: {100 * at[e][above]:.1f} against {100 * at[e][below]:.1f} %" for e in gaps)
     word = f"within {100 * slack:g} points of" if slack else "above"
-    text = f"{setting}: {above} is {'above or ' if slack else ''}{word} {below} in accuracy over {whom} at every epsilon"
+    text = f"{setting}: {above} is {'above or ' if slack else ''}{word} {below} in accuracy over {clients} at every epsilon"
     return Claim(text, measured, min(gaps.values()) > -slack, cause)
 
 
 def recoveries(results: Iterable[Result], measure: str) -> dict[str, tuple[int, int]]:
-    """System to (runs in which it was recovered, runs in which that was judged)."""
+    """Return (recovered runs, evaluated runs) by system.
+
+    Args:
+        results: Runs.
+        measure: Key of the recovery.
+    """
     found: dict[str, tuple[int, int]] = {}
     for result in results:
         judged = result.final.get(measure)
@@ -137,7 +159,7 @@ def recoveries(results: Iterable[Result], measure: str) -> dict[str, tuple[int, 
 
 
 def row_of(setting: str, result: Result) -> dict[str, Any]:
-    """A line of data.csv."""
+    """Return a row of data.csv."""
     figures = {key: value for key, value in result.final.items() if not isinstance(value, list)}
     return {
         "setting": setting, "algorithm": result.algorithm, "epsilon": result.settings["privacy"]["epsilon"], "seed": result.seed,
@@ -146,9 +168,9 @@ def row_of(setting: str, result: Result) -> dict[str, Any]:
 
 
 def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
-    """Why R-DPCFL may lag behind a baseline: wrong clusters, or, where they are right, what finding them cost."""
+    """Why R-DPCFL may lag behind a baseline: wrong clusters or, if they are right, the cost of finding them."""
     if recovered[0] < recovered[1]:
-        return f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later choices do not mend wrong ones"
+        return f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later selections do not correct wrong ones"
     noise = {
         name: statistics.fmean(float(r.privacy["noise_multiplier"]["max"]) for r in results if r.algorithm == name)
         for name in ("r-dpcfl", "local")
@@ -161,9 +183,3 @@ def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
 
 def _of(recovery: Mapping[str, tuple[int, int]], name: str) -> str:
     return "{} of {}".format(*recovery[name])
-
-
-def _titled(figure: Any, setting: str) -> Any:
-    from dataclasses import replace
-
-    return replace(figure, key=f"{figure.key}-{setting}", title=f"{figure.title}, {setting.replace('_', ' ')}")

@@ -1,4 +1,4 @@
-"""R-DPCFL's figure 14: cluster centres draw together as b1 grows, while the noise multiplier hardly grows."""
+"""R-DPCFL's figure 14: distance of the cluster centres against b1, and the noise that a full batch costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, Plan, noise_multiplier
 
 
 class Centres(Reproduction):
-    """Figure 14: cluster centres draw together as b1 grows (left), while z hardly grows (right)."""
+    """Figure 14: centres approach each other as b1 grows (left), while z grows little (right)."""
 
     name = "r-dpcfl/fig14"
     paper = PAPER + ", Figure 14 and equation 32"
@@ -59,7 +59,7 @@ class Centres(Reproduction):
         return ReproductionResult(rows, claims, figures, notes=notes)
 
     def distances(self, config: Config) -> dict[str, list[tuple[float, float]]]:
-        """By pair of clusters: (b1, distance of the mean updates), batches drawn as always, noise a millionth of the clip norm."""
+        """Return (b1, distance of the mean updates) by pair of clusters; the noise is a millionth of the clip norm."""
         kept = bank(config)
         first = kept.full_batch()
         truth = np.array(first.truth)
@@ -73,7 +73,7 @@ class Centres(Reproduction):
         return found
 
     def prices(self) -> dict[float, list[tuple[float, float]]]:
-        """By epsilon: (b>1, z with b1 = N over z with b1 = b>1), N = 50,000, K = 1, E = 200."""
+        """Return (b>1, z with b1 = N over z with b1 = b>1) by epsilon, N = 50,000, K = 1, E = 200."""
         found: dict[float, list[tuple[float, float]]] = {}
         for epsilon, later in itertools.product((3, 5, 10, 15), (16, 32, 64, 128, 256, 512, 1024)):
             full, same = (noise_multiplier(Plan(50_000, first, later, 200, epsilon)) for first in (50_000, later))

@@ -1,4 +1,4 @@
-"""R-DPCFL's figures 10 and 13: MSS as a guide to the number of clusters and to whether they were found."""
+"""R-DPCFL's figures 10 and 13: MSS as an indicator of the number of clusters and of their recovery."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAYS: dict[str, tuple[mixture.Space, str, str]] = {
 
 
 class NumberOfClusters(Reproduction):
-    """Figure 10: MSS against candidates for M, at four epsilons and five seeds."""
+    """Figure 10: MSS against the number of components, at four epsilons and five seeds."""
 
     name = "r-dpcfl/fig10"
     paper = PAPER + ", Figure 10 and Appendix C.9"
@@ -50,7 +50,7 @@ class NumberOfClusters(Reproduction):
         return ReproductionResult(rows, _claims_on_number(rows), figures, notes=[note])
 
     def rows(self, context: Context, seed: int) -> Iterator[dict[str, Any]]:
-        """A row for every epsilon, way and candidate; `chosen` is what this project's rule says of the round."""
+        """Yield a row for every epsilon, method and candidate; `chosen` is the estimate of this project's rule."""
         first = bank(setting(context.scale, seed)).full_batch()
         for epsilon in EPSILONS:
             noise = noise_of_run(setting(context.scale, seed, epsilon=epsilon))
@@ -77,25 +77,27 @@ def _claims_on_number(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
             for key in dict.fromkeys((row["seed"], row["epsilon"]) for row in rows)
         }
         by_epsilon = {e: [row["candidate"] for (_, at), row in largest.items() if at == e] for e in EPSILONS}
-        right = sum(m == 4 for told in by_epsilon.values() for m in told)
+        right = sum(m == 4 for peaks in by_epsilon.values() for m in peaks)
         claims.append(
             Claim(
                 f"MSS peaks at the true M = 4: {way}",
-                f"{right} of {len(largest)}; M by epsilon: " + "; ".join(f"{e:g}: {told}" for e, told in by_epsilon.items()),
+                f"{right} of {len(largest)}; M by epsilon: " + "; ".join(f"{e:g}: {peaks}" for e, peaks in by_epsilon.items()),
                 right == len(largest),
                 cause,
             )
         )
     ours = {(row["seed"], row["epsilon"]): row["chosen"] for row in rows}
-    told = "; ".join(f"{e:g}: {[m for (_, at), m in ours.items() if at == e]}" for e in EPSILONS)
+    listed = "; ".join(f"{e:g}: {[m for (_, at), m in ours.items() if at == e]}" for e in EPSILONS)
     right = sum(m == 4 for m in ours.values())
-    claims.append(Claim("this project's rule finds M = 4", f"{right} of {len(ours)}; M by epsilon: {told}", right == len(ours)))
+    claims.append(
+        Claim("this project's rule finds M = 4", f"{right} of {len(ours)}; M by epsilon: {listed}", right == len(ours))
+    )
     return claims
 
 
 @dataclass(frozen=True)
 class Group:
-    """First rounds that differ in seed, epsilon and b>1 only."""
+    """First rounds that differ only in seed, epsilon and b>1."""
 
     dataset: str
     records: int
@@ -129,7 +131,7 @@ SCORES = (
 
 
 class Recovery(Reproduction):
-    """Figure 13: does MSS tell whether the clusters were found? M = 4 is known."""
+    """Figure 13: MSS against recovery of the clusters, with known M = 4."""
 
     name = "r-dpcfl/fig13"
     paper = PAPER + ", Figure 13"
@@ -178,7 +180,7 @@ def _rounds(group: Group, scale: Scale, say: Callable[[str], None]) -> Iterator[
 
 
 def verdict(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Claim:
-    """The paper's claim on (MSS, whether the clusters were found) of many rounds; not shown where no MSS is above 2."""
+    """Return the paper's claim on (MSS, whether the clusters were found) of many rounds; False without an MSS above 2."""
     above, below = ([right for mss, right in pairs if (mss > 2) == side] for side in (True, False))
     return Claim(
         f"an MSS above 2 always means that the clusters were found: {words}",
@@ -189,7 +191,7 @@ def verdict(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Clai
 
 
 def threshold(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
-    """The threshold with the fewest mistakes (recovered at or below it, or not recovered above it), and how many."""
+    """Return the threshold with the fewest mistakes (recovered at or below it, or not recovered above it), and their number."""
     cuts = sorted({mss for mss, _ in pairs})
     middles = [cuts[0] - 1, *((a + b) / 2 for a, b in itertools.pairwise(cuts))]
     mistakes = {cut: sum((mss > cut) != right for mss, right in pairs) for cut in middles}
@@ -202,7 +204,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _strip(key: str, title: str, pairs: Sequence[tuple[float, bool]]) -> Any:
-    """Points above one another so that they can be told apart: the height says nothing but right or wrong."""
+    """Points stacked in height for visibility; the height only separates found from not found."""
     series = {
         word: [(mss, side + 0.3 * (k % 10) / 10) for k, (mss, right) in enumerate(pairs) if right is bool(side)]
         for side, word in ((0, "not found"), (1, "found"))

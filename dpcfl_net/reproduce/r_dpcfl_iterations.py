@@ -1,4 +1,4 @@
-"""R-DPCFL's figure 9: EM iterations against b1, and how far clusters are apart with less data."""
+"""R-DPCFL's figure 9: EM iterations against b1, and separation of the clusters with less data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Iterations(Reproduction):
         )
 
     def left(self, context: Context, seed: int) -> Iterable[dict[str, Any]]:
-        """A row for every b1 and space, two seeds, epsilon 10."""
+        """Yield a row for every b1 and space at epsilon 10."""
         config = setting(context.scale, seed)
         kept = bank(config)
         first = kept.full_batch()
@@ -66,7 +66,7 @@ class Iterations(Reproduction):
                 }
 
     def right(self, context: Context, seed: int) -> Iterable[dict[str, Any]]:
-        """A row for every epsilon: the smaller size with b>1 of 32 and 8, the larger with 32."""
+        """Yield a row for every epsilon: the smaller size with b>1 of 32 and 8, the larger with 32."""
         small, large = rounds_of_two_sizes(context.scale, seed)
         config = setting(context.scale, seed)
         for first, later in ((large, 32), (small, 32), (small, 8)):
@@ -111,11 +111,11 @@ class Iterations(Reproduction):
 
 
 def rounds_of_two_sizes(scale: Scale, seed: int) -> tuple[FirstRound, FirstRound]:
-    """First rounds with fewer and with more records a client."""
+    """Return first rounds with fewer and with more records per client."""
     small, large = {"laptop": (600, 1000), "paper": (3300, 6600)}[scale]
     return bank(setting(scale, seed, records=small)).full_batch(), bank(setting(scale, seed, records=large)).full_batch()
 
 
 def dominates(upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]]) -> bool:
-    """Whether one curve is above the other at each of their common x."""
+    """Return whether one curve is above the other at every common x."""
     return all(one[1] > two[1] for one, two in zip(upper, lower, strict=True))

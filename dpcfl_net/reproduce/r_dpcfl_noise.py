@@ -1,4 +1,4 @@
-"""R-DPCFL's figures 3 and 4: what both batch sizes do to the noise multiplier and to the noise of a model update."""
+"""R-DPCFL's figures 3 and 4: effect of both batch sizes on the noise multiplier and on the variance of a model update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ SOLVED = 5e-4  # the accuracy of `calibrate`
 
 @dataclass(frozen=True)
 class Plan:
-    """One client's DP-SGD of a whole run: N records, batch sizes b1 in round 1 and b>1 after it, K epochs, E rounds, target."""
+    """One client's DP-SGD of a whole run.
+
+    Attributes:
+        records: Number of records N.
+        first: Batch size b1 of round 1.
+        later: Batch size b>1 of later rounds.
+        rounds: Rounds E.
+        epsilon: Target epsilon.
+        epochs: Local epochs K.
+        delta: Target delta.
+    """
 
     records: int
     first: int
@@ -33,32 +43,42 @@ class Plan:
     delta: float = 1e-4
 
     def events(self, noise_multiplier: float) -> list[SampledGaussian]:
-        """What the accountant sees: both phases, Poisson batches, no selections (as in the paper's figures)."""
+        """Return the mechanisms of both phases with Poisson batches, without selections (as in the paper's figures)."""
         return [
             SampledGaussian(noise_multiplier, batch / self.records, rounds * self.steps(batch))
             for batch, rounds in ((self.first, 1), (self.later, self.rounds - 1))
         ]
 
     def steps(self, batch: int) -> int:
-        """Steps of one round: K ceil(N/b)."""
+        """Return the steps of one round, K ceil(N/b)."""
         return self.epochs * math.ceil(self.records / batch)
 
 
 @cache
 def noise_multiplier(plan: Plan, accountant: Accountant = "rdp") -> float:
-    """z(epsilon, delta, b1, b>1, N, K, E) of Lemma 4.1: noise deviation on a sum of gradients, over the clip norm."""
+    """Return z(epsilon, delta, b1, b>1, N, K, E) of Lemma 4.1: standard deviation of the noise on a gradient sum over the clip
+    norm.
+    """
     return calibrate(plan.events, plan.epsilon, plan.delta, accountant=accountant)
 
 
 def grid(first: Sequence[int] = FIRST, later: Sequence[int] = LATER) -> dict[tuple[int, int], Plan]:
-    """The plans of figures 3 and 4 by (b1, b>1): N = 6600, epsilon 5, delta 1e-4, K = 1, E = 200."""
+    """Return the plans of figures 3 and 4 by (b1, b>1): N = 6600, epsilon 5, delta 1e-4, K = 1, E = 200."""
     return {(b1, b): Plan(records=6600, first=b1, later=b, rounds=200, epsilon=5) for b1, b in itertools.product(first, later)}
 
 
 def update_variance(plan: Plan, batch: int, noise: float, *, clip: float, rate: float, parameters: int) -> float:
-    """Var(delta theta) of a round at `batch`: steps * (rate * clip * noise / batch)^2 * p.
+    """Return Var(delta theta) of a round: steps * (rate * clip * noise / batch)^2 * p.
 
-    Equation 2 with the steps that are really taken, K ceil(N/b), for its K N/b; the records' own variance is left out, as there.
+    Equation 2 with the real number of steps K ceil(N/b) in place of K N/b, and without the records' own variance, as there.
+
+    Args:
+        plan: The plan.
+        batch: Batch size of the round.
+        noise: Noise multiplier z.
+        clip: Clip norm c.
+        rate: Learning rate.
+        parameters: Number of parameters p.
     """
     return plan.steps(batch) * (rate * clip * noise / batch) ** 2 * parameters
 
@@ -91,7 +111,7 @@ class Variance(Reproduction):
         return ReproductionResult(rows, self.claims(rows), figures)
 
     def claims(self, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-        """Held against the same formula with whole steps."""
+        """Compare with the same formula with whole steps."""
         plan = Plan(6600, 6600, 32, 200, 5)
         fixed = slope([(b, update_variance(plan, b, 1.0, **self.setting)) for b in LATER])
         first = _slopes(rows, "b1", "b_later", "var_first")
@@ -120,7 +140,7 @@ class Variance(Reproduction):
 
 
 class NoiseMultiplier(Reproduction):
-    """Figure 4: z against both batch sizes, by the paper's Renyi accountant, with the tighter PLD beside it."""
+    """Figure 4: z against both batch sizes by the paper's Renyi accountant, and by the tighter PLD."""
 
     name = "r-dpcfl/fig4"
     paper = PAPER + ", Figure 4"
@@ -141,7 +161,7 @@ class NoiseMultiplier(Reproduction):
         return ReproductionResult(rows, self.claims(rows), figures, notes=[note])
 
     def claims(self, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-        """Monotone, sublinear, and which batch size matters more."""
+        """Claim that z is monotone and sublinear, and which batch size matters more."""
         first = _steps(rows, "b1", "b_later", "z_rdp")
         later = _steps(rows, "b_later", "b1", "z_rdp")
         fall, where = max(_falls(rows, "b1", "b_later", "z_rdp") + _falls(rows, "b_later", "b1", "z_rdp"))
@@ -183,7 +203,7 @@ def _steps(rows: Sequence[Mapping[str, Any]], x: str, by: str, y: str) -> list[f
 
 
 def _falls(rows: Sequence[Mapping[str, Any]], x: str, by: str, y: str) -> list[tuple[float, str]]:
-    """How far y falls between neighbours, as a share, and where."""
+    """Relative decrease of y between neighbours, and its place."""
     return [
         (1 - two[1] / one[1], f"{LABEL[x]} from {one[0]} to {two[0]} at {LABEL[by]} = {value}")
         for value, curve in _curves(rows, x, by, y).items()

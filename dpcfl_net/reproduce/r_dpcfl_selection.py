@@ -1,4 +1,4 @@
-"""What selections cost: composed jointly with the updates, or subtracted from the total as published code does."""
+"""Cost of selections: composed jointly with the updates, or subtracted from the total as in published code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPERS = "with the paper's plan,"
 
 
 class SelectionCost(Reproduction):
-    """At one claimed epsilon, subtracting what selections cost by themselves forgets that worst cases do not coincide."""
+    """Subtracting the separate cost of the selections ignores that worst cases do not coincide, and claims too little."""
 
     name = "r-dpcfl/selection-cost"
     paper = PAPER + ", Algorithm 1 and the published code"
@@ -52,12 +52,12 @@ class SelectionCost(Reproduction):
         rows = [{"paid": name, **row_of(setting, result)} for name, results in found.items() for result in results]
         plans = [{"plan": f"N {p['records']}, E {p['rounds']}, {p['selections']} selections", **p} for p in (own, paper)]
         return ReproductionResult(rows, self.claims(paper, found), [], [_noise_table(plans), _accuracy_table(found)], [
-            "A run with subtracted selections is a run with more noise: what is claimed as 5 spends less. It is run as what it "
-            "really spends, with selections of the same epsilon, 0.15 each."
+            "A run with subtracted selections has more noise, so a claimed epsilon of 5 spends less. It is run at the epsilon that "
+            "it spends, with selections of the same epsilon, 0.15 each."
         ])  # fmt: skip
 
     def claims(self, paper: dict[str, Any], found: dict[str, list[Result]]) -> list[Claim]:
-        """No claim of a paper but what the published code assumes: that subtracting is how selections are paid."""
+        """Claims on the published code's assumption that the cost of selections is subtracted."""
         mean = {name: 100 * statistics.fmean(float(r.final["accuracy_mean"]) for r in own) for name, own in found.items()}
         more = {way: 100 * (paper[way] / paper["joint"] - 1) for way in WAYS}
         return [
@@ -81,7 +81,7 @@ class SelectionCost(Reproduction):
 
 
 def noise(records: int, rounds: int, batch: int) -> dict[str, Any]:
-    """z by RDP for R-DPCFL's whole plan at epsilon 5, selections composed jointly or subtracted first (see WAYS)."""
+    """Return z by RDP for R-DPCFL's plan at epsilon 5, with selections composed jointly or subtracted first (see WAYS)."""
     selections = max(1, rounds // 10)
     plan = Plan(records, records, min(batch, records), rounds, TARGET)
     each = FRACTION * TARGET
@@ -103,14 +103,11 @@ def noise(records: int, rounds: int, batch: int) -> dict[str, Any]:
 
 
 def spent(own: dict[str, Any], z: float) -> float:
-    """The epsilon that a run with noise z really spends, selections composed jointly, by PLD."""
-    events: list[SampledGaussian | BoundedRangeSelection] = own["events"](z * _pld_over_rdp(own))
+    """Return the epsilon of a run with noise z, selections composed jointly, by PLD."""
+    # Runs are calibrated by PLD, which needs less noise than RDP for the same epsilon: ratios of noise carry over.
+    pld_over_rdp = calibrate(own["events"], TARGET, DELTA) / own["joint"]
+    events: list[SampledGaussian | BoundedRangeSelection] = own["events"](z * pld_over_rdp)
     return epsilon(events, DELTA)
-
-
-def _pld_over_rdp(own: dict[str, Any]) -> float:
-    """Runs are calibrated by PLD, which needs less noise than RDP for the same epsilon: ratios of noise carry over."""
-    return calibrate(own["events"], TARGET, DELTA) / own["joint"]
 
 
 def _noise_table(plans: list[dict[str, Any]]) -> Table:

@@ -19,7 +19,7 @@ SEEDS = {"laptop": (0, 1, 2), "paper": (0, 1, 2, 3)}
 
 
 class Fairness(Reproduction):
-    """Figure 4 on Fashion-MNIST and MNIST with rotation. RC-DPFL and f-CDPFL send raw indices: their epsilon is inf."""
+    """Figure 4 on Fashion-MNIST and MNIST with rotation; RC-DPFL and f-CDPFL send raw indices, so their epsilon is inf."""
 
     name = "rc-dpfl/fig4"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version of R-DPCFL), Figure 4"
@@ -41,7 +41,7 @@ class Fairness(Reproduction):
         return outcome
 
     def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
-        """One data setting: rows, figures, table, claims."""
+        """Add one data setting: rows, figures, table and claims."""
         outcome.rows += [row_of(setting, result) for result in results]
         rows = compare.rows(results)
         table = compare.table(rows)
@@ -57,7 +57,7 @@ class Fairness(Reproduction):
         outcome.claims += self.claims(setting, results, unfair)
 
     def claims(self, setting: str, results: Sequence[Result], unfair: dict[str, float]) -> list[Claim]:
-        """KM-CDPFL is the least fair; RC-DPFL is on a par with the oracle and finds the clusters more often than f-CDPFL."""
+        """Claim that KM-CDPFL is least fair, and RC-DPFL equals the oracle and finds clusters more often than f-CDPFL."""
         worst = max(unfair, key=lambda name: unfair[name])
         mean = {name: 100 * _mean(results, name, "accuracy_mean") for name in SYSTEMS}
         found = recoveries(results, "clusters_recovered")
@@ -90,6 +90,6 @@ def _mean(results: Sequence[Result], name: str, key: str) -> float:
 
 
 def _by_cluster(results: Sequence[Result], name: str) -> list[float]:
-    """Percent by true cluster, mean over seeds."""
+    """Accuracy in percent by true cluster, mean over seeds."""
     found = [result.final["accuracy_by_cluster"] for result in results if result.algorithm == name]
     return [100 * statistics.fmean(values) for values in zip(*found, strict=True)]

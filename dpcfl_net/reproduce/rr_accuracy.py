@@ -1,4 +1,4 @@
-"""RR-Cluster's table 1 (6 with DP-FedPer): clustering methods with and without rebalancing, by epsilon and by what is promised."""
+"""RR-Cluster's table 1 (6 with DP-FedPer): clustering methods with and without rebalancing, by epsilon and guarantee."""
 
 from __future__ import annotations
 
@@ -29,14 +29,20 @@ SEEDS = {"laptop": ((0,), (0, 1, 2)), "paper": ((0, 1, 2), (0, 1, 2))}  # of all
 
 @dataclass(frozen=True)
 class System:
-    """A row of the table: options of an algorithm, and the paper's accuracy (%) by setting at epsilon 2, 4, 8."""
+    """A row of the table.
+
+    Attributes:
+        title: Name of the system.
+        options: Options of the algorithm.
+        paper: The paper's accuracy (%) by setting at epsilon 2, 4, 8.
+    """
 
     title: str
     options: Mapping[str, Any]
     paper: Mapping[str, Sequence[float]]
 
     def under(self, guarantee: str) -> dict[str, Any] | None:
-        """Its options under a guarantee; None where clients keep a state, which samples of fixed size do not hide."""
+        """Return the options under a guarantee; None for stateful clients, which samples of fixed size do not hide."""
         stateful = self.options["name"] == "dp-fedper" or self.options.get("base") == "fesem"
         if stateful and (guarantee == "labels-first" or self.options["name"] == "dp-fedper") and guarantee != "expected":
             return None
@@ -75,7 +81,7 @@ Found = dict[tuple[str, str, str, int], list[float]]  # (setting, guarantee, sys
 
 
 class Table1(Reproduction):
-    """Every system at the middle epsilon; DP-FedAvg and IFCA without and with rebalancing at all three."""
+    """All systems at the middle epsilon; DP-FedAvg and IFCA without and with rebalancing at all three."""
 
     name = "rr-cluster/table1"
     paper = PAPER + ", Tables 1 and 6"
@@ -109,7 +115,16 @@ class Table1(Reproduction):
 
 
 def cells(context: Context, path: Path, system: System, guarantee: str, epsilon: float, seeds: Sequence[int]) -> list[Result]:
-    """The runs of one system under one guarantee at one epsilon; none where the two do not go together."""
+    """Return the runs of one system under one guarantee at one epsilon; none if they are incompatible.
+
+    Args:
+        context: Runs the federations.
+        path: The configuration file.
+        system: The system.
+        guarantee: Key of GUARANTEES.
+        epsilon: Target epsilon.
+        seeds: Seeds.
+    """
     options = system.under(guarantee)
     if options is None:
         return []
@@ -118,7 +133,7 @@ def cells(context: Context, path: Path, system: System, guarantee: str, epsilon:
 
 
 def row_of(setting: str, guarantee: str, system: System, epsilon: float, result: Result) -> dict[str, Any]:
-    """A line of data.csv."""
+    """Return a row of data.csv."""
     noise = result.privacy["noise_multiplier"]["max"]
     return {
         "setting": setting, "guarantee": guarantee, "system": system.title, "epsilon": epsilon, "seed": result.seed,
@@ -128,7 +143,7 @@ def row_of(setting: str, guarantee: str, system: System, epsilon: float, result:
 
 
 def table(setting: str, found: Found) -> Table:
-    """The paper's numbers beside ours, with the standard error over seeds where there are several."""
+    """Return the paper's and the measured accuracy, with the standard error over seeds."""
     rows = []
     for system in ALL:
         for place, epsilon in enumerate(EPSILONS):
@@ -146,7 +161,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def figure(setting: str, found: Found) -> Any:
-    """Accuracy of the headline systems against epsilon, a line for each guarantee."""
+    """Return accuracy of the headline systems against epsilon, a line per guarantee."""
     series = {
         f"{system.title}, {guarantee}": [
             (float(epsilon), statistics.fmean(found[setting, guarantee, system.title, epsilon]))
@@ -160,13 +175,13 @@ def figure(setting: str, found: Found) -> Any:
 
 
 def gain(found: Found, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> float | None:
-    """Points that rebalancing adds, where both were run."""
+    """Return the points that rebalancing adds; None if a system was not run."""
     both = [found.get((setting, guarantee, system.title, epsilon)) for system in pair]
     return None if not all(both) else statistics.fmean(both[1] or []) - statistics.fmean(both[0] or [])
 
 
 def _error(found: Found, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> str:
-    """The standard error of a gain, where both have several runs."""
+    """Standard error of a gain; empty with single runs."""
     both = [found[setting, guarantee, system.title, epsilon] for system in pair]
     if min(map(len, both)) < 2:
         return ""
@@ -174,7 +189,7 @@ def _error(found: Found, setting: str, guarantee: str, pair: tuple[System, Syste
 
 
 def gains(found: Found) -> list[Claim]:
-    """Rebalancing helps each base, as the paper's table says for all of them."""
+    """Claim that rebalancing helps each base, as in the paper's table."""
     claims = []
     for setting in SETTINGS:
         for guarantee in GUARANTEES:
@@ -192,7 +207,7 @@ def gains(found: Found) -> list[Claim]:
 
 
 def larger_when_imbalanced(found: Found) -> list[Claim]:
-    """The gain is larger where clusters are of unequal size (IFCA: 5.19, 3.94, 4.14 against 3.01, 2.17, 2.16 points)."""
+    """Claim that the gain is larger with unequal clusters (IFCA: 5.19, 3.94, 4.14 against 3.01, 2.17, 2.16 points)."""
     claims = []
     for guarantee in GUARANTEES:
         both = [
@@ -208,7 +223,7 @@ def larger_when_imbalanced(found: Found) -> list[Claim]:
 
 
 def added_by_expected(found: Found) -> Claim:
-    """What rebalancing on average adds over noisy labels, at the same epsilon."""
+    """Claim that rebalancing in expectation is above rebalancing noisy labels at the same epsilon."""
     gaps = _gaps(found, "expected", "labels-first")
     least = min(gaps, default=0.0)
     return Claim(
@@ -228,5 +243,5 @@ def _gaps(found: Found, above: str, below: str) -> list[float]:
 
 def _cause(guarantee: str) -> str:
     if guarantee == "expected":
-        return "an update counts for the cluster that its client names, so that clusters are told apart without rebalancing too"
+        return "an update counts for the cluster that its client chooses, which separates the clusters without rebalancing too"
     return "released labels are right hardly more often than by chance, so that each cluster averages clients of all of them"

@@ -1,4 +1,4 @@
-"""RR-Cluster's table 4 and figure 3: how often labels are right, and accuracy, over the least size B of a cluster."""
+"""RR-Cluster's table 4 and figure 3: correct labels and accuracy against the minimum size B of a cluster."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CHANCE = 25.0
 
 
 def rebalanced(least: int) -> System:
-    """IFCA with clusters of at least `least`."""
+    """Return IFCA with clusters of at least `least`."""
     return System(f"B={least}", {"name": "rr-cluster", "base": "ifca", "least": least}, {})
 
 
 def labels_of(result: Result) -> dict[str, float | None]:
-    """Shares of right labels in %, mean over the last rounds: as sent, as released; and of clients at the end, by least loss."""
+    """Return percentages of correct labels, mean over the last rounds (sent, released), and of finally assigned clients."""
     lines_ = [line for line in runlog.read(result.folder / "clusters.jsonl") if line.get("view") == "observer"]
     judged = [line for line in lines_ if "label_accuracy" in line][-LAST:]
     settled = [line["assignment_accuracy"] for line in lines_ if "assignment_accuracy" in line]
@@ -41,7 +41,7 @@ def labels_of(result: Result) -> dict[str, float | None]:
 
 
 class Labels(Reproduction):
-    """Table 4: the paper counts correctly clustered clients; a noisy label and the label before noise are told apart here."""
+    """Table 4, with labels before and after the noise (the paper counts correctly clustered clients)."""
 
     name = "rr-cluster/table4"
     paper = PAPER + ", Table 4"
@@ -97,7 +97,7 @@ class Labels(Reproduction):
 
 
 class SmallestCluster(Reproduction):
-    """Figure 3: accuracy over B at epsilon 2; the paper sees an inverted U above DP-IFCA's 62.68 %."""
+    """Figure 3: accuracy against B at epsilon 2; the paper reports an inverted U above DP-IFCA's 62.68 %."""
 
     name = "rr-cluster/fig3"
     paper = PAPER + ", Figure 3"

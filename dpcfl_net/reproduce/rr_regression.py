@@ -1,4 +1,4 @@
-"""RR-Cluster's table 9: lines learnt from clients of four (or three) lines, with a model left dead or not, without privacy."""
+"""RR-Cluster's table 9: lines learnt from clients of three or four lines, and models that no client uses, without privacy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USED = 0.05  # a model that fewer clients choose is dead
 
 
 class Regression(Reproduction):
-    """Four scenarios of 40 clients with 50 points each; the noise multiplier is that of epsilon 30,000, which is nothing."""
+    """Four scenarios of 40 clients with 50 points each; epsilon 30,000 gives negligible noise."""
 
     name = "rr-cluster/table9"
     paper = PAPER + ", Table 9 (Appendix D.3)"
@@ -69,7 +69,7 @@ class Regression(Reproduction):
 
 
 def claim(scenario: str, dead: dict[tuple[str, str], list[int]]) -> Claim:
-    """With rebalancing no model is left dead where IFCA leaves some."""
+    """Claim that rebalancing leaves fewer unused models than IFCA."""
     without, with_ = (dead[scenario, title] for title in ("IFCA", "RR-Cluster (IFCA)"))
     return Claim(
         f"{scenario}: IFCA leaves models dead, RR-Cluster fewer",
@@ -82,14 +82,14 @@ def claim(scenario: str, dead: dict[tuple[str, str], list[int]]) -> Claim:
 
 
 def models_of(result: Result) -> np.ndarray:
-    """Slopes and intercepts learnt, (M, 2)."""
+    """Return the learnt slopes and intercepts, (M, 2)."""
     found = Checkpoints(result.folder / "checkpoints").newest()
     assert found is not None
     return np.asarray(found[1].models)
 
 
 def unused(result: Result) -> int:
-    """Models that next to no client names as its own after the last round."""
+    """Return the number of models that fewer than 5 % of the clients choose after the last round."""
     models = models_of(result)
     if len(models) == 1:
         return 0
@@ -99,14 +99,14 @@ def unused(result: Result) -> int:
 
 
 def off(result: Result) -> float:
-    """How far the line that is learnt worst is from the nearest model: root of the mean square over x in (-2, 2)."""
+    """Return the root mean square distance, for x in (-2, 2), of the worst learnt line from its nearest model."""
     true = np.array(LINES[: len(result.settings["data"]["clients"])])
     difference = true[:, None, :] - models_of(result)[None, :, :]
     return float(np.sqrt(difference[..., 0] ** 2 * 4 / 3 + difference[..., 1] ** 2).min(axis=1).max())
 
 
 def picture(title: str, sizes: Sequence[int], noise: float, result: Result) -> Figure:
-    """Points of every true line in its colour, and the learnt models as dashed lines."""
+    """Return a figure with points of every true line and the learnt models as dashed lines."""
     rng = np.random.default_rng(0)
     data: list[dict[str, Any]] = []
     for cluster in range(len(sizes)):

@@ -1,4 +1,4 @@
-"""RR-Cluster's table 2: speaking roles of Shakespeare's plays as clients, the next character predicted by an LSTM."""
+"""RR-Cluster's table 2: speaking roles of Shakespeare's plays as clients, next character predicted by an LSTM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEDS = {"laptop": (0,), "paper": (0, 1, 2)}
 
 
 class Table2(Reproduction):
-    """Nobody knows the true clusters here, if there are any."""
+    """Table 2; the true clusters of the roles, if any, are unknown."""
 
     name = "rr-cluster/table2"
     paper = PAPER + ", Table 2"
@@ -56,7 +56,7 @@ class Table2(Reproduction):
 
 
 def claim(guarantee: str, found: dict[tuple[str, str, int], float]) -> Claim:
-    """Rebalancing is above IFCA without it at every epsilon."""
+    """Claim that rebalancing is above IFCA without it at every epsilon."""
     gaps = {e: found[guarantee, "RR-Cluster (IFCA)", e] - found[guarantee, "DP-IFCA", e] for e in EPSILONS}
     measured = ", ".join(f"{gap:+.1f} points at epsilon {e:g}" for e, gap in gaps.items())
     cause = "roles do not fall into clusters that a next character tells apart: what helps is more updates for a model, and one model has most"

@@ -1,4 +1,4 @@
-"""Ways to tell the number of clusters from n first updates, to be compared: the paper's, this project's and others."""
+"""Rules that estimate the number of clusters from n first updates: the paper's, this project's and others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ MOST = 8
 
 @dataclass(frozen=True, eq=False)
 class RoundEvidence:
-    """All that the rules see of one round: exact coordinates, fits of M = 1..most + 1 in M - 1 components, the known noise."""
+    """Input of the rules from one round.
+
+    Attributes:
+        updates: (n, p) float32.
+        points: Exact coordinates, (n, r).
+        fits: Mixtures of M = 1 to most + 1 components in M - 1 components.
+        dimension: Number of parameters p.
+        deviation: Standard deviation of the noise in each coordinate.
+        seed: Seed of the fits.
+    """
 
     updates: np.ndarray
     points: np.ndarray
@@ -28,7 +37,7 @@ class RoundEvidence:
 
     @classmethod
     def at(cls, updates: np.ndarray, deviation: float, seed: int) -> RoundEvidence:
-        """The evidence of (n, p) float32 updates whose noise has this deviation in every coordinate."""
+        """Return the evidence of (n, p) float32 updates with a known standard deviation of the noise."""
         fits = {m: mixture.fit(updates, clusters=m, seed=seed) for m in range(1, most(len(updates)) + 2)}
         return cls(updates, coordinates(centred_gram(updates)), fits, updates.shape[1], deviation, seed)
 
@@ -42,18 +51,25 @@ class RoundEvidence:
 
 
 def most(rows: int) -> int:
-    """The largest M that is considered for so many updates."""
+    """Return the largest M considered for `rows` updates."""
     return min(MOST, rows // 2)
 
 
 def known_noise(evidence: RoundEvidence) -> int:
-    """This project's: the smallest M that with the known noise explains all, if told apart; else the largest fall."""
-    explained = next((m for m in (1, *evidence.candidates) if _explained(evidence, m)), None)
+    """This project's rule: the smallest M that explains the updates with the known noise, if separated; else `largest_fall`."""
+    explained = next(
+        (
+            m
+            for m in (1, *evidence.candidates)
+            if noise_spectrum.explained(evidence.points, evidence.fits[m].labels, evidence.dimension, evidence.deviation)
+        ),
+        None,
+    )
     return mixture.choose(evidence.scores, evidence.candidates, explained=explained)
 
 
 def largest_fall(evidence: RoundEvidence) -> int:
-    """What this project does where the noise is not known: of the M with effective MSS >= 2.5 the largest fall behind it."""
+    """This project's rule for unknown noise: among M with effective MSS >= 2.5 the largest drop of the score to M + 1."""
     return mixture.choose(evidence.scores, evidence.candidates)
 
 
@@ -71,19 +87,19 @@ def largest_plain(evidence: RoundEvidence) -> int:
 
 
 def directions(evidence: RoundEvidence) -> int:
-    """1 + the number of directions that reach beyond the edge of the known noise."""
+    """1 + the number of singular values above the edge of the known noise."""
     rows = len(evidence.points)
     return 1 + noise_spectrum.beyond(evidence.points, evidence.dimension, evidence.deviation, rows - 1)
 
 
 def above_null(evidence: RoundEvidence) -> int:
-    """The largest M whose effective MSS only 1 of 100 rounds of mere noise reach, at this n and p."""
+    """The largest M whose effective MSS exceeds the .99 quantile of pure noise at this n and p."""
     cuts = null(len(evidence.points), evidence.dimension)[0]
     return max((m for m in evidence.candidates if evidence.fits[m].mss > cuts[m]), default=1)
 
 
 def gap(evidence: RoundEvidence) -> int:
-    """The gap statistic (Tibshirani, Walther, Hastie 2001) against mere noise: smallest M with gap(M) >= gap(M+1) - s(M+1)."""
+    """The gap statistic against pure noise (Tibshirani, Walther, Hastie 2001): smallest M with gap(M) >= gap(M+1) - s(M+1)."""
     _, mean, spread = null(len(evidence.points), evidence.dimension)
     within = {m: separation.within(evidence.points, fit.labels) for m, fit in evidence.fits.items()}
     gaps = {m: mean[m] - math.log(value) for m, value in within.items()}
@@ -91,7 +107,7 @@ def gap(evidence: RoundEvidence) -> int:
 
 
 def bayes(evidence: RoundEvidence) -> int:
-    """The smallest BIC of spherical mixtures in the first eight principal components, all M in the same space."""
+    """The smallest BIC of spherical mixtures in the first eight principal components."""
     points = evidence.points[:, :MOST]
     n, d = points.shape
     floor = 1e-6 * float((points**2).sum()) / (n * d)
@@ -117,20 +133,27 @@ RULES: dict[str, Callable[[RoundEvidence], int]] = {
 
 @cache
 def null(rows: int, dimension: int, draws: int = 100) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
-    """By M, over rounds of mere noise of deviation 1: .99 quantile of the effective MSS; mean and s of log within-scatter.
+    """Simulate rounds of pure noise with standard deviation 1.
 
-    s is the deviation times sqrt(1 + 1 / draws), as the gap statistic has it.
+    Args:
+        rows: Number of updates n.
+        dimension: Number of parameters p.
+        draws: Number of rounds.
+
+    Returns:
+        By M: .99 quantile of the effective MSS; mean, and s, of the log within-cluster scatter. s is the standard deviation
+        times sqrt(1 + 1 / draws), as in the gap statistic.
     """
     rng = np.random.default_rng([rows, dimension])
-    looks = [_noise_fits(rng, rows, dimension, seed) for seed in range(draws)]
-    scores = {m: np.quantile([fits[m][0] for fits in looks], 0.99) for m in looks[0]}
-    logs = {m: np.array([fits[m][1] for fits in looks]) for m in looks[0]}
+    samples = [_noise_fits(rng, rows, dimension, seed) for seed in range(draws)]
+    scores = {m: np.quantile([fits[m][0] for fits in samples], 0.99) for m in samples[0]}
+    logs = {m: np.array([fits[m][1] for fits in samples]) for m in samples[0]}
     more = math.sqrt(1 + 1 / draws)
     return scores, {m: float(v.mean()) for m, v in logs.items()}, {m: float(v.std()) * more for m, v in logs.items()}
 
 
 def _noise_fits(rng: np.random.Generator, rows: int, dimension: int, seed: int) -> dict[int, tuple[float, float]]:
-    """By M: effective MSS and log within-scatter of one round of noise."""
+    """Effective MSS and log within-cluster scatter by M, for one round of noise."""
     # The triangular factor of a Wishart matrix (Bartlett) has the distances of rows of `dimension` normals.
     factor = np.tril(rng.standard_normal((rows, rows)), -1)
     factor[np.arange(rows), np.arange(rows)] = np.sqrt(rng.chisquare(dimension - np.arange(rows)))
@@ -140,7 +163,3 @@ def _noise_fits(rng: np.random.Generator, rows: int, dimension: int, seed: int) 
         labels = mixture.fit(factor, clusters=m, seed=seed).labels
         found[m] = (separation.effective(points, labels, m, dimension), math.log(separation.within(points, labels)))
     return found
-
-
-def _explained(evidence: RoundEvidence, clusters: int) -> bool:
-    return noise_spectrum.explained(evidence.points, evidence.fits[clusters].labels, evidence.dimension, evidence.deviation)
