@@ -33,7 +33,7 @@ UNKNOWN = ("noise_multiplier", "clip", "batch_size", "epsilon", "loss", "count",
 WHOLE = (0, 1, -1, 2, 63, 64, 127, 128, 255, 256, 65535, 65536, 10**6, 10**6 + 1, 1 << 31, (1 << 31) + 1, 1 << 32, 1 << 34,
          (1 << 34) + 1, 1 << 62, (1 << 62) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -(1 << 63))  # fmt: skip
 HEADS = (0xC1, 0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD4, 0xD8, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0x80, 0x8F, 0x90, 0x9F)
-BIG = "a number of more digits than Python prints"
+HUGE_NUMBER = "a number of more digits than Python prints"
 LENGTHS = (0, 1, 0xFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
@@ -233,7 +233,9 @@ def document(rng: Random, text: bytes) -> bytes:
         outer, place = place, place[keys[-1]]
     pick, last = rng.randrange(4), keys[-1]
     if pick == 0:
-        outer[last] = rng.choice((math.nan, math.inf, 10**400, BIG, 1 << 70, -1, 0, 0.1, "", "\ud800", None, True, [], {}))
+        outer[last] = rng.choice(
+            (math.nan, math.inf, 10**400, HUGE_NUMBER, 1 << 70, -1, 0, 0.1, "", "\ud800", None, True, [], {})
+        )
     elif pick == 1 and isinstance(outer, dict):
         outer[rng.choice(UNKNOWN)] = outer.pop(last)
     elif pick == 2:
@@ -241,7 +243,7 @@ def document(rng: Random, text: bytes) -> bytes:
     else:
         outer[last] = rng.choice((place, str(place), [place], rng.choice(WHOLE)))
     made = json.dumps(found, sort_keys=rng.random() < 0.8, separators=(",", ":"))
-    return made.replace(f'"{BIG}"', "9" * 5000).encode("utf-8", "surrogatepass")
+    return made.replace(f'"{HUGE_NUMBER}"', "9" * 5000).encode("utf-8", "surrogatepass")
 
 
 def _deep(levels: int) -> Any:

@@ -74,20 +74,20 @@ class Floods:
             if rng.random() < 0.25:
                 _flood_client(ClientSession(rng, tally), kinds, reads=rng.random() < 0.5)
             else:
-                _flood_server(ServerSession(rng, tally), kinds, rng.choice(HOW))
+                _flood_server(ServerSession(rng, tally), kinds, rng.choice(BEHAVIOURS))
         return MESSAGES * len(KINDS)
 
 
-def _flood_server(session: ServerSession, kinds: list[Say], how: str) -> None:
-    speaker = session.speakers[5 if how == "stranger" else 0]
+def _flood_server(session: ServerSession, kinds: list[Say], behaviour: str) -> None:
+    speaker = session.speakers[5 if behaviour == "stranger" else 0]
     for say in kinds:
         session.socket.full = False
         session.reconnect(speaker)  # too many broken messages cut a connection, and later messages would be ignored
         _hello(session, speaker)
         speaker.about = session.ask(0, 1, "train")
-        session.socket.full = how == "does not read" and say is not _hello_of_a_new_boot
+        session.socket.full = behaviour == "does not read" and say is not _hello_of_a_new_boot
         for k in range(MESSAGES):
-            if how == "moves" and k % 2:
+            if behaviour == "moves" and k % 2:
                 session.reconnect(speaker)
                 if k % 4 == 1:
                     _hello(session, speaker)

@@ -16,6 +16,7 @@ from dpcfl_net.transport import client, messages, server
 from dpcfl_net.transport.channel import RECENT_MESSAGES
 from dpcfl_net.transport.message_log import TOLD
 from dpcfl_net.transport.peers import ServerEvent
+from dpcfl_net.transport.sockets import Link
 
 KEYS = {number: f"key of client {number}" for number in range(3)}
 NEVER = 1e9  # seconds
@@ -69,7 +70,7 @@ class ServerSession:
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
         self.end = server.ServerEndpoint(
-            "tcp://127.0.0.1:0", run=RUN, job=JOB, clients=KEYS, keys=("public", "secret"), result_template=RESULTS.get,
+            "tcp://127.0.0.1:0", Link(RUN, JOB, ("public", "secret")), clients=KEYS, result_template=RESULTS.get,
             check=lambda number, task, tensors: bounded(tensors), heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)),
         )  # fmt: skip
         self.socket: Any = self.end._socket
@@ -104,7 +105,7 @@ class ServerSession:
         except Exception as error:
             raise Finding(f"an exception came out of the server, {type(error).__name__}", frames) from error
         broken = Counter(self.end.failures) - before
-        self.tally.update("client's own" if code.startswith(TOLD) else code for code in broken.elements())
+        self.tally.update("client's own" if code.startswith(CLIENT_PREFIX) else code for code in broken.elements())
         self.tally["accepted"] += not broken
         for event in events:
             if event.kind == "left":
@@ -168,8 +169,6 @@ class ServerSession:
         status = self.rng.choice(("release", "release", "release", *messages.STATUSES))
         arrays = arrays_for(self.rng, RESULTS[task]) if status == "release" or self.rng.random() < 0.1 else {}
         return speaker.offer("RESULT", arrays, parent=due, round=t, task=task, code=status)
-
-    # the witness
 
     def _note(self, speaker: Speaker, frames: list[bytes]) -> None:
         """Record the message if its key is in the roster."""
@@ -238,9 +237,9 @@ class ClientSession:
         self.rng, self.tally = rng, tally
         nowhere: Any = object()
         self.end = client.ClientEndpoint(
-            "tcp://127.0.0.1:1", run=RUN, job=JOB, client=1, keys=("public", "secret"), server_key="key", task_template=TASKS.get,
-            check=lambda task, tensors: bounded(tensors), context=nowhere, heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)),
-            orphan_timeout_s=NEVER,
+            "tcp://127.0.0.1:1", Link(RUN, JOB, ("public", "secret"), "key", context=nowhere), client=1, task_template=TASKS.get,
+            check=lambda task, tensors: bounded(tensors),
+            times=client.ClientTimes(heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)), orphan_timeout_s=NEVER),
         )  # fmt: skip
         self.socket: PaperSocket = self.end._socket  # type: ignore[assignment]
         self.end._poller = PaperPoller(self.socket)  # type: ignore[assignment]

@@ -31,7 +31,7 @@ def bounded(tensors: dict[str, np.ndarray]) -> None:
     """
     for array in tensors.values():
         if array.dtype.kind == "f" and np.linalg.norm(array.astype(np.float64)) > NORM:
-            raise Refused("norm", "longer than anything honest")
+            raise Refused("norm", "above the norm bound")
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.channel import Stamp
 from dpcfl_net.transport.messages import Header, Template, decode, encode, resolve
-from dpcfl_net.transport.sockets import join_curve
+from dpcfl_net.transport.sockets import Link, join_curve
 
 Found = TypeVar("Found")
 _HANDSHAKE_FAILED = (
@@ -112,8 +112,8 @@ class HostileConnection:
         self.socket.linger = 0
         if routing_id:
             self.socket.routing_id = routing_id
-        if (security or target.security) == "curve":
-            join_curve(self.socket, keys or target.keys, target.server_key)
+        link = Link(target.run, target.job, keys or target.keys, target.server_key, security or target.security)
+        join_curve(self.socket, link)
         self._monitor = self.socket.get_monitor_socket()
         self.socket.connect(target.connect)
 

@@ -22,11 +22,11 @@ import msgpack
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_step
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import DpcflError
-from dpcfl_net.core.protocol import PROTOCOL, Protocol, digest, read_protocol
+from dpcfl_net.core.protocol import PROTOCOL, Protocol, read_protocol
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import ServerEndpoint, ServerEvent
+from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint, ServerEvent
 from dpcfl_net.transport.keys import COORDINATOR, client_key
 from dpcfl_net.transport.messages import Header, resolve
 from dpcfl_net.transport.peers import Peer
@@ -194,17 +194,16 @@ class MaliciousCoordinator:
         client_steps = self.algorithm.client_steps()
         made = _Endpoint(
             bind,
-            run=self.protocol.run,
-            job=digest(self.protocol),
+            Link.of(self.protocol, self._keys),
             clients={entry.id: entry.public_key for entry in self.protocol.roster},
             result_template=lambda task: (
                 resolve(client_steps[task].gives, self.algorithm.dims) if task in client_steps else None
             ),
-            security=self.protocol.security,
-            keys=self._keys,
-            on_message=self._messages.write if self._messages is not None else None,
-            on_failure=lambda failure: say(f"{failure['peer']}: {failure['code']} {failure['reason']}"),
-            transcript=self._transcript,
+            log=MessageLog(
+                on_failure=lambda failure: say(f"{failure['peer']}: {failure['code']} {failure['reason']}"),
+                on_message=self._messages.write if self._messages is not None else None,
+                transcript=self._transcript,
+            ),
             heartbeat_s=1.0,
         )
         made.forged, made.turned_down = {}, set()

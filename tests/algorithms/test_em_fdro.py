@@ -24,7 +24,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import GaussianSlot, SampledGaussian, UnprotectedSlot
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.experiment.cost_estimate import expectations
+from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.base import Results
@@ -491,7 +491,7 @@ def test_a_crash_in_mid_round_changes_no_draw(tmp_path, monkeypatch):
 
 def test_what_a_run_is_expected_to_cost(tmp_path):
     job = job_for(tmp_path, {"drawn": 2})
-    expected = expectations(job.protocol)
+    expected = estimate(job.protocol)
     assert expected["steps"] == 2 * ROUNDS * 9  # of the 4 * ROUNDS * 9 that are paid for
     assert expected["bytes_up"] == expected["bytes_down"] == 2 * ROUNDS * 4 * job.protocol.model.parameters
 
