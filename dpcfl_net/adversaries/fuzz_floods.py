@@ -1,4 +1,4 @@
-"""Fuzz target for memory: floods of one kind of message with new values; no table of an endpoint may grow."""
+"""Fuzz target: floods of one kind of message with changing content, under which no memory may grow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpcfl_net.adversaries.fuzz_peers import ClientSession, ServerSession
 from dpcfl_net.adversaries.fuzz_speakers import RESULTS, TASKS, Said, Speaker, arrays_for
 from dpcfl_net.adversaries.fuzz_witness import HELD, require_small
 
-MESSAGES = HELD + 50  # messages of one kind; a list of them would exceed HELD
+MESSAGES = HELD + 50  # of one kind, so that a list of them exceeds the limit
 
-HOW = ("reads", "reads", "does not read", "does not read", "moves", "moves", "stranger")  # behaviour of a server's peer
+BEHAVIOURS = ("reads", "reads", "does not read", "does not read", "moves", "moves", "stranger")  # of a server's peer
 
 Say = Callable[[Speaker], Said]
 
@@ -52,7 +52,7 @@ KINDS: tuple[Say, ...] = (
     lambda speaker: speaker.say("WELCOME", parent=_word(speaker)),
     lambda speaker: speaker.say("nonsense", task=_word(speaker)),
     _hello_of_a_new_boot,
-    lambda speaker: _result(speaker, speaker.about),  # no chunk follows
+    lambda speaker: _result(speaker, speaker.about),  # without its chunks
     lambda speaker: _result(speaker, _word(speaker)),
     _task_without_chunks,
     _empty_task,
@@ -60,15 +60,14 @@ KINDS: tuple[Say, ...] = (
 
 
 class Floods:
-    """Floods an accepted connection of either endpoint with one kind after another.
+    """Floods either end, after WELCOME, with one kind after another.
 
-    The peer reads its answers or not, keeps its connection or reconnects for every second message, or is not in the roster.
+    The peer reads its answers or does not, stays or reconnects for every second message, or has an unknown key.
     """
 
     name, share = "flood", 0.05
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
-        """Flood one endpoint with every kind of message."""
         kinds = rng.sample(KINDS, len(KINDS))
         with on_paper():
             if rng.random() < 0.25:
@@ -82,7 +81,7 @@ def _flood_server(session: ServerSession, kinds: list[Say], behaviour: str) -> N
     speaker = session.speakers[5 if behaviour == "stranger" else 0]
     for say in kinds:
         session.socket.full = False
-        session.reconnect(speaker)  # too many broken messages cut a connection, and later messages would be ignored
+        session.reconnect(speaker)  # the last one was cut for too many broken messages
         _hello(session, speaker)
         speaker.about = session.ask(0, 1, "train")
         session.socket.full = behaviour == "does not read" and say is not _hello_of_a_new_boot

@@ -1,4 +1,4 @@
-"""Fake sockets that take frames and record sent messages, so that endpoints run without a network, with small chunks."""
+"""Endpoints without a network: in-memory sockets that are fed frames and record what is sent, and chunks of a few bytes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,16 @@ import zmq
 
 from dpcfl_net.transport import client, messages, payload, server
 
-SMALL_CHUNK = 64  # bytes; a payload of a few hundred bytes then has many chunks
+SMALL_CHUNK = 64  # bytes, so that a few hundred bytes give many chunks
 
 
 class PaperFrame:
-    """One received frame as in pyzmq.
-
-    Args:
-        data: Bytes of the frame.
-        more: Whether the message has further frames.
-        user: Key that CURVE would have authenticated; "" for none.
-    """
+    """One frame as pyzmq returns it; `user` is the authenticated CURVE key, "" for none."""
 
     def __init__(self, data: bytes, more: bool, user: str) -> None:
         self.bytes, self.buffer, self.more, self._user = data, memoryview(data), more, user
 
     def get(self, what: Any) -> Any:
-        """Return a property of the frame: descriptor or authenticated key."""
         if what == zmq.SRCFD:
             return 7
         if not self._user:
@@ -37,14 +30,7 @@ class PaperFrame:
 
 
 class PaperSocket:
-    """Socket without a network.
-
-    Attributes:
-        frames: Frames to receive.
-        sent: Sent messages.
-        gone: Routes that cannot be reached.
-        full: Whether the socket accepts no message.
-    """
+    """In-memory socket: receives fed frames, records sent ones; routes in `gone` are unreachable, `full` refuses all."""
 
     def __init__(self, kind: int) -> None:
         self.type = kind
@@ -54,17 +40,14 @@ class PaperSocket:
         self.full = False
 
     def feed(self, frames: list[bytes], user: str = "") -> None:
-        """Queue one message for reception."""
         self.frames.extend(PaperFrame(data, k + 1 < len(frames), user) for k, data in enumerate(frames))
 
     def recv(self, flags: int, copy: bool) -> PaperFrame:
-        """Return the next frame, as zmq.Socket.recv."""
         if not self.frames:
             raise zmq.Again
         return self.frames.popleft()
 
     def send_multipart(self, frames: list[Any], flags: int, copy: bool) -> None:
-        """Record one message, as zmq.Socket.send_multipart."""
         if self.full:
             raise zmq.Again
         if self.type == zmq.ROUTER and bytes(frames[0]) in self.gone:
@@ -72,57 +55,53 @@ class PaperSocket:
         self.sent.append([bytes(frame) for frame in frames])
 
     def taken(self) -> list[list[bytes]]:
-        """Return the messages sent since the last call."""
+        """Return what was sent since the last call."""
         found, self.sent = self.sent, []
         return found
 
     def poll(self, timeout: int = 0, flags: int = 0) -> int:
-        """Return whether a frame is queued."""
         return bool(self.frames)
 
     def get_monitor_socket(self) -> PaperSocket:
-        """Return a monitor without events."""
         return PaperSocket(zmq.PAIR)
 
     def connect(self, address: str) -> None:
-        """Connect to nothing."""
+        """Do nothing."""
 
 
 class PaperGuard:
-    """Connection guard without connections."""
+    """Guard without connections."""
 
     def delivered(self, fd: int, size: int) -> None:
-        """Ignore a frame."""
+        """Do nothing."""
 
     def cut(self, fd: int) -> None:
-        """Ignore a request to cut a connection."""
+        """Do nothing."""
 
 
 class PaperListener:
-    """Listener of a server endpoint, on a fake socket."""
+    """Listener of a server's end."""
 
     def __init__(self, kind: int, address: str, *_: Any) -> None:
         self.socket, self.address, self.guard = PaperSocket(kind), address, PaperGuard()
 
     def news(self) -> list[Any]:
-        """Return no events."""
         return []
 
 
 class PaperPoller:
-    """Poller of one fake socket: readable while frames are queued."""
+    """Poller that reports a socket while it has unread frames."""
 
     def __init__(self, socket: PaperSocket) -> None:
         self._socket = socket
 
     def poll(self, timeout: int) -> list[tuple[Any, int]]:
-        """Return the socket if it is readable."""
         return [(self._socket, zmq.POLLIN)] if self._socket.frames else []
 
 
 @contextmanager
 def on_paper() -> Iterator[None]:
-    """Make endpoints use fake sockets and chunks of SMALL_CHUNK bytes; all other code is unchanged."""
+    """Create endpoints without sockets and with chunks of SMALL_CHUNK bytes inside the context; all other code is unchanged."""
     with ExitStack() as stack:
         for module in (messages, payload):
             stack.enter_context(mock.patch.object(module, "CHUNK", SMALL_CHUNK))

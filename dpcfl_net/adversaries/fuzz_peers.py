@@ -1,4 +1,4 @@
-"""Fuzz targets for sessions: handshake and traffic of both endpoints, judged message by message by a witness."""
+"""Fuzz targets with sessions: handshake and traffic of both ends, message by message, checked by an independent model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, heard, requi
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport import client, messages, server
 from dpcfl_net.transport.channel import RECENT_MESSAGES
-from dpcfl_net.transport.message_log import TOLD
+from dpcfl_net.transport.message_log import CLIENT_PREFIX
 from dpcfl_net.transport.peers import ServerEvent
 from dpcfl_net.transport.sockets import Link
 
@@ -24,23 +24,21 @@ LENGTHS = (20, 60, 200)  # messages in a session
 
 
 class Servers:
-    """Sessions with a server endpoint: three clients, two of them with two connections each, and peers outside the roster."""
+    """Sessions with a coordinator's end: three clients, two of them on two connections each, and strangers."""
 
     name, share = "server", 0.15
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
-        """Run one session; return its number of messages."""
         with on_paper():
             return _converse(ServerSession(rng, tally), rng.choice(LENGTHS))
 
 
 class Clients:
-    """Sessions with a client endpoint, whose coordinator is hostile and holds the right key."""
+    """Sessions with a worker's end, whose coordinator has the right key and is hostile."""
 
     name, share = "client", 0.1
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
-        """Run one session; return its number of messages."""
         with on_paper():
             return _converse(ClientSession(rng, tally), rng.choice(LENGTHS))
 
@@ -54,18 +52,7 @@ def _converse(session: ServerSession | ClientSession, count: int) -> int:
 
 
 class ServerSession:
-    """A server endpoint, its peers, and the witness's state: accepted connections and open tasks.
-
-    Attributes:
-        end: The endpoint under test.
-        socket: Its fake socket.
-        speakers: Peers; the last two are outside the roster.
-        tasks: Message id to (client, round, task) of open tasks.
-        let_in: Accepted connection of each client.
-        boots: Accepted boot ids of each client.
-        hellos: Message id to (client, route, header) of each HELLO.
-        earlier: Recent messages, for replays.
-    """
+    """A server's end, its peers, and the expected state: connections and open tasks."""
 
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
@@ -83,7 +70,7 @@ class ServerSession:
         self.earlier: list[list[bytes]] = []
 
     def step(self) -> bool:
-        """Let the owner act with some probability, then feed one message; returns True: a server never ends a session."""
+        """Let the owner act at random, feed one message, and check the outcome."""
         if self.rng.random() < 0.15:
             self._own()
         speaker = self.rng.choice(self.speakers[:3] if self.rng.random() < 0.7 else self.speakers)
@@ -92,11 +79,7 @@ class ServerSession:
         return True
 
     def hear(self, speaker: Speaker, frames: list[bytes]) -> None:
-        """Feed one message of a peer and judge the result.
-
-        Raises:
-            Finding: If the endpoint raises or accepts what it must refuse.
-        """
+        """Feed one message and check the outcome."""
         self._note(speaker, frames)
         self.socket.feed([speaker.route, *frames], speaker.user)
         before = Counter(self.end.failures)
@@ -125,14 +108,14 @@ class ServerSession:
             self.reconnect(self.rng.choice(self.speakers))
 
     def ask(self, number: int, t: int, task: str) -> str:
-        """Send a client a task, in place of an open one; return its message id."""
+        """Give a client a task in place of its open one; returns its message id."""
         self._close(number)
         name = self.end.send_task(number, t, task, arrays_for(self.rng, TASKS[task], honest=True))
         self.tasks[name] = (number, t, task)
         return name
 
     def reconnect(self, speaker: Speaker) -> None:
-        """Replace the speaker's connection by a new one."""
+        """End the speaker's connection and start another."""
         self.socket.gone.add(speaker.route)
         speaker.route = b"route %d" % self.rng.getrandbits(60)
         speaker.renew()
@@ -141,10 +124,10 @@ class ServerSession:
         self.tasks = {name: task for name, task in self.tasks.items() if task[0] != number}
 
     def _message(self, speaker: Speaker) -> list[bytes]:
-        """Return the speaker's next message; the protocol's expected message is most likely."""
+        """The speaker's next message; most likely what the protocol expects."""
         rng, pick = self.rng, self.rng.random()
         if self.earlier and rng.random() < 0.04:
-            return rng.choice(self.earlier)  # a replay, from any speaker
+            return rng.choice(self.earlier)  # the same bytes again, from any speaker
         connection = self.let_in.get(speaker.number)
         due = next((name for name, task in self.tasks.items() if task[0] == speaker.number), fuzz_bytes.word(rng, 32))
         chunk: bytes | None = None
@@ -171,7 +154,7 @@ class ServerSession:
         return speaker.offer("RESULT", arrays, parent=due, round=t, task=task, code=status)
 
     def _note(self, speaker: Speaker, frames: list[bytes]) -> None:
-        """Record the message if its key is in the roster."""
+        """Record a message from a key of the roster."""
         message = heard(frames)
         number = next((number for number, key in KEYS.items() if key == speaker.user), None)
         if message is None or number is None:
@@ -221,17 +204,7 @@ class ServerSession:
 
 
 class ClientSession:
-    """A client endpoint, its coordinator, and the witness's state: the welcome, offers and answers.
-
-    Attributes:
-        end: The endpoint under test.
-        socket: Its fake socket.
-        speaker: The coordinator.
-        earlier: Recent messages, for replays.
-        waiting: Ids of delivered tasks without an answer.
-        answered: Ids of answered tasks.
-        sent: Ids of recent messages of the endpoint.
-    """
+    """A client's end, its coordinator, and the expected state: WELCOME, offered and answered tasks."""
 
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
@@ -251,7 +224,7 @@ class ClientSession:
         self.connect()
 
     def connect(self) -> None:
-        """Open a new connection; the endpoint sends HELLO."""
+        """Start a new connection, on which the endpoint says HELLO."""
         self.end._connected = self.end.welcomed = False
         self.end._greet()
         self.end.poll(0)
@@ -260,20 +233,13 @@ class ClientSession:
         self.speaker.renew()
 
     def step(self) -> bool:
-        """Let the owner act with some probability, then feed one message; return False if the endpoint left for good."""
+        """Let the owner act at random, then feed one message; False if the endpoint has left its coordinator."""
         if self.rng.random() < 0.2:
             self._own()
         return self.hear(self._message())
 
     def hear(self, frames: list[bytes]) -> bool:
-        """Feed one message of the coordinator and judge the result.
-
-        Returns:
-            False if the endpoint left its coordinator for good.
-
-        Raises:
-            Finding: If the endpoint raises or accepts what it must refuse.
-        """
+        """Feed one message and check the outcome."""
         message, before = heard(frames), Counter(self.end.failures)
         answer = message is not None and message.header.kind == "WELCOME" and message.header.parent in self.hellos
         if self.connection is not None and message is not None:
@@ -303,7 +269,7 @@ class ClientSession:
         return True
 
     def _own(self) -> None:
-        """Answer a task, send a heartbeat, or break the connection."""
+        """Answer a task, report a phase, or break the connection."""
         pick = self.rng.random()
         if self.waiting and pick < 0.7:
             name = self.waiting.pop(0)
@@ -317,7 +283,7 @@ class ClientSession:
             self.connect()
 
     def _message(self) -> list[bytes]:
-        """Return the coordinator's next message; the protocol's expected message is most likely."""
+        """The coordinator's next message; most likely what the protocol expects."""
         rng, speaker, pick = self.rng, self.speaker, self.rng.random()
         chunk: bytes | None = None
         if self.earlier and rng.random() < 0.04:
@@ -343,7 +309,7 @@ class ClientSession:
         return frames
 
     def _judge(self, event: client.ClientEvent) -> None:
-        """Judge a delivered task."""
+        """Check a delivered task."""
         require(self.connection is not None, "a task before a WELCOME", event)
         assert self.connection is not None
         require(event.id not in self.answered, "a task was given again that is answered", event)

@@ -1,4 +1,4 @@
-"""Peers of a fuzzed session: mostly honest, sometimes not."""
+"""Peers of a fuzzed session, which mostly follow the protocol."""
 
 from __future__ import annotations
 
@@ -21,26 +21,16 @@ Said = dict[str, Any]
 
 
 class Speaker:
-    """Sender of one connection.
-
-    Attributes:
-        route: Route of the connection.
-        user: Authenticated key.
-        number: Client number that it claims.
-        boot: Current boot id.
-        sequence: Last sequence number.
-        owed: Chunks to send: (message id, index, bytes).
-        about: A message id that further messages refer to.
-    """
+    """One connection of a peer: its boot, its sequence numbers, and the chunks it has still to send."""
 
     def __init__(self, rng: Random, route: bytes = b"", user: str = "", number: int = 0) -> None:
         self.rng, self.route, self.user, self.number = rng, route, user, number
         self.boots: list[str] = []
-        self.about = fuzz_bytes.word(rng, 32)  # id that floods refer to
+        self.about = fuzz_bytes.word(rng, 32)  # id of a message to refer to
         self.renew()
 
     def renew(self) -> None:
-        """Start with a new boot id or, once in five times, a used one."""
+        """Start a new boot or, once in five times, an old one."""
         old = self.boots and self.rng.random() < 0.2
         self.boot = self.rng.choice(self.boots) if old else fuzz_bytes.word(self.rng, 32)
         self.boots.append(self.boot)
@@ -53,7 +43,7 @@ class Speaker:
         return {**base, "id": fuzz_bytes.word(self.rng, 32), "kind": kind, **fields}
 
     def offer(self, kind: str, arrays: dict[str, np.ndarray], **fields: Any) -> Said:
-        """Return the header of a message with payload; `chunk` returns its chunks afterwards."""
+        """Return the header of a message with payload; `chunk` returns its chunks."""
         made = payload.Payload.of(arrays)
         rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in made.rows]
         found = self.say(kind, tensors=rows, chunks=len(made.chunks), sha256=made.sha256, **fields)
@@ -61,7 +51,7 @@ class Speaker:
         return found
 
     def chunk(self) -> tuple[Said, bytes]:
-        """Return the next owed chunk, rarely with changed bytes; an unrelated chunk if none is owed."""
+        """Return the next chunk, rarely with changed bytes; an unexpected one if none is left."""
         parent, index, data = fuzz_bytes.word(self.rng, 32), 0, b"x" * self.rng.choice((0, 1, messages.CHUNK))
         if self.owed:
             parent, index, data = self.owed.pop(0)
@@ -71,15 +61,7 @@ class Speaker:
         return self.say("CHUNK", parent=parent, index=index), data
 
     def aside(self, kinds: tuple[str, ...], about: str) -> Said:
-        """Return a message without payload.
-
-        Args:
-            kinds: Possible kinds.
-            about: A known message id, used in most cases; else a random one.
-
-        Returns:
-            Fields of the message.
-        """
+        """Return a message without payload of one of the kinds, about a known message or an unknown one."""
         kind = self.rng.choice(kinds)
         about = about if self.rng.random() < 0.7 else fuzz_bytes.word(self.rng, 32)
         if kind == "HEARTBEAT":
@@ -92,16 +74,7 @@ class Speaker:
 
 
 def arrays_for(rng: Random, template: dict[str, TensorTemplate], honest: bool = False) -> dict[str, np.ndarray]:
-    """Return arrays for a template; rarely with a wrong shape, a bad value or an extra array.
-
-    Args:
-        rng: Source of randomness.
-        template: Template by name.
-        honest: Whether all arrays fit the template and are finite.
-
-    Returns:
-        Arrays by name.
-    """
+    """Return arrays that fit a template or, rarely, do not (shape, not finite, norm, extra tensor)."""
     found: dict[str, np.ndarray] = {}
     for name, pinned in template.items():
         shape = tuple(dim if isinstance(dim, int) else rng.randint(*dim) for dim in pinned.shape)

@@ -1,4 +1,4 @@
-"""Independent check of accepted messages: a second implementation of the wire's rules, over the fed messages."""
+"""Independent model of the protocol's rules, which checks what an endpoint accepts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport.messages import VERSION, Header, TensorTemplate, WireError, decode
 
 NORM = 100.0
-HELD = 300  # maximum entries of any list, queue or table of an endpoint
+HELD = 300  # entries; above the limit of every list, queue and table of an endpoint
 BUFFER = 12 * WIDTH  # bytes of the largest payload that the templates allow
 
 
 def bounded(tensors: dict[str, np.ndarray]) -> None:
-    """Check the norms of tensors, as an endpoint's owner does.
-
-    Args:
-        tensors: Arrays by name.
-
-    Raises:
-        Refused: With code "norm" if a float array is longer than NORM.
-    """
+    """Check the norm as the owner of an endpoint does; raises Refused "norm"."""
     for array in tensors.values():
         if array.dtype.kind == "f" and np.linalg.norm(array.astype(np.float64)) > NORM:
             raise Refused("norm", "above the norm bound")
@@ -36,7 +29,7 @@ def bounded(tensors: dict[str, np.ndarray]) -> None:
 
 @dataclass
 class Offer:
-    """A message with payload, and its chunks in order."""
+    """A message with payload, and the chunks that followed in order."""
 
     header: Header
     chunks: list[bytes] = field(default_factory=list)
@@ -44,13 +37,7 @@ class Offer:
 
 @dataclass
 class Heard:
-    """One message of this run and job.
-
-    Attributes:
-        header: Decoded header.
-        chunk: Second frame, None if there is none.
-        whole: Whether the number of frames fits the kind.
-    """
+    """A message of this run and job; `whole` if it has the right number of frames."""
 
     header: Header
     chunk: bytes | None
@@ -58,14 +45,7 @@ class Heard:
 
 
 def heard(frames: list[bytes]) -> Heard | None:
-    """Decode fed frames.
-
-    Args:
-        frames: Frames of one message.
-
-    Returns:
-        The message; None if it cannot be decoded or belongs to another run or job.
-    """
+    """Decode fed frames; None if they are no message of this run and job."""
     if len(frames) not in (1, 2):
         return None
     try:
@@ -79,14 +59,7 @@ def heard(frames: list[bytes]) -> Heard | None:
 
 @dataclass
 class Connection:
-    """An accepted connection.
-
-    Attributes:
-        route: Route of the peer.
-        boot: Boot id of the peer.
-        sequence: Highest sequence number.
-        offers: Offered messages by id.
-    """
+    """An accepted connection: route, boot, highest sequence number, and all offers."""
 
     route: bytes
     boot: str
@@ -94,7 +67,7 @@ class Connection:
     offers: dict[str, Offer] = field(default_factory=dict)
 
     def hear(self, message: Heard) -> None:
-        """Record an offer or chunk; messages of another boot, and messages that are not new, are ignored."""
+        """Record an offer or chunk; messages of another boot or with an old sequence number are ignored."""
         header = message.header
         if header.boot != self.boot or header.sequence <= self.sequence:
             return
@@ -109,16 +82,7 @@ class Connection:
 
 
 def require_offered(offers: list[Offer], template: dict[str, TensorTemplate], found: dict[str, np.ndarray]) -> None:
-    """Check that delivered tensors equal an offer bit for bit, match hash and template, and are finite and bounded.
-
-    Args:
-        offers: Offers that may have been delivered.
-        template: Template of the tensors.
-        found: Delivered tensors.
-
-    Raises:
-        Finding: If a property does not hold.
-    """
+    """Require that delivered tensors equal one of the offers bit for bit, fit the template, and are finite and bounded."""
     raw = b"".join(found[name].tobytes() for name in sorted(found))
     digest = hashlib.sha256(raw).hexdigest() if raw else ""
     shown = [(offer.header, len(offer.chunks)) for offer in offers]
@@ -138,7 +102,7 @@ def require_offered(offers: list[Offer], template: dict[str, TensorTemplate], fo
 
 
 def require_small(end: Any) -> None:
-    """Check that no container inside the endpoint has more than HELD entries, and no buffer more than BUFFER bytes."""
+    """Require that no list, queue or table of the endpoint exceeds HELD entries and no buffer BUFFER bytes."""
     for what, size in _sizes(end, type(end).__name__, set()):
         most = BUFFER if what.endswith("_buffer") else HELD
         require(size <= most, "a list, queue, table or buffer grows with what peers send", (what, size))

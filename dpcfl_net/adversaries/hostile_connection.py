@@ -1,4 +1,4 @@
-"""Connection of the hostile worker: sends any bytes and records all answers."""
+"""Connection of a hostile worker: sends any frames and records all headers it receives."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _HANDSHAKE_FAILED = (
 
 @dataclass(frozen=True)
 class Target:
-    """Coordinator to attack, and identity of the attacker.
+    """Target of an attack.
 
     Attributes:
         connect: The coordinator's "tcp://host:port".
         run: Run id, hex.
-        job: Job hash, hex.
-        client: Client number of the keys.
-        other: Another client's number.
-        releases: Task to the tensors of its release.
+        job: Hash of the job, hex.
+        client: Client id that the keys belong to.
+        other: Another client id.
+        releases: Tensors of a release by task name.
         security: "curve" or "none".
-        server_key: Public key of the coordinator, z85.
-        keys: (public, secret), z85.
+        server_key: The coordinator's public key, z85.
+        keys: The client's (public, secret) pair, z85.
     """
 
     connect: str
@@ -53,16 +53,13 @@ class Target:
 
     @classmethod
     def of(cls, protocol: Protocol, client: int, connect: str, key_folder: Path) -> Target:
-        """Build the target for one client of a job.
+        """Create the target for a client of a job.
 
         Args:
-            protocol: Public part of the job.
-            client: Client number.
+            protocol: The job's protocol.
+            client: Client id.
             connect: The coordinator's address.
-            key_folder: Folder with the client's key pair.
-
-        Returns:
-            The target.
+            key_folder: Folder of all keys.
 
         Raises:
             KeyError: If the client is not in the roster.
@@ -77,7 +74,7 @@ class Target:
             digest(protocol),
             client,
             next((entry.id for entry in protocol.roster if entry.id != client), client),
-            {task: resolve(step.gives, algorithm.dims) for task, step in algorithm.client_steps().items()},
+            {task: resolve(half.gives, algorithm.dims) for task, half in algorithm.client_steps().items()},
             protocol.security,
             protocol.coordinator_key,
             (keys.read_public(key_folder, name), keys.read_secret(key_folder, name)),
@@ -88,15 +85,15 @@ class HostileConnection:
     """One DEALER socket with its own context.
 
     Args:
-        target: Coordinator and identity.
-        keys: (public, secret) in place of the target's.
-        security: "curve" or "none", in place of the target's.
-        routing_id: Requested routing id; honest clients request none.
+        target: Target of the attack.
+        keys: CURVE pair in place of the target's.
+        security: Security in place of the target's.
+        routing_id: Routing id to request, which no honest client does.
 
     Attributes:
-        heard: Every received header.
-        sent: Short sent messages, for replays.
-        closed: "" for an open connection, "handshake" if it was never accepted, "cut" if the peer closed it.
+        heard: Headers received.
+        sent: Short messages sent, for replay.
+        closed: "" while connected, "handshake" if rejected, "cut" if ended by the other side.
     """
 
     def __init__(
@@ -118,22 +115,13 @@ class HostileConnection:
         self.socket.connect(target.connect)
 
     def say(self, kind: str, chunk: bytes | memoryview | None = None, **fields: Any) -> Header:
-        """Send one well-formed message with this connection's stamp.
-
-        Args:
-            kind: Kind of the message.
-            chunk: Second frame.
-            **fields: Further fields of the header.
-
-        Returns:
-            The header.
-        """
+        """Send a well-formed message and return its header."""
         header = self.stamp.header(kind=kind, **fields)
         self.send([encode(header)] if chunk is None else [encode(header), chunk])
         return header
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
-        """Send one message of any frames, unless the connection has ended; short messages are recorded in `sent`."""
+        """Send any frames as one message unless the connection has ended."""
         if sum(len(frame) for frame in frames) < 1 << 16:
             self.sent.append([bytes(frame) for frame in frames])
         while not self.closed:
@@ -145,7 +133,7 @@ class HostileConnection:
                 return
 
     def listen(self, timeout_s: float = 0.0) -> None:
-        """Wait at most `timeout_s` seconds for a message or event, then read all that are available."""
+        """Read all messages, waiting for at most `timeout_s` seconds for the first."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
@@ -156,22 +144,14 @@ class HostileConnection:
             self._note(int(recv_monitor_message(self._monitor)["event"]))
 
     def wait(self, found: Callable[[], Found], limit_s: float) -> Found:
-        """Listen until a condition holds, the connection ends, or time is up.
-
-        Args:
-            found: Condition; a true value ends the wait.
-            limit_s: Limit in seconds.
-
-        Returns:
-            Last value of `found`.
-        """
+        """Listen until `found` returns a true value, the connection ends or `limit_s` seconds pass; returns its last value."""
         deadline = time.monotonic() + limit_s
         while not (got := found()) and not self.closed and time.monotonic() < deadline:
             self.listen(min(0.1, max(0.0, deadline - time.monotonic())))
         return got or found()
 
     def hears(self, **wanted: Any) -> list[Header]:
-        """Return all received headers with these field values."""
+        """Return all received headers with the given field values."""
         self.listen()
         return [header for header in self.heard if all(getattr(header, name) == value for name, value in wanted.items())]
 

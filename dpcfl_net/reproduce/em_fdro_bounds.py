@@ -86,7 +86,7 @@ class Bounds(Reproduction):
         """Check Corollary 4.2; at k times epsilon the weights are k-th powers, so fractions decide whether p_max rises."""
         apart = [weights for weights in vectors if weights.count(Fraction(1)) == 1]
         rising = uniform = worst = 0
-        for weights in single:
+        for weights in apart:
             peaks = [1 / sum(w**k for w in weights) for k in (1, 2, 3)]
             rising += peaks[0] < peaks[1] < peaks[2] < 1
             losses = [2 * math.log(w) for w in weights]  # at epsilon = tau = 1
@@ -94,8 +94,8 @@ class Bounds(Reproduction):
             worst += probabilities(losses, 1e5, 1.0).max() > 1 - 1e-8
         return Claim(
             "Corollary 4.2: p_max rises strictly from 1/n to 1",
-            f"rises in {rising}, is 1/n at epsilon 1e-9 in {uniform} and 1 at 1e5 in {worst} of {len(single)} with a single worst client",
-            rising == uniform == worst == len(single),
+            f"rises in {rising}, is 1/n at epsilon 1e-9 in {uniform} and 1 at 1e5 in {worst} of {len(apart)} with a single worst client",
+            rising == uniform == worst == len(apart),
         )
 
     def lemma(self, vectors: Sequence[Weights]) -> list[Claim]:

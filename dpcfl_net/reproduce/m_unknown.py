@@ -113,7 +113,7 @@ def rounds(part: Setup, scale: Scale, say: Callable[[str], None]) -> Iterator[di
                     "clients": "+".join(map(str, clients)), "clusters": len(clients), "epsilon": epsilon, "z": noise,
                     "z_band": float(f"{noise:.1g}"), "mss": known.mss,
                     "recovered_if_known": recovered(first.truth, known.labels.tolist()),
-                    **{rule: estimate(evidence) for rule, estimate in RULES.items()},
+                    **{rule: tell(evidence) for rule, tell in RULES.items()},
                 }  # fmt: skip
         say(f"{part.dataset}, seed {seed}: {rows} first rounds")
 
@@ -146,7 +146,7 @@ def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         ),
         Claim(
             f"this project: {OURS}, claims no clusters where there are none",
-            f"{_count(alone, OURS)} rounds without clusters correct",
+            f"{_count(alone, OURS)} rounds without clusters told right",
             _right(alone, OURS) == len(alone),
         ),
     ]  # fmt: skip

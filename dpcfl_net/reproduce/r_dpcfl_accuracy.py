@@ -34,7 +34,7 @@ class MeanAccuracy(Reproduction):
     title = "Mean accuracy and recovery of all clusters against epsilon"
     measure: ClassVar[str] = "accuracy_mean"
     found: ClassVar[str] = "clusters_recovered"
-    averaged: ClassVar[str] = "all clients"
+    whom: ClassVar[str] = "all clients"
 
     def compute(self, context: Context) -> ReproductionResult:
         outcome = ReproductionResult([], [])
@@ -59,8 +59,7 @@ class MeanAccuracy(Reproduction):
         outcome.claims += self.claims(setting, by_system(results, self.measure), results)
         for figure in sweep.figures(rows):
             if figure.key in (self.measure, self.found):
-                title = f"{figure.title}, {setting.replace('_', ' ')}"
-                outcome.figures.append(replace(figure, key=f"{figure.key}-{setting}", title=title))
+                outcome.figures.append(_titled(figure, setting))
         table = compare.table(rows)
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
 
@@ -78,12 +77,12 @@ class MeanAccuracy(Reproduction):
         recovery = recoveries(results, self.found)
         missed = _cause(results, recovery["r-dpcfl"])
         return [
-            ordering(setting, self.averaged, at, "oracle", "r-dpcfl", slack=SLACK),
-            ordering(setting, self.averaged, at, "r-dpcfl", "local", cause=missed),
-            ordering(setting, self.averaged, at, "r-dpcfl", "mr-mtl", cause=missed),
-            ordering(setting, self.averaged, at, "r-dpcfl", "dp-ifca", cause=missed),
-            ordering(setting, self.averaged, at, "local", "global"),
-            ordering(setting, self.averaged, at, "mr-mtl", "global"),
+            ordering(setting, self.whom, at, "oracle", "r-dpcfl", slack=SLACK),
+            ordering(setting, self.whom, at, "r-dpcfl", "local", cause=missed),
+            ordering(setting, self.whom, at, "r-dpcfl", "mr-mtl", cause=missed),
+            ordering(setting, self.whom, at, "r-dpcfl", "dp-ifca", cause=missed),
+            ordering(setting, self.whom, at, "local", "global"),
+            ordering(setting, self.whom, at, "mr-mtl", "global"),
             Claim(
                 f"{setting}: R-DPCFL recovers {'all clusters' if self.found == 'clusters_recovered' else 'the minority'} "
                 "more often than DP-IFCA",
@@ -97,14 +96,14 @@ class MeanAccuracy(Reproduction):
 
 
 class MinorityAccuracy(MeanAccuracy):
-    """Figure 7: accuracy and recovery of the minority cluster."""
+    """Figure 7: the same for the clients of the minority cluster."""
 
     name = "r-dpcfl/fig7"
     paper = PAPER + ", Figures 7 and 12"
     title = "Accuracy and recovery of the minority cluster against epsilon"
     measure = "accuracy_minority"
     found = "minority_recovered"
-    averaged = "the minority"
+    whom = "the minority"
 
 
 def by_system(results: Iterable[Result], measure: str) -> dict[float, dict[str, float]]:
@@ -126,7 +125,7 @@ def by_system(results: Iterable[Result], measure: str) -> dict[float, dict[str, 
 
 def ordering(
     setting: str,
-    clients: str,
+    whom: str,
     at: Mapping[float, Mapping[str, float]],
     above: str,
     below: str,
@@ -151,7 +150,7 @@ def ordering(
     gaps = {epsilon: own[above] - own[below] for epsilon, own in at.items()}
     measured = "; ".join(f"epsilon {e:g}: {100 * at[e][above]:.1f} against {100 * at[e][below]:.1f} %" for e in gaps)
     word = f"within {100 * slack:g} points of" if slack else "above"
-    text = f"{setting}: {above} is {'above or ' if slack else ''}{word} {below} in accuracy over {clients} at every epsilon"
+    text = f"{setting}: {above} is {'above or ' if slack else ''}{word} {below} in accuracy over {whom} at every epsilon"
     return Claim(text, measured, min(gaps.values()) > -slack, cause)
 
 
@@ -186,7 +185,7 @@ def row_of(setting: str, result: Result) -> dict[str, Any]:
 def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
     """Return why R-DPCFL may lag: wrong clusters, or the cost of finding the right ones."""
     if recovered[0] < recovered[1]:
-        return f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later selections do not correct wrong ones"
+        return f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later choices do not mend wrong ones"
     noise = {
         name: statistics.fmean(float(r.privacy["noise_multiplier"]["max"]) for r in results if r.algorithm == name)
         for name in ("r-dpcfl", "local")
@@ -199,3 +198,9 @@ def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
 
 def _of(recovery: Mapping[str, tuple[int, int]], name: str) -> str:
     return "{} of {}".format(*recovery[name])
+
+
+def _titled(figure: Any, setting: str) -> Any:
+    from dataclasses import replace
+
+    return replace(figure, key=f"{figure.key}-{setting}", title=f"{figure.title}, {setting.replace('_', ' ')}")

@@ -77,21 +77,19 @@ def _claims_on_number(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
             for key in dict.fromkeys((row["seed"], row["epsilon"]) for row in rows)
         }
         by_epsilon = {e: [row["candidate"] for (_, at), row in largest.items() if at == e] for e in EPSILONS}
-        right = sum(m == 4 for peaks in by_epsilon.values() for m in peaks)
+        right = sum(m == 4 for told in by_epsilon.values() for m in told)
         claims.append(
             Claim(
                 f"MSS peaks at the true M = 4: {way}",
-                f"{right} of {len(largest)}; M by epsilon: " + "; ".join(f"{e:g}: {peaks}" for e, peaks in by_epsilon.items()),
+                f"{right} of {len(largest)}; M by epsilon: " + "; ".join(f"{e:g}: {told}" for e, told in by_epsilon.items()),
                 right == len(largest),
                 cause,
             )
         )
     ours = {(row["seed"], row["epsilon"]): row["chosen"] for row in rows}
-    listed = "; ".join(f"{e:g}: {[m for (_, at), m in ours.items() if at == e]}" for e in EPSILONS)
+    told = "; ".join(f"{e:g}: {[m for (_, at), m in ours.items() if at == e]}" for e in EPSILONS)
     right = sum(m == 4 for m in ours.values())
-    claims.append(
-        Claim("this project's rule finds M = 4", f"{right} of {len(ours)}; M by epsilon: {listed}", right == len(ours))
-    )
+    claims.append(Claim("this project's rule finds M = 4", f"{right} of {len(ours)}; M by epsilon: {told}", right == len(ours)))
     return claims
 
 

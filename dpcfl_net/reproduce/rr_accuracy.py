@@ -264,5 +264,5 @@ def _gaps(found: Found, above: str, below: str) -> list[float]:
 
 def _cause(guarantee: str) -> str:
     if guarantee == "expected":
-        return "an update counts for the cluster that its client chooses, which separates the clusters without rebalancing too"
+        return "an update counts for the cluster that its client names, so that clusters are told apart without rebalancing too"
     return "released labels are right hardly more often than by chance, so that each cluster averages clients of all of them"

@@ -150,9 +150,9 @@ def null(rows: int, dimension: int, draws: int = 100) -> tuple[dict[int, float],
         sqrt(1 + 1 / draws), as in the gap statistic.
     """
     rng = np.random.default_rng([rows, dimension])
-    samples = [_noise_fits(rng, rows, dimension, seed) for seed in range(draws)]
-    scores = {m: np.quantile([fits[m][0] for fits in samples], 0.99) for m in samples[0]}
-    logs = {m: np.array([fits[m][1] for fits in samples]) for m in samples[0]}
+    looks = [_noise_fits(rng, rows, dimension, seed) for seed in range(draws)]
+    scores = {m: np.quantile([fits[m][0] for fits in looks], 0.99) for m in looks[0]}
+    logs = {m: np.array([fits[m][1] for fits in looks]) for m in looks[0]}
     more = math.sqrt(1 + 1 / draws)
     return scores, {m: float(v.mean()) for m, v in logs.items()}, {m: float(v.std()) * more for m, v in logs.items()}
 
@@ -168,3 +168,7 @@ def _noise_fits(rng: np.random.Generator, rows: int, dimension: int, seed: int) 
         labels = mixture.fit(factor, clusters=m, seed=seed).labels
         found[m] = (separation.effective(points, labels, m, dimension), math.log(separation.within(points, labels)))
     return found
+
+
+def _explained(evidence: RoundEvidence, clusters: int) -> bool:
+    return noise_spectrum.explained(evidence.points, evidence.fits[clusters].labels, evidence.dimension, evidence.deviation)

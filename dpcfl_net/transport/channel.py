@@ -220,7 +220,7 @@ class Channel:
 
 
 def remember(known: OrderedDict[K, V], key: K, value: V) -> None:
-    """Store an entry as the newest of at most `CACHED`; the oldest are dropped."""
+    """Store an entry as the newest of at most `RECENT_MESSAGES`; the oldest are dropped."""
     known[key] = value
     known.move_to_end(key)
     while len(known) > RECENT_MESSAGES:
