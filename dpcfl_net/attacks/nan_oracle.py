@@ -13,6 +13,7 @@ import numpy as np
 
 from dpcfl_net.attacks.nan_probe import NanProbe, NanProbeOnOpacus
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import Job, client_slice
@@ -57,7 +58,7 @@ def attack(run: Path) -> AttackResult:
         raise ConfigError(
             f"{run} has privacy.noise 'os', so nobody knows which records its batches held: record it with 'seeded'"
         )
-    settings = configuration.load(run / "config.yaml")
+    settings = configuration.load(RunFolder(run).config)
     if settings.output.transcript != "full":
         raise ConfigError(f"{run} has output.transcript {settings.output.transcript!r}: the updates are in a full one alone")
     held = {entry.id: positions(job, entry.id, settings.data.root) for entry in job.protocol.roster}
@@ -71,7 +72,7 @@ def attack(run: Path) -> AttackResult:
 def updates(run: Path) -> dict[tuple[int, int], bool]:
     """(client, round) of every update that the server was sent, and whether it is finite."""
     found = {}
-    for record, header, tensors in transcript.messages(run / "transcript.msgpack"):
+    for record, header, tensors in transcript.messages(RunFolder(run).transcript):
         if (record.direction, header.kind, header.code, header.task) == ("up", "RESULT", "release", KIND):
             found[int(record.peer.removeprefix("client ")), header.round] = tensors is not None
     return found

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import SelectionSlot, UnprotectedSlot
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.report.figures import axis, colour, spec
@@ -149,9 +150,9 @@ def read_choices(folder: Path) -> Recording:
     job = read_run_job(folder)
     algorithm = job.algorithm
     asking = {name: half.bundle for name, half in algorithm.client_steps().items() if "choice" in half.gives}
-    path = folder / "transcript.msgpack"
+    path = RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no transcript.msgpack: record the run with output.transcript=full")
+        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
     asked: dict[str, str] = {}
     models: dict[str, np.ndarray] = {}
     found: dict[tuple[int, int], tuple[int, str]] = {}

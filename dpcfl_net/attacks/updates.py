@@ -10,6 +10,7 @@ import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import LocalTraining
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import DPSGDSlot, GaussianSlot
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.transport import transcript
@@ -42,9 +43,9 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
 
     An update counts if it is of the whole model and the server knows from which model it was trained.
     """
-    path = folder / "transcript.msgpack"
+    path = RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no transcript.msgpack: record the run with output.transcript=full")
+        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
     asked: dict[str, Tensors] = {}
     models: dict[str, Tensors] = {}
     found: dict[tuple[int, int], Update] = {}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import weakref
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.signing import check_signature
 from dpcfl_net.core.types import Adjacency
 
-PROTOCOL = "protocol.json"
 MOST_EPSILON = 100_000.0  # a larger one is a mistake
 CUT_SHARE = 0.01  # of delta, kept for what constant pace cuts
 
@@ -140,8 +139,8 @@ class Protocol(FrozenModel):
 
 
 def canonical(part: FrozenModel) -> bytes:
-    """The one byte form that is hashed and signed: sorted keys, no spaces, shortest round-trip numbers."""
-    return json.dumps(part.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    """Return the canonical JSON of a part, which is hashed and signed; errors as `canonical_json`."""
+    return canonical_json(part.model_dump(mode="json"))
 
 
 _digests: dict[int, str] = {}  # by the identity of parts that are alive

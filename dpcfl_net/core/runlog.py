@@ -6,15 +6,15 @@ import json
 import os
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields, naming, read_bytes
+from dpcfl_net.core.run_folder import CLUSTERS, METRICS
 
-REQUIRED = {"metrics.jsonl": ("view", "round"), "clusters.jsonl": ("view", "round")}
-# Fields that are read again; others are for people.
+REQUIRED = {METRICS: ("view", "round"), CLUSTERS: ("view", "round")}
+# Fields that the program reads; the others are for the user.
 FIELDS: dict[str, tuple[type, ...]] = {
     "view": (str,), "round": (int,), "time": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,),
     "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,),
@@ -77,21 +77,6 @@ def parse(line: bytes, name: str) -> dict[str, Any] | None:
 
 def _lines(path: Path) -> list[bytes]:
     return [line for line in read_bytes(path).split(b"\n")[:-1] if line] if path.exists() else []
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file whole; a reader never sees half of it. ConfigError for what is there and is no regular file."""
-    if path.exists() and not path.is_file():  # replacing a device would take it away from every other process
-        raise ConfigError(f"cannot write {path}: it is there and is not a regular file")
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with naming(path):
-        try:
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, path)
-        except OSError:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
 
 
 def say(text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import opened, read_bytes, read_text
+from dpcfl_net.core.run_folder import signature_path
 
 LONGEST_FILE = 4096  # bytes
 
@@ -49,7 +50,7 @@ def verify(public_hex: str, data: bytes, signature_hex: str) -> bool:
 
 def check_signature(path: Path, operator_key: str) -> None:
     """Refused "operator-signature" unless `path`.sig is the signature of the pinned operator on the bytes of `path`."""
-    signature = path.with_name(path.name + ".sig")
+    signature = signature_path(path)
     if not signature.exists() or not verify(
         operator_key, read_bytes(path), read_bytes(signature).decode(errors="replace").strip()
     ):

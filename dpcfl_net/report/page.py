@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.core.files import write_atomically
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report import figures
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.pages import html, numeric_columns
@@ -20,7 +21,7 @@ Pair = tuple[str, str]
 
 def write_report(folder: Path | str) -> Path:
     """Write `report.html` into a run folder, finished or not, and return its path. Raises ConfigError as read_run does."""
-    page = Path(folder) / "report.html"
+    page = RunFolder(folder).report
     write_atomically(page, render(read_run(folder)))
     return page
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
 from dpcfl_net.report.pages import write_page
 from dpcfl_net.results import compare
@@ -31,7 +32,7 @@ def write_sweep(folder: Path) -> Path:
     lead = [f"Swept: {'; '.join(axes)}."] if axes else []
     if len(results) < len(document["cells"]):
         lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not in this page.")
-    return write_comparison(folder / "report.html", folder.name, lead, results, compare.swept_terms(document))
+    return write_comparison(SweepFolder(folder).report, folder.name, lead, results, compare.swept_terms(document))
 
 
 def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[Result], apart: Collection[str] = ()) -> Path:

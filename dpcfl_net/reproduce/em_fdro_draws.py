@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import lines
@@ -63,7 +64,8 @@ class Robustness(Reproduction):
 
 def rounds_of(result: Result) -> dict[str, list[float]]:
     """Every measure by round, from what observer and server wrote."""
-    written = [*runlog.read(result.folder / "metrics.jsonl"), *runlog.read(result.folder / "clusters.jsonl")]
+    files = RunFolder(result.folder)
+    written = [*runlog.read(files.metrics), *runlog.read(files.clusters)]
     written.sort(key=lambda line: line["round"])
     return {measure: [float(line[measure]) for line in written if measure in line] for measure in MEASURES}
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, System, cells
@@ -25,7 +26,7 @@ def rebalanced(least: int) -> System:
 
 def labels_of(result: Result) -> dict[str, float | None]:
     """Shares of right labels in %, mean over the last rounds: as sent, as released; and of clients at the end, by least loss."""
-    lines_ = [line for line in runlog.read(result.folder / "clusters.jsonl") if line.get("view") == "observer"]
+    lines_ = [line for line in runlog.read(RunFolder(result.folder).clusters) if line.get("view") == "observer"]
     judged = [line for line in lines_ if "label_accuracy" in line][-LAST:]
     settled = [line["assignment_accuracy"] for line in lines_ if "assignment_accuracy" in line]
 

@@ -11,10 +11,8 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import read_bytes
-from dpcfl_net.core.runlog import write_atomically
-
-FOLDER = "attacks"
+from dpcfl_net.core.files import read_bytes, write_atomically
+from dpcfl_net.core.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class AttackResult:
 
     def write(self, run: Path) -> Path:
         """Write RUN/attacks/NAME.json, in place of an earlier result of this name."""
-        path = run / FOLDER / f"{self.name}.json"
+        path = RunFolder(run).attack(self.name)
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1))
         return path
@@ -50,7 +48,7 @@ class AttackResult:
 def results(run: Path, notes: list[str]) -> list[AttackResult]:
     """Every result of a run folder, by name; where a file holds something else `notes` says so."""
     found = []
-    for path in sorted((run / FOLDER).glob("*.json")):
+    for path in sorted(RunFolder(run).attacks.glob("*.json")):
         try:
             found.append(read_result(path))
         except ConfigError as error:

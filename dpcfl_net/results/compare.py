@@ -14,12 +14,12 @@ from typing import Any, TextIO
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields
-from dpcfl_net.core.run_lock import is_running
+from dpcfl_net.core.locks import is_running
+from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.results.privacy_words import number, plain, statement
 from dpcfl_net.results.run_view import JsonLine, JsonlTail, mapping, read_mapping, whole
 from dpcfl_net.results.tables import Table
 
-SWEEP = "sweep.json"
 # Settings that cannot make two runs different experiments; the seed makes them repetitions of one.
 ASIDE = ("seed", "name", "output.", "runtime.", "data.root", "privacy.noise_seed")
 TERMS = ("delta", "unit", "adjacency", "trust", "insecure")
@@ -89,18 +89,18 @@ class Row:
 def read_result(folder: Path) -> Result:
     """A finished run; ConfigError if the folder is no run or the run has not finished."""
     notes: list[str] = []
-    run = read_mapping(folder / "run.json", notes)
-    settings = read_mapping(folder / "config.yaml", notes)
+    files = RunFolder(folder)
+    run, settings = read_mapping(files.run, notes), read_mapping(files.config, notes)
     if notes:
         raise ConfigError([f"{folder}: {note.removesuffix(' and was left out')}" for note in notes])
     if not run or not settings:
-        raise ConfigError(f"{folder} is not a run folder: it needs run.json and config.yaml")
+        raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}")
     if run.get("state") != "finished":
         cut_off = run.get("state") == "running" and not is_running(folder)
         done = f"{'interrupted' if cut_off else run.get('state')} after {run.get('rounds_done', 0)} rounds"
         raise ConfigError(f"{folder} is {done}; only finished runs compare: dpcfl run --resume {folder}")
-    check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(folder / "run.json"), RUN_FIELDS)
-    privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{folder / 'config.yaml'}, privacy"
+    check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(files.run), RUN_FIELDS)
+    privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{files.config}, privacy"
     check_fields(privacy, path, {"epsilon": (float,)})
     final = mapping(run, "final")
     seen = _observed(folder)
@@ -115,7 +115,7 @@ def read_sweep(folder: Path) -> list[Result]:
     """The finished runs of a sweep in the order of its cells; ConfigError if the folder is no sweep or none is finished."""
     cells = read_document(folder)["cells"]
     folders = dict.fromkeys((folder / cell["folder"]).resolve() for cell in cells)
-    done = [path for path in folders if read_mapping(path / "run.json", []).get("state") == "finished"]
+    done = [path for path in folders if read_mapping(RunFolder(path).run, []).get("state") == "finished"]
     if not done:
         raise ConfigError(f"{folder}: none of the sweep's {len(cells)} runs has finished")
     return [read_result(path) for path in done]
@@ -123,10 +123,10 @@ def read_sweep(folder: Path) -> list[Result]:
 
 def read_document(folder: Path) -> JsonLine:
     """sweep.json: {config, axes, cells: [{values, folder, state}]}; ConfigError if the folder is no sweep."""
-    document = read_mapping(folder / SWEEP, [])
+    file = SweepFolder(folder).sweep
+    document, path = read_mapping(file, []), str(file)
     if not document:
-        raise ConfigError(f"{folder} is not a sweep: it holds no readable {SWEEP}")
-    path = str(folder / SWEEP)
+        raise ConfigError(f"{folder} is not a sweep: it holds no readable {file.name}")
     check_fields({**dict.fromkeys(SWEEP_FIELDS), **document}, path, SWEEP_FIELDS)
     for cell in document["cells"]:
         check_fields({"cell": cell}, path, {"cell": (dict,)})
@@ -144,7 +144,7 @@ def rows(results: Iterable[Result]) -> list[Row]:
     """Group runs that differ only in their seed, in order of first appearance; a run given twice counts once."""
     found: dict[str, list[Result]] = {}
     for result in {result.folder.resolve(): result for result in results}.values():
-        found.setdefault(json.dumps(_dotted(result.settings), sort_keys=True), []).append(result)
+        found.setdefault(repr(sorted(_dotted(result.settings).items())), []).append(result)
     return [Row(tuple(group), _dotted(group[0].settings)) for group in found.values()]
 
 
@@ -231,7 +231,8 @@ def write_csv(file: TextIO, results: Sequence[Result]) -> None:
 
 def _observed(folder: Path) -> JsonLine:
     """The newest value of every field in the observer's lines."""
-    lines = [*JsonlTail(folder / "metrics.jsonl").new(), *JsonlTail(folder / "clusters.jsonl").new()]
+    files = RunFolder(folder)
+    lines = [*JsonlTail(files.metrics).new(), *JsonlTail(files.clusters).new()]
     seen = [line for line in lines if line.get("view") == "observer" and whole(line.get("round")) is not None]
     return {key: value for line in sorted(seen, key=lambda line: line["round"]) for key, value in line.items()}
 

@@ -6,15 +6,16 @@ The experimenter's side only: it reads the experiment part of a job and what the
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import replacing
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_many, open_set, plan_slices
 from dpcfl_net.experiment.job_files import Job
@@ -31,7 +32,8 @@ def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | Non
     takes the training loss; personal models are only ever tested.) Raises ConfigError for a folder without a figure for every
     client, DataMissing as `datasets.load`.
     """
-    lines = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "observer"]
+    metrics = RunFolder(folder).metrics
+    lines = [line for line in runlog.read(metrics) if line.get("view") == "observer"]
     known = [line for line in lines if "f_acc" in line]
     if known:
         return {"f_acc": known[-1]["f_acc"], "f_loss": known[-1]["f_loss"]}
@@ -43,7 +45,7 @@ def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | Non
     drop = best[:, 0] - np.asarray(last["accuracy_by_client"])
     rise = np.asarray([np.inf if loss is None else loss for loss in last["loss_by_client"]]) - best[:, 1]
     found = {"f_acc": float(np.ptp(drop)), "f_loss": float(np.ptp(rise)) if np.isfinite(rise).all() else None}
-    book = runlog.Lines(folder / "metrics.jsonl")
+    book = runlog.Lines(metrics)
     book.write({"view": "observer", "round": last["round"], **found})
     book.close()
     return found
@@ -64,18 +66,15 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
         "data": experiment.data, "partition": experiment.partition_seed, "model": m.model_dump(mode="json"),
         "recipe": [EPOCHS, BATCH, RATE, MOMENTUM],
     }  # fmt: skip
-    stored = (
-        cache.folder() / "references" / f"{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:24]}.npy"
-    )
+    stored = cache.folder() / "references" / f"{hashlib.sha256(canonical_json(asked)).hexdigest()[:24]}.npy"
     if stored.exists():
         models = np.load(stored, allow_pickle=False)
     else:
         clusters = range(len(settings.clients))
         models = np.stack([_train(job, settings, [s for s in slices if s.cluster == k], root) for k in clusters])
         stored.parent.mkdir(parents=True, exist_ok=True)
-        draft = stored.with_suffix(f".{os.getpid()}.npy")
-        np.save(draft, models, allow_pickle=False)
-        draft.replace(stored)
+        with replacing(stored) as file:
+            np.save(file, models, allow_pickle=False)
     shape = tuple(m.input_shape)
     evaluator = Evaluator(build(m.name, shape, m.classes), m.task, shape)
     own = [slices[k] for k in experiment.slices]

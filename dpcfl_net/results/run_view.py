@@ -13,6 +13,7 @@ from typing import Any
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import opened, parse_json, read_text
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import parse
 from dpcfl_net.results.privacy_words import number
 
@@ -131,19 +132,17 @@ def read_run(folder: Path | str) -> RunView:
 
     Raises ConfigError when the folder does not exist or holds none of a run's files.
     """
-    folder = Path(folder)
-    names = ("run.json", "protocol.json", "config.yaml", "metrics.jsonl")
-    if not any((folder / name).is_file() for name in names):
-        raise ConfigError(f"{folder} is not a run folder: it holds none of {', '.join(names)}")
-    view = RunView(folder)
-    for attribute, name in (("run", "run.json"), ("protocol", "protocol.json"), ("experiment", "experiment.json")):
-        setattr(view, attribute, read_mapping(folder / name, view.notes))
-    view.config = read_mapping(folder / "config.yaml", view.notes)
-    sort_metrics(_lines(folder, "metrics.jsonl", view.notes), view.served, view.observed, view.spent)
-    sort_clusters(_lines(folder, "clusters.jsonl", view.notes), view.grouping, view.agreement)
-    view.messages = _lines(folder, "messages.jsonl", view.notes)
-    view.spans = _lines(folder, "spans.jsonl", view.notes)
-    view.first_round = _first_round(folder / "first_round.npz", view.notes)
+    files = RunFolder(folder)
+    known = (files.run, files.protocol, files.config, files.metrics)
+    if not any(path.is_file() for path in known):
+        raise ConfigError(f"{folder} is not a run folder: it holds none of {', '.join(path.name for path in known)}")
+    view = RunView(files.path)
+    view.run, view.protocol = read_mapping(files.run, view.notes), read_mapping(files.protocol, view.notes)
+    view.experiment, view.config = read_mapping(files.experiment, view.notes), read_mapping(files.config, view.notes)
+    sort_metrics(_lines(files.metrics, view.notes), view.served, view.observed, view.spent)
+    sort_clusters(_lines(files.clusters, view.notes), view.grouping, view.agreement)
+    view.messages, view.spans = _lines(files.messages, view.notes), _lines(files.spans, view.notes)
+    view.first_round = _first_round(files.first_round, view.notes)
     return view
 
 
@@ -232,13 +231,13 @@ def whole(value: Any) -> int | None:
     return int(found) if found is not None and found >= 0 and found == int(found) else None
 
 
-def _lines(folder: Path, name: str, notes: list[str]) -> list[JsonLine]:
-    tail = JsonlTail(folder / name)
+def _lines(path: Path, notes: list[str]) -> list[JsonLine]:
+    tail = JsonlTail(path)
     lines = tail.new()
     if tail.damaged:
-        notes.append(f"{name}: {tail.damaged} damaged line(s) left out")
+        notes.append(f"{path.name}: {tail.damaged} damaged line(s) left out")
     if tail.torn:
-        notes.append(f"{name} ends within a line: the run is still writing, or was cut off")
+        notes.append(f"{path.name} ends within a line: the run is still writing, or was cut off")
     return lines
 
 

@@ -13,17 +13,18 @@ from typing import Any
 from dpcfl_net import __version__
 from dpcfl_net.core import runlog, yaml_file
 from dpcfl_net.core.errors import ConfigError, LedgerError
-from dpcfl_net.core.files import check_fields, read_object
-from dpcfl_net.core.protocol import PROTOCOL, PrivacyTarget, digest, read_protocol
-from dpcfl_net.core.run_lock import is_running
+from dpcfl_net.core.files import check_fields, read_object, write_atomically
+from dpcfl_net.core.locks import is_running
+from dpcfl_net.core.protocol import PrivacyTarget, digest, read_protocol
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Event
 from dpcfl_net.data import cache
-from dpcfl_net.experiment.job_files import EXPERIMENT, Audit, Job, checked, read_experiment
+from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.ledger import LINES, read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.transport.keys import client_key
 
@@ -40,15 +41,16 @@ LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn
 
 def read_run_job(folder: Path) -> Job:
     """The job of a run folder, without its signatures; ConfigError when the folder is no run."""
-    if not (folder / PROTOCOL).exists():
-        raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
-    protocol = read_protocol(folder / PROTOCOL)
-    return checked(Job(protocol, read_experiment(folder / EXPERIMENT, protocol)))
+    files = RunFolder(folder)
+    if not files.protocol.exists():
+        raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
+    protocol = read_protocol(files.protocol)
+    return checked(Job(protocol, read_experiment(files.experiment, protocol)))
 
 
 def run_settings(folder: Path) -> dict[str, Any]:
     """The sections of a run's config.yaml as they are written there; ConfigError if they are not those of a run."""
-    path = folder / "config.yaml"
+    path = RunFolder(folder).config
     document = yaml_file.load(path)
     for name, fields in RUN_SECTIONS.items():
         section = document.get(name) if isinstance(document, dict) else None
@@ -65,7 +67,8 @@ def run_document(
 
     devices: how many worker processes compute on what, "cpu" or a GPU's UUID; empty where that is not known.
     """
-    metrics, clusters = (runlog.read(folder / name) for name in ("metrics.jsonl", "clusters.jsonl"))
+    files = RunFolder(folder)
+    metrics, clusters = runlog.read(files.metrics), runlog.read(files.clusters)
     server = [line for line in metrics if line["view"] == "server" and "bytes_up" in line]
     observed = [line for line in metrics if line["view"] == "observer"]
     seen = [line for line in clusters if line["view"] == "server" and "clusters" in line]
@@ -124,7 +127,7 @@ def read_document(folder: Path) -> dict[str, Any]:
 
     A run that says `running` while no process holds its folder was cut off: it is `interrupted`.
     """
-    path = folder / "run.json"
+    path = RunFolder(folder).run
     try:
         document = read_object(path, RUN_FIELDS) if path.exists() else {}
     except ConfigError as error:
@@ -136,7 +139,7 @@ def read_document(folder: Path) -> dict[str, Any]:
 
 def write_run(folder: Path, document: dict[str, Any]) -> None:
     """Replace run.json."""
-    runlog.write_atomically(folder / "run.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
+    write_atomically(RunFolder(folder).run, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def damages(folder: Path, job: Job) -> list[str]:
@@ -161,13 +164,13 @@ def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, lis
 def paying_ledger(folder: Path, job: Job, client: int) -> Path:
     """The ledger in which a client's epsilon is: its own, or a trusted server's."""
     if job.protocol.privacy.trust == "trusted-server":
-        return folder / "ledgers" / CENTRAL_SERVER
+        return RunFolder(folder).ledger(CENTRAL_SERVER)
     return ledger_folder(folder, client)
 
 
 def ledger_folder(folder: Path, client: int) -> Path:
     """Where a client's ledger of this run is."""
-    return folder / "ledgers" / client_key(client)
+    return RunFolder(folder).ledger(client_key(client))
 
 
 def record_book(folder: Path) -> tuple[Path, float | None]:
@@ -200,7 +203,7 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
         if where in by_ledger:
             continue
         by_ledger[where] = []
-        if not (where / "ledger.jsonl").exists():
+        if not (where / LINES).exists():
             continue
         groups: dict[int, list[Event]] = {}
         try:
@@ -232,11 +235,10 @@ def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: Privacy
 
 def write_epsilon_lines(folder: Path, job: Job) -> None:
     """Append to metrics.jsonl what each client has spent after each round that is not there yet."""
-    written = max(
-        (line["round"] for line in runlog.read(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0
-    )
+    metrics = RunFolder(folder).metrics
+    written = max((line["round"] for line in runlog.read(metrics) if "epsilon_spent_by_client" in line), default=0)
     curves = epsilon_curves(folder, job)
-    lines = runlog.Lines(folder / "metrics.jsonl")
+    lines = runlog.Lines(metrics)
     for t in range(written, min(map(len, curves), default=0)):
         lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": [curve[t] for curve in curves]})
     lines.close()

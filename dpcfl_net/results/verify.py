@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.protocol import PROTOCOL, digest
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected
 from dpcfl_net.experiment.job_files import Job, read_job
@@ -33,9 +34,10 @@ class Check:
 
 def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
     """Every check that a run folder allows; ConfigError if it is no run folder or holds no operator's key."""
-    if not (folder / PROTOCOL).exists():
-        raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
-    operator = operator_key or read_operator_key(folder / "operator.pub")
+    files = RunFolder(folder)
+    if not files.protocol.exists():
+        raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
+    operator = operator_key or read_operator_key(files.operator_key)
     try:
         job = read_job(folder, operator)
     except DpcflError as error:
@@ -58,7 +60,7 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
     trusted = job.protocol.privacy.trust == "trusted-server"
     if trusted:
         noise = job.protocol.curator_noise_multiplier
-        owners.append((NOBODY, folder / "ledgers" / CENTRAL_SERVER, algorithm.central_plan(), noise))
+        owners.append((NOBODY, RunFolder(folder).ledger(CENTRAL_SERVER), algorithm.central_plan(), noise))
     problems: list[str] = []
     over: list[str] = []
     charged: dict[int, list[Any]] = {}
@@ -154,9 +156,9 @@ def _merged(events: list[Event]) -> list[Event]:
 
 def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Check]:
     """The transcript's chain; and for every release that the server received, the debit that paid for it."""
-    path = folder / "transcript.msgpack"
+    path = RunFolder(folder).transcript
     if not path.exists():
-        return [Check("transcript: hash chain whole", None if _kept_none(folder) else False, "there is no transcript.msgpack")]
+        return [Check("transcript: hash chain whole", None if _kept_none(folder) else False, f"there is no {path.name}")]
     try:
         reader = transcript.read(path)
         records = list(reader)
@@ -176,7 +178,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
     shown = given(records)
     foreign = other_than_charged(shown, job.protocol, {c: lines for c, lines in charged.items() if c != NOBODY})
-    split = split_models(shown, job.protocol, folder / "clusters.jsonl")
+    split = split_models(shown, job.protocol, RunFolder(folder).clusters)
     silent = sorted(paid - released)
     detail = (
         unpaid[0]
@@ -202,4 +204,4 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
 
 def _kept_none(folder: Path) -> bool:
     """Whether the run's configuration says that no transcript is kept."""
-    return (folder / "config.yaml").exists() and run_settings(folder)["output"]["transcript"] == "off"
+    return RunFolder(folder).config.exists() and run_settings(folder)["output"]["transcript"] == "off"

@@ -40,6 +40,8 @@ def host_folder() -> Path:
 class ComputeSemaphore:
     """A counted lock between processes made of file locks: the kernel gives a slot back when its holder dies.
 
+    It calls flock itself, since a worker tries many locks without waiting and keeps their descriptors open between steps.
+
     Nobody stands in a queue: a worker that is stopped while it waits holds nothing up. Who gives a slot back puts a byte into
     a pipe, which wakes one of those that wait; a hundred of them cost a hundred wakes a second.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
-from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.core.files import write_atomically
 from dpcfl_net.launch.placement.base import LOST, Node, Posting
 from dpcfl_net.launch.placement.connection import HostConnection
 from dpcfl_net.launch.placement.messages import (

@@ -11,7 +11,8 @@ import numpy as np
 
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import PROTOCOL, Protocol, digest
+from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.core.types import DPSGDSlot, Event, Slot
 from dpcfl_net.experiment.job_files import Audit, Job, read_job
@@ -42,10 +43,11 @@ class Record:
     """The canaries of a run folder. ConfigError if it was not audited, Refused if job or bits are not what was signed."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / PROTOCOL).exists():
-            raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
+        files = RunFolder(folder)
+        if not files.protocol.exists():
+            raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
         self.folder = folder
-        self.job: Job = read_job(folder, read_operator_key(folder / "operator.pub"))
+        self.job: Job = read_job(folder, read_operator_key(files.operator_key))
         if self.job.experiment.audit is None:
             raise ConfigError(
                 f"{folder} was not audited: its job has no canaries; record one with dpcfl run configs/threats/audit_epsilon5.yaml"
@@ -111,7 +113,7 @@ class Record:
     def _updates(self) -> dict[tuple[int, int, str], np.ndarray]:
         found = {}
         wanted = {(t.client, t.round, t.kind): t for client in self.audit.clients for t in self.trainings(client)}
-        for record, header, arrays in transcript.messages(self.folder / "transcript.msgpack"):
+        for record, header, arrays in transcript.messages(RunFolder(self.folder).transcript):
             if (record.direction, header.kind, header.code) != ("up", "RESULT", "release"):
                 continue
             key = (int(record.peer.removeprefix("client ")), header.round, header.task)
