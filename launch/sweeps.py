@@ -27,7 +27,7 @@ from dpcfl_net.experiment.config import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import compare as comparison
 from dpcfl_net.results import summary
-from dpcfl_net.results.privacy_words import duration, percent
+from dpcfl_net.results.number_format import duration, percent
 from dpcfl_net.training.devices import CPU, deal
 
 STORE = "store"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcfl_net.results.privacy_words import number, plain
+from dpcfl_net.results.number_format import number, plain
 from dpcfl_net.results.run_view import FirstRound, JsonLine, RunView, letter, listed, minority, numbers, sizes, whole
 
 COLOURS = 8

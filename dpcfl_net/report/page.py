@@ -13,7 +13,8 @@ from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.pages import html, numeric_columns
 from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.attack_results import results
-from dpcfl_net.results.privacy_words import duration, number, percent, plain, size, statement, yes
+from dpcfl_net.results.number_format import duration, number, percent, plain, size, yes
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run_view import JsonLine, RunView, listed, read_run, sizes, whole
 
 Pair = tuple[str, str]

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from dpcfl_net.report.figures import Figure, axis, spec
-from dpcfl_net.results.privacy_words import number
+from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_view import JsonLine, RunView, whole
 
 ROUNDS, BARS, ROWS = 10, 1500, 40

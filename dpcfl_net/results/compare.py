@@ -16,7 +16,8 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields
 from dpcfl_net.core.locks import is_running
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
-from dpcfl_net.results.privacy_words import number, plain, statement
+from dpcfl_net.results.number_format import number, plain
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run_view import JsonLine, JsonlTail, mapping, read_mapping, whole
 from dpcfl_net.results.tables import Table
 

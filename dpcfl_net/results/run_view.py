@@ -15,7 +15,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import opened, parse_json, read_text
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import parse
-from dpcfl_net.results.privacy_words import number
+from dpcfl_net.results.number_format import number
 
 JsonLine = dict[str, Any]
 # What reading a damaged npz file raises besides OSError, ValueError and KeyError.

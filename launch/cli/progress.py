@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.results.privacy_words import number, percent, plain
+from dpcfl_net.results.number_format import number, percent, plain
 from dpcfl_net.results.run_view import (
     JsonLine,
     JsonlTail,

@@ -2,7 +2,7 @@
 
     python -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
 
-Orders come in on standard input, reports go out on standard output (`agent_messages`). Keys and ledgers stay in
+Orders come in on standard input, reports go out on standard output (`placement.messages`). Keys and ledgers stay in
 DIR/NAME/NODE, and a client is never begun anew where they are missing: that would spend its privacy twice.
 """
 

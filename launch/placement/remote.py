@@ -284,15 +284,15 @@ class RemoteLauncher:
         self._where, self._logs = where, logs
 
     def capacity(self) -> list[Node]:
-        """See `launcher.Launcher`."""
+        """See `placement.base.Launcher`."""
         return [node_of(post) for post in dict.fromkeys(self._where.values())]
 
     def start(self, posting: Posting) -> RemoteHandle:
-        """See `launcher.Launcher`."""
+        """See `placement.base.Launcher`."""
         return self._where[posting.clients[0]].start(posting, self._logs / posting.log)
 
     def close(self) -> None:
-        """See `launcher.Launcher`."""
+        """See `placement.base.Launcher`."""
         close_all(list(dict.fromkeys(self._where.values())))
 
 

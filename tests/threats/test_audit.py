@@ -39,7 +39,7 @@ from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.accounting.accountant import SampledGaussian, deltas, epsilon
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
 from dpcfl_net.results import summary
-from dpcfl_net.results.privacy_words import statement
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.worker import make_host, run_worker

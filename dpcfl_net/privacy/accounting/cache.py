@@ -1,4 +1,4 @@
-"""The accountant's answers, kept in files: every process of a host asks the same few questions, each worth seconds."""
+"""Answers of the accountant, kept in files: the processes of a host ask the same few questions, which take seconds each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpcfl_net.core.files import read_text, write_atomically
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency, Event
 
-# What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
+# Part of the name of an answer, so that a corrected accountant does not use the answers of an earlier one.
 SOURCES = (
     "accountant.py",
     "composition.py",
@@ -56,7 +56,7 @@ def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) ->
 
 
 def _kept(stored: Path) -> str | None:
-    """A kept answer's text, None if there is none or the file is damaged, as after a crash."""
+    """Text of a kept answer; None if there is none or the file is damaged."""
     try:
         text = read_text(stored)
         found = json.loads(text)
@@ -66,14 +66,14 @@ def _kept(stored: Path) -> str | None:
 
 
 def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
-    """The question what epsilon events cost, as `privacy.accounting` reads it from standard input too."""
+    """Return the epsilon of some events as a question, in the form that `accountant.py` reads from standard input."""
     listed = [{"type": type(event).__name__, **asdict(event)} for event in events]
     return {"events": listed, "delta": delta, "adjacency": adjacency, "accountant": accountant}
 
 
 @cache
 def accountant() -> str:
-    """The accountant that answers: its version and what is in its files."""
+    """Identify the accountant: version of dp-accounting and hash of its source files."""
     own = hashlib.sha256()
     for source in SOURCES:
         own.update((Path(__file__).parent / source).read_bytes())
