@@ -1,6 +1,6 @@
-"""What privacy costs each client (RC-DPFL's F_acc and F_loss), against models trained without it on the same clusters' data.
+"""Accuracy and loss that privacy costs each client (F_acc and F_loss of RC-DPFL), relative to models trained without privacy.
 
-The experimenter's side only: it reads the experiment part of a job and what the observer wrote; nothing flows back.
+Reads the experiment part of a job and the observer's results; nothing flows back into the run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,24 @@ EPOCHS, BATCH, RATE, MOMENTUM = 10, 64, 0.02, 0.9
 
 
 def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | None]:
-    """F_acc and F_loss of a run's last round, appended to its metrics.jsonl unless they are there already.
+    """Compute F_acc and F_loss of the last round and append them to metrics.jsonl, unless they are there.
 
-    F = max over clients i, j of |drop_i - drop_j| (RC-DPFL, section 5). drop: accuracy, or mean loss in nats, of the client's
-    model on its own test records against that of theta*, plain SGD on all training records of its true cluster. (The paper
-    takes the training loss; personal models are only ever tested.) Raises ConfigError for a folder without a figure for every
-    client, DataMissing as `datasets.load`.
+    F = max over clients i, j of |drop_i - drop_j|, where drop is the difference in test accuracy (or in mean test loss, in nats)
+    between theta* and the client's model; theta* is plain SGD on all training records of the client's true cluster. The paper takes
+    the training loss; here it is the test loss, since personal models are only tested.
+
+    Args:
+        folder: Run folder.
+        root: Data folder; None for the default.
+
+    Returns:
+        {"f_acc": share in [0, 1], "f_loss": nats, or None if a loss is not finite}.
+
+    Raises:
+        ConfigError: If the folder has no accuracy and loss for every client.
+        DataMissing: As `datasets.load`.
+
+    Source: RC-DPFL, section 5.
     """
     metrics = RunFolder(folder).metrics
     lines = [line for line in runlog.read(metrics) if line.get("view") == "observer"]
@@ -52,9 +64,14 @@ def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | Non
 
 
 def reference(job: Job, root: str | None = None) -> np.ndarray:
-    """(n, 2): test accuracy and mean test loss of each client under theta* of its true cluster, in client order.
+    """Evaluate each client under theta* of its true cluster; theta* is kept in the user's cache folder.
 
-    Trained once for a data setting, model and partition; kept in the user's cache folder.
+    Args:
+        job: The job.
+        root: Data folder; None for the default.
+
+    Returns:
+        (n, 2) float64 in client order: test accuracy in [0, 1], mean test loss in nats.
     """
     from dpcfl_net.training.dpsgd import Evaluator
     from dpcfl_net.training.models import build
@@ -82,7 +99,7 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
 
 
 def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | None) -> np.ndarray:
-    """theta* of one cluster, (p,) float32: SGD with momentum from theta_init over the records of all its clients."""
+    """theta* of one cluster, (p,) float32: SGD with momentum from theta_init on the records of all its clients."""
     import torch
 
     from dpcfl_net.training.losses import each_loss
