@@ -14,11 +14,11 @@ from signal import SIGTERM
 from typing import Any, Protocol
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.protocol import PROTOCOL
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config import Config
-from dpcfl_net.experiment.job_files import OPERATOR_PUB, Job
+from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement.child import Child, stop
 from dpcfl_net.launch.placement.interpreter import Interpreter
@@ -88,15 +88,16 @@ class FederationRun:
     children: dict[str, Interpreter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shutil.rmtree(self.folder / "addresses", ignore_errors=True)  # of the processes before a resume
-        for name in ("logs", "addresses"):
-            (self.folder / name).mkdir(exist_ok=True)
+        self._files = RunFolder(self.folder)
+        shutil.rmtree(self._files.addresses, ignore_errors=True)  # of the processes before a resume
+        for folder in (self._files.logs, self._files.addresses):
+            folder.mkdir(exist_ok=True)
         self._pool: WorkerPool | None = None
         self._commands: Connection | None
         self._losses: Connection | None
         self._commands, self._telling = multiprocessing.Pipe(duplex=False)
         self._told, self._losses = multiprocessing.Pipe(duplex=False)
-        self._warnings = Lines(self.folder / "warnings.jsonl")
+        self._warnings = Lines(self._files.warnings)
 
     def warm(self) -> None:
         """See `Run`."""
@@ -108,7 +109,7 @@ class FederationRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`: observer and coordinator, then every worker, unless they are more than may be connected at once."""
-        runtime, keys, operator_key = self.config.runtime, self.folder / "keys", read_operator_key(self.folder / OPERATOR_PUB)
+        runtime, keys, operator_key = self.config.runtime, self._files.keys, read_operator_key(self._files.operator_key)
         clients = len(job.protocol.roster)
         self.children[OBSERVER].start(
             ObserverSpec(
@@ -120,7 +121,7 @@ class FederationRun:
         observer = self._address(OBSERVER, interrupts)
         self.children[COORDINATOR].start(
             CoordinatorSpec(
-                self.folder / PROTOCOL,
+                self._files.protocol,
                 operator_key,
                 self.site.bind(COORDINATOR),
                 observer,
@@ -230,10 +231,10 @@ class FederationRun:
         self._warnings.write({"view": "launcher", "time": time.time(), "text": text})
 
     def _spawn(self, title: str, **how: Any) -> None:
-        self.children[title] = Interpreter(title, MAINS[title], self.folder / "logs" / f"{title}.log", **how)
+        self.children[title] = Interpreter(title, MAINS[title], self._files.log(title), **how)
 
     def _address(self, name: str, interrupts: Interrupts) -> str:
-        path, child = self.folder / "addresses" / name, self.children[name]
+        path, child = self._files.address(name), self.children[name]
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if path.exists():
@@ -252,7 +253,8 @@ class OneProcessRun:
     config: Config
 
     def __post_init__(self) -> None:
-        (self.folder / "logs").mkdir(exist_ok=True)
+        self._files = RunFolder(self.folder)
+        self._files.logs.mkdir(exist_ok=True)
         self._child: Child | None = None
 
     def warm(self) -> None:
@@ -262,10 +264,10 @@ class OneProcessRun:
         """See `Run`."""
         output = self.config.output
         spec = OneProcessSpec(
-            self.folder, read_operator_key(self.folder / OPERATOR_PUB), self.folder / "ledgers", terms_of(self.config),
+            self.folder, read_operator_key(self._files.operator_key), self._files.ledgers, terms_of(self.config),
             self.config.data.root, output.keep_checkpoints, self.config.runtime.quorum, output.evaluate_every,
         )  # fmt: skip
-        self._child = Child("in-process", serve_in_one_process, spec, self.folder / "logs" / "in-process.log")
+        self._child = Child("in-process", serve_in_one_process, spec, self._files.log("in-process"))
         self._child.launch(forkserver())
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:

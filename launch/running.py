@@ -14,12 +14,13 @@ from typing import Any, Protocol
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.core.files import reason, write_text
+from dpcfl_net.core.locks import run_lock
 from dpcfl_net.core.plugins import short
-from dpcfl_net.core.run_lock import LOCK, held
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config import Config
-from dpcfl_net.experiment.job_files import OPERATOR_PUB, Job, read_job, write_job
+from dpcfl_net.experiment.job_files import Job, read_job, write_job
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.launch import processes
 from dpcfl_net.launch.interrupts import Interrupts
@@ -57,18 +58,19 @@ def new_folder(config: Config, out: Path) -> Path:
 
 def prepare(folder: Path, config: Config, site: Site | None = None) -> None:
     """Keys, each made where it is used, the signed job and the resolved configuration: all that a run starts from."""
-    make_operator_keys(folder / "keys")
-    (site or Here()).enrol(folder / "keys", sum(config.data.clients), config.runtime.clients_per_worker)
+    keys = RunFolder(folder).keys
+    make_operator_keys(keys)
+    (site or Here()).enrol(keys, sum(config.data.clients), config.runtime.clients_per_worker)
     config = with_noise_seed(config)
-    job = make_job(config, folder / "keys")
+    job = make_job(config, keys)
     write_config(folder, config)
-    write_job(job, folder, folder / "keys")
+    write_job(job, folder, keys)
 
 
 def write_config(folder: Path, config: Config) -> None:
     """Write the resolved configuration: itself a valid CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"})))
+    write_text(RunFolder(folder).config, yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"})))
 
 
 def run_and_report(
@@ -100,7 +102,7 @@ def run_and_report(
         print(f"stopped after round {document['rounds_done']} of {config.rounds}; {again}")
         return 130, document
     screen.finish(document)
-    print(f"run folder {folder}, report {folder / 'report.html' if code == 0 else f'not written: dpcfl report {folder}'}")
+    print(f"run folder {folder}, report {RunFolder(folder).report if code == 0 else f'not written: dpcfl report {folder}'}")
     return code, document
 
 
@@ -123,8 +125,8 @@ def run_in(
         with Interrupts() as own:
             return run_in(folder, config, screen, before, site, own, tell)
     site = site or Here()
-    with held(folder):
-        fresh = all(path.name == LOCK for path in folder.iterdir())
+    with run_lock(folder):
+        fresh = all(path == RunFolder(folder).lock for path in folder.iterdir())
         run: processes.Run | None = None
         book: Book | None = None
         state, failure = "failed", None
@@ -135,7 +137,7 @@ def run_in(
                 run.warm()
                 if fresh:
                     prepare(folder, config, site)
-                job = read_job(folder, read_operator_key(folder / OPERATOR_PUB))
+                job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
             book = Book(folder, job, before, run)
             run.start(job, interrupts)
             book.write("running")

@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net import __version__
-from dpcfl_net.core import runlog, yaml_file
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
+from dpcfl_net.core.files import write_atomically
 from dpcfl_net.core.plugins import short
+from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import compare as comparison
-from dpcfl_net.results import compare, summary
-from dpcfl_net.results.privacy_words import duration, percent
+from dpcfl_net.results import summary
+from dpcfl_net.results.number_format import duration, percent
 from dpcfl_net.training.devices import CPU, deal
 
 STORE = "store"
@@ -90,7 +93,7 @@ class Sweep:
         axes = {key: [yaml_file.parse(text, f"axis {key}") for text in texts] for key, texts in self.axes.items()}
         document = {"config": self.document, "axes": axes, "cells": cells}
         self.folder.mkdir(parents=True, exist_ok=True)
-        runlog.write_atomically(self.folder / compare.SWEEP, json.dumps(document, indent=2, default=str) + "\n")
+        write_atomically(SweepFolder(self.folder).sweep, json.dumps(document, indent=2, default=str) + "\n")
 
 
 def sweep(path: Path, items: Iterable[str], out: Path) -> int:
@@ -147,7 +150,7 @@ def run_cell(config: Config, store: Path) -> CellOutcome:
 
     folder, start = cell_folder(config, store), time.monotonic()
     try:
-        if not (folder / "protocol.json").exists():
+        if not RunFolder(folder).protocol.exists():
             _prepare(folder, config)
         before = summary.read_document(folder)
         if before.get("state") == FINISHED:
@@ -171,8 +174,7 @@ def job_key(config: Config) -> str:
     # So do the bits of a GPU, which are not the CPU's.
     if deal(config.runtime, 1) != [CPU]:
         settings["runtime"]["device"] = "cuda"
-    canonical = json.dumps([__version__, settings], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(canonical_json([__version__, settings])).hexdigest()
 
 
 def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
@@ -265,7 +267,7 @@ def _prepare(folder: Path, config: Config) -> None:
         running.prepare(draft, config)
         draft.rename(folder)
     except OSError:
-        if not (folder / "protocol.json").exists():  # else another process was faster, with the same job
+        if not RunFolder(folder).protocol.exists():  # else another process was faster, with the same job
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -19,6 +19,7 @@ import numpy as np
 from dpcfl_net.adversaries import fuzz_bytes
 from dpcfl_net.core import protocol, signing, tensors
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.run_folder import RunFolder, signature_path
 from dpcfl_net.transport import messages, observer_link, payload, transcript
 from dpcfl_net.transport.messages import Header, WireError
 
@@ -185,7 +186,7 @@ class Transcripts:
     name, share = "transcript", 0.06
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "transcript.msgpack"
+        self._path = RunFolder(folder).transcript
         self._originals = [self._written(Random(seed)) for seed in range(4)]
 
     def _written(self, rng: Random) -> tuple[bytes, list[transcript.Record]]:
@@ -290,8 +291,8 @@ class Jobs:
     name, share = "job", 0.06
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / protocol.PROTOCOL
-        self._signature = folder / f"{protocol.PROTOCOL}.sig"
+        self._path = RunFolder(folder).protocol
+        self._signature = signature_path(self._path)
         self._key = signing.write_operator_key(folder / "operator")
         self._data = protocol.canonical(protocol.Protocol.model_validate_json(json.dumps(PROTOCOL)))
         self._signed = signing.sign(folder / "operator" / "operator.secret", self._data).encode()

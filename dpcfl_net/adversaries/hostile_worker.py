@@ -19,7 +19,8 @@ import zmq
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.hostile_messages import ANSWERS, MESSAGES, endless, honest
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.protocol import PROTOCOL, read_protocol
+from dpcfl_net.core.protocol import read_protocol
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.transport.messages import Header
 from dpcfl_net.transport.payload import Payload
 
@@ -299,7 +300,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--task-wait", type=float, default=60.0, help="seconds to wait for a task (default 60)")
     given = parser.parse_args(arguments)
     try:
-        protocol = read_protocol(given.job / PROTOCOL)
+        protocol = read_protocol(RunFolder(given.job).protocol)
         if given.client not in [entry.id for entry in protocol.roster]:
             raise ConfigError(f"--client is {given.client}: must be a client of the roster, 0 to {len(protocol.roster) - 1}")
         target = Target.of(protocol, given.client, given.connect, given.keys)

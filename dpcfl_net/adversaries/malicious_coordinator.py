@@ -22,9 +22,11 @@ import msgpack
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_step
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import DpcflError
-from dpcfl_net.core.protocol import PROTOCOL, Protocol, read_protocol
+from dpcfl_net.core.protocol import Protocol, read_protocol
+from dpcfl_net.core.run_folder import MESSAGES, TRANSCRIPT, RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
+from dpcfl_net.privacy.ledger.ledger import LINES
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint, ServerEvent
 from dpcfl_net.transport.keys import COORDINATOR, client_key
@@ -33,7 +35,7 @@ from dpcfl_net.transport.peers import Peer
 from dpcfl_net.transport.transcript import Transcript
 
 GONE_S = 2.0  # a worker that only lost its connection is back by then
-TRANSCRIPT, MESSAGES, OUTCOMES = "transcript.msgpack", "messages.jsonl", "outcomes.jsonl"
+OUTCOMES = "outcomes.jsonl"
 Said = Literal["release", "refused", "stale", "lost", "unusable", "gone", "silence"]
 
 
@@ -275,7 +277,7 @@ class MaliciousCoordinator:
 
     def _charges(self, client: int) -> int | None:
         """Number of debits in the client's ledger, without verification."""
-        path = self._ledgers / client_key(client) / "ledger.jsonl" if self._ledgers else None
+        path = self._ledgers / client_key(client) / LINES if self._ledgers else None
         return None if path is None else path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
@@ -317,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.out.mkdir(parents=True, exist_ok=True)
     clients = [int(number) for number in given.clients.split(",") if number]
     with MaliciousCoordinator(
-        read_protocol(given.job / PROTOCOL), given.bind, given.keys,
+        read_protocol(RunFolder(given.job).protocol), given.bind, given.keys,
         clients=clients, ledgers=given.ledgers, out=given.out, wait_s=given.wait,
     ) as server:  # fmt: skip
         print(f"listening on {server.address}", flush=True)

@@ -1,4 +1,4 @@
-"""Finite weights under which one record alone overflows: what a server that knows the record can make of a usual network."""
+"""Finite weights under which a single known record overflows, as a malicious server can craft them for a usual network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.training.models import flatten
 from dpcfl_net.training.plain_path import fill
 
-# Powers of two change no other digit. Far above what noise adds to a weight in a few steps, far below overflow.
+# A power of two, so that scaling is exact: far above the noise added to a weight in a few steps, far below overflow.
 EARLIER, GATE = 2.0**10, 2.0**20
 LAST = 1e36  # times what the gate lets through, about GATE / 10, it passes the largest float32, 3.4e38
 RIDGE = 1e-3
@@ -22,9 +22,14 @@ RIDGE = 1e-3
 
 @dataclass(frozen=True)
 class Gate:
-    """w (d,) and threshold: of all that the layer's unit is shown, w @ (shown - centre) passes it for the record alone.
+    """A hidden unit that passes only the known record.
 
-    apart: the highest score of any other record that the server knows; the record itself has 1.
+    A layer input x passes if w @ (x - centre) exceeds the threshold; the record itself scores 1.
+
+    Attributes:
+        w: (d,) weights.
+        centre: (d,) offset.
+        apart: Highest score of any other known record.
     """
 
     w: torch.Tensor
@@ -33,17 +38,27 @@ class Gate:
 
     @property
     def threshold(self) -> float:
-        """Nearer to the record than to the highest of the others: there are more like them than the server knows."""
+        """Nearer to the record than to the highest other score, since there are more records than the server knows."""
         return (3 + self.apart) / 4
 
 
 def overflowing(module: nn.Module, theta: np.ndarray, record: torch.Tensor, others: torch.Tensor) -> np.ndarray:
-    """`theta` (p,) float32 with one hidden unit turned into a gate: open for `record`, shut for records like `others`.
+    """Turn one hidden unit into a gate that is open for one record and closed for others.
 
-    What passes the gate is multiplied beyond float32, so that the record's loss is not a number; all other records go through
-    a network that computes what it did, without that unit. The gate stands in the last hidden layer, and its weights are the
-    linear discriminant of what that layer is shown. module: Sequential; record (1, ...), others (n, ...): as models are fed.
-    ConfigError for a network without such a layer, or a record that it cannot tell from the others.
+    The gate's output is multiplied beyond float32, so the record's loss is not a number. Other records see the network without that
+    unit. The gate is in the last hidden layer; its weights are the linear discriminant of that layer's inputs.
+
+    Args:
+        module: Sequential network.
+        theta: (p,) float32 parameters.
+        record: (1, ...) known record, as the model is fed.
+        others: (n, ...) other known records.
+
+    Returns:
+        (p,) float32 crafted parameters.
+
+    Raises:
+        ConfigError: If the network has no such layer, or the layer does not separate the record from the others.
     """
     module = copy.deepcopy(module)
     fill(list(module.parameters()), torch.from_numpy(theta))
@@ -68,7 +83,7 @@ def overflowing(module: nn.Module, theta: np.ndarray, record: torch.Tensor, othe
 
 
 def _layers(module: nn.Module) -> tuple[nn.Sequential, nn.Conv2d | nn.Linear, nn.Linear]:
-    """All before the last hidden layer, that layer, and the output layer, which sees it through rectifiers and pooling alone."""
+    """Layers before the last hidden layer, that layer, and the output layer; between the last two only rectifiers and pooling."""
     found = list(module.children()) if type(module) is nn.Sequential else []
     at = [k for k, layer in enumerate(found) if isinstance(layer, nn.Conv2d | nn.Linear)]
     known = {type(layer) for layer in found} <= {nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten}
@@ -90,7 +105,7 @@ def _bias(layer: nn.Conv2d | nn.Linear) -> torch.Tensor:
 
 
 def _shown(layer: nn.Conv2d | nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    """(n, places, d) float64: what one unit of the layer multiplies with its weights, at each place."""
+    """(n, places, d) float64: inputs of one unit at each place."""
     if isinstance(layer, nn.Linear):
         return inputs[:, None].double()
     assert not isinstance(layer.padding, str)
@@ -99,7 +114,7 @@ def _shown(layer: nn.Conv2d | nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def _gate(record: torch.Tensor, others: torch.Tensor) -> Gate:
-    """The direction and the place where the record is farthest from everybody's everything: Fisher's discriminant."""
+    """Place and direction with the largest Fisher discriminant of the record against all others."""
     everything = others.flatten(0, 1)
     centre = everything.mean(0)
     spread = (everything - centre).T @ (everything - centre) / len(everything)

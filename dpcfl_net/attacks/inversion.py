@@ -1,4 +1,4 @@
-"""Gradient inversion: a record is searched whose gradient points where the recorded one does (Geiping et al. 2020)."""
+"""Gradient inversion: search for a record whose gradient matches the recorded one (Geiping et al. 2020)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.nn import functional
 from dpcfl_net.core.protocol import ModelTemplate
 
 STEPS = 600
-RATE = 0.1  # Adam's, at the start; inputs have a deviation of about one
+RATE = 0.1  # initial learning rate; inputs have a deviation of about one
 STARTS = 3
-MATCHED = 5e-3  # a cosine distance below this is a found record; a start that ends above it has stuck
+MATCHED = 5e-3  # cosine distance below which a search has converged; above, it is stuck
 
 # Weights of total variation at the start and at the end. A smooth start keeps the search out of poor minima. Where noise is in
 # the gradient a smooth end wins too: at epsilon 8 a last weight of 1e-4, .01, .1, 1 gave 9.2, 10.9, 11.6, 11.7 dB on MNIST, and
@@ -29,16 +29,23 @@ Gradients = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Found:
-    """records: (k, *input shape) float32, as the model is fed; distance: (k,), 1 - cosine to the recorded gradients."""
+    """Records found by a search.
+
+    Attributes:
+        records: (k, *input shape) float32, as the model is fed.
+        distance: (k,), 1 - cosine similarity to the recorded gradients.
+    """
 
     records: np.ndarray
     distance: np.ndarray
 
 
 def record_gradients(template: ModelTemplate, models: np.ndarray) -> Gradients:
-    """x (n, *input shape), y (n,) to (n, p): the gradient of record i's cross-entropy at row i of `models` (n, p).
+    """Return a function from records x (n, *input shape) and labels y (n,) to per-record gradients (n, p), differentiable in x.
 
-    Differentiable in x, so that x can be fitted to given gradients.
+    Args:
+        template: The model.
+        models: (n, p); row i is the model of record i.
     """
     from dpcfl_net.training.models import build
 
@@ -55,12 +62,25 @@ def record_gradients(template: ModelTemplate, models: np.ndarray) -> Gradients:
 def invert(
     template: ModelTemplate, models: np.ndarray, gradients: np.ndarray, labels: np.ndarray, *, noisy: bool, seed: int = 0
 ) -> Found:
-    """The records of labels (k,) that fit best: gradients (k, r, p) were taken of record i at models (k, r, p).
+    """Search for records that match recorded gradients.
 
-    Jonas Geiping, Hartmut Bauermeister, Hannah Droege, Michael Moeller, "Inverting gradients: how easy is it to break privacy
-    in federated learning?", NeurIPS 2020, equation 4: cosine distance (its mean over the r rounds) plus total variation, by
-    Adam on the sign of the gradient. Direction alone counts, so clipping hides nothing. A record whose search has stuck gets
-    another start; under noise no distance tells whether it has, and there is one start.
+    Minimises the mean cosine distance over r rounds plus total variation, by Adam on the sign of the gradient. Clipping does not
+    change the direction, so it hides nothing. A search that is stuck is restarted; with noise the distance does not show this, and
+    there is one start.
+
+    Args:
+        template: The model.
+        models: (k, r, p) float32; models of each record.
+        gradients: (k, r, p) float32; recorded gradients.
+        labels: (k,) labels.
+        noisy: Whether the gradients hold noise.
+        seed: Seed of the starts.
+
+    Returns:
+        The k best records.
+
+    Source: Geiping, Bauermeister, Droege, Moeller, "Inverting gradients: how easy is it to break privacy in federated learning?",
+    NeurIPS 2020, equation 4.
     """
     torch.set_num_threads(1)
     best = _search(template, models, gradients, labels, noisy, seed)
@@ -99,19 +119,27 @@ def _search(
 
 
 def variation(x: torch.Tensor) -> torch.Tensor:
-    """Total variation of images (k, C, H, W): the mean step to the next pixel, across plus down, (k,)."""
+    """Return the total variation of images (k, C, H, W), (k,): mean absolute difference of neighbours, horizontal plus vertical."""
     return x.diff(dim=3).abs().mean((1, 2, 3)) + x.diff(dim=2).abs().mean((1, 2, 3))
 
 
 def psnr(pictures: np.ndarray, originals: np.ndarray) -> np.ndarray:
-    """Peak signal-to-noise ratio in dB of (k, C, H, W) pictures, values from 0 to 1, (k,); at most 100, for equal ones."""
+    """Compute the peak signal-to-noise ratio.
+
+    Args:
+        pictures: (k, C, H, W), values in [0, 1].
+        originals: Same shape.
+
+    Returns:
+        (k,) in dB, at most 100.
+    """
     error = ((pictures.astype(np.float64) - originals) ** 2).mean(axis=(1, 2, 3))
     found: np.ndarray = -10 * np.log10(np.maximum(error, 1e-10))
     return found
 
 
 def _by_name(module: nn.Module, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """(n, p) cut into the parameters of the module, (n, *shape) each."""
+    """Split (n, p) rows into the parameters of the module, (n, *shape) each."""
     parts, at = {}, 0
     for name, parameter in module.named_parameters():
         parts[name] = rows[:, at : at + parameter.numel()].reshape(len(rows), *parameter.shape)

@@ -1,4 +1,4 @@
-"""Label inference: the last layer's gradient tells which labels a client's records have, and how many of each."""
+"""Label inference: number of a client's records with each label, from the gradient of the last layer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dpcfl_net.attacks.updates import Update
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import ModelTemplate, Protocol
 
-STAND_INS = 128  # random records, by which a server without data guesses what it does not know
+STAND_INS = 128  # random records that replace the unknown data
 
 
 @dataclass(frozen=True)
 class LastLayer:
-    """Where the last linear layer lies in the flat parameters: its weight (classes, width) from `at`, a bias behind it."""
+    """Position of the last linear layer in the flat parameters: weight (classes, width) at `at`, then the bias."""
 
     classes: int
     width: int
@@ -26,7 +26,7 @@ class LastLayer:
     bias: bool
 
     def rows(self, gradient: np.ndarray) -> np.ndarray:
-        """(p,) to (classes, width + 1): each class's weights and its bias, 0 without one."""
+        """Return weights and bias of each class, (classes, width + 1), from a gradient (p,); 0 without a bias."""
         end = self.at + self.classes * self.width
         weight = gradient[self.at : end].reshape(self.classes, self.width)
         bias = gradient[end:] if self.bias else np.zeros(self.classes)
@@ -34,7 +34,11 @@ class LastLayer:
 
 
 def last_layer(template: ModelTemplate) -> LastLayer:
-    """ConfigError if the parameters do not end in a linear layer of as many outputs as there are classes, at least two."""
+    """Find the last linear layer.
+
+    Raises:
+        ConfigError: If the parameters do not end in a linear layer with as many outputs as classes, at least two.
+    """
     shapes, classes = [list(shape) for _, shape in template.layout], template.classes
     bias = len(shapes) > 1 and shapes[-1] == [classes]
     weight = shapes[-2] if bias else shapes[-1]
@@ -47,20 +51,27 @@ def last_layer(template: ModelTemplate) -> LastLayer:
 
 
 class LabelReader:
-    """Reads labels from the updates of one job's clients, with what its protocol holds and no data."""
+    """Infers labels from the updates of one job's clients, with the protocol and without data."""
 
     def __init__(self, protocol: Protocol) -> None:
         self._protocol, self._layer = protocol, last_layer(protocol.model)
         self._known: dict[bytes, StandIns] = {}
 
     def counts(self, updates: list[Update]) -> np.ndarray:
-        """How many of one client's N records have each label, (classes,) float64, from its updates; they sum to N.
+        """Estimate how many of one client's N records have each label.
 
-        The gradient of cross-entropy at the last layer is the mean of (p - y) [features, 1] over records: p the
-        probabilities, y one at the label. One record: only its label's row is negative (Bo Zhao, Konda Reddy Mopuri, Hakan
-        Bilen, "iDLG: improved deep leakage from gradients", 2020, section 2). More: y is what is left of p, which is taken
-        from random records. Rows are projected on [0, 1], or, where noise is in the gradient or no bias in the model, on
-        [features, 1] of random records, which averages the noise away.
+        The gradient of cross-entropy at the last layer is the mean over records of (p - y) [features, 1], with probabilities p and one-hot
+        label y. For one record only the row of its label is negative. For more records y is estimated as p minus the gradient, with p
+        from random records. Rows are projected on [0, 1] or, with noise or without a bias, on [features, 1] of random records, which
+        averages noise out.
+
+        Args:
+            updates: The client's updates.
+
+        Returns:
+            (classes,) float64 that sums to N.
+
+        Source: Zhao, Mopuri, Bilen, "iDLG: improved deep leakage from gradients", 2020, section 2.
         """
         layer, records = self._layer, self._protocol.client(updates[0].client).records
         evidence = np.zeros(layer.classes)
@@ -85,7 +96,10 @@ class LabelReader:
 
 @dataclass(frozen=True, eq=False)
 class StandIns:
-    """Of random records at one model: mean features (width,), mean probabilities (classes,), what clipping leaves of a gradient."""
+    """Statistics of random records at one model.
+
+    Mean features (width,), mean probabilities (classes,), and the factor by which clipping scales a gradient.
+    """
 
     features: np.ndarray
     probabilities: np.ndarray
@@ -93,9 +107,16 @@ class StandIns:
 
 
 def stand_ins(protocol: Protocol, model: np.ndarray, classes: int, scaled: bool) -> StandIns:
-    """Standard normal records, each beside its negative: the features of a model that is linear have mean zero then.
+    """Evaluate standard normal records, in pairs x and -x, so that the features of a linear model have mean zero.
 
-    scaled: whether clipping is looked at, else it leaves all. ConfigError if the module has no linear layer of its own.
+    Args:
+        protocol: The signed protocol.
+        model: (p,) float32.
+        classes: Number of classes.
+        scaled: Whether to measure the effect of clipping; else the factor is 1.
+
+    Raises:
+        ConfigError: If the module has no linear layer.
     """
     from dpcfl_net.training.models import build
 

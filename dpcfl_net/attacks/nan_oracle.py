@@ -1,7 +1,7 @@
-"""The NaN oracle on a recorded run: was the record in the batches of this update? Answered without noise, unless it is removed.
+"""NaN oracle on a recorded run: whether a record was in the batches of an update.
 
-The server sent weights under which one record's loss is not a number (nan_probe.py). Where such a record goes into the clipped
-sum, the update is not finite, whatever the noise: one exact bit an update, which no epsilon counts.
+The server sent weights under which the loss of one record is not a number (nan_probe.py). If the record enters the clipped sum,
+the update is not finite whatever the noise: one exact bit per update, which no epsilon counts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from dpcfl_net.attacks.nan_probe import NanProbe, NanProbeOnOpacus
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import Job, client_slice
@@ -29,7 +30,10 @@ KIND = "train"
 
 @dataclass(frozen=True)
 class Reading:
-    """One recorded update: whether it was finite, and whether the record was in one of its batches, as only the experimenter knows."""
+    """One recorded update.
+
+    Whether it was finite, and whether the record was in one of its batches, which only the experimenter knows.
+    """
 
     client: int
     round: int
@@ -38,14 +42,18 @@ class Reading:
 
     @property
     def right(self) -> bool:
-        """Whether "not finite: it was there" is the truth."""
+        """True if "not finite: the record was there" is correct."""
         return self.finite != self.present
 
 
 def attack(run: Path) -> AttackResult:
-    """Read every update of the run's transcript and hold the answers against the truth, out of the experiment's seed.
+    """Read every update of the transcript and compare the answers with the batches that follow from the experiment's seed.
 
-    ConfigError for a run that cannot be read so: no crafted weights, no full transcript, or batches that nobody can know again.
+    Args:
+        run: Run folder.
+
+    Raises:
+        ConfigError: If the run has no crafted weights, no full transcript, or batches that cannot be drawn again.
     """
     job = read_run_job(run)
     if not isinstance(job.algorithm, NanProbe):
@@ -57,7 +65,7 @@ def attack(run: Path) -> AttackResult:
         raise ConfigError(
             f"{run} has privacy.noise 'os', so nobody knows which records its batches held: record it with 'seeded'"
         )
-    settings = configuration.load(run / "config.yaml")
+    settings = configuration.load(RunFolder(run).config)
     if settings.output.transcript != "full":
         raise ConfigError(f"{run} has output.transcript {settings.output.transcript!r}: the updates are in a full one alone")
     held = {entry.id: positions(job, entry.id, settings.data.root) for entry in job.protocol.roster}
@@ -69,16 +77,16 @@ def attack(run: Path) -> AttackResult:
 
 
 def updates(run: Path) -> dict[tuple[int, int], bool]:
-    """(client, round) of every update that the server was sent, and whether it is finite."""
+    """Return for each (client, round) of the transcript whether the update is finite."""
     found = {}
-    for record, header, tensors in transcript.messages(run / "transcript.msgpack"):
+    for record, header, tensors in transcript.messages(RunFolder(run).transcript):
         if (record.direction, header.kind, header.code, header.task) == ("up", "RESULT", "release", KIND):
             found[int(record.peer.removeprefix("client ")), header.round] = tensors is not None
     return found
 
 
 def positions(job: Job, client: int, root: str | None) -> np.ndarray:
-    """Where among the client's records the one is that the server knows, as it knows it: none or one whole number."""
+    """Return the positions of the known record among the client's records: none, or one whole number."""
     options = job.algorithm.options
     settings, piece = client_slice(job, client, root)
     if settings.dataset != options.dataset or piece.quarter_turns:
@@ -87,7 +95,7 @@ def positions(job: Job, client: int, root: str | None) -> np.ndarray:
 
 
 def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
-    """For each round whether one of the records `held` was in its batches: drawn again from the keys of a seeded run."""
+    """Return for each round whether one of the records `held` was in a batch, drawn again from the keys of a seeded run."""
     from dpcfl_net.training.dpsgd import poisson_rows
 
     entry, bundle = job.protocol.client(client), job.algorithm.client_steps()[KIND].bundle
@@ -102,7 +110,7 @@ def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
 
 
 def result(job: Job, readings: list[Reading], holders: list[int]) -> AttackResult:
-    """What the readings say, in words and as a table of clients."""
+    """Build the result with a table of clients."""
     options, undefended = job.algorithm.options, isinstance(job.algorithm, NanProbeOnOpacus)
     present = sum(reading.present for reading in readings)
     strange = sum(not reading.finite for reading in readings)

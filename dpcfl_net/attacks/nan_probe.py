@@ -1,4 +1,4 @@
-"""A server that sends weights crafted towards one record, as algorithms: to clients as they are, and to clients that clip as Opacus does."""
+"""Malicious server that sends weights crafted for one record, as algorithms: with the usual clients, and with clients that clip as Opacus does."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from dpcfl_net.privacy.randomness import derive, stream
 if TYPE_CHECKING:
     import torch
 
-KNOWN = 256  # public records that the server has besides: the first of the test set
+KNOWN = 256  # further public records of the server: the first of the test set
 AS_OPACUS = (
     "clipping as Opacus 1.6 does it: under crafted weights an update is not finite exactly if a chosen record is in the batch"
 )
 
 
 class NanProbe(Global):
-    """Global, but for the server: every round all clients get weights under which the loss of one record is not a number.
+    """Global with a malicious server: each round all clients get weights under which the loss of one record is not a number.
 
-    The clients' half and the plan are those of Global. Run as `algorithm.name: dpcfl_net.attacks.nan_probe:NanProbe`.
+    Client step and plan are those of Global. Run as `algorithm.name: dpcfl_net.attacks.nan_probe:NanProbe`.
     """
 
     name = "nan-probe"
@@ -65,9 +65,9 @@ class NanProbe(Global):
 
 
 class NanProbeOnOpacus(NanProbe):
-    """The same server with clients that train by Opacus: same batches, same noise multiplier, its clipping, its noise.
+    """The same server with clients that train by Opacus: same batches and noise multiplier, Opacus's clipping and noise.
 
-    No guarantee holds: every client's plan says so, so that the signed job, the statement and the report do.
+    There is no guarantee; every client's plan, and so the signed job, statement and report, declare it.
     """
 
     name = "nan-probe-on-opacus"
@@ -77,7 +77,7 @@ class NanProbeOnOpacus(NanProbe):
 
     @on_client(bundle=["train", "clipping"], takes={"model": MODEL}, gives={"update": MODEL})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """One round by Opacus. It reaches around `me`, which has no way to the records without the defence."""
+        """Train one round by Opacus; it bypasses `me`, which offers no access to records without the defence."""
         slot = me._charge.slots["train"]
         assert isinstance(slot, DPSGDSlot)
         me._without_guarantee("clipping")
@@ -88,7 +88,14 @@ class NanProbeOnOpacus(NanProbe):
 
 
 def known(dataset: str, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The record (1, ...) and KNOWN public ones (n, ...), as models are fed; ConfigError for a row that is not there."""
+    """Load the records that the server knows.
+
+    Returns:
+        The target record (1, ...) and KNOWN public records (n, ...), as models are fed.
+
+    Raises:
+        ConfigError: If the row does not exist.
+    """
     from dpcfl_net.data import datasets
     from dpcfl_net.data.records import ClientData
 
@@ -101,7 +108,11 @@ def known(dataset: str, row: int) -> tuple[torch.Tensor, torch.Tensor]:
 def train_by_opacus(
     module: Any, theta: np.ndarray, data: Any, slot: DPSGDSlot, noise_multiplier: float, key: bytes, *, clip: float, lr: float
 ) -> np.ndarray:
-    """What `Trainer.train` does, by Opacus' GradSampleModule and DPOptimizer: (p,) float32; the batches are the same ones."""
+    """Do the steps of `Trainer.train` by Opacus' GradSampleModule and DPOptimizer on the same batches.
+
+    Returns:
+        (p,) float32 parameters.
+    """
     import torch
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -124,7 +135,7 @@ def train_by_opacus(
         x, y = data.batch(rows, len(rows))
         optimizer.zero_grad()
         with warnings.catch_warnings():
-            # The first layer's input needs no gradient, which torch remarks on at every batch.
+            # torch warns at every batch that the first layer's input needs no gradient.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             torch.nn.functional.cross_entropy(wrapped(x), y).backward()
         optimizer.step()

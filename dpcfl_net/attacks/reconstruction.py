@@ -1,4 +1,4 @@
-"""What a server gets back of its clients' records: labels and images rebuilt from recorded runs, judged against the truth."""
+"""Reconstruction of clients' labels and images from recorded runs, compared with the truth."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job
 
-ROUNDS = 2  # the first so many are used where noise is in the updates; without noise one is enough
-RECORDS, SHOWN = 6, 6  # images that are searched unless told otherwise, and the most that are drawn
+ROUNDS = 2  # rounds used if updates hold noise; without noise one is enough
+RECORDS, SHOWN = 6, 6  # default number of images to search; most that are drawn
 
 CAPTION = (
     "PSNR under each image, against the original; runs are matched by record. Images: cosine distance and total variation "
@@ -32,7 +32,7 @@ CAPTION = (
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A run's job, and the updates of its first rounds by slice: client ids say nothing, and differ from run to run."""
+    """Job of a run, and the updates of its first rounds by slice, since client ids are permuted and differ between runs."""
 
     job: Job
     updates: dict[int, list[Update]]
@@ -44,7 +44,7 @@ class Recording:
 
     @property
     def gets(self) -> str:
-        """What the server gets, in words."""
+        """What the server receives, as text."""
         if not self.noisy:
             return "updates as they are"
         protocol = self.job.protocol
@@ -55,31 +55,34 @@ class Recording:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The experimenter's side: the data set, every slice of it, and the true labels by slice."""
+    """Data set, all slices and true labels by slice; known to the experimenter only."""
 
     images: Images
     slices: list[Slice]
     labels: list[np.ndarray]
 
     def originals(self, slices: list[int]) -> np.ndarray:
-        """The one record of each slice as its client sees it, (k, C, H, W) from 0 to 1."""
+        """Return the single record of each slice as its client sees it, (k, C, H, W) in [0, 1]."""
         found = [self.images.train_x[self.slices[k].train_rows[0]] for k in slices]
         return np.stack([_seen(x, self.slices[k]) for x, k in zip(found, slices, strict=True)])
 
     def mean_images(self, slices: list[int]) -> np.ndarray:
-        """What who knows the data set and nothing of a record would show: the mean of the test images, as the client sees it."""
+        """Return the mean test image as each client sees it: the guess of an attacker that knows only the data set."""
         mean = self.images.test_x.mean(axis=0)
         return np.stack([_seen(mean, self.slices[k]) for k in slices])
 
     def pictures(self, records: np.ndarray) -> np.ndarray:
-        """Records as a model is fed them, in values from 0 to 1."""
+        """Convert records from model inputs to values in [0, 1]."""
         found: np.ndarray = np.clip(records * self.images.std + self.images.mean, 0, 1)
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class ReconstructionResult:
-    """What one run gave away. labels: share of all clients' records. pictures, psnr, distance: of k images, unless none was tried."""
+    """Result for one run.
+
+    Share of all clients' records with a correct label; pictures, PSNR and distance of k images if images were searched.
+    """
 
     recording: Recording
     labels: float
@@ -89,15 +92,25 @@ class ReconstructionResult:
 
     @property
     def stuck(self) -> int:
-        """Searches that ended at another gradient, of those that could have ended at the recorded one."""
+        """Number of stuck searches, among those whose distance shows it."""
         return 0 if self.recording.noisy or self.distance is None else int((self.distance > MATCHED).sum())
 
 
 def attack(folder: Path, against: Path | None = None, records: int = RECORDS, root: str | None = None) -> AttackResult:
-    """The labels of every client, and the images of the first `records` where a client holds one: of one run or two side by side.
+    """Infer the labels of every client and search images of clients with one record, for one run or two side by side.
 
-    The search uses the transcript and the protocol alone. ConfigError: no full transcript, runs of different data, a model
-    without a last linear layer, records out of range; DataMissing: the truth is not here.
+    The search uses transcript and protocol only.
+
+    Args:
+        folder: Run folder.
+        against: Run folder to compare with, or None.
+        records: Number of images to search.
+        root: Data folder; None for the default.
+
+    Raises:
+        ConfigError: If there is no full transcript, the runs have different data, the model has no last linear layer, or `records`
+            is out of range.
+        DataMissing: If the data set is not here.
     """
     recordings = [read_recording(path) for path in (folder, against) if path is not None]
     _same_data(recordings)
@@ -111,7 +124,7 @@ def attack(folder: Path, against: Path | None = None, records: int = RECORDS, ro
 
 
 def read_recording(folder: Path) -> Recording:
-    """The updates that the attack uses; ConfigError as `read_updates`."""
+    """Read the updates that the attack uses; ConfigError as `read_updates`."""
     job = read_run_job(folder)
     found = read_updates(folder, job, ROUNDS)
     noisy = any(update.noisy for own in found.values() for update in own)
@@ -120,7 +133,7 @@ def read_recording(folder: Path) -> Recording:
 
 
 def read_truth(job: Job, root: str | None) -> Truth:
-    """The data behind a job; DataMissing if it is not here."""
+    """Load the data of a job; DataMissing if it is not here."""
     settings = DataSettings.model_validate(job.experiment.data)
     images = open_set(settings, root)
     slices = plan_slices(settings, images, job.experiment.partition_seed)
@@ -128,7 +141,7 @@ def read_truth(job: Job, root: str | None) -> Truth:
 
 
 def no_image(recording: Recording) -> str | None:
-    """Why images cannot be searched in a run's updates, or None: an update must be one step on one record, an image."""
+    """Return why images cannot be searched in a run, or None; an update must be one step on one record, an image."""
     protocol = recording.job.protocol
     most = max(entry.records for entry in protocol.roster)
     steps = max(update.steps for own in recording.updates.values() for update in own)
@@ -141,7 +154,7 @@ def no_image(recording: Recording) -> str | None:
 
 
 def reconstruct(recording: Recording, slices: list[int]) -> Found:
-    """The server's part: labels are read, images searched; rows in the order of `slices`."""
+    """Infer labels and search images, with the server's knowledge only; rows in the order of `slices`."""
     protocol, reader = recording.job.protocol, LabelReader(recording.job.protocol)
     own = [recording.updates[k] for k in slices]
     rounds = min(map(len, own))
@@ -162,7 +175,7 @@ def _outcome(recording: Recording, truth: Truth, slices: list[int], tried: list[
 
 
 def _right(labels: np.ndarray, counts: np.ndarray) -> float:
-    """The share of a client's records whose labels are in the guessed counts."""
+    """Share of a client's records whose labels are in the estimated counts."""
     return float(np.minimum(np.bincount(labels, minlength=len(counts)), counts).sum() / len(labels))
 
 
@@ -185,7 +198,7 @@ def _same_data(recordings: list[Recording]) -> None:
 def result(
     outcomes: list[ReconstructionResult], truth: Truth, slices: list[int], tried: list[int], why: str | None
 ) -> AttackResult:
-    """The outcomes in words, as a table and, where images were tried, as a grid."""
+    """Build the result: sentences, a table and, if images were searched, a grid."""
     classes = outcomes[0].recording.job.protocol.model.classes
     even = [np.full(classes, len(truth.labels[k]) / classes) for k in slices]
     chance = float(np.mean([_right(truth.labels[k], counts) for k, counts in zip(slices, even, strict=True)]))
@@ -216,7 +229,7 @@ def _headline(outcomes: list[ReconstructionResult], mean: np.ndarray | None, cha
 
 
 def _beyond(chance: float, clients: int) -> float:
-    """A share of labels that guessing at each client's one record reaches once in 30,000 times: four deviations."""
+    """Share of labels that random guessing exceeds once in 30,000 times (four deviations)."""
     return chance + 4 * math.sqrt(chance * (1 - chance) / clients)
 
 

@@ -1,4 +1,4 @@
-"""What repeated cluster choices tell the server: guesses at clients' clusters, measured, predicted and bounded."""
+"""Information in repeated cluster selections: guesses of clients' clusters, measured, predicted and bounded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import SelectionSlot, UnprotectedSlot
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.report.figures import axis, colour, spec
@@ -20,22 +21,31 @@ from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job
 from dpcfl_net.transport import transcript
 
-REPETITIONS = 4000  # simulated runs of every client's choices behind each predicted figure
-SHOWN = (1, 2, 5, 10, 20, 50, 100)  # after how many choices the table has a row
+REPETITIONS = 4000  # simulations per predicted figure
+SHOWN = (1, 2, 5, 10, 20, 50, 100)  # numbers of selections with a table row
 
 # ---- theory
 
 
 @lru_cache(maxsize=256)
 def right_after(epsilon: float, clusters: int, rounds: int) -> tuple[float, ...]:
-    """The chance to guess a secret cluster right after 1..rounds choices, each of which names it as often as epsilon allows.
+    """Compute the probability of guessing a secret cluster correctly after 1..rounds selections with the given epsilon each.
 
-    Every choice names the secret one of `clusters` with probability p = e^epsilon / (e^epsilon + clusters - 1), any other with
-    equal ones: the exponential mechanism where the secret decides scores that are epsilon apart. With all clusters alike
-    beforehand the likeliest one is the one that was named most often; a tie is broken by a fair draw. Exact: the secret was
-    named n times with Binomial(t, p), and sum_a P(a of the others less often than n, the rest at most n times) / clusters is
-    the chance to win with n, averaged over the order in which a tie would be broken.
-    Raises ValueError for a negative or undefined epsilon, for no cluster, for a number of rounds below 0.
+    A selection names the secret cluster with p = e^epsilon / (e^epsilon + clusters - 1) and any other with equal probability: the
+    exponential mechanism if the secret decides scores that are epsilon apart. With a uniform prior the best guess is the cluster
+    named most often; ties are broken at random. Exact: the secret is named n ~ Binomial(t, p) times, and the guess is correct with
+    probability sum_a P(a of the others named less often than n, the rest at most n times) / clusters, averaged over tie orders.
+
+    Args:
+        epsilon: Epsilon of one selection.
+        clusters: Number of clusters.
+        rounds: Number of selections.
+
+    Returns:
+        Probabilities after 1..rounds selections.
+
+    Raises:
+        ValueError: If epsilon is negative or NaN, clusters < 1 or rounds < 0.
     """
     if not epsilon >= 0 or clusters < 1 or rounds < 0:
         raise ValueError(f"epsilon >= 0, clusters >= 1 and rounds >= 0, got {epsilon!r}, {clusters!r} and {rounds!r}")
@@ -50,9 +60,9 @@ def right_after(epsilon: float, clusters: int, rounds: int) -> tuple[float, ...]
 
 
 def _wins(n: int, others: int, rounds: int) -> np.ndarray:
-    """The chance that n votes win a fair tie-break against `others` who share r votes evenly at random: (rounds + 1,) over r."""
+    """Probability that n votes win a random tie-break against `others` that share r votes at random: (rounds + 1,) over r."""
     chance = np.zeros(rounds + 1)
-    fewer = np.eye(1, rounds + 1)[0]  # of the first `a` others each has less than n
+    fewer = np.eye(1, rounds + 1)[0]  # probability that each of the first `a` others has less than n
     for a in range(others + 1):
         level = fewer
         for c in range(a + 1, others + 1):
@@ -63,7 +73,7 @@ def _wins(n: int, others: int, rounds: int) -> np.ndarray:
 
 
 def _with_another(chance: np.ndarray, c: int, most: int) -> np.ndarray:
-    """From "c - 1 share r votes, all within their limits" to c, the new one with at most `most`; r = 0..len - 1."""
+    """Extend "c - 1 share r votes within their limits" to c, the new one with at most `most`; r = 0..len - 1."""
     own = _shares(c, len(chance))[:, : max(0, most + 1)]
     r, i = np.indices(own.shape)
     found: np.ndarray = (own * chance[r - i]).sum(axis=1)  # own is 0 where i > r
@@ -72,7 +82,7 @@ def _with_another(chance: np.ndarray, c: int, most: int) -> np.ndarray:
 
 @lru_cache(maxsize=128)
 def _shares(c: int, size: int) -> np.ndarray:
-    """Binomial(i; r, 1 / c) at [r, i] for r, i < size: how many of r votes one of c gets."""
+    """Binomial(i; r, 1 / c) at [r, i] for r, i < size: votes of one of c among r."""
     from scipy.stats import binom
 
     draws = np.arange(size)
@@ -84,26 +94,36 @@ def _shares(c: int, size: int) -> np.ndarray:
 
 
 def votes_after(choices: Sequence[int], clusters: int) -> np.ndarray:
-    """How often each cluster was named in the first 1..T choices, (T, clusters)."""
+    """Count how often each cluster was named in the first 1..T selections, (T, clusters)."""
     return np.cumsum(np.eye(clusters, dtype=np.int64)[np.asarray(choices, np.int64)], axis=0)
 
 
 def posterior(votes: np.ndarray, epsilon: float) -> np.ndarray:
-    """What to believe of each cluster if choices name the secret one e^epsilon times as often as others: e^(epsilon votes)."""
+    """Return the posterior of the clusters under a uniform prior, proportional to e^(epsilon votes)."""
     weights = np.exp(epsilon * (votes - votes.max(axis=-1, keepdims=True)))
     found: np.ndarray = weights / weights.sum(axis=-1, keepdims=True)
     return found
 
 
 def credit(votes: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The chance that the cluster named most often, a tie broken by a fair draw, is the true one; over (..., clusters) votes."""
+    """Return the probability that the cluster named most often is the true one, ties broken at random; over (..., clusters) votes."""
     winners = votes == votes.max(axis=-1, keepdims=True)
     hit = np.take_along_axis(winners, truth[..., None], axis=-1)[..., 0]
     return hit / winners.sum(axis=-1)
 
 
 def predicted(scores: np.ndarray, eta: float, truth: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The guess's chance after each of T choices by the exponential mechanism on (T, clusters) scores, over REPETITIONS draws."""
+    """Simulate the attack on selections by the exponential mechanism.
+
+    Args:
+        scores: (T, clusters) scores.
+        eta: Epsilon per unit of score.
+        truth: True cluster.
+        rng: Random generator.
+
+    Returns:
+        Probability of a correct guess after each of T selections, over REPETITIONS draws.
+    """
     noise = rng.gumbel(size=(REPETITIONS, *scores.shape))
     named = np.argmax(eta * (scores - scores.max(axis=1, keepdims=True)) + noise, axis=2)
     votes = np.cumsum(named[..., None] == np.arange(scores.shape[1]), axis=1)
@@ -116,7 +136,7 @@ def predicted(scores: np.ndarray, eta: float, truth: np.ndarray, rng: np.random.
 
 @dataclass(frozen=True)
 class Seen:
-    """What one client told, choice by choice, and which models it was asked about (by the hash of their bytes)."""
+    """Selections of one client, and the models it was asked about, by hash."""
 
     client: int
     rounds: list[int]
@@ -126,7 +146,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Recording:
-    """All choices of a run, as the server has them, and the mechanism that made them; eta None: sent as they are."""
+    """All selections of a run as the server received them, and their mechanism; eta is None for raw selections."""
 
     folder: Path
     job: Job
@@ -136,7 +156,7 @@ class Recording:
 
     @cached_property
     def clusters(self) -> int:
-        """Models to choose from, M."""
+        """Number of models to choose from, M."""
         return max(len(models) for models in self.models.values())
 
     @property
@@ -145,13 +165,17 @@ class Recording:
 
 
 def read_choices(folder: Path) -> Recording:
-    """Every released choice in the transcript of a run; ConfigError if there is no full transcript or no choice in it."""
+    """Read every released selection in the transcript of a run.
+
+    Raises:
+        ConfigError: If there is no full transcript or no selection.
+    """
     job = read_run_job(folder)
     algorithm = job.algorithm
     asking = {name: half.bundle for name, half in algorithm.client_steps().items() if "choice" in half.gives}
-    path = folder / "transcript.msgpack"
+    path = RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no transcript.msgpack: record the run with output.transcript=full")
+        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
     asked: dict[str, str] = {}
     models: dict[str, np.ndarray] = {}
     found: dict[tuple[int, int], tuple[int, str]] = {}
@@ -163,7 +187,7 @@ def read_choices(folder: Path) -> Recording:
             models.setdefault(header.sha256, tensors["models"])
         elif header.code == "release" and tensors is not None and header.parent in asked:
             client, hashed = int(record.peer.removeprefix("client ")), asked[header.parent]
-            if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a hostile client names what it likes
+            if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a hostile client may name any number
                 found.setdefault((client, header.round), (int(tensors["choice"]), hashed))
     if not found:
         why = "it never asks for one" if not asking else "the transcript must be full: output.transcript=full"
@@ -186,10 +210,10 @@ def _by_client(found: Mapping[tuple[int, int], tuple[int, str]]) -> list[Seen]:
 
 
 def true_scores(recording: Recording, root: str | None = None) -> list[np.ndarray]:
-    """For each client (T, M) float64: how good each model it was asked about really is on its own records.
+    """Score each model on each client's own records; known to the experimenter only.
 
-    The experimenter's knowledge, never the server's: the records themselves, scored as the client scores them, by the count
-    of those that are right or, where choices are raw, by the mean loss, negative. -inf for a model that was not there.
+    Returns:
+        (T, M) float64 per client: number of correct records, or negative mean loss for raw selections; -inf for a missing model.
     """
     import torch
 
@@ -213,11 +237,15 @@ def true_scores(recording: Recording, root: str | None = None) -> list[np.ndarra
 
 @dataclass(frozen=True)
 class Curves:
-    """Over the first 1..T choices of each client: how many clients made so many, and the guess's chances, averaged over them.
+    """Results after the first 1..T selections, averaged over clients that made so many.
 
-    measured: of this run; predicted: of the mechanism on these clients' scores; at_most: theory for epsilon = eta N, all
-    records of a client against it; one_record: theory for epsilon = eta. agreement: adjusted Rand index between all guesses
-    and the true clusters. Raw choices: predicted and bounds are 1.
+    Attributes:
+        clients: Number of clients with so many selections.
+        measured: Share of correct guesses in this run.
+        predicted: Probability of a correct guess for the mechanism on these clients' scores; 1 for raw selections.
+        at_most: Theoretical bound for epsilon = eta N: all records of a client against it; 1 for raw selections.
+        one_record: Theoretical bound for epsilon = eta; 1 for raw selections.
+        agreement: Adjusted Rand index between all guesses and the true clusters.
     """
 
     clients: list[int]
@@ -229,7 +257,7 @@ class Curves:
 
 
 def curves(recording: Recording, scores: Sequence[np.ndarray], seed: int = 0) -> Curves:
-    """The attack on every client of a recording."""
+    """Run the attack on every client of a recording."""
     from dpcfl_net.clustering.metrics import adjusted_rand_index
 
     k, eta, rng = recording.clusters, recording.eta, np.random.default_rng(seed)
@@ -255,7 +283,7 @@ def curves(recording: Recording, scores: Sequence[np.ndarray], seed: int = 0) ->
 
 
 def _votes(recording: Recording, seen: Seen) -> np.ndarray:
-    """What the guess rests on after each choice: all choices so far or, where each is the truth of its round, the latest."""
+    """Votes behind the guess after each selection: all so far, or only the latest for raw selections."""
     if recording.eta is None:
         return np.eye(recording.clusters, dtype=np.int64)[seen.choices]
     return votes_after(seen.choices, recording.clusters)
@@ -265,7 +293,12 @@ def _votes(recording: Recording, seen: Seen) -> np.ndarray:
 
 
 def attack(folder: Path, against: Path | None = None, root: str | None = None) -> AttackResult:
-    """The attack on a recorded run and, for comparison, on a second one; ConfigError as `read_choices`, DataMissing."""
+    """Run the attack on a recorded run and, for comparison, on a second one.
+
+    Raises:
+        ConfigError: As `read_choices`.
+        DataMissing: If the data set is not here.
+    """
     recording = read_choices(folder)
     scores = true_scores(recording, root)
     own = curves(recording, scores)
@@ -358,7 +391,7 @@ def _trace(name: str, y: Sequence[float], line: dict[str, Any], mode: str = "lin
 
 
 def _clients(recording: Recording, scores: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-    """Each client for programs: what it named, what the server believes of it at most, and the truth."""
+    """Per client: selections, the server's strongest belief, and the true cluster."""
     found = []
     for seen, own in zip(recording.seen, scores, strict=True):
         records = recording.job.protocol.client(seen.client).records

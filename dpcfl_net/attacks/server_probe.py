@@ -1,9 +1,8 @@
-"""A server half that looks through its own process for what no server may hold, as an algorithm of one's own.
+"""Algorithm whose server inspects its own process for data that a server must not hold.
 
     algorithm: {name: "dpcfl_net.attacks.server_probe:ServerProbe", out: FOLDER}
 
-writes FOLDER/found.json and FOLDER/memory.bin in the first round. It knows nothing to look for: whoever does searches
-these files. Otherwise it is `global`.
+writes FOLDER/found.json and FOLDER/memory.bin in the first round; a test searches these files. Otherwise it is `global`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _EMPTY = bytes(PAGE)
 
 
 class ServerProbe(Global):
-    """`global`, whose server looks around first."""
+    """`global`, with a server that calls `look` first."""
 
     name = ""
     paper = "none: an attack"
@@ -44,9 +43,9 @@ class ServerProbe(Global):
 
 
 def look(out: Path) -> None:
-    """Write down the objects, modules, descriptors, mapped files, arguments and environment of this process, and its memory."""
+    """Write objects, modules, descriptors, mapped files, arguments and environment of this process, and its memory."""
     out.mkdir(parents=True, exist_ok=True)
-    gc.unfreeze()  # what a parent had set aside before it forked is listed too
+    gc.unfreeze()  # include objects that a parent froze before the fork
     found = {
         "objects": dict(Counter(f"{type(item).__module__}.{type(item).__qualname__}" for item in gc.get_objects())),
         "modules": sorted(name for name in sys.modules if name.split(".")[0] == "dpcfl_net"),
@@ -66,7 +65,7 @@ def _descriptors() -> dict[str, str]:
     for name in os.listdir("/proc/self/fd"):
         try:
             found[name] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the descriptor of this very listing
+        except FileNotFoundError:  # descriptor of this listing
             continue
     return found
 
@@ -76,7 +75,7 @@ def _maps() -> list[str]:
 
 
 def _memory() -> Iterator[bytes]:
-    """What lies in memory beside code, without its empty pages: mapped data files too."""
+    """Non-empty memory pages apart from code, including mapped data files."""
     with open("/proc/self/mem", "rb", buffering=0) as memory:
         for line in _maps():
             span, rights, _, _, _, *path = line.split(None, 5)
@@ -91,7 +90,7 @@ def _full_pages(memory: Any, at: int, size: int) -> bytes:
     try:
         memory.seek(at)
         piece: bytes = memory.read(size)
-    except (OSError, ValueError, OverflowError):  # a mapping that cannot be read, such as the kernel's own
+    except (OSError, ValueError, OverflowError):  # unreadable mapping, such as [vvar]
         return b""
     pages = (piece[k : k + PAGE] for k in range(0, len(piece), PAGE))
     return b"".join(page for page in pages if page != _EMPTY)

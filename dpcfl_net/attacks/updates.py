@@ -1,4 +1,4 @@
-"""The updates of a recorded run as its server has them: the model that went down, what came back, and how it was made."""
+"""Updates of a recorded run as its server received them: the model sent, the answer, and how it was computed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import LocalTraining
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import DPSGDSlot, GaussianSlot
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.transport import transcript
@@ -20,9 +21,13 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What one client answered in one round. model: (p,), what it trained from; change: (p,), what it sent; both float32.
+    """Answer of one client in one round.
 
-    steps: local steps that the change is the sum of. noisy: whether the client added noise, by the signed plan.
+    Attributes:
+        model: (p,) float32, model that it trained from.
+        change: (p,) float32, update that it sent.
+        steps: Local steps that the change is the sum of.
+        noisy: Whether the client added noise, by the signed plan.
     """
 
     client: int
@@ -33,24 +38,35 @@ class Update:
     noisy: bool
 
     def gradient(self, local: LocalTraining) -> np.ndarray:
-        """(p,) float32, the mean gradient of the steps, exact for one: change = - lr * (gradients + weight decay * model)."""
+        """Return the mean gradient of the steps, (p,) float32; exact for one step: change = -lr (gradient + weight decay * model)."""
         return -self.change / np.float32(local.lr * self.steps) - np.float32(local.weight_decay) * self.model
 
 
 def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]:
-    """The updates of the first `rounds` rounds, by client and in order; ConfigError if the transcript holds none.
+    """Read the updates of the first rounds.
 
-    An update counts if it is of the whole model and the server knows from which model it was trained.
+    An update counts if it is of the whole model and the server knows which model it was trained from.
+
+    Args:
+        folder: Run folder.
+        job: Its job.
+        rounds: Number of rounds.
+
+    Returns:
+        Updates by client, in order of rounds.
+
+    Raises:
+        ConfigError: If the transcript holds none.
     """
-    path = folder / "transcript.msgpack"
+    path = RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no transcript.msgpack: record the run with output.transcript=full")
+        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
     asked: dict[str, Tensors] = {}
     models: dict[str, Tensors] = {}
     found: dict[tuple[int, int], Update] = {}
     for client, header, tensors in _early(path, rounds):
         if header.kind == "TASK":
-            # The same model goes to many clients: one copy is kept of each.
+            # Many clients get the same model; one copy is kept.
             asked[header.id] = models.setdefault(header.sha256, tensors)
         elif header.code == "release" and header.parent in asked:
             update = _update(job, client, header, asked[header.parent], tensors)
@@ -64,7 +80,7 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
 
 
 def _early(path: Path, rounds: int) -> Iterator[tuple[int, Header, Tensors]]:
-    """Tasks and results of the first rounds whose tensors were kept."""
+    """Tasks and results of the first rounds with kept tensors."""
     for record, header, tensors in transcript.messages(path):
         if header.kind in ("TASK", "RESULT") and header.round <= rounds and header.tensors and tensors is not None:
             yield int(record.peer.removeprefix("client ")), header, tensors
@@ -84,7 +100,7 @@ def _update(job: Job, client: int, header: Header, sent: Tensors, back: Tensors)
 
 
 def _trained_from(sent: Tensors, back: Tensors) -> np.ndarray | None:
-    """The model that a client trained: the only one it was sent, or the one that it says it chose."""
+    """Model that a client trained from: the only one it was sent, or the one it selected."""
     if "model" in sent:
         return sent["model"]
     named = back.get("choice", back.get("label"))

@@ -1,4 +1,4 @@
-"""A clock that stands still while its process does: timeouts are about others, not about a pause of one's own."""
+"""Monotonic clock that does not count time in which its process was stopped, for timeouts on other processes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ LONGEST_STEP_S = 5.0
 
 
 class AwakeClock:
-    """Monotonic seconds without the gaps in which this process did not run: it was stopped, or its host asleep.
+    """Monotonic clock without the time in which this process was stopped or its host suspended.
 
-    For loops that ask at least every second or so: a longer step than `LONGEST_STEP_S` counts as that much.
+    For loops that call `now` about every second: a step longer than `LONGEST_STEP_S` counts as `LONGEST_STEP_S`.
+
+    Args:
+        clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,7 +23,7 @@ class AwakeClock:
         self._slept = 0.0
 
     def now(self) -> float:
-        """Seconds since some start."""
+        """Return seconds since an arbitrary start."""
         now = self._clock()
         self._slept += max(0.0, now - self._last - LONGEST_STEP_S)
         self._last = now

@@ -1,4 +1,4 @@
-"""Sentences for mistakes in a configuration: the field, its value, what is allowed, and the nearest right name."""
+"""Messages for configuration errors: field, value, allowed values and nearest known name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpcfl_net.core import yaml_file
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.names import nearest
 
-# What pydantic adds to the place of an error in a union.
+# Tags that pydantic adds to the location of an error in a union.
 _TAGS = ("int", "float", "str", "bool", "constrained-int", "constrained-float", "constrained-str")
 _ALLOWED = {
     "bool_type": "must be true or false",
@@ -23,12 +23,15 @@ _ALLOWED = {
 
 
 def sentences(error: ValidationError, hint: Callable[[str], str], prefix: str = "") -> list[str]:
-    """One sentence for every field that a validation found wrong.
+    """Describe each invalid field in one sentence.
 
     Args:
-        error: What pydantic found.
-        hint: What to add for an unknown dotted key, as `, did you mean 'rounds'?`.
-        prefix: Dotted key of the section that was validated.
+        error: Validation error of pydantic.
+        hint: Returns the suffix for an unknown dotted key, such as `; did you mean 'rounds'?`.
+        prefix: Dotted key of the validated section.
+
+    Returns:
+        One sentence per field.
     """
     by_field: dict[str, list[Mapping[str, Any]]] = {}
     for item in error.errors():
@@ -37,7 +40,7 @@ def sentences(error: ValidationError, hint: Callable[[str], str], prefix: str = 
 
 
 def missing_option(algorithm: str, field: str, example: Any) -> str:
-    """The sentence for a required option of an algorithm: where it goes in the file, and on the command line."""
+    """Describe a missing required option of an algorithm, with an example for the file and for the command line."""
     *path, last = field.split(".")
     value: Any = {last: example}
     for part in reversed(path[1:]):
@@ -48,7 +51,7 @@ def missing_option(algorithm: str, field: str, example: Any) -> str:
 
 
 def example_of(options: type[BaseModel], path: Sequence[str | int]) -> Any:
-    """The first example in the schema of a field, or a value of its type."""
+    """Return the first example in the schema of a field, or a value of its type."""
     model: Any = options
     for name in path[:-1]:
         model = model.model_fields[name].annotation
@@ -57,7 +60,7 @@ def example_of(options: type[BaseModel], path: Sequence[str | int]) -> Any:
 
 
 def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every dotted key of a section and the sections within it."""
+    """Return all dotted keys of a section, including nested sections."""
     keys: list[str] = []
     for name, info in model.model_fields.items():
         keys.append(f"{prefix}{name}")
@@ -67,13 +70,16 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def allowed_keys(path: str, keys: Iterable[str]) -> list[str]:
-    """The known keys of the section that a key is in, without the section."""
+    """Return the known keys of the section of a dotted key, without the section's name."""
     section = path.rpartition(".")[0]
     return list(dict.fromkeys(key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == section))
 
 
 def nearest_key(path: str, keys: Iterable[str]) -> str | None:
-    """The known key most like a mistyped one: by its last word in the same section, as a whole, by its last word anywhere."""
+    """Return the known key nearest to a mistyped one.
+
+    Compares the last word within the same section first, then the whole key, then the last word in any section.
+    """
     keys = list(dict.fromkeys(keys))
     section, _, last = path.rpartition(".")
     here = {key.rpartition(".")[2]: key for key in reversed(keys) if key.rpartition(".")[0] == section}
@@ -88,7 +94,7 @@ def nearest_key(path: str, keys: Iterable[str]) -> str | None:
 def _field(item: Mapping[str, Any], prefix: str) -> str:
     *within, last = [prefix, *map(str, item["loc"])] if item["loc"] else [prefix]
     known = [part for part in within if part and not _is_tag(part)]
-    # The last part of an unknown key is the user's own word, whatever it looks like.
+    # The last part of an unknown key is what the user wrote, even if it looks like a tag.
     if item["type"] == "extra_forbidden" or not _is_tag(last):
         known.append(last)
     return ".".join(known)

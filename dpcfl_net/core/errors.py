@@ -1,17 +1,21 @@
-"""The errors a person can cause or meet, each with the exit code of the command line."""
+"""Errors with a message for the user, each with the exit code of the command line."""
 
 from __future__ import annotations
 
 
 class DpcflError(Exception):
-    """Base of every error with a message for a person: printed without a traceback."""
+    """Base class of errors that are printed without a traceback."""
 
     exit_code = 4
-    told = False  # whether the person has read it already
+    told = False  # whether it was printed already
 
 
 class ConfigError(DpcflError):
-    """Bad configuration or arguments: `problems` holds every one that was found, a sentence each."""
+    """Invalid configuration, arguments or input files.
+
+    Args:
+        problems: Every problem that was found, a sentence each.
+    """
 
     exit_code = 2
 
@@ -21,11 +25,16 @@ class ConfigError(DpcflError):
 
 
 class DataMissing(ConfigError):
-    """A data set was not found: says where it was looked for and how to get it."""
+    """A data set was not found; the message says where it was searched and how to get it."""
 
 
 class Refused(DpcflError):
-    """Something asked for what privacy or security forbids. `code` is a short word for machines."""
+    """A request that privacy or security forbids.
+
+    Args:
+        code: Short identifier for programs.
+        reason: Explanation for the user.
+    """
 
     exit_code = 3
 
@@ -35,10 +44,10 @@ class Refused(DpcflError):
 
 
 class LedgerError(Refused):
-    """A privacy ledger that was edited, rolled back, or is held by another process."""
+    """A privacy ledger was edited or rolled back, or another process holds it."""
 
 
 class RunFailed(DpcflError):
-    """A run could not go on: quorum lost, a process over its crash limit."""
+    """A run cannot continue: the quorum is lost, or a process crashed too often."""
 
     exit_code = 4

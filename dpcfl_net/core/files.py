@@ -1,4 +1,4 @@
-"""Reads files that users name: regular files of bounded size, as text or JSON; every failure is one sentence with the path."""
+"""Bounded reads of files that users name, and atomic writes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dpcfl_net.core.errors import ConfigError
 
+Buffer = bytes | bytearray | memoryview
+DRAFT = ".tmp"  # suffix of a file that replaces another once it is complete
 MOST_BYTES = 256 << 20
 _PART = 1 << 20
-# Errors of the machine rather than of the command line: a run fails of them (exit code 4).
+# Errors of the machine, not of the command line: the run fails with exit code 4.
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG}
 _REASONS = {
     errno.ENOENT: "no such file or folder",
@@ -54,8 +56,17 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_at_most(file: BinaryIO, most: int, where: str) -> bytes:
-    """Read to the end; ConfigError, beginning with `where`, if that is more than `most` bytes."""
-    parts, left = [], most + 1  # a single read would set aside as much memory as it may return
+    """Read a file to its end.
+
+    Args:
+        file: File open for reading.
+        most: Limit in bytes.
+        where: Start of the error message.
+
+    Raises:
+        ConfigError: If more than `most` bytes follow.
+    """
+    parts, left = [], most + 1  # one read would allocate `most` bytes
     while left and (part := file.read(min(left, _PART))):
         parts.append(part)
         left -= len(part)
@@ -66,7 +77,11 @@ def read_at_most(file: BinaryIO, most: int, where: str) -> bytes:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; ConfigError as `read_bytes`."""
+    """Open a regular file for reading.
+
+    Raises:
+        ConfigError: If it is missing, is no regular file or cannot be read.
+    """
     if "\0" in str(path):
         raise ConfigError(f"cannot read {shown(str(path))}: a path holds no null character")
     try:
@@ -81,7 +96,11 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
-    """Read a regular file as UTF-8, without its byte order mark; ConfigError as `read_bytes`, and for other bytes."""
+    """Read a regular file as UTF-8 without a byte order mark.
+
+    Raises:
+        ConfigError: As `read_bytes`, or if the content is not UTF-8.
+    """
     try:
         return read_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,22 +108,110 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
 
 
 def read_json(path: str | Path, most: int = MOST_BYTES) -> Any:
-    """Read a regular file as JSON; ConfigError as `read_text`, and for other text."""
+    """Read a regular file as JSON.
+
+    Raises:
+        ConfigError: As `read_text`, or if the content is not JSON.
+    """
     return parse_json(read_text(path, most), str(path))
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file that the user names, a device or an open pipe too; OSError, with the path, if that cannot be done."""
+    """Write a file that the user names; it may be a device or an open pipe, so it is not replaced atomically.
+
+    Raises:
+        OSError: If it cannot be written, or is a named pipe without a reader; the error names `path`.
+    """
     with naming(path):
-        # A named pipe without a reader is an error, not a wait.
+        # Without O_NONBLOCK a named pipe without a reader would block.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         os.set_blocking(handle, True)
         with open(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)
 
 
+def write_atomically(path: Path, *chunks: str | Buffer, durable: bool = False, mode: int = 0o666) -> None:
+    """Replace a file; a reader or a crash finds the old content or the new, never a part.
+
+    Args:
+        path: The file; its folder must exist.
+        chunks: New content in order; text is written as UTF-8.
+        durable: Flush the file and its folder to the device before the call returns.
+        mode: Permission bits of the new file, reduced by the process's umask.
+
+    Raises:
+        ConfigError: If the path exists and is not a regular file.
+        OSError: If the file cannot be written; the error names `path`.
+    """
+    with replacing(path, durable=durable, mode=mode) as file:
+        for chunk in chunks:
+            write_all(file.fileno(), chunk.encode() if isinstance(chunk, str) else chunk)
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a draft that replaces `path` when the `with` block ends without an error.
+
+    Args, errors: see `write_atomically`.
+
+    Yields:
+        The draft, open for writing.
+    """
+    if path.exists() and not path.is_file():  # to replace a device would remove it for every process
+        raise ConfigError(f"cannot write {path}: it is there and is not a regular file")
+    draft = path.with_name(f".{path.name}.{os.getpid()}{DRAFT}")
+    with naming(path):
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.replace(draft, path)
+        except Exception:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        if durable:
+            sync_folder(path.parent)
+
+
+def write_durably(path: Path, data: Buffer) -> None:
+    """Write a file and flush it to the device; not atomic, for a file in a folder that is still a draft."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_all(handle: int, data: Buffer) -> None:
+    """Write all bytes to an open descriptor, in as many calls as the system needs."""
+    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush creations, renames and removals in a folder to the device."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove drafts that a crash left in a folder; the caller holds the lock of everything that writes there."""
+    for draft in folder.glob(f".*{DRAFT}"):
+        draft.unlink()
+
+
 def read_stdin(most: int) -> str:
-    """Read standard input to its end as UTF-8; ConfigError if it is longer than `most` bytes, or no text."""
+    """Read standard input to its end as UTF-8.
+
+    Raises:
+        ConfigError: If it is longer than `most` bytes or is not UTF-8.
+    """
     content = read_at_most(sys.stdin.buffer, most, "cannot read standard input")
     try:
         return content.decode("utf-8-sig")
@@ -113,7 +220,15 @@ def read_stdin(most: int) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text; ConfigError, beginning with `where`, if it is none."""
+    """Parse JSON.
+
+    Args:
+        text: The text.
+        where: Start of the error message.
+
+    Raises:
+        ConfigError: If the text is not JSON, nests too deeply or holds a number with too many digits.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -125,7 +240,11 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def read_object(path: str | Path, kinds: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
-    """Read a JSON object whose fields have the right types; ConfigError as `read_json` and `check_fields`."""
+    """Read a JSON object and check the types of its fields.
+
+    Raises:
+        ConfigError: As `read_json` and `check_fields`, or if the value is not an object.
+    """
     document = read_json(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is damaged: it must hold a JSON object, not {_article(document)}")
@@ -151,7 +270,7 @@ def check_fields(document: Mapping[str, Any], where: str, kinds: Mapping[str, tu
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """A value as a message shows it: its repr, cut where it is long."""
+    """Return the repr of a value for a message, at most `most` characters of it."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes
@@ -160,13 +279,13 @@ def shown(value: Any, most: int = 80) -> str:
 
 
 def reason(error: OSError) -> str:
-    """What an error of the operating system means, in a few words."""
+    """Describe an operating system error in a few words."""
     return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Make an OSError name `path`: one of a write to a full disk names no file, one of a draft names the draft."""
+    """Set the file name of an OSError to `path`: a failed write names no file, a failed draft names the draft."""
     try:
         yield
     except OSError as error:

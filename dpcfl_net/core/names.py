@@ -1,22 +1,22 @@
-"""The nearest right name for a mistyped one."""
+"""Nearest known name for a mistyped one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-LONGEST = 64  # a longer word is no mistyped name
+LONGEST = 64  # letters; longer words are not compared
 
 
 def nearest(word: str, names: Iterable[str], most: int | None = None) -> str | None:
-    """The name that was probably meant.
+    """Find the known name nearest to a word; case and the difference between hyphen and underscore are ignored.
 
     Args:
-        word: What was written.
-        names: Right names; of equally near ones the one that begins alike the longest counts, then the first.
-        most: Largest `distance`; a third of the word's length, at least 1, if it is not given.
+        word: The mistyped word.
+        names: Known names. Ties are broken by the longer common prefix, then by order.
+        most: Largest allowed `distance`; None for a third of the word's length, at least 1.
 
     Returns:
-        The nearest name, or None if none is near. Case, and the difference between a hyphen and an underscore, do not count.
+        The nearest name; None if none is near enough.
     """
     if not 0 < len(word) <= LONGEST:
         return None
@@ -28,13 +28,13 @@ def nearest(word: str, names: Iterable[str], most: int | None = None) -> str | N
 
 
 def hint(word: str, names: Iterable[str]) -> str:
-    """`; did you mean 'name'?`, or nothing where no name is near."""
+    """Return `; did you mean 'name'?`, or an empty string if no name is near."""
     found = nearest(word, names)
     return f"; did you mean {found!r}?" if found else ""
 
 
 def distance(first: str, second: str) -> int:
-    """Edits from one word to the other: insertions, deletions, substitutions, and swaps of two neighbours, 1 each.
+    """Count edits between two words: insertions, deletions, substitutions and swaps of neighbours, 1 each.
 
     Source: optimal string alignment (Damerau 1964).
     """
@@ -51,7 +51,7 @@ def distance(first: str, second: str) -> int:
 
 
 def _alike(first: str, second: str) -> int:
-    """How many letters the words begin with alike."""
+    """Length of the common prefix."""
     different = (k for k, (letter, other) in enumerate(zip(first, second, strict=False)) if letter != other)
     return next(different, min(len(first), len(second)))
 

@@ -1,4 +1,4 @@
-"""A user's own functions and classes, named `package.module:function` in a configuration: found, called, their failures told."""
+"""Plug-ins: functions and classes that a configuration names as `package.module:function`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from dpcfl_net.core import vision
 from dpcfl_net.core.errors import ConfigError
 
-# Modules of this package that jobs and configurations may name, under the paths of earlier versions.
+# Earlier paths of modules of this package, which jobs and configurations may name.
 MOVED = {
     "dpcfl_net.threats.nan_probe": "dpcfl_net.attacks.nan_probe",
     "dpcfl_net.threats.server_probe": "dpcfl_net.attacks.server_probe",
@@ -23,20 +23,26 @@ _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def is_plugin(name: str) -> bool:
-    """Whether `name` means a user's function and not something of this package."""
+    """Return True if a name refers to a plug-in and not to a built-in."""
     return ":" in name
 
 
 def short(name: str) -> str:
-    """`name` as it goes into the name of a folder: of a user's own function or class the last word."""
+    """Return a name for use in a folder name: of a plug-in, only the function or class."""
     return name.rpartition(":")[2]
 
 
 def load(field: str, name: str) -> Callable[..., Any]:
-    """The function `name`, from the current folder or an installed package.
+    """Import a plug-in from the current folder or an installed package.
 
-    ConfigError in terms of the configuration's `field`: no such module or function, or what importing it raised. The
-    current folder comes first on the path, as under `python -m`, and stays there for what the function imports later.
+    The current folder is put first on `sys.path`, as under `python -m`, and stays there for later imports.
+
+    Args:
+        field: Configuration field, for messages.
+        name: `package.module:function`.
+
+    Raises:
+        ConfigError: If the module or function does not exist, is not callable, or its import raises.
     """
     if not _FORM.fullmatch(name):
         raise ConfigError(f"{field} is {name!r}: a function of your own is written package.module:function")
@@ -66,7 +72,11 @@ def load(field: str, name: str) -> Callable[..., Any]:
 
 
 def call(field: str, name: str, *arguments: Any) -> Any:
-    """What the function returns for `arguments`; ConfigError as `load`, and for what it raises, with the place."""
+    """Call a plug-in and return its result.
+
+    Raises:
+        ConfigError: As `load`, or if the call raises; the message names file and line.
+    """
     function = load(field, name)
     try:
         return _with_torchvision(function, *arguments)
@@ -75,7 +85,7 @@ def call(field: str, name: str, *arguments: Any) -> Any:
 
 
 def _with_torchvision(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function` returns; called again if it could not import torchvision beside a torch without its operators."""
+    """Call a function; repeat the call after `vision.torchvision` if torchvision could not be imported."""
     try:
         return function(*arguments)
     except RuntimeError as error:

@@ -1,27 +1,26 @@
-"""The public part of a signed job: all that the coordinator is started with; one canonical form, one hash."""
+"""Public part of a signed job, which is all that the coordinator reads; its canonical form and hash."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import weakref
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.signing import check_signature
 from dpcfl_net.core.types import Adjacency
 
-PROTOCOL = "protocol.json"
-MOST_EPSILON = 100_000.0  # a larger one is a mistake
-CUT_SHARE = 0.01  # of delta, kept for what constant pace cuts
+MOST_EPSILON = 100_000.0
+CUT_SHARE = 0.01  # share of delta for batches that constant pace cuts
 
 
 class FrozenModel(BaseModel):
-    """Closed, strict, immutable: an unknown or mistyped field is an error, never a default."""
+    """Immutable model; an unknown field or a value of a wrong type is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -30,8 +29,15 @@ PartType = TypeVar("PartType", bound=FrozenModel)
 
 
 class ClientEntry(FrozenModel):
-    """One line of the roster. `records` (N_i) and `validation_records` are public; `noise_multiplier` is z_i, noise over clip
-    on a sum, None for a client that adds no noise itself."""
+    """One client of the roster.
+
+    Attributes:
+        id: Client id.
+        public_key: CURVE public key.
+        records: Number of training records N_i; public.
+        validation_records: Number of validation records; public.
+        noise_multiplier: z_i, noise deviation over clip norm for a sum; None if the client adds no noise.
+    """
 
     id: int = Field(ge=0)
     public_key: str
@@ -41,7 +47,7 @@ class ClientEntry(FrozenModel):
 
 
 class LocalTraining(FrozenModel):
-    """The local step: DP-SGD (R, Algorithm 1: K epochs, Poisson batches of b, clip c) or, under a trusted server, plain SGD."""
+    """Local training: DP-SGD with Poisson batches (R-DPCFL, Algorithm 1), or plain SGD under a trusted server."""
 
     epochs: int = Field(default=1, ge=1, le=10_000, description="local epochs a round (K)")
     batch_size: int = Field(
@@ -66,7 +72,7 @@ class LocalTraining(FrozenModel):
 
 
 class PrivacyTarget(FrozenModel):
-    """What every client is promised, and by whom."""
+    """Privacy guarantee of every client, and who adds the noise."""
 
     epsilon: float = Field(
         ge=1e-9, le=MOST_EPSILON, allow_inf_nan=False, description="target epsilon of every client over the whole run"
@@ -87,7 +93,7 @@ class PrivacyTarget(FrozenModel):
 
 
 class ModelTemplate(FrozenModel):
-    """The pinned model: every tensor on the wire must fit it. `initial_seed` is public. Regression has one output."""
+    """Model shapes that every tensor on the wire must fit; `initial_seed` is public. Regression has one output."""
 
     name: str
     task: Literal["classification", "regression"] = "classification"
@@ -99,7 +105,7 @@ class ModelTemplate(FrozenModel):
 
 
 class Protocol(FrozenModel):
-    """The public part: all that the coordinator process is ever started with."""
+    """Public part of a job: all that the coordinator reads."""
 
     format: Literal[1] = 1
     run: str = Field(pattern=r"^[0-9a-f]{32}$")
@@ -117,22 +123,22 @@ class Protocol(FrozenModel):
     ledger_scope: Literal["run", "dataset"]
     security: Literal["curve", "none"]
     oracle: list[int] | None = None
-    curator_noise_multiplier: float | None = Field(default=None, gt=0)  # of a round that a trusted server releases
-    unprotected: list[str] = []  # why there is no finite epsilon, if there is none: signed, so that nobody serves it unawares
+    curator_noise_multiplier: float | None = Field(default=None, gt=0)  # of a round, if a trusted server adds the noise
+    unprotected: list[str] = []  # reasons why there is no finite epsilon; signed
     experiment_hash: str
 
     @property
     def kept_delta(self) -> float:
-        """The part of delta that is kept for batches that constant pace cuts; 0 where none are."""
+        """Part of delta reserved for batches that constant pace cuts; 0 for free pace."""
         return CUT_SHARE * self.privacy.delta if self.local.pace == "constant" else 0.0
 
     @property
     def accounted_delta(self) -> float:
-        """The part of delta that the accountant may use."""
+        """Part of delta for the accountant."""
         return self.privacy.delta - self.kept_delta
 
     def client(self, number: int) -> ClientEntry:
-        """The roster's entry of a client; KeyError for a stranger."""
+        """Return the roster entry of a client; KeyError if it is not in the roster."""
         for entry in self.roster:
             if entry.id == number:
                 return entry
@@ -140,17 +146,17 @@ class Protocol(FrozenModel):
 
 
 def canonical(part: FrozenModel) -> bytes:
-    """The one byte form that is hashed and signed: sorted keys, no spaces, shortest round-trip numbers."""
-    return json.dumps(part.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    """Return the canonical JSON of a part, which is hashed and signed; errors as `canonical_json`."""
+    return canonical_json(part.model_dump(mode="json"))
 
 
 _digests: dict[int, str] = {}  # by the identity of parts that are alive
 
 
 def digest(part: FrozenModel) -> str:
-    """sha256 of the canonical form, 64 hex digits. The protocol's digest is the job hash.
+    """Return the sha256 of the canonical JSON, 64 hex digits; the digest of the protocol is the job hash.
 
-    Computed once for a part: it never changes, and with a thousand clients that takes milliseconds.
+    Computed once per object: it takes milliseconds with a thousand clients.
     """
     if id(part) not in _digests:
         _digests[id(part)] = hashlib.sha256(canonical(part)).hexdigest()
@@ -159,24 +165,39 @@ def digest(part: FrozenModel) -> str:
 
 
 def derive_seed(secret: bytes, purpose: str, bits: int = 63) -> int:
-    """A seed for one purpose: knowing it tells neither the secret nor another purpose's seed."""
+    """Derive a seed for one purpose; it reveals neither the secret nor the seed of another purpose.
+
+    Args:
+        secret: Secret bytes.
+        purpose: Name of the purpose.
+        bits: Length of the seed in bits, at most 256.
+    """
     return int.from_bytes(hashlib.sha256(b"dpcfl-seed\0" + purpose.encode() + b"\0" + secret).digest(), "big") >> (256 - bits)
 
 
 def read_protocol(path: Path) -> Protocol:
-    """Read a protocol file; ConfigError if there is none, Refused for what does not fit or is not in canonical form."""
+    """Read a protocol file; errors as `read_part`."""
     return read_part(path, Protocol)
 
 
 def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
-    """The protocol; Refused unless the pinned operator signed it."""
+    """Read a protocol file and check the operator's signature; errors as `read_part` and `check_signature`."""
     protocol = read_protocol(path)
     check_signature(path, operator_key)
     return protocol
 
 
 def read_part(path: Path, kind: type[PartType]) -> PartType:
-    """Read one part of a job; ConfigError and Refused as `read_protocol`."""
+    """Read one part of a job.
+
+    Args:
+        path: File of the part.
+        kind: Its model.
+
+    Raises:
+        ConfigError: If the file cannot be read.
+        Refused: "job-invalid" if the content does not fit the model or is not in canonical form.
+    """
     data = read_bytes(path)
     try:
         part = kind.model_validate_json(data)
@@ -188,13 +209,13 @@ def read_part(path: Path, kind: type[PartType]) -> PartType:
 
 
 def invalid_fields(error: ValidationError) -> str:
-    """The first few fields of a part that do not fit, each with what is wrong, on one line."""
+    """Describe the first five invalid fields of a part on one line."""
     found = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False, include_input=False)]
     return " ".join("; ".join(found[:5]).split()) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 def _is_canonical(part: FrozenModel, data: bytes) -> bool:
-    """Whether the bytes are the part's one form; a number that has none, as infinity, is read but never written."""
+    """Return True if the bytes are canonical; infinity can be read but has no canonical form."""
     try:
         return canonical(part) == data
     except ValueError:
@@ -202,7 +223,7 @@ def _is_canonical(part: FrozenModel, data: bytes) -> bool:
 
 
 def differences(mine: FrozenModel, theirs: FrozenModel) -> list[str]:
-    """Field by field, where two job parts differ; for the message of a worker that leaves."""
+    """List the fields in which two job parts differ, one line per field."""
     found: list[str] = []
 
     def walk(path: str, a: Any, b: Any) -> None:

@@ -1,4 +1,4 @@
-"""A run folder's growing files: one JSON object a line, each written by one call, readable after a crash."""
+"""JSON-lines files of a run folder: appended by several processes, readable after a crash."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import os
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields, naming, read_bytes
+from dpcfl_net.core.run_folder import CLUSTERS, METRICS
 
-REQUIRED = {"metrics.jsonl": ("view", "round"), "clusters.jsonl": ("view", "round")}
-# Fields that are read again; others are for people.
+REQUIRED = {METRICS: ("view", "round"), CLUSTERS: ("view", "round")}
+# Fields that the program reads; the others are for the user.
 FIELDS: dict[str, tuple[type, ...]] = {
     "view": (str,), "round": (int,), "time": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,),
     "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,),
@@ -22,9 +22,12 @@ FIELDS: dict[str, tuple[type, ...]] = {
 
 
 class Lines:
-    """Appends JSON lines to a file, each by one call, so that several processes may append to one file.
+    """Appends JSON objects to a file, one per line and system call, so that several processes can append to it.
 
-    A fragment that a crash or a full disk left at the end is ended first, so that no line is lost beside it.
+    A partial last line, left by a crash or a full disk, is terminated first.
+
+    Args:
+        path: The file; its folder is created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,11 +37,15 @@ class Lines:
         self._end_fragment()
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one object; NaN becomes null. OSError, as of a full disk, if it cannot be written whole."""
+        """Append one object; NaN and infinity become null.
+
+        Raises:
+            OSError: If the line cannot be written completely, for example on a full disk.
+        """
         data = (json.dumps(_finite(line), separators=(",", ":")) + "\n").encode()
         with naming(self._path):
             written = os.write(self._handle, data)
-            while written < len(data):  # the disk is filling up: the rest is written, or the next call says why not
+            while written < len(data):  # on a full disk the next call raises
                 written += os.write(self._handle, data[written:])
 
     def _end_fragment(self) -> None:
@@ -51,20 +58,32 @@ class Lines:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file that may be missing, or hold damaged lines: these are left out (`unreadable` counts them).
+    """Read the objects of a JSON-lines file.
 
-    ConfigError if the file cannot be read.
+    Returns:
+        The objects in order, without damaged lines; empty if the file is missing.
+
+    Raises:
+        ConfigError: If the file cannot be read.
     """
     return [found for line in _lines(path) if (found := parse(line, path.name)) is not None]
 
 
 def unreadable(path: Path) -> int:
-    """How many lines `read` leaves out."""
+    """Count the damaged lines that `read` leaves out."""
     return sum(parse(line, path.name) is None for line in _lines(path))
 
 
 def parse(line: bytes, name: str) -> dict[str, Any] | None:
-    """The object of one line of the file called `name`; None if it is damaged: cut, or without a field that is read again."""
+    """Parse one line.
+
+    Args:
+        line: The line.
+        name: Name of its file, which determines the required fields.
+
+    Returns:
+        The object; None if the line is not a JSON object, misses a required field or has a field of a wrong type.
+    """
     try:
         found = json.loads(line)
         if not isinstance(found, dict) or any(key not in found for key in REQUIRED.get(name, ())):
@@ -79,23 +98,8 @@ def _lines(path: Path) -> list[bytes]:
     return [line for line in read_bytes(path).split(b"\n")[:-1] if line] if path.exists() else []
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file whole; a reader never sees half of it. ConfigError for what is there and is no regular file."""
-    if path.exists() and not path.is_file():  # replacing a device would take it away from every other process
-        raise ConfigError(f"cannot write {path}: it is there and is not a regular file")
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with naming(path):
-        try:
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, path)
-        except OSError:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
-
-
 def say(text: str) -> None:
-    """One line of a process's own log (its stderr): facts about the process, never about data."""
+    """Write one line to the process's log (stderr); it must not depend on private data."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Key files, and the operator's Ed25519 signature on both parts of a job."""
+"""Key files and the operator's Ed25519 signature on both parts of a job."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import opened, read_bytes, read_text
+from dpcfl_net.core.run_folder import signature_path
 
 LONGEST_FILE = 4096  # bytes
 
 
 def write_operator_key(folder: str | Path, name: str = "operator") -> str:
-    """Write a new Ed25519 pair as `name.public` and `name.secret` (hex); returns the public key, 64 hex digits."""
+    """Generate an Ed25519 key pair.
+
+    Args:
+        folder: Folder for `name.public` and `name.secret` (hex).
+        name: Owner of the pair.
+
+    Returns:
+        The public key, 64 hex digits.
+
+    Raises:
+        ConfigError: As `write_pair`.
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     secret = Ed25519PrivateKey.generate()
@@ -24,7 +36,21 @@ def write_operator_key(folder: str | Path, name: str = "operator") -> str:
 
 
 def sign(secret_path: str | Path, data: bytes) -> str:
-    """The Ed25519 signature (RFC 8032) of `data`, 128 hex digits; Refused as `read_secret_file`."""
+    """Sign bytes with Ed25519.
+
+    Args:
+        secret_path: File of the operator's secret key.
+        data: Bytes to sign.
+
+    Returns:
+        The signature, 128 hex digits.
+
+    Raises:
+        ConfigError: If the file holds no secret key.
+        Refused: As `read_secret_file`.
+
+    Source: RFC 8032.
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     text = read_secret_file(Path(secret_path))
@@ -36,7 +62,7 @@ def sign(secret_path: str | Path, data: bytes) -> str:
 
 
 def verify(public_hex: str, data: bytes, signature_hex: str) -> bool:
-    """True if the signature is the operator's on exactly these bytes; malformed input is no signature."""
+    """Return True if an Ed25519 signature is valid for these bytes; False for malformed input."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -48,8 +74,12 @@ def verify(public_hex: str, data: bytes, signature_hex: str) -> bool:
 
 
 def check_signature(path: Path, operator_key: str) -> None:
-    """Refused "operator-signature" unless `path`.sig is the signature of the pinned operator on the bytes of `path`."""
-    signature = path.with_name(path.name + ".sig")
+    """Check the operator's signature on a file, which is in `path`.sig.
+
+    Raises:
+        Refused: "operator-signature" if the signature is missing or not valid.
+    """
+    signature = signature_path(path)
     if not signature.exists() or not verify(
         operator_key, read_bytes(path), read_bytes(signature).decode(errors="replace").strip()
     ):
@@ -60,7 +90,7 @@ def write_pair(folder: str | Path, name: str, public: str, secret: str) -> None:
     """Write both files of a key pair, the secret one with mode 0600.
 
     Raises:
-        ConfigError: If there is a pair of that name: a key in use is never overwritten.
+        ConfigError: If the pair exists; a key in use is never overwritten.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,18 +102,18 @@ def write_pair(folder: str | Path, name: str, public: str, secret: str) -> None:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that its owner alone can read, in place of the one that is there."""
+    """Write a file with mode 0600; an existing file is removed first."""
     path.unlink(missing_ok=True)
     _write_new(path, text, 0o600)
 
 
 def read_key_file(path: Path) -> str:
-    """The text of a public key file; ConfigError if it cannot be read."""
+    """Read a public key file; ConfigError if it cannot be read."""
     return read_text(path, LONGEST_FILE).strip()
 
 
 def read_operator_key(path: Path) -> str:
-    """The operator's public key, 64 hex digits; ConfigError if it is missing or no key."""
+    """Read the operator's public key, 64 hex digits; ConfigError if it is missing or malformed."""
     text = read_key_file(path)
     if re.fullmatch(r"[0-9a-f]{64}", text) is None:
         raise ConfigError(f"{path} does not hold an operator's public key, 64 hex digits")
@@ -91,7 +121,12 @@ def read_operator_key(path: Path) -> str:
 
 
 def read_secret_file(path: Path) -> str:
-    """The text of a secret key file; Refused "key-permissions" if anyone but its owner can read it."""
+    """Read a secret key file.
+
+    Raises:
+        Refused: "key-permissions" if group or others can access it.
+        ConfigError: If it cannot be read.
+    """
     with opened(path) as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:

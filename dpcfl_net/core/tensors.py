@@ -1,4 +1,4 @@
-"""Named arrays as bytes and back: little-endian, explicit, no pickle, the same bytes for the same arrays."""
+"""Serialisation of named arrays: little-endian, deterministic, without pickle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ DTYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "i8": np.dtype("<i8")
 
 
 def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:
-    """[[name, dtype, shape, bytes], ...] in name order; ValueError names an array of any other dtype."""
+    """Describe arrays as rows [name, dtype, shape, bytes] in name order.
+
+    Raises:
+        ValueError: If an array is neither float32 nor int64.
+    """
     rows: list[list[Any]] = []
     for name in sorted(tensors):
         array = tensors[name]
@@ -24,7 +28,7 @@ def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:
 
 
 def buffers(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
-    """The arrays' bytes in name order, without a copy where an array is contiguous."""
+    """Return the bytes of the arrays in name order; contiguous arrays are not copied."""
     return [
         memoryview(np.ascontiguousarray(tensors[name]).reshape(-1)).cast("B")
         for name in sorted(tensors)
@@ -33,18 +37,26 @@ def buffers(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:
 
 
 def pack(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """One self-describing byte string."""
+    """Encode arrays as one self-describing byte string."""
     return msgpack.packb([describe(tensors), b"".join(buffers(tensors))])
 
 
 def unpack(data: bytes) -> dict[str, np.ndarray]:
-    """Inverse of `pack`, for bytes this process trusts (its own files); the wire has a decoder of its own."""
+    """Decode the output of `pack`; only for trusted bytes, such as the process's own files."""
     rows, raw = msgpack.unpackb(data, max_bin_len=1 << 40)
     return split(rows, raw)
 
 
 def split(rows: list[list[Any]], raw: bytes | bytearray | memoryview) -> dict[str, np.ndarray]:
-    """Cut the bytes of all tensors into read-only arrays; ValueError if sizes do not add up exactly."""
+    """Split concatenated bytes into read-only arrays.
+
+    Args:
+        rows: Rows as returned by `describe`.
+        raw: Bytes of all arrays in that order.
+
+    Raises:
+        ValueError: If shapes and sizes do not match the bytes exactly.
+    """
     out: dict[str, np.ndarray] = {}
     at = 0
     for name, code, shape, size in rows:

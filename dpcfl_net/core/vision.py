@@ -1,4 +1,4 @@
-"""The one door to torchvision, opened when it is needed: it is heavy, and stumbles over a torch without its operators."""
+"""Deferred import of torchvision, also beside a torch without torchvision's compiled operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _kept: list[Any] = []
 
 
 def torchvision() -> Any:
-    """The torchvision module, also where torch has no compiled torchvision operators."""
+    """Import torchvision; define its missing operators first if torch lacks them."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
@@ -21,7 +21,7 @@ def torchvision() -> Any:
     for module in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
         del sys.modules[module]
     # torchvision registers shapes for these two operators at import; a CPU-only torch lacks their definitions.
-    # The library object must stay alive, else the definitions go with it.
+    # The definitions live as long as the library object.
     library = torch.library.Library("torchvision", "FRAGMENT")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -30,5 +30,5 @@ def torchvision() -> Any:
 
 
 def lacks_operators(error: Exception) -> bool:
-    """Whether importing torchvision failed for the reason that `torchvision` mends; it then succeeds anywhere."""
+    """Return True if an import of torchvision failed for a missing operator, which `torchvision` defines."""
     return isinstance(error, RuntimeError) and "torchvision::nms" in str(error)

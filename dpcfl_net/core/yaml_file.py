@@ -1,4 +1,4 @@
-"""YAML as this product reads and writes it: the core schema of YAML 1.2, of bounded size, no key twice, errors with the line."""
+"""YAML 1.2 (core schema) of bounded size, without duplicate keys; errors name the line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORDS = {"": None, "~": None} | {
     for word, value in (("null", None), ("true", True), ("false", False))
     for form in (word, word.capitalize(), word.upper())
 }
-# Section 10.3.2 of YAML 1.2; digits may be grouped by underscores besides, as PyYAML and Python take them.
+# Section 10.3.2 of YAML 1.2; also digits grouped by underscores, as in PyYAML and Python.
 _INTEGER = re.compile(r"[-+]?\d+(_\d+)*|0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?", re.ASCII)
 _SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
@@ -41,24 +41,24 @@ _TEXT = ("!", "tag:yaml.org,2002:str")
 
 
 def load(path: Path) -> Any:
-    """Read a YAML file; ConfigError, with the path, as `files.read_text` and `parse`."""
+    """Read a YAML file; ConfigError as `files.read_text` and `parse`."""
     return parse(read_text(path, MOST_BYTES), str(path))
 
 
 def parse(text: str, where: str) -> Any:
-    """The value of a YAML text.
+    """Parse YAML.
 
     Args:
-        text: One YAML document, or nothing.
-        where: What the text is, for messages: a path, or the argument that it is from.
+        text: One YAML document, or an empty text.
+        where: Origin of the text for messages: a path or an argument.
 
     Returns:
         Mappings with text keys, lists, text, numbers, Booleans and None. `1e-4` is a number; `on`, `yes` and `1:30` are text.
         An alias stands for a copy; `<<` merges mappings.
 
     Raises:
-        ConfigError: For what is not YAML, a key that is given twice, a tag, more than one document, or a text beyond
-            MOST_BYTES, MOST_DEPTH, MOST_NODES (aliases expanded) or MOST_DIGITS.
+        ConfigError: If the text is not YAML, holds a duplicate key, a tag or a second document, or exceeds MOST_BYTES,
+            MOST_DEPTH, MOST_NODES (aliases expanded) or MOST_DIGITS.
     """
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{where}: more than {MOST_BYTES:,} characters, the most that is read")
@@ -74,11 +74,14 @@ def parse(text: str, where: str) -> Any:
 
 
 def dump(value: Any, *, flow: bool | None = None) -> str:
-    """Write a value as YAML that `parse` reads back as the same.
+    """Format a value as YAML that `parse` reads back unchanged.
 
     Args:
         value: Mappings with text keys, lists, text, numbers, Booleans and None.
-        flow: True: all in one line; False: a line for every item; None: innermost lists and mappings in one line.
+        flow: True for one line, False for one line per item, None for innermost lists and mappings in one line.
+
+    Returns:
+        The text.
     """
     width = math.inf if flow else None
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=width)
@@ -86,7 +89,7 @@ def dump(value: Any, *, flow: bool | None = None) -> str:
 
 
 class _Builder:
-    """Builds the value from the parser's events. An anchor keeps its events, and its alias repeats them: all limits hold."""
+    """Builds the value from parser events; an alias repeats the events of its anchor, so that all limits apply to it."""
 
     def __init__(self, text: str, where: str) -> None:
         self._where, self._nodes = where, 0
@@ -173,7 +176,7 @@ class _Builder:
         return {**merged, **found}
 
     def _merged(self, key: Event, value: Any) -> dict[str, Any]:
-        """The keys of one mapping or of several, of which the first counts."""
+        """Merge mappings; the first one takes precedence."""
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(part, dict) for part in parts):
             raise self._wrong(key, "<< must be followed by a mapping or a list of mappings")
@@ -203,7 +206,7 @@ def _line(event: Event) -> int:
 
 
 def _plain(text: str) -> Any:
-    """What text without quotes means; ValueError for a number that is too long or too large."""
+    """Value of an unquoted scalar; ValueError for a number that is too long or too large."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -221,7 +224,7 @@ def _plain(text: str) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that would be read back as something else; writes no anchors."""
+    """Quotes strings that would be parsed as another type; writes no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

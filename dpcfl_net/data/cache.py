@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import reason
+from dpcfl_net.core.files import reason, replacing
+from dpcfl_net.core.locks import locked
 
 FORMAT = 1
 KEYS = ("train_x", "train_y", "test_x", "test_y")
@@ -51,7 +50,7 @@ def arrays(
         return found
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home / "lock"):
+        with locked(home / "lock"):
             found = _open(home, keys)
             if found is None:
                 _write(home, keys, decode())
@@ -83,16 +82,5 @@ def _mapped(paths: tuple[Path, ...], stamps: object) -> list[np.ndarray]:
 
 def _write(home: Path, keys: tuple[str, ...], decoded: dict[str, np.ndarray]) -> None:
     for key in keys:
-        temporary = home / f"{key}.{os.getpid()}.partial"
-        with open(temporary, "wb") as file:
+        with replacing(home / f"{key}.npy", durable=True) as file:
             np.save(file, np.ascontiguousarray(decoded[key]), allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, home / f"{key}.npy")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import tarfile
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import replacing
 from dpcfl_net.core.vision import torchvision
 from dpcfl_net.data.readers import damaged
 
@@ -68,9 +68,8 @@ def convert_cifar(archive: Path, folder: Path) -> None:
     for part, names in (("train", [f"data_batch_{i}.bin" for i in range(1, 6)]), ("test", ["test_batch.bin"])):
         records = np.concatenate([_records(archive, f"cifar-10-batches-bin/{name}") for name in names])
         x = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        temporary = folder / f".{part}.{os.getpid()}.npz"
-        np.savez_compressed(temporary, x=np.ascontiguousarray(x), y=records[:, 0].copy())
-        os.replace(temporary, folder / f"cifar10_{part}.npz")
+        with replacing(folder / f"cifar10_{part}.npz") as file:
+            np.savez_compressed(file, x=np.ascontiguousarray(x), y=records[:, 0].copy())
 
 
 def _records(archive: Path, member: str) -> np.ndarray:

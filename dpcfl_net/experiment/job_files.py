@@ -14,7 +14,6 @@ from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.protocol import (
-    PROTOCOL,
     FrozenModel,
     Protocol,
     canonical,
@@ -23,14 +22,13 @@ from dpcfl_net.core.protocol import (
     read_part,
     read_signed_protocol,
 )
+from dpcfl_net.core.run_folder import RunFolder, signature_path
 from dpcfl_net.core.signing import check_signature, sign, write_secret
 from dpcfl_net.data.partition import DataSettings, Slice, open_set, plan_slices
 from dpcfl_net.transport.keys import COORDINATOR, NOISE_SEED, OPERATOR, public_path, secret_path
 
 if TYPE_CHECKING:
     from dpcfl_net.privacy.canaries import Canaries
-
-EXPERIMENT, OPERATOR_PUB = "experiment.json", "operator.pub"
 
 
 class Audit(FrozenModel):
@@ -129,13 +127,15 @@ def write_job(job: Job, folder: Path, key_folder: Path) -> None:
         key_folder: Folder of all keys.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, part in ((PROTOCOL, job.protocol), (EXPERIMENT, job.experiment)):
+    files = RunFolder(folder)
+    parts: tuple[tuple[Path, FrozenModel], ...] = ((files.protocol, job.protocol), (files.experiment, job.experiment))
+    for path, part in parts:
         data = canonical(part)
-        (folder / name).write_bytes(data)
-        (folder / f"{name}.sig").write_text(sign(secret_path(key_folder, OPERATOR), data))
+        path.write_bytes(data)
+        signature_path(path).write_text(sign(secret_path(key_folder, OPERATOR), data))
     if job.experiment.noise is not None and job.protocol.privacy.trust == "trusted-server":
         write_secret(secret_path(key_folder, COORDINATOR).with_name(NOISE_SEED), job.experiment.noise.hex())
-    (folder / OPERATOR_PUB).write_text(public_path(key_folder, OPERATOR).read_text())
+    files.operator_key.write_text(public_path(key_folder, OPERATOR).read_text())
 
 
 def read_job(folder: Path, operator_key: str) -> Job:
@@ -150,18 +150,19 @@ def read_job(folder: Path, operator_key: str) -> Job:
     Raises:
         Refused: If the operator did not sign the files, they do not belong together, or the job is invalid.
     """
-    content = hashlib.sha256()
-    for name in (PROTOCOL, EXPERIMENT):
-        for path in (folder / name, folder / f"{name}.sig"):
+    content, files = hashlib.sha256(), RunFolder(folder)
+    for part in (files.protocol, files.experiment):
+        for path in (part, signature_path(part)):
             content.update(hashlib.sha256(read_bytes(path) if path.exists() else b"").digest())
     return _read_job(folder, operator_key, content.hexdigest())
 
 
 @lru_cache(maxsize=1)
 def _read_job(folder: Path, operator_key: str, content: str) -> Job:
-    protocol = read_signed_protocol(folder / PROTOCOL, operator_key)
-    experiment = read_experiment(folder / EXPERIMENT, protocol)
-    check_signature(folder / EXPERIMENT, operator_key)
+    files = RunFolder(folder)
+    protocol = read_signed_protocol(files.protocol, operator_key)
+    experiment = read_experiment(files.experiment, protocol)
+    check_signature(files.experiment, operator_key)
     return checked(Job(protocol, experiment))
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core import tensors
+from dpcfl_net.core.files import write_atomically
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.types import Event, Release, Task
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.client import ClientHost, Engine, Split
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
-from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.training.dpsgd import Trainer
 
@@ -75,7 +75,7 @@ class Tap:
         if self._sums:
             path = _path(self._ledger, task.round, task.kind)
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            Disk(durable=False).replace(path, tensors.pack({"sums": np.stack(self._sums)}))
+            write_atomically(path, tensors.pack({"sums": np.stack(self._sums)}), mode=0o600)
 
 
 class CanaryEngine(Engine):

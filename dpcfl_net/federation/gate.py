@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import buffers, describe, pack, unpack
 from dpcfl_net.core.types import (
@@ -24,7 +25,6 @@ from dpcfl_net.core.types import (
     Unprotected,
     given,
 )
-from dpcfl_net.privacy.ledger.entries import canonical
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.release_store import Stored
 from dpcfl_net.privacy.randomness import derive
@@ -221,7 +221,7 @@ def request_id(job_hash: str, client: int, round: int, kind: str, rows: Sequence
 
     rows: (name, dtype, shape, bytes) of each tensor; content: sha256 of the bytes of all, hex.
     """
-    return hashlib.sha256(canonical([job_hash, client, round, kind, rows, content])).hexdigest()
+    return hashlib.sha256(canonical_json([job_hash, client, round, kind, rows, content])).hexdigest()
 
 
 def seeded_key(seed: bytes, client: int, round: int, kind: str, bundle: Sequence[str]) -> bytes:

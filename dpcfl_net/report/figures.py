@@ -1,4 +1,4 @@
-"""The report's figures as plain plotly dictionaries; colours are names such as `@c0` that the page fills in by theme."""
+"""Figures of the report as plotly dictionaries; colours are names such as `@c0`, which the page replaces by theme."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcfl_net.results.privacy_words import number, plain
+from dpcfl_net.results.number_format import number, plain
 from dpcfl_net.results.run_view import FirstRound, JsonLine, RunView, letter, listed, minority, numbers, sizes, whole
 
 COLOURS = 8
@@ -18,7 +18,15 @@ DASHES = ("solid", "dash", "dashdot", "longdash")
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the page. `spec` is {data, layout, height}, or None with `why` it was left out."""
+    """Figure of a page.
+
+    Attributes:
+        key: Id, unique on a page.
+        title: Heading.
+        caption: Caption; may be empty.
+        spec: {data, layout, height}; None if the figure was left out.
+        why: Reason if it was left out.
+    """
 
     key: str
     title: str
@@ -28,17 +36,17 @@ class Figure:
 
 
 def colour(index: int) -> str:
-    """The name of a cluster's colour."""
+    """Return the colour name of a cluster."""
     return f"@c{index % COLOURS}"
 
 
 def colour_indices(view: RunView) -> dict[int, int]:
-    """Colour of each true cluster, by cluster."""
+    """Return the colour index of each true cluster."""
     return {cluster: index for index, cluster in enumerate(sizes(view.true_clusters))}
 
 
 def group_colours(view: RunView) -> dict[int, int]:
-    """Colour of each of the server's groups: that of the true cluster it shares most clients with, each given once."""
+    """Match each of the server's clusters to the colour of the true cluster with most common clients; each is used once."""
     true, taken = view.true_clusters, colour_indices(view)
     shared: Counter[tuple[int, int]] = Counter()
     groups: set[int] = set()
@@ -57,7 +65,7 @@ def group_colours(view: RunView) -> dict[int, int]:
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis in the page's style."""
+    """Build an axis in the page's style."""
     return {
         "title": {"text": title},
         "gridcolor": "@grid",
@@ -70,7 +78,13 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def spec(data: list[dict[str, Any]], height: int = 340, **layout: Any) -> dict[str, Any]:
-    """Traces and layout in the page's style. `height` in pixels; the width follows the window."""
+    """Build a figure in the page's style.
+
+    Args:
+        data: Plotly traces.
+        height: Pixels; the width follows the window.
+        layout: Further plotly layout.
+    """
     common = {
         "font": {"color": "@ink", "size": 12},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -85,7 +99,7 @@ def spec(data: list[dict[str, Any]], height: int = 340, **layout: Any) -> dict[s
 
 
 def true_name(view: RunView, cluster: int) -> str:
-    """A true cluster by letter and number of clients, the minority marked."""
+    """Label a true cluster by letter and number of clients; the minority is marked."""
     clients = sizes(view.true_clusters).get(cluster, 0)
     mark = ", minority" if minority(view.true_clusters) == cluster else ""
     return f"{letter(cluster)} ({clients} client{'' if clients == 1 else 's'}{mark})"
@@ -116,7 +130,7 @@ def accuracy(view: RunView) -> Figure:
 
 
 def epsilon_spent(view: RunView) -> Figure:
-    """Epsilon spent by each client over the rounds; clients with the same curve share a line."""
+    """Epsilon spent by each client by round; clients with equal curves share a line."""
     title, rounds = "Epsilon spent by client", sorted(view.spent)
     if not rounds:
         return Figure("epsilon", title, why="epsilon by round is written when a run ends; this one has none")
@@ -144,7 +158,7 @@ def epsilon_spent(view: RunView) -> Figure:
 
 
 def first_round(view: RunView) -> Figure:
-    """The first updates in two principal components, with the mixture that was fitted to them."""
+    """First-round updates in two principal components, with the fitted mixture."""
     title, first = "First-round updates and the mixture", view.first_round
     if first is None:
         return Figure("first-round", title, why="this run clusters no first-round updates, or they were not kept")
@@ -193,7 +207,7 @@ def first_round(view: RunView) -> Figure:
 
 
 def candidates(view: RunView) -> Figure:
-    """The effective MSS of every number of clusters that was tried."""
+    """Effective MSS of each number of clusters that was tried."""
     title, first = "How many clusters", view.first_round
     if first is None or len(first.scores) < 2 or not any(math.isfinite(score) for score in first.scores):
         why = "the number of clusters was given, not chosen" if first else "no mixture was fitted"
@@ -224,7 +238,7 @@ def candidates(view: RunView) -> Figure:
 
 
 def assignments(view: RunView) -> Figure:
-    """Which of the server's groups each client was in, by round, sorted by true cluster."""
+    """The server's cluster of each client by round, sorted by true cluster."""
     title = "Who was grouped with whom"
     rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
     if not rounds:
@@ -266,7 +280,7 @@ def assignments(view: RunView) -> Figure:
 
 
 def labels(view: RunView) -> Figure:
-    """How often the labels of a round's clients are right: as they sent them, and as a trusted server released them."""
+    """Share of correct cluster labels by round: as clients sent them, and as a trusted server released them."""
     title = "Labels that are right"
     rounds = [at for at in sorted(view.agreement) if number(view.agreement[at].get("label_accuracy")) is not None]
     if not rounds:
@@ -286,7 +300,7 @@ def labels(view: RunView) -> Figure:
 
 
 def traffic(view: RunView) -> Figure:
-    """Bytes to and from the clients, by round."""
+    """Bytes to and from the clients by round."""
     title = "Bytes by round"
     rows = {at: (number(line.get("bytes_up")), number(line.get("bytes_down"))) for at, line in sorted(view.served.items())}
     most = max((value or 0 for row in rows.values() for value in row), default=0)
@@ -302,7 +316,7 @@ def traffic(view: RunView) -> Figure:
 
 
 def _line(name: str, x: Sequence[float], y: Sequence[float | None], style: JsonLine, symbol: str = "circle") -> dict[str, Any]:
-    # Markers only where a line alone would be too short to see.
+    # Markers only for short lines.
     mode = "lines+markers" if len(x) < 4 else "lines"
     return {
         "type": "scatter",

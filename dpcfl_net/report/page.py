@@ -1,4 +1,4 @@
-"""Writes a run's report: one HTML file that opens without a network."""
+"""Report of a run: one HTML file that opens without a network."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.core.files import write_atomically
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report import figures
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.pages import html, numeric_columns
 from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.attack_results import results
-from dpcfl_net.results.privacy_words import duration, number, percent, plain, size, statement, yes
+from dpcfl_net.results.number_format import duration, number, percent, plain, size, yes
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run_view import JsonLine, RunView, listed, read_run, sizes, whole
 
 Pair = tuple[str, str]
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write `report.html` into a run folder, finished or not, and return its path. Raises ConfigError as read_run does."""
-    page = Path(folder) / "report.html"
+    """Write report.html into the folder of a finished or unfinished run.
+
+    Returns:
+        The page.
+
+    Raises:
+        ConfigError: As `read_run`.
+    """
+    page = RunFolder(folder).report
     write_atomically(page, render(read_run(folder)))
     return page
 
 
 def render(view: RunView) -> str:
-    """The whole page as text, plotly's script within it."""
+    """Render the page as HTML, including plotly's script."""
     shown = [
         figures.accuracy(view),
         figures.epsilon_spent(view),
@@ -54,7 +63,7 @@ def render(view: RunView) -> str:
 
 
 def key_figures(view: RunView) -> list[Pair]:
-    """(label, value) of the run's results; of the last round so far when the run has not ended."""
+    """Return (label, value) of the run's results; of the last round so far for an unfinished run."""
     final = view.run.get("final")
     if not isinstance(final, Mapping):
         last = view.observed[max(view.observed)] if view.observed else {}
@@ -75,7 +84,7 @@ def key_figures(view: RunView) -> list[Pair]:
 
 
 def two_views(view: RunView) -> list[tuple[str, str, str]]:
-    """(subject, what the server saw, what only the experimenter sees): the two sides of the trust boundary."""
+    """Return (subject, what the server saw, what only the experimenter sees)."""
     served, last = list(view.served.values()), view.observed[max(view.observed)] if view.observed else {}
     true = view.true_clusters
     truth = "/".join(str(count) for count in sizes(true).values()) if true else "not kept in this folder"

@@ -1,4 +1,4 @@
-"""What every page shares: one HTML file that opens without a network, light and dark, on a phone and on a wide screen."""
+"""Common parts of all pages: one HTML file without network access, light and dark theme, narrow and wide windows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.core.files import write_atomically
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.tables import Table
 
-# What a column of figures may hold: 78.1 %, +- 0.4, 3/5, 1e-4, yes, inf, or a dash for a missing one.
+# Cell of a numeric column: 78.1 %, +- 0.4, 3/5, 1e-4, yes, inf, or a dash for a missing value.
 FIGURE = re.compile(r"[-+−±–\d\s.,:/%e]*|yes|no|inf|not stated")
 
 
@@ -26,9 +26,18 @@ def write_page(
     tables: Sequence[Table] = (),
     alerts: Sequence[str] = (),
 ) -> Path:
-    """Write one page and return its path: paragraphs, alerts, figures two abreast where there is room, then tables.
+    """Write a page: paragraphs, alerts, figures, tables.
 
-    The figures' keys must differ; one without a `spec` is named at the end with `why` it was left out.
+    Args:
+        path: The page.
+        title: Heading.
+        lead: Paragraphs.
+        figures: Figures with distinct keys; those without a `spec` are listed at the end with `why`.
+        tables: Tables.
+        alerts: Warnings.
+
+    Returns:
+        The page.
     """
     numeric = [(table, numeric_columns(table)) for table in tables]
     write_atomically(path, html("study.html.j2", figures, title=title, lead=lead, alerts=alerts, tables=numeric))
@@ -36,9 +45,16 @@ def write_page(
 
 
 def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = (), **more: Any) -> str:
-    """A template of this package as text, with plotly's script within it if a figure has something to draw.
+    """Render a template of this package.
 
-    apart: figures that the template puts elsewhere by itself.
+    Args:
+        template: File name.
+        figures: Figures in the order of the page.
+        apart: Figures that the template places itself.
+        more: Further variables of the template.
+
+    Returns:
+        HTML; it includes plotly's script if a figure has data.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -52,12 +68,12 @@ def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = 
         lstrip_blocks=True,
     )
     specs = {figure.key: _finite(figure.spec) for figure in [*figures, *apart] if figure.spec is not None}
-    script = Markup(get_plotlyjs()) if specs else ""  # the installed library's own script, nothing from a run
+    script = Markup(get_plotlyjs()) if specs else ""  # the installed library's script; it holds nothing from a run
     return environment.get_template(template).render(figures=figures, specs=specs, plotly=script, **more)
 
 
 def numeric_columns(table: Table | AttackResult) -> list[bool]:
-    """Which columns hold nothing but figures: they are set to the right."""
+    """Return for each column whether it holds only figures; these are right-aligned."""
     return [
         bool(table.rows) and all(FIGURE.fullmatch(row[index]) is not None for row in table.rows)
         for index in range(len(table.columns))
@@ -65,7 +81,7 @@ def numeric_columns(table: Table | AttackResult) -> list[bool]:
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity have no JSON: plotly draws null as a gap."""
+    """Replace NaN and infinity by null, which plotly draws as a gap."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The page of a comparison: accuracy against epsilon by algorithm with bands over seeds, recovery counts, the table."""
+"""Comparison page: accuracy against epsilon by algorithm with bands over seeds, recovery counts, and the table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
 from dpcfl_net.report.pages import write_page
 from dpcfl_net.results import compare
@@ -25,17 +26,35 @@ Series = tuple[str, list[Row]]
 
 
 def write_sweep(folder: Path) -> Path:
-    """Write `report.html` into a sweep's folder and return its path; ConfigError if it is no sweep or none is finished."""
+    """Write report.html into a sweep folder.
+
+    Returns:
+        The page.
+
+    Raises:
+        ConfigError: If the folder is no sweep folder or no run has finished.
+    """
     document, results = compare.read_document(folder), compare.read_sweep(folder)
     axes = [f"{key} {', '.join(map(str, values))}" for key, values in document["axes"].items()]
     lead = [f"Swept: {'; '.join(axes)}."] if axes else []
     if len(results) < len(document["cells"]):
         lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not in this page.")
-    return write_comparison(folder / "report.html", folder.name, lead, results, compare.swept_terms(document))
+    return write_comparison(SweepFolder(folder).report, folder.name, lead, results, compare.swept_terms(document))
 
 
 def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[Result], apart: Collection[str] = ()) -> Path:
-    """Write the page of these runs. Runs that may not stand beside the others (see compare.unequal) are marked, loudly."""
+    """Write the comparison page of some runs; runs that are not comparable (see `compare.unequal`) are marked.
+
+    Args:
+        path: The page.
+        title: Heading.
+        lead: Paragraphs.
+        results: The runs.
+        apart: Dotted keys; runs with different values of them are not compared with each other.
+
+    Returns:
+        The page.
+    """
     rows, marked = compare.rows(results), compare.unequal(results, apart)
     promises, alerts = compare.statements(results)
     alerts += [f"Not comparable: {folder.name}: {text}." for folder, text in marked.items()]
@@ -50,7 +69,7 @@ def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[
 
 
 def figures(rows: Sequence[Row]) -> list[Figure]:
-    """Accuracies, and in how many runs clusters were recovered: against epsilon if the target differs, else by row."""
+    """Build accuracy and recovery figures: against epsilon if the target differs between rows, else by row."""
     if len({row.settings["privacy.epsilon"] for row in rows}) > 1:
         series = _series(rows)
         return [
@@ -69,7 +88,7 @@ def _target(row: Row) -> str:
 
 
 def _series(rows: Sequence[Row]) -> list[Series]:
-    """Rows that differ in the target epsilon only, by name."""
+    """Rows that differ only in the target epsilon, by name."""
     found: dict[str, list[Row]] = {}
     for row, name in zip(rows, _names(rows), strict=True):
         found.setdefault(name, []).append(row)
@@ -77,7 +96,7 @@ def _series(rows: Sequence[Row]) -> list[Series]:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """What tells a row from the others, apart from epsilon."""
+    """Label of each row without epsilon."""
     keys = compare.telling(rows)
     return [
         ", ".join(
@@ -99,7 +118,7 @@ def _against_epsilon(key: str, title: str, series: Sequence[Series]) -> Figure:
 
 
 def _line(key: str, name: str, rows: Sequence[Row], index: int) -> list[dict[str, Any]]:
-    """Band, single runs, mean. An unprotected run has no place on the axis of epsilons: it is a level line, named so."""
+    """Band, single runs and mean; an unprotected run is a horizontal line."""
     points = [(float(row.settings["privacy.epsilon"]), [100 * value for value in row.values(key)], row) for row in rows]
     points = [(x, values, row) for x, values, row in points if values]
     if not points:
@@ -141,7 +160,7 @@ def _ticks(series: Sequence[Series]) -> dict[str, Any]:
 
 
 def _by_row(key: str, title: str, rows: Sequence[Row], names: Sequence[str]) -> Figure:
-    """One line of points a row: every run, and a bar across at their mean. Names on the left fit a phone."""
+    """One row of points per table row, with a bar at the mean; names on the left fit narrow windows."""
     data: list[dict[str, Any]] = []
     for index, (name, row) in enumerate(zip(names, rows, strict=True)):
         values = [100 * value for value in row.values(key)]
@@ -159,7 +178,7 @@ def _by_row(key: str, title: str, rows: Sequence[Row], names: Sequence[str]) -> 
 
 
 def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], Callable[[Row], str]]]) -> Figure:
-    """In how many runs, of those that group clients at all."""
+    """Share of runs with recovered clusters, among runs that cluster clients."""
     data = []
     for index, (name, rows, label) in enumerate(series):
         judged = [(label(row), *row.count(key), place) for place, row in enumerate(rows) if row.count(key)[1]]
@@ -171,7 +190,7 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
                 "y": [where for where, _, _, _ in judged],
                 "x": [found / of for _, found, of, _ in judged],
                 "text": [f"{found} of {of}" for _, found, of, _ in judged],
-                # A bar of no length has no inside.
+                # A bar of length 0 has no room for text.
                 "textposition": ["inside" if found else "outside" for _, found, _, _ in judged],
                 "insidetextanchor": "start",
                 "hovertemplate": f"{name}, %{{y}}: %{{text}}<extra></extra>",

@@ -1,4 +1,4 @@
-"""The figure of who did what when, kept light: the last rounds, and not more bars than a phone can draw."""
+"""Timeline of the processes over the last rounds, with a bounded number of bars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from dpcfl_net.report.figures import Figure, axis, spec
-from dpcfl_net.results.privacy_words import number
+from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_view import JsonLine, RunView, whole
 
 ROUNDS, BARS, ROWS = 10, 1500, 40
@@ -14,7 +14,7 @@ KINDS = {"train": "@c0", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "e
 
 
 def timeline(view: RunView) -> Figure:
-    """Bars of computing, sending and waiting over the last rounds, one row for each process."""
+    """Bars of computing, sending and waiting over the last rounds, one row per process."""
     title = "Who computed and sent when"
     spans = [span for span in view.spans if _valid(span)]
     if not spans:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.names import nearest
+from dpcfl_net.core.run_folder import REPORT
 
 if TYPE_CHECKING:
     from dpcfl_net.report.figures import Figure
@@ -191,7 +192,7 @@ def write(reproduction: type[Reproduction], outcome: ReproductionResult, context
     ]
     claims = Table("What the paper says and what was measured", ["claim", "measured", "holds", "likely cause"], held)
     return write_page(
-        context.folder / "report.html",
+        context.folder / REPORT,
         title=f"{reproduction.name}: {reproduction.title}",
         lead=[reproduction.paper, f"Scale: {context.scale}.", *outcome.notes],
         figures=outcome.figures,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
@@ -64,7 +65,8 @@ class Robustness(Reproduction):
 
 def rounds_of(result: Result) -> dict[str, list[float]]:
     """Read every measure by round from the files of observer and server."""
-    written = [*runlog.read(result.folder / "metrics.jsonl"), *runlog.read(result.folder / "clusters.jsonl")]
+    files = RunFolder(result.folder)
+    written = [*runlog.read(files.metrics), *runlog.read(files.clusters)]
     written.sort(key=lambda line: line["round"])
     return {measure: [float(line[measure]) for line in written if measure in line] for measure in MEASURES}
 

@@ -160,8 +160,8 @@ class NoiseMultiplier(Reproduction):
     def compute(self, context: Context) -> ReproductionResult:
         rows: list[dict[str, Any]] = []
         for (b1, b), plan in grid().items():
-            base_model = noise_multiplier(plan, "pld") if b1 == FIRST[-1] else None
-            rows.append({"b1": b1, "b_later": b, "z_rdp": noise_multiplier(plan), "z_pld": base_model})
+            tight = noise_multiplier(plan, "pld") if b1 == FIRST[-1] else None
+            rows.append({"b1": b1, "b_later": b, "z_rdp": noise_multiplier(plan), "z_pld": tight})
         context.say(f"{len(rows)} noise multipliers solved")
         figures = [
             _by_series(rows, "b1", "b_later", "z_rdp", "noise multiplier", "first"),

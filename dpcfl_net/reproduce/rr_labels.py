@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, System, cells
@@ -32,7 +33,7 @@ def labels_of(result: Result) -> dict[str, float | None]:
         "sent" and "released": mean over the last rounds, before and after noise. "settled": clients whose model of least loss
         is correct at the end. None where the run has no such labels.
     """
-    lines_ = [line for line in runlog.read(result.folder / "clusters.jsonl") if line.get("view") == "observer"]
+    lines_ = [line for line in runlog.read(RunFolder(result.folder).clusters) if line.get("view") == "observer"]
     judged = [line for line in lines_ if "label_accuracy" in line][-LAST:]
     settled = [line["assignment_accuracy"] for line in lines_ if "assignment_accuracy" in line]
 

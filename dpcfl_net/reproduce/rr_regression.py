@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data.regression import LINES
 from dpcfl_net.report.figures import Figure, axis, colour, spec
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
@@ -90,7 +91,7 @@ def claim(scenario: str, dead: dict[tuple[str, str], list[int]]) -> Claim:
 
 def models_of(result: Result) -> np.ndarray:
     """Return the learnt slopes and intercepts, (M, 2)."""
-    found = Checkpoints(result.folder / "checkpoints").newest()
+    found = Checkpoints(RunFolder(result.folder).checkpoints).newest()
     assert found is not None
     return np.asarray(found[1].models)
 
@@ -100,7 +101,7 @@ def unused(result: Result) -> int:
     models = models_of(result)
     if len(models) == 1:
         return 0
-    judged = [entry for entry in runlog.read(result.folder / "clusters.jsonl") if entry.get("assigned")]
+    judged = [entry for entry in runlog.read(RunFolder(result.folder).clusters) if entry.get("assigned")]
     counts = np.bincount([k for k in judged[-1]["assigned"] if k is not None], minlength=len(models))
     return int((counts < USED * counts.sum()).sum())
 

@@ -1,4 +1,4 @@
-"""What an attack on a recorded run found, kept in the run folder and shown on its report page."""
+"""Results of attacks on recorded runs, kept in the run folder and shown on the report page."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import read_bytes
-from dpcfl_net.core.runlog import write_atomically
-
-FOLDER = "attacks"
+from dpcfl_net.core.files import read_bytes, write_atomically
+from dpcfl_net.core.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack or audit on one run: sentences for a person, a table, a picture.
+    """Result of one attack or audit on one run.
 
-    name: the file's name below RUN/attacks. headline: one sentence with the figure that counts. columns, rows: a table of
-    strings, empty for none. figure: a plotly figure {data, layout, height} whose colours may be names such as "@c0" (see
-    report/figures.py), or None; with `aspect`, width over height, `height` is the most that it takes. facts: the numbers
-    themselves, for programs.
+    Attributes:
+        name: Name of its file in RUN/attacks, without the suffix.
+        title: Heading on the report page.
+        headline: One sentence with the main figure.
+        sentences: Explanation, a sentence each.
+        columns: Column titles of a table; empty for no table.
+        rows: Cells of the table as text.
+        figure: Plotly figure {data, layout, height}, or None. Colours may be names such as "@c0" (see report/figures.py). With
+            `aspect` (width over height), `height` is the largest height in pixels.
+        caption: Caption of the figure.
+        facts: Numbers for programs.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -40,17 +45,29 @@ class AttackResult:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def write(self, run: Path) -> Path:
-        """Write RUN/attacks/NAME.json, in place of an earlier result of this name."""
-        path = run / FOLDER / f"{self.name}.json"
+        """Write RUN/attacks/NAME.json; an earlier result of this name is replaced.
+
+        Args:
+            run: Run folder.
+
+        Returns:
+            The file.
+        """
+        path = RunFolder(run).attack(self.name)
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1))
         return path
 
 
 def results(run: Path, notes: list[str]) -> list[AttackResult]:
-    """Every result of a run folder, by name; where a file holds something else `notes` says so."""
+    """Read all results of a run folder, sorted by name.
+
+    Args:
+        run: Run folder.
+        notes: Receives a sentence for each file that is no result.
+    """
     found = []
-    for path in sorted((run / FOLDER).glob("*.json")):
+    for path in sorted(RunFolder(run).attacks.glob("*.json")):
         try:
             found.append(read_result(path))
         except ConfigError as error:
@@ -59,7 +76,11 @@ def results(run: Path, notes: list[str]) -> list[AttackResult]:
 
 
 def read_result(path: Path) -> AttackResult:
-    """One result; ConfigError for a file that holds something else, or a figure or table that cannot be drawn."""
+    """Read one result.
+
+    Raises:
+        ConfigError: If the file is no result, or its table or figure is malformed.
+    """
     try:
         found = TypeAdapter(AttackResult).validate_json(read_bytes(path), strict=True)
     except ValidationError as error:

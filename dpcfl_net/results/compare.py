@@ -1,4 +1,4 @@
-"""Finished runs side by side: what each reached, over seeds, and whether they may be compared at all."""
+"""Comparison of finished runs: results over seeds, and whether the runs are comparable."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from typing import Any, TextIO
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields
-from dpcfl_net.core.run_lock import is_running
-from dpcfl_net.results.privacy_words import number, plain, statement
+from dpcfl_net.core.locks import is_running
+from dpcfl_net.core.run_folder import RunFolder, SweepFolder
+from dpcfl_net.results.number_format import number, plain
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run_view import JsonLine, JsonlTail, mapping, read_mapping, whole
 from dpcfl_net.results.tables import Table
 
-SWEEP = "sweep.json"
-# Settings that cannot make two runs different experiments; the seed makes them repetitions of one.
+# Settings that do not change the experiment; runs that differ only in the seed are repetitions.
 ASIDE = ("seed", "name", "output.", "runtime.", "data.root", "privacy.noise_seed")
 TERMS = ("delta", "unit", "adjacency", "trust", "insecure")
 PRIVACY = ("delta", "unit", "adjacency", "trust", "insecure", "epsilon_spent", "epsilon_replace_one")
-# Fields that a comparison cannot do without.
+# Required fields.
 RUN_FIELDS = {"name": (str,), "algorithm": (str,), "seed": (int,)}
 SWEEP_FIELDS = {"cells": (list,), "axes": (dict,)}
-# What the observer's last lines know beyond run.json.
+# Figures of the observer's last lines that run.json may lack.
 OBSERVED = ("accuracy_p10", "accuracy_disparity", "f_acc", "f_loss", "assignment_accuracy")
-# Columns of a table: key in `final`, title, how it is written.
+# Columns of a table: key in `final`, title, and for FAIRNESS scale and digits.
 SHARES = (
     ("accuracy_mean", "mean %"),
     ("accuracy_minority", "minority %"),
@@ -42,8 +43,18 @@ FAIRNESS = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
 
 @dataclass(frozen=True)
 class Result:
-    """One finished run. settings: its config.yaml; privacy: run.json's statement; final: run.json's figures and what the
-    observer's last lines add, shares in [0, 1]."""
+    """One finished run.
+
+    Attributes:
+        folder: Run folder.
+        name: Name of the run.
+        algorithm: Algorithm.
+        seed: Seed.
+        state: Always "finished".
+        settings: Content of config.yaml.
+        privacy: Privacy section of run.json.
+        final: Final figures of run.json and of the observer's last lines; shares in [0, 1].
+    """
 
     folder: Path
     name: str
@@ -56,14 +67,19 @@ class Result:
 
     @property
     def epsilon(self) -> float:
-        """The epsilon that the run claims, infinite for an unprotected one."""
+        """Claimed epsilon; inf for an unprotected run."""
         found = number(self.privacy.get("epsilon"))
         return math.inf if found is None else found
 
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ in nothing but their seed; `settings` by dotted key."""
+    """Runs that differ only in their seed.
+
+    Attributes:
+        results: The runs.
+        settings: Their settings by dotted key.
+    """
 
     results: tuple[Result, ...]
     settings: dict[str, Any]
@@ -77,30 +93,37 @@ class Row:
         return max(result.epsilon for result in self.results)
 
     def values(self, key: str) -> list[float]:
-        """A figure of `final` in each run that has it."""
+        """Return a figure of `final` for each run that has it."""
         return [found for result in self.results if (found := number(result.final.get(key))) is not None]
 
     def count(self, key: str) -> tuple[int, int]:
-        """(in how many runs a yes-or-no of `final` is yes, in how many it was judged)."""
+        """Count a Boolean of `final`: (runs where it is True, runs that have it)."""
         judged = [result.final[key] for result in self.results if isinstance(result.final.get(key), bool)]
         return sum(judged), len(judged)
 
 
 def read_result(folder: Path) -> Result:
-    """A finished run; ConfigError if the folder is no run or the run has not finished."""
+    """Read a finished run.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        ConfigError: If the folder is no run folder, is damaged, or the run has not finished.
+    """
     notes: list[str] = []
-    run = read_mapping(folder / "run.json", notes)
-    settings = read_mapping(folder / "config.yaml", notes)
+    files = RunFolder(folder)
+    run, settings = read_mapping(files.run, notes), read_mapping(files.config, notes)
     if notes:
         raise ConfigError([f"{folder}: {note.removesuffix(' and was left out')}" for note in notes])
     if not run or not settings:
-        raise ConfigError(f"{folder} is not a run folder: it needs run.json and config.yaml")
+        raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}")
     if run.get("state") != "finished":
         cut_off = run.get("state") == "running" and not is_running(folder)
         done = f"{'interrupted' if cut_off else run.get('state')} after {run.get('rounds_done', 0)} rounds"
         raise ConfigError(f"{folder} is {done}; only finished runs compare: dpcfl run --resume {folder}")
-    check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(folder / "run.json"), RUN_FIELDS)
-    privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{folder / 'config.yaml'}, privacy"
+    check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(files.run), RUN_FIELDS)
+    privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{files.config}, privacy"
     check_fields(privacy, path, {"epsilon": (float,)})
     final = mapping(run, "final")
     seen = _observed(folder)
@@ -112,21 +135,38 @@ def read_result(folder: Path) -> Result:
 
 
 def read_sweep(folder: Path) -> list[Result]:
-    """The finished runs of a sweep in the order of its cells; ConfigError if the folder is no sweep or none is finished."""
+    """Read the finished runs of a sweep, in the order of its cells.
+
+    Args:
+        folder: Sweep folder.
+
+    Raises:
+        ConfigError: If the folder is no sweep folder or no run has finished.
+    """
     cells = read_document(folder)["cells"]
     folders = dict.fromkeys((folder / cell["folder"]).resolve() for cell in cells)
-    done = [path for path in folders if read_mapping(path / "run.json", []).get("state") == "finished"]
+    done = [path for path in folders if read_mapping(RunFolder(path).run, []).get("state") == "finished"]
     if not done:
         raise ConfigError(f"{folder}: none of the sweep's {len(cells)} runs has finished")
     return [read_result(path) for path in done]
 
 
 def read_document(folder: Path) -> JsonLine:
-    """sweep.json: {config, axes, cells: [{values, folder, state}]}; ConfigError if the folder is no sweep."""
-    document = read_mapping(folder / SWEEP, [])
+    """Read sweep.json.
+
+    Args:
+        folder: Sweep folder.
+
+    Returns:
+        {config, axes, cells: [{values, folder, state}]}.
+
+    Raises:
+        ConfigError: If the folder is no sweep folder or the file is damaged.
+    """
+    file = SweepFolder(folder).sweep
+    document, path = read_mapping(file, []), str(file)
     if not document:
-        raise ConfigError(f"{folder} is not a sweep: it holds no readable {SWEEP}")
-    path = str(folder / SWEEP)
+        raise ConfigError(f"{folder} is not a sweep: it holds no readable {file.name}")
     check_fields({**dict.fromkeys(SWEEP_FIELDS), **document}, path, SWEEP_FIELDS)
     for cell in document["cells"]:
         check_fields({"cell": cell}, path, {"cell": (dict,)})
@@ -136,26 +176,30 @@ def read_document(folder: Path) -> JsonLine:
 
 
 def swept_terms(document: Mapping[str, Any]) -> list[str]:
-    """A sweep's axes over privacy and data: only runs with the same values on them are compared with each other."""
+    """Return the axes of a sweep over privacy and data; runs with different values on them are not compared."""
     return [key for key, values in document["axes"].items() if len(values) > 1 and key.startswith(("privacy.", "data."))]
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
-    """Group runs that differ only in their seed, in order of first appearance; a run given twice counts once."""
+    """Group runs that differ only in their seed, in order of first appearance; duplicates of a run are dropped."""
     found: dict[str, list[Result]] = {}
     for result in {result.folder.resolve(): result for result in results}.values():
-        found.setdefault(json.dumps(_dotted(result.settings), sort_keys=True), []).append(result)
+        found.setdefault(repr(sorted(_dotted(result.settings).items())), []).append(result)
     return [Row(tuple(group), _dotted(group[0].settings)) for group in found.values()]
 
 
 def differing(table: Sequence[Row]) -> list[str]:
-    """Dotted keys of settings whose values differ between rows: of an algorithm's options, between rows of that algorithm."""
+    """Find the settings that differ between rows.
+
+    Returns:
+        Dotted keys; an option of an algorithm counts only if it differs between rows of that algorithm.
+    """
     keys = dict.fromkeys(key for row in table for key in row.settings)
     return [key for key in keys if _differs(key, table)]
 
 
 def telling(table: Sequence[Row]) -> list[str]:
-    """Of the settings that differ, those that tell rows of one algorithm apart (its own learning rate does not: its name does)."""
+    """Find the settings that differ between rows of the same algorithm, as dotted keys."""
     by_algorithm: dict[str, list[Row]] = {}
     for row in table:
         by_algorithm.setdefault(row.algorithm, []).append(row)
@@ -163,9 +207,14 @@ def telling(table: Sequence[Row]) -> list[str]:
 
 
 def unequal(results: Sequence[Result], apart: Collection[str] = ()) -> dict[Path, str]:
-    """Runs that may not stand beside the others, by folder, each with what differs: privacy terms or data settings.
+    """Find runs whose privacy terms or data settings differ from those of most runs.
 
-    Runs with different values of the settings `apart` are not compared with each other. What most runs have is the measure.
+    Args:
+        results: The runs.
+        apart: Dotted keys; runs with different values of them are not compared with each other.
+
+    Returns:
+        What differs, by run folder.
     """
     groups: dict[str, list[Result]] = {}
     for result in results:
@@ -175,20 +224,26 @@ def unequal(results: Sequence[Result], apart: Collection[str] = ()) -> dict[Path
 
 
 def statements(results: Iterable[Result]) -> tuple[list[str], list[str]]:
-    """What these runs promise, each promise once, and what must not be overlooked about them."""
+    """Collect the privacy statements of runs.
+
+    Returns:
+        Distinct headlines, distinct alerts.
+    """
     said = [statement(result.privacy) for result in results]
     return list(dict.fromkeys(one.headline for one in said)), list(dict.fromkeys(alert for one in said for alert in one.alerts))
 
 
 def refusal(found: Mapping[Path, str]) -> ConfigError:
-    """What the command says instead of a comparison that would not be fair."""
+    """Build the error for runs that are not comparable, from the result of `unequal`."""
     return ConfigError([f"{path.name}: {text}" for path, text in found.items()] + ["--force shows them all the same, marked"])
 
 
 def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
-    """Rows as words: settings that differ, then figures; mean +- standard deviation over the runs of a row.
+    """Build the comparison table: settings that differ, then figures as mean +- standard deviation.
 
-    Rows with a run in `marked` (see `unequal`) say so in a column of their own.
+    Args:
+        shown: Rows of the table.
+        marked: Folders of runs that are not comparable (see `unequal`); their rows are marked in an extra column.
     """
     keys = differing(shown)
     columns = [("algorithm", [row.algorithm for row in shown]), ("epsilon", [_epsilon(row) for row in shown])]
@@ -208,12 +263,12 @@ def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
 
 
 def word(value: Any) -> str:
-    """A setting as a person reads it; one that is not there is a dash."""
+    """Format a setting; a dash if it is missing."""
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def write_csv(file: TextIO, results: Sequence[Result]) -> None:
-    """One line a run with its whole figures: folder, settings that differ, privacy, everything final that is one value."""
+    """Write one line per run: folder, settings that differ, privacy, and scalar final figures unrounded."""
     keys = differing(rows(results))
     figures = list(
         dict.fromkeys(key for result in results for key, value in result.final.items() if not isinstance(value, list))
@@ -230,14 +285,15 @@ def write_csv(file: TextIO, results: Sequence[Result]) -> None:
 
 
 def _observed(folder: Path) -> JsonLine:
-    """The newest value of every field in the observer's lines."""
-    lines = [*JsonlTail(folder / "metrics.jsonl").new(), *JsonlTail(folder / "clusters.jsonl").new()]
+    """Newest value of each field in the observer's lines."""
+    files = RunFolder(folder)
+    lines = [*JsonlTail(files.metrics).new(), *JsonlTail(files.clusters).new()]
     seen = [line for line in lines if line.get("view") == "observer" and whole(line.get("round")) is not None]
     return {key: value for line in sorted(seen, key=lambda line: line["round"]) for key, value in line.items()}
 
 
 def _dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted key, without those that make no experiment another."""
+    """Settings by dotted key, without those that do not change the experiment."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         key = f"{prefix}{name}"
@@ -249,7 +305,7 @@ def _dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _differs(key: str, table: Sequence[Row]) -> bool:
-    if key in ("algorithm.name", "privacy.epsilon"):  # these have a column anyhow
+    if key in ("algorithm.name", "privacy.epsilon"):  # these always have a column
         return False
     if key.startswith("algorithm."):
         by_algorithm: dict[str, set[str]] = {}
@@ -271,7 +327,7 @@ def _unequal(results: Sequence[Result]) -> dict[Path, str]:
 
 
 def _terms(result: Result) -> dict[str, str]:
-    """What must be equal for accuracies to compare: the privacy that is claimed, and the data."""
+    """Terms that must be equal for comparable runs: claimed privacy, and data."""
     privacy = {"epsilon": plain(result.epsilon, 6) if math.isfinite(result.epsilon) else "inf"}
     privacy |= {key: str(result.privacy.get(key, "not stated")) for key in TERMS}
     data = {key: word(value) for key, value in _dotted(result.settings).items() if key.startswith("data.")}
@@ -279,7 +335,7 @@ def _terms(result: Result) -> dict[str, str]:
 
 
 def _title(key: str, keys: Sequence[str]) -> str:
-    """The last word of a dotted key where that is enough."""
+    """Last word of a dotted key if it is unique."""
     last = key.rsplit(".", 1)[-1]
     return last if [other.rsplit(".", 1)[-1] for other in keys].count(last) == 1 else key
 

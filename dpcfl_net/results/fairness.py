@@ -1,20 +1,21 @@
-"""What privacy costs each client (RC-DPFL's F_acc and F_loss), against models trained without it on the same clusters' data.
+"""Accuracy and loss that privacy costs each client (F_acc and F_loss of RC-DPFL), relative to models trained without privacy.
 
-The experimenter's side only: it reads the experiment part of a job and what the observer wrote; nothing flows back.
+Reads the experiment part of a job and the observer's results; nothing flows back into the run.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import replacing
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_many, open_set, plan_slices
 from dpcfl_net.experiment.job_files import Job
@@ -24,14 +25,27 @@ EPOCHS, BATCH, RATE, MOMENTUM = 10, 64, 0.02, 0.9
 
 
 def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | None]:
-    """F_acc and F_loss of a run's last round, appended to its metrics.jsonl unless they are there already.
+    """Compute F_acc and F_loss of the last round and append them to metrics.jsonl, unless they are there.
 
-    F = max over clients i, j of |drop_i - drop_j| (RC-DPFL, section 5). drop: accuracy, or mean loss in nats, of the client's
-    model on its own test records against that of theta*, plain SGD on all training records of its true cluster. (The paper
-    takes the training loss; personal models are only ever tested.) Raises ConfigError for a folder without a figure for every
-    client, DataMissing as `datasets.load`.
+    F = max over clients i, j of |drop_i - drop_j|, where drop is the difference in test accuracy (or in mean test loss, in nats)
+    between theta* and the client's model; theta* is plain SGD on all training records of the client's true cluster. The paper takes
+    the training loss; here it is the test loss, since personal models are only tested.
+
+    Args:
+        folder: Run folder.
+        root: Data folder; None for the default.
+
+    Returns:
+        {"f_acc": share in [0, 1], "f_loss": nats, or None if a loss is not finite}.
+
+    Raises:
+        ConfigError: If the folder has no accuracy and loss for every client.
+        DataMissing: As `datasets.load`.
+
+    Source: RC-DPFL, section 5.
     """
-    lines = [line for line in runlog.read(folder / "metrics.jsonl") if line.get("view") == "observer"]
+    metrics = RunFolder(folder).metrics
+    lines = [line for line in runlog.read(metrics) if line.get("view") == "observer"]
     known = [line for line in lines if "f_acc" in line]
     if known:
         return {"f_acc": known[-1]["f_acc"], "f_loss": known[-1]["f_loss"]}
@@ -43,16 +57,21 @@ def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | Non
     drop = best[:, 0] - np.asarray(last["accuracy_by_client"])
     rise = np.asarray([np.inf if loss is None else loss for loss in last["loss_by_client"]]) - best[:, 1]
     found = {"f_acc": float(np.ptp(drop)), "f_loss": float(np.ptp(rise)) if np.isfinite(rise).all() else None}
-    book = runlog.Lines(folder / "metrics.jsonl")
+    book = runlog.Lines(metrics)
     book.write({"view": "observer", "round": last["round"], **found})
     book.close()
     return found
 
 
 def reference(job: Job, root: str | None = None) -> np.ndarray:
-    """(n, 2): test accuracy and mean test loss of each client under theta* of its true cluster, in client order.
+    """Evaluate each client under theta* of its true cluster; theta* is kept in the user's cache folder.
 
-    Trained once for a data setting, model and partition; kept in the user's cache folder.
+    Args:
+        job: The job.
+        root: Data folder; None for the default.
+
+    Returns:
+        (n, 2) float64 in client order: test accuracy in [0, 1], mean test loss in nats.
     """
     from dpcfl_net.training.dpsgd import Evaluator
     from dpcfl_net.training.models import build
@@ -64,18 +83,15 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
         "data": experiment.data, "partition": experiment.partition_seed, "model": m.model_dump(mode="json"),
         "recipe": [EPOCHS, BATCH, RATE, MOMENTUM],
     }  # fmt: skip
-    stored = (
-        cache.folder() / "references" / f"{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:24]}.npy"
-    )
+    stored = cache.folder() / "references" / f"{hashlib.sha256(canonical_json(asked)).hexdigest()[:24]}.npy"
     if stored.exists():
         models = np.load(stored, allow_pickle=False)
     else:
         clusters = range(len(settings.clients))
         models = np.stack([_train(job, settings, [s for s in slices if s.cluster == k], root) for k in clusters])
         stored.parent.mkdir(parents=True, exist_ok=True)
-        draft = stored.with_suffix(f".{os.getpid()}.npy")
-        np.save(draft, models, allow_pickle=False)
-        draft.replace(stored)
+        with replacing(stored) as file:
+            np.save(file, models, allow_pickle=False)
     shape = tuple(m.input_shape)
     evaluator = Evaluator(build(m.name, shape, m.classes), m.task, shape)
     own = [slices[k] for k in experiment.slices]
@@ -83,7 +99,7 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
 
 
 def _train(job: Job, settings: DataSettings, slices: list[Slice], root: str | None) -> np.ndarray:
-    """theta* of one cluster, (p,) float32: SGD with momentum from theta_init over the records of all its clients."""
+    """theta* of one cluster, (p,) float32: SGD with momentum from theta_init on the records of all its clients."""
     import torch
 
     from dpcfl_net.training.losses import each_loss

@@ -1,4 +1,4 @@
-"""Reads a run folder, whether the run is finished, still going or crashed in the middle of a line."""
+"""Reads a run folder, also of a running or crashed run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,34 @@ from typing import Any
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import opened, parse_json, read_text
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import parse
-from dpcfl_net.results.privacy_words import number
+from dpcfl_net.results.number_format import number
 
 JsonLine = dict[str, Any]
-# What reading a damaged npz file raises besides OSError, ValueError and KeyError.
+# Errors of damaged npz files besides OSError, ValueError and KeyError.
 NO_ARRAYS = (EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)
 
 
 class JsonlTail:
-    """A growing JSON-lines file, read on from where the last reading ended. Only whole lines are read.
+    """Reads complete lines of a growing JSON-lines file from where the last call ended.
 
-    damaged: damaged whole lines so far, which are left out; torn: whether the file now ends within a line.
+    Attributes:
+        path: The file.
+        offset: Bytes read so far.
+        damaged: Damaged lines so far, which are left out.
+        torn: Whether the file ends within a line.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.damaged, self.torn = path, 0, 0, False
 
     def new(self) -> list[JsonLine]:
-        """The lines that were added since the last call; a file that shrank was replaced and is read from its start."""
+        """Return the lines added since the last call; a file that shrank is read from its start.
+
+        Raises:
+            ConfigError: If the file cannot be read.
+        """
         if not self.path.exists():
             return []
         with opened(self.path) as file:
@@ -49,10 +58,20 @@ class JsonlTail:
 
 @dataclass(frozen=True)
 class FirstRound:
-    """The first round's updates as the server saw them: first two principal components, and the mixture there.
+    """Clustering of the first round's updates, in their first two principal components.
 
-    coordinates (n, 2); posteriors (n, M); labels (n,); centres (M, 2); deviations (M,) in the coordinates' units;
-    candidates and scores (k,): the effective MSS of each M that was tried.
+    Attributes:
+        coordinates: (n, 2), updates.
+        posteriors: (n, M), responsibilities.
+        labels: (n,), cluster of each update.
+        centres: (M, 2).
+        deviations: (M,), in the coordinates' unit.
+        candidates: (k,), numbers of clusters that were tried.
+        scores: (k,), effective MSS of each candidate.
+        mss: Effective MSS of the chosen mixture.
+        mss_plain: MSS of the chosen mixture without correction.
+        mpo: Maximum pairwise overlap of the chosen mixture.
+        clusters: Chosen number of clusters.
     """
 
     coordinates: list[list[float]]
@@ -70,10 +89,23 @@ class FirstRound:
 
 @dataclass
 class RunView:
-    """A run folder as plain data. Tables by round hold the last line written for that round.
+    """Content of a run folder; tables by round hold the last line of each round.
 
-    served / observed: metrics of the server's and of the observer's view; spent: epsilon by client after a round;
-    grouping: the server's assignment after a round; agreement: its comparison with the truth by the observer.
+    Attributes:
+        folder: Run folder.
+        run: run.json.
+        config: config.yaml.
+        protocol: protocol.json.
+        experiment: experiment.json.
+        served: Metrics of the server by round.
+        observed: Metrics of the observer by round.
+        spent: Epsilon by client after each round.
+        grouping: The server's assignment by round.
+        agreement: The observer's comparison of the assignment with the true clusters, by round.
+        messages: Lines of messages.jsonl.
+        spans: Lines of spans.jsonl.
+        first_round: Clustering of the first round; None if the run has none.
+        notes: Sentences on damaged files.
     """
 
     folder: Path
@@ -103,22 +135,22 @@ class RunView:
 
     @property
     def state(self) -> str:
-        """running, finished, failed or interrupted as run.json says; `unknown` without it."""
+        """running, finished, failed or interrupted; `unknown` without run.json."""
         return str(self.run.get("state") or "unknown")
 
     @property
     def rounds(self) -> int | None:
-        """How many rounds the job has, None when no file says."""
+        """Number of rounds of the job; None if unknown."""
         return whole(self.protocol.get("rounds")) or whole(self.config.get("rounds"))
 
     @property
     def true_clusters(self) -> list[int]:
-        """The true cluster of each client in client order, empty when not known."""
+        """True cluster of each client in client order; empty if unknown."""
         return true_clusters(self.experiment)
 
     @property
     def clients(self) -> int:
-        """How many clients there are, by the first file that tells."""
+        """Number of clients."""
         roster = self.protocol.get("roster")
         tables = [self.true_clusters, roster if isinstance(roster, list) else []]
         tables += [listed(line, "assignment") for line in self.grouping.values()]
@@ -127,28 +159,35 @@ class RunView:
 
 
 def read_run(folder: Path | str) -> RunView:
-    """Everything in a run folder that can be read; what is missing stays empty, what is damaged is in `notes`.
+    """Read a run folder; missing files stay empty, damaged files are named in `notes`.
 
-    Raises ConfigError when the folder does not exist or holds none of a run's files.
+    Raises:
+        ConfigError: If the folder does not exist or holds no file of a run.
     """
-    folder = Path(folder)
-    names = ("run.json", "protocol.json", "config.yaml", "metrics.jsonl")
-    if not any((folder / name).is_file() for name in names):
-        raise ConfigError(f"{folder} is not a run folder: it holds none of {', '.join(names)}")
-    view = RunView(folder)
-    for attribute, name in (("run", "run.json"), ("protocol", "protocol.json"), ("experiment", "experiment.json")):
-        setattr(view, attribute, read_mapping(folder / name, view.notes))
-    view.config = read_mapping(folder / "config.yaml", view.notes)
-    sort_metrics(_lines(folder, "metrics.jsonl", view.notes), view.served, view.observed, view.spent)
-    sort_clusters(_lines(folder, "clusters.jsonl", view.notes), view.grouping, view.agreement)
-    view.messages = _lines(folder, "messages.jsonl", view.notes)
-    view.spans = _lines(folder, "spans.jsonl", view.notes)
-    view.first_round = _first_round(folder / "first_round.npz", view.notes)
+    files = RunFolder(folder)
+    known = (files.run, files.protocol, files.config, files.metrics)
+    if not any(path.is_file() for path in known):
+        raise ConfigError(f"{folder} is not a run folder: it holds none of {', '.join(path.name for path in known)}")
+    view = RunView(files.path)
+    view.run, view.protocol = read_mapping(files.run, view.notes), read_mapping(files.protocol, view.notes)
+    view.experiment, view.config = read_mapping(files.experiment, view.notes), read_mapping(files.config, view.notes)
+    sort_metrics(_lines(files.metrics, view.notes), view.served, view.observed, view.spent)
+    sort_clusters(_lines(files.clusters, view.notes), view.grouping, view.agreement)
+    view.messages, view.spans = _lines(files.messages, view.notes), _lines(files.spans, view.notes)
+    view.first_round = _first_round(files.first_round, view.notes)
     return view
 
 
 def read_mapping(path: Path, notes: list[str]) -> JsonLine:
-    """A JSON or YAML mapping, empty when the file is missing; when it is damaged `notes` says so."""
+    """Read a JSON or YAML mapping.
+
+    Args:
+        path: The file.
+        notes: Receives a sentence if the file is damaged.
+
+    Returns:
+        The mapping; empty if the file is missing or damaged.
+    """
     if not path.exists():
         return {}
     try:
@@ -165,7 +204,7 @@ def read_mapping(path: Path, notes: list[str]) -> JsonLine:
 def sort_metrics(
     lines: Iterable[JsonLine], served: dict[int, JsonLine], observed: dict[int, JsonLine], spent: dict[int, list[float | None]]
 ) -> None:
-    """Put lines of metrics.jsonl into their tables by round."""
+    """Sort lines of metrics.jsonl into tables by round."""
     for line in lines:
         at = whole(line.get("round"))
         if at is None:
@@ -179,66 +218,66 @@ def sort_metrics(
 
 
 def sort_clusters(lines: Iterable[JsonLine], grouping: dict[int, JsonLine], agreement: dict[int, JsonLine]) -> None:
-    """Put lines of clusters.jsonl into their tables by round."""
+    """Sort lines of clusters.jsonl into tables by round."""
     for line in lines:
         at = whole(line.get("round"))
         if at is not None:
             table = agreement if line.get("view") == "observer" else grouping
-            table[at] = {**table.get(at, {}), **line}  # labels and recovery of one round are lines of their own
+            table[at] = {**table.get(at, {}), **line}  # labels and recovery of one round are separate lines
 
 
 def true_clusters(experiment: JsonLine) -> list[int]:
-    """experiment.json's true cluster of each client; empty unless every one is a whole number."""
+    """Return the true cluster of each client from experiment.json; empty if one is not a whole number."""
     found = [whole(item) for item in listed(experiment, "true_clusters")]
     return [item for item in found if item is not None] if None not in found else []
 
 
 def sizes(clusters: Sequence[int]) -> dict[int, int]:
-    """How many clients each true cluster has, by cluster."""
+    """Count clients by true cluster, sorted by cluster."""
     return dict(sorted(Counter(clusters).items()))
 
 
 def minority(clusters: Sequence[int]) -> int | None:
-    """The one smallest true cluster; None when several are smallest or there is only one."""
+    """Return the smallest true cluster; None if several are smallest or there is only one."""
     counted = sorted((count, cluster) for cluster, count in sizes(clusters).items())
     return counted[0][1] if len(counted) > 1 and counted[0][0] < counted[1][0] else None
 
 
 def letter(cluster: int) -> str:
-    """True clusters are called A, B, ... so that nobody takes them for the server's numbered groups."""
+    """Name a true cluster A, B, ..., to distinguish it from the server's numbered clusters."""
     return chr(ord("A") + cluster) if 0 <= cluster < 26 else f"#{cluster}"
 
 
 def listed(line: JsonLine, key: str) -> list[Any]:
-    """A list in a line, or an empty one."""
+    """Return a list field, or an empty list."""
     found = line.get(key)
     return found if isinstance(found, list) else []
 
 
 def mapping(line: Mapping[str, Any], key: str) -> JsonLine:
-    """A mapping in a line, or an empty one."""
+    """Return a mapping field, or an empty mapping."""
     found = line.get(key)
     return found if isinstance(found, dict) else {}
 
 
 def numbers(line: JsonLine, key: str) -> list[float | None]:
-    """A list of numbers in a line, None where one is not finite."""
+    """Return a list field as numbers, None where one is not finite."""
     return [number(item) for item in listed(line, key)]
 
 
 def whole(value: Any) -> int | None:
-    """A whole number >= 0, else None."""
+    """Return a whole number >= 0, else None."""
     found = number(value)
     return int(found) if found is not None and found >= 0 and found == int(found) else None
 
 
-def _lines(folder: Path, name: str, notes: list[str]) -> list[JsonLine]:
-    tail = JsonlTail(folder / name)
+def _lines(path: Path, notes: list[str]) -> list[JsonLine]:
+    tail = JsonlTail(path)
     lines = tail.new()
     if tail.damaged:
-        notes.append(f"{name}: {tail.damaged} damaged line(s) left out")
+        notes.append(f"{path.name}: {tail.damaged} damaged line(s) left out")
     if tail.torn:
-        notes.append(f"{name} ends within a line: the run is still writing, or was cut off")
+        notes.append(f"{path.name} ends within a line: the run is still writing, or was cut off")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Who was given which model, by the transcript: clients of one cluster the same, and every client what it was charged for."""
+"""Checks of the transcript: models given to clients of one cluster are equal, and each client was charged for the task shown."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ NOTHING = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True)
 class Given:
-    """The tasks that the transcript shows, and the tasks that were answered with a release, as (client, header) each.
+    """Tasks in a transcript.
 
-    odd: records from the server that are no messages of this protocol.
+    Attributes:
+        tasks: (client, task header) of every task.
+        released: (client, task header) of every task answered with a release.
+        odd: Numbers of records from the server that are no messages of this protocol.
     """
 
     tasks: list[tuple[int, Header]]
@@ -32,7 +35,7 @@ class Given:
 
 
 def given(records: Iterable[Record]) -> Given:
-    """What a transcript shows of tasks, whatever its mode: the hash of a model is in the header."""
+    """Collect the tasks of a transcript; works in every transcript mode, since headers hold the hash of the model."""
     found = Given([], [], [])
     asked: dict[tuple[int, str], Header] = {}
     for record in records:
@@ -54,11 +57,21 @@ def given(records: Iterable[Record]) -> Given:
 
 
 def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
-    """Rounds in which clients that share a model were given different ones, a sentence each.
+    """Find rounds in which clients that share a model were given different models.
 
-    Held against the signed job (how many models a round can have, which tasks carry all of them) and against the server's own
-    word for who is in which cluster, the file `clusters` (clusters.jsonl, may be missing). An algorithm with a model for each
-    client shares none.
+    Checks against the signed job (number of models per round, tasks that carry all models) and against the server's own assignments.
+    An algorithm with one model per client has no shared models.
+
+    Args:
+        found: Tasks of the transcript.
+        protocol: The signed protocol.
+        clusters: File clusters.jsonl; may be missing.
+
+    Returns:
+        One sentence per problem.
+
+    Raises:
+        ConfigError: If `clusters` is damaged.
     """
     algorithm = algorithm_of(protocol)
     groups = _groups(clusters, protocol)
@@ -81,10 +94,17 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
 
 
 def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, list[Entry]]) -> list[str]:
-    """Releases whose client was charged for another task than the transcript shows, a sentence each.
+    """Find releases whose client was charged for another task than the transcript shows.
 
-    charged: the debits of each client. The id of a debit is a hash of the task with its model: a transcript that was written
-    anew to hide what clients were given does not fit their ledgers.
+    The id of a debit is a hash of the task including its model, so a rewritten transcript does not match the ledgers.
+
+    Args:
+        found: Tasks of the transcript.
+        protocol: The signed protocol.
+        charged: Debits by client.
+
+    Returns:
+        One sentence per problem.
     """
     ids = {(client, line.round, line.kind): line.id for client, lines in charged.items() for line in lines}
     job = digest(protocol)
@@ -99,14 +119,14 @@ def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, l
 
 
 def _most_models(algorithm: Algorithm, task: str) -> int:
-    """How many different payloads a round's tasks of one kind may have: one, if each carries all models."""
+    """Largest number of distinct payloads of a round's tasks of one kind; 1 if each task carries all models."""
     half = algorithm.client_steps().get(task)
     whole = half is None or any("M" in spec.shape for spec in half.takes.values())
     return 1 if whole else algorithm.published_models
 
 
 def _groups(path: Path, protocol: Protocol) -> dict[int, dict[int, int]]:
-    """The cluster of each client by round, as the server wrote it down."""
+    """Cluster of each client by round, as the server wrote it."""
     clients = [entry.id for entry in protocol.roster]
     found: dict[int, dict[int, int]] = {}
     for line in runlog.read(path):

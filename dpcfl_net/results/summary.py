@@ -1,4 +1,4 @@
-"""run.json: one run in one small file, put together from what the processes wrote."""
+"""run.json: summary of a run, built from the files that its processes wrote."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Any
 from dpcfl_net import __version__
 from dpcfl_net.core import runlog, yaml_file
 from dpcfl_net.core.errors import ConfigError, LedgerError
-from dpcfl_net.core.files import check_fields, read_object
-from dpcfl_net.core.protocol import PROTOCOL, PrivacyTarget, digest, read_protocol
-from dpcfl_net.core.run_lock import is_running
+from dpcfl_net.core.files import check_fields, read_object, write_atomically
+from dpcfl_net.core.locks import is_running
+from dpcfl_net.core.protocol import PrivacyTarget, digest, read_protocol
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Event
 from dpcfl_net.data import cache
-from dpcfl_net.experiment.job_files import EXPERIMENT, Audit, Job, checked, read_experiment
+from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.ledger import LINES, read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.transport.keys import client_key
 
-# What is read again of a run.json and of a run's config.yaml.
+# Fields of run.json and sections of config.yaml that the program reads.
 RUN_FIELDS: dict[str, tuple[type, ...]] = {
     "state": (str,), "rounds_done": (int,), "wall_s": (float,), "processes": (int,), "devices": (dict,), "privacy": (dict,),
     "final": (dict,),
@@ -39,16 +40,29 @@ LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn
 
 
 def read_run_job(folder: Path) -> Job:
-    """The job of a run folder, without its signatures; ConfigError when the folder is no run."""
-    if not (folder / PROTOCOL).exists():
-        raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
-    protocol = read_protocol(folder / PROTOCOL)
-    return checked(Job(protocol, read_experiment(folder / EXPERIMENT, protocol)))
+    """Read the job of a run folder without checking its signatures.
+
+    Raises:
+        ConfigError: If the folder is no run folder.
+        Refused: If the job is malformed.
+    """
+    files = RunFolder(folder)
+    if not files.protocol.exists():
+        raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
+    protocol = read_protocol(files.protocol)
+    return checked(Job(protocol, read_experiment(files.experiment, protocol)))
 
 
 def run_settings(folder: Path) -> dict[str, Any]:
-    """The sections of a run's config.yaml as they are written there; ConfigError if they are not those of a run."""
-    path = folder / "config.yaml"
+    """Read config.yaml of a run.
+
+    Returns:
+        Its sections.
+
+    Raises:
+        ConfigError: If a section that is read again is missing or malformed.
+    """
+    path = RunFolder(folder).config
     document = yaml_file.load(path)
     for name, fields in RUN_SECTIONS.items():
         section = document.get(name) if isinstance(document, dict) else None
@@ -61,11 +75,22 @@ def run_settings(folder: Path) -> dict[str, Any]:
 def run_document(
     folder: Path, job: Job, *, state: str, wall_s: float, processes: int, replace_one: float | None, devices: dict[str, int]
 ) -> dict[str, Any]:
-    """The whole of run.json; figures that are not there yet are null.
+    """Build run.json; figures that do not exist yet are null.
 
-    devices: how many worker processes compute on what, "cpu" or a GPU's UUID; empty where that is not known.
+    Args:
+        folder: Run folder.
+        job: Its job.
+        state: running, finished, failed or interrupted.
+        wall_s: Seconds of the run so far, over all resumes.
+        processes: Largest number of processes at once.
+        replace_one: Epsilon under replace-one; None if infinite or not computed yet.
+        devices: Worker processes by device, "cpu" or a GPU's UUID; empty if unknown.
+
+    Returns:
+        The document.
     """
-    metrics, clusters = (runlog.read(folder / name) for name in ("metrics.jsonl", "clusters.jsonl"))
+    files = RunFolder(folder)
+    metrics, clusters = runlog.read(files.metrics), runlog.read(files.clusters)
     server = [line for line in metrics if line["view"] == "server" and "bytes_up" in line]
     observed = [line for line in metrics if line["view"] == "observer"]
     seen = [line for line in clusters if line["view"] == "server" and "clusters" in line]
@@ -113,18 +138,22 @@ def run_document(
 
 
 def audited(audit: Audit) -> str:
-    """What is said of a run with canaries wherever its results are."""
+    """Describe the canaries of an audited run in one sentence."""
     one = len(audit.clients) == 1
     who = f"client {audit.clients[0]}" if one else f"{len(audit.clients)} clients"
     return f"{audit.canaries} records of {who} were canaries and all others empty, for an audit: accuracy means nothing here"
 
 
 def read_document(folder: Path) -> dict[str, Any]:
-    """run.json, empty where there is none yet; ConfigError if it cannot be read.
+    """Read run.json.
 
-    A run that says `running` while no process holds its folder was cut off: it is `interrupted`.
+    Returns:
+        The document; empty if the file is missing. State "running" becomes "interrupted" if no process holds the folder.
+
+    Raises:
+        ConfigError: If the file is damaged.
     """
-    path = folder / "run.json"
+    path = RunFolder(folder).run
     try:
         document = read_object(path, RUN_FIELDS) if path.exists() else {}
     except ConfigError as error:
@@ -136,11 +165,11 @@ def read_document(folder: Path) -> dict[str, Any]:
 
 def write_run(folder: Path, document: dict[str, Any]) -> None:
     """Replace run.json."""
-    runlog.write_atomically(folder / "run.json", json.dumps(document, indent=2, allow_nan=False) + "\n")
+    write_atomically(RunFolder(folder).run, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def damages(folder: Path, job: Job) -> list[str]:
-    """What of a run folder is left out of its figures because it is damaged, a sentence each."""
+    """Describe the damaged files of a run folder that its figures leave out, a sentence each."""
     counts = [(folder / name, runlog.unreadable(folder / name)) for name in runlog.REQUIRED]
     found = [f"{path}: {count} damaged line(s) left out" for path, count in counts if count]
     for where in dict.fromkeys(paying_ledger(folder, job, entry.id) for entry in job.protocol.roster):
@@ -152,32 +181,39 @@ def damages(folder: Path, job: Job) -> list[str]:
 
 
 def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, list[Event]]]:
-    """(round, events) of every charge of this run in the ledger that pays for a client, in order."""
+    """List the charges of this run in the ledger that pays for a client.
+
+    Returns:
+        (round, events) in order.
+
+    Raises:
+        LedgerError: If the ledger is damaged.
+    """
     own = digest(job.protocol)
     entries = read_ledger(paying_ledger(folder, job, client))
     return [(entry.round, list(entry.events)) for entry in entries if entry.job == own and entry.events]
 
 
 def paying_ledger(folder: Path, job: Job, client: int) -> Path:
-    """The ledger in which a client's epsilon is: its own, or a trusted server's."""
+    """Return the ledger folder with a client's epsilon: its own, or the trusted server's."""
     if job.protocol.privacy.trust == "trusted-server":
-        return folder / "ledgers" / CENTRAL_SERVER
+        return RunFolder(folder).ledger(CENTRAL_SERVER)
     return ledger_folder(folder, client)
 
 
 def ledger_folder(folder: Path, client: int) -> Path:
-    """Where a client's ledger of this run is."""
-    return folder / "ledgers" / client_key(client)
+    """Return the folder of a client's ledger of this run."""
+    return RunFolder(folder).ledger(client_key(client))
 
 
 def record_book(folder: Path) -> tuple[Path, float | None]:
-    """Scope `dataset`: the folder of the record book, and the delta of its budget if it has one."""
+    """Return folder of the record book and delta of its budget (None without a budget), for ledger scope "dataset"."""
     ledger = run_settings(folder)["ledger"]
     return Path(ledger["root"]).expanduser().resolve(), (ledger["budget"] or {}).get("delta")
 
 
 def promised_over_runs(folder: Path, job: Job) -> str:
-    """Scope `dataset`: what all runs on one client's records have promised together, at most; a sentence."""
+    """Describe in one sentence what all runs on the same records promise together, for ledger scope "dataset"."""
     where, delta = record_book(folder)
     delta = delta or job.protocol.privacy.delta
     book, compose = RecordBook(where), composer(cache.folder() / "claims")
@@ -187,12 +223,20 @@ def promised_over_runs(folder: Path, job: Job) -> str:
 
 
 def spent_by_client(folder: Path, job: Job) -> list[float]:
-    """Epsilon of what each client's ledger was charged; clients with equal charges are computed once."""
+    """Compute the epsilon that each client's ledger was charged.
+
+    Returns:
+        Epsilon in client order; 0 for a client without charges.
+    """
     return [curve[-1] if curve else 0.0 for curve in epsilon_curves(folder, job)]
 
 
 def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
-    """For each client, epsilon after each of the run's charged rounds, inf with seeded noise or a damaged ledger; nothing for a client without one."""
+    """Compute each client's epsilon after each charged round.
+
+    Returns:
+        One list per client in client order: inf with seeded noise or a damaged ledger, empty without a ledger.
+    """
     by_ledger: dict[Path, list[float]] = {}
     accounted = job.protocol.privacy.model_copy(update={"delta": job.protocol.accounted_delta})
     for entry in job.protocol.roster:
@@ -200,13 +244,13 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
         if where in by_ledger:
             continue
         by_ledger[where] = []
-        if not (where / "ledger.jsonl").exists():
+        if not (where / LINES).exists():
             continue
         groups: dict[int, list[Event]] = {}
         try:
             for t, events in charged_by_round(folder, job, entry.id):
                 groups.setdefault(t, []).extend(events)
-        except LedgerError:  # its worker refuses to start, and says why; what was spent is not known
+        except LedgerError:  # the worker refuses to start; the epsilon spent is unknown
             by_ledger[where] = [math.inf]
             continue
         charged = tuple(tuple(groups.get(t, ())) for t in range(1, max(groups, default=0) + 1))
@@ -217,7 +261,7 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
 
 @lru_cache(maxsize=256)
 def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: PrivacyTarget) -> list[float]:
-    """Epsilon after each round's charges; that of a whole run is remembered, for runs that differ in their seed."""
+    """Epsilon after each round; kept for whole runs, since runs that differ in the seed share it."""
     from dpcfl_net.privacy.accounting.accountant import epsilon_by_prefix
 
     def computed() -> list[float]:
@@ -231,12 +275,11 @@ def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: Privacy
 
 
 def write_epsilon_lines(folder: Path, job: Job) -> None:
-    """Append to metrics.jsonl what each client has spent after each round that is not there yet."""
-    written = max(
-        (line["round"] for line in runlog.read(folder / "metrics.jsonl") if "epsilon_spent_by_client" in line), default=0
-    )
+    """Append the epsilon spent by each client to metrics.jsonl, for each round that lacks it."""
+    metrics = RunFolder(folder).metrics
+    written = max((line["round"] for line in runlog.read(metrics) if "epsilon_spent_by_client" in line), default=0)
     curves = epsilon_curves(folder, job)
-    lines = runlog.Lines(folder / "metrics.jsonl")
+    lines = runlog.Lines(metrics)
     for t in range(written, min(map(len, curves), default=0)):
         lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": [curve[t] for curve in curves]})
     lines.close()

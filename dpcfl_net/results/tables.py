@@ -1,4 +1,4 @@
-"""A table as data, for pages, terminals and CSV files."""
+"""Table as data, for pages, terminals and CSV files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a page: every row has as many cells as there are columns."""
+    """Table with as many cells in each row as there are columns.
+
+    Attributes:
+        title: Heading.
+        columns: Column titles.
+        rows: Cells as text.
+        caption: Caption; may be empty.
+    """
 
     title: str
     columns: list[str]

@@ -1,4 +1,4 @@
-"""`dpcfl verify`: the job's signature, every hash chain, and ledgers, plan and messages held against each other."""
+"""`dpcfl verify`: checks signature, hash chains, and the consistency of ledgers, plan and messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.protocol import PROTOCOL, digest
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected
 from dpcfl_net.experiment.job_files import Job, read_job
@@ -23,8 +24,13 @@ from dpcfl_net.transport.messages import decode
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the result: what was held against what, whether it holds (None: nothing to check), and the figure or
-    the first difference."""
+    """Result of one check.
+
+    Attributes:
+        what: What was checked.
+        holds: Whether it holds; None if there was nothing to check.
+        detail: Figure, or first difference.
+    """
 
     what: str
     holds: bool | None
@@ -32,10 +38,22 @@ class Check:
 
 
 def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
-    """Every check that a run folder allows; ConfigError if it is no run folder or holds no operator's key."""
-    if not (folder / PROTOCOL).exists():
-        raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
-    operator = operator_key or read_operator_key(folder / "operator.pub")
+    """Run every check that a run folder allows.
+
+    Args:
+        folder: Run folder.
+        operator_key: Operator's public key, 64 hex digits; None for the key in the run folder.
+
+    Returns:
+        The checks in order.
+
+    Raises:
+        ConfigError: If the folder is no run folder or has no operator key.
+    """
+    files = RunFolder(folder)
+    if not files.protocol.exists():
+        raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
+    operator = operator_key or read_operator_key(files.operator_key)
     try:
         job = read_job(folder, operator)
     except DpcflError as error:
@@ -49,16 +67,13 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
 
 
 def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
-    """Chains and counters whole; no slot charged that the plan does not hold, none more often.
-
-    Where a server is trusted its own ledger is `NOBODY`'s, and a client that was never drawn may have none.
-    """
+    """Check chains, counters and plan of all ledgers; `NOBODY` owns a trusted server's ledger, and undrawn clients may have none."""
     own, algorithm, adjacency = digest(job.protocol), job.algorithm, job.protocol.privacy.adjacency
     owners = [(e.id, ledger_folder(folder, e.id), algorithm.plan(e), e.noise_multiplier) for e in job.protocol.roster]
     trusted = job.protocol.privacy.trust == "trusted-server"
     if trusted:
         noise = job.protocol.curator_noise_multiplier
-        owners.append((NOBODY, folder / "ledgers" / CENTRAL_SERVER, algorithm.central_plan(), noise))
+        owners.append((NOBODY, RunFolder(folder).ledger(CENTRAL_SERVER), algorithm.central_plan(), noise))
     problems: list[str] = []
     over: list[str] = []
     charged: dict[int, list[Any]] = {}
@@ -86,7 +101,7 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
 
 
 def _beyond_plan(owner: int, lines: list[Any], plan: list[Slot], events: dict[str, Event]) -> list[str]:
-    """What one ledger charges that its plan does not hold."""
+    """Charges of one ledger that its plan does not hold."""
     spent, quota = Counter(name for line in lines for name in line.slots), Counter(slot.name for slot in plan)
     over = [f"{_name(owner)}: {name} charged {n} times, planned {quota[name]}" for name, n in spent.items() if n > quota[name]]
     for line in lines:
@@ -103,11 +118,11 @@ def _name(owner: int) -> str:
 
 
 def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
-    """The epsilon of what was charged, recomputed from the ledgers alone; of a run without one, that of its noisy part."""
+    """Recompute epsilon from the ledgers; for an unprotected run, that of the noisy part."""
     from dpcfl_net.privacy.accounting.accountant import epsilon
 
     privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
-    if privacy.trust == "trusted-server":  # what clients sent it is raw; what it published is in its own ledger
+    if privacy.trust == "trusted-server":  # clients send raw updates; the server's ledger holds what it published
         charged = {NOBODY: charged.get(NOBODY, [])}
     reasons = {event.reason for lines in charged.values() for line in lines for event in line.events if _open(event)}
     known: dict[tuple[Event, ...], float] = {}
@@ -153,10 +168,10 @@ def _merged(events: list[Event]) -> list[Event]:
 
 
 def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Check]:
-    """The transcript's chain; and for every release that the server received, the debit that paid for it."""
-    path = folder / "transcript.msgpack"
+    """Check the chain of the transcript and that every release received was debited first."""
+    path = RunFolder(folder).transcript
     if not path.exists():
-        return [Check("transcript: hash chain whole", None if _kept_none(folder) else False, "there is no transcript.msgpack")]
+        return [Check("transcript: hash chain whole", None if _kept_none(folder) else False, f"there is no {path.name}")]
     try:
         reader = transcript.read(path)
         records = list(reader)
@@ -176,7 +191,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
     shown = given(records)
     foreign = other_than_charged(shown, job.protocol, {c: lines for c, lines in charged.items() if c != NOBODY})
-    split = split_models(shown, job.protocol, folder / "clusters.jsonl")
+    split = split_models(shown, job.protocol, RunFolder(folder).clusters)
     silent = sorted(paid - released)
     detail = (
         unpaid[0]
@@ -201,5 +216,5 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
 
 
 def _kept_none(folder: Path) -> bool:
-    """Whether the run's configuration says that no transcript is kept."""
-    return (folder / "config.yaml").exists() and run_settings(folder)["output"]["transcript"] == "off"
+    """True if the configuration turns the transcript off."""
+    return RunFolder(folder).config.exists() and run_settings(folder)["output"]["transcript"] == "off"

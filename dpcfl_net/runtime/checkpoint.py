@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import msgpack
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.files import sync_folder, write_durably
 from dpcfl_net.core.types import State
 
 ARRAY = "__array__"
@@ -42,17 +42,17 @@ class Checkpoints:
         hashes = {}
         for cluster, model in enumerate(state.models):
             name, data = f"cluster_{cluster}.safetensors", save({"theta": np.ascontiguousarray(model)})
-            _durable(draft / name, data)
+            write_durably(draft / name, data)
             hashes[name] = hashlib.sha256(data).hexdigest()
         rest = {"round": t, "models": list(state.models.shape), "assignment": state.assignment, "memory": _plain(state.memory)}
         data = msgpack.packb(rest)
-        _durable(draft / STATE, data)
+        write_durably(draft / STATE, data)
         hashes[STATE] = hashlib.sha256(data).hexdigest()
-        _durable(draft / HASHES, "".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)).encode())
-        _sync(draft)
+        write_durably(draft / HASHES, "".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)).encode())
+        sync_folder(draft)
         _remove(final)
         draft.rename(final)
-        _sync(self.folder)
+        sync_folder(self.folder)
         for old in self.rounds()[: -self.keep]:
             _remove(self.folder / f"round_{old:05d}")
 
@@ -129,18 +129,3 @@ def _rich(value: Any) -> Any:
     if isinstance(value, list):
         return [_rich(item) for item in value]
     return value
-
-
-def _durable(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,8 +15,10 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.files import write_atomically
 from dpcfl_net.core.protocol import Protocol, read_signed_protocol
-from dpcfl_net.core.runlog import Lines, say, write_atomically
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.signing import read_secret_file
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
@@ -76,8 +78,8 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     """Bind, wait for the clients, run every round, say goodbye. RunFailed when the quorum is lost."""
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
     algorithm = algorithm_of(protocol)
-    records = Records(spec.folder, protocol, algorithm)
-    transcript = Transcript(spec.folder / "transcript.msgpack", spec.transcript)
+    files, records = RunFolder(spec.folder), Records(spec.folder, protocol, algorithm)
+    transcript = Transcript(files.transcript, spec.transcript)
     own = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
     client_steps = algorithm.client_steps()
     endpoint = ServerEndpoint(
@@ -88,13 +90,13 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         check=lambda client, task, tensors: check_release(algorithm, client, tensors),
         log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
     )
-    curator = CentralDPServer.of(algorithm, spec.folder / "ledgers", _noise_seed(spec.keys, protocol))
+    curator = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
     outbox = None
     if spec.observer:
         outbox = ObserverOutbox(spec.observer, Link.of(protocol, own, protocol.observer_key), sender=COORDINATOR)
     abort = True
     try:
-        write_atomically(spec.folder / "addresses" / COORDINATOR, endpoint.address)
+        write_atomically(files.address(COORDINATOR), endpoint.address)
         loading = threading.Thread(target=importlib.import_module, args=("torch",), name="torch")
         loading.start()  # the first model needs it; clients are started and join meanwhile
         fed = NetworkFederation(
@@ -113,7 +115,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
                 diagnostics = curator.diagnostics if curator is not None else {}
                 outbox.models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **diagnostics)
 
-        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints, records.warn), on_round)
+        drive(algorithm, fed, Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn), on_round)
         if outbox is not None:
             outbox.end(protocol.rounds)
         fed.goodbye()
@@ -174,11 +176,12 @@ class Records:
     """What the server writes down: its own view, which is all it has."""
 
     def __init__(self, folder: Path, protocol: Protocol, algorithm: Algorithm) -> None:
-        self.folder, self.protocol, self.algorithm = folder, protocol, algorithm
-        (self.folder / "addresses").mkdir(parents=True, exist_ok=True)
-        self._messages = Lines(self.folder / "messages.jsonl")
-        self._metrics, self._clusters = Lines(self.folder / "metrics.jsonl"), Lines(self.folder / "clusters.jsonl")
-        self._spans, self._warnings = Lines(self.folder / "spans.jsonl"), Lines(self.folder / "warnings.jsonl")
+        self.protocol, self.algorithm = protocol, algorithm
+        self._files = files = RunFolder(folder)
+        files.addresses.mkdir(parents=True, exist_ok=True)
+        self._messages = Lines(files.messages)
+        self._metrics, self._clusters = Lines(files.metrics), Lines(files.clusters)
+        self._spans, self._warnings = Lines(files.spans), Lines(files.warnings)
         self._round_start = time.time()
         self._bytes, self._started = (0, 0), 0
 
@@ -216,5 +219,5 @@ class Records:
         self._spans.write({"who": "coordinator", "what": "wait", "round": t, "start": self._round_start, "end": now})
         picture = self.algorithm.first_round(state)
         if t == 1 and picture is not None:
-            np.savez(self.folder / "first_round.npz", **picture)
+            np.savez(self._files.first_round, **picture)
         self._round_start = now

@@ -15,7 +15,9 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
-from dpcfl_net.core.runlog import Lines, say, write_atomically
+from dpcfl_net.core.files import write_atomically
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_set, plan_slices
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.transport import keys
@@ -54,8 +56,9 @@ def run_observer(spec: ObserverSpec) -> None:
         on_failure=lambda failure: say(f"refused: {failure}"),
     )
     try:
-        (spec.folder / "addresses").mkdir(parents=True, exist_ok=True)
-        write_atomically(spec.folder / "addresses" / OBSERVER, inbox.address)
+        files = RunFolder(spec.folder)
+        files.addresses.mkdir(parents=True, exist_ok=True)
+        write_atomically(files.address(OBSERVER), inbox.address)
         import torch  # workers are started meanwhile
 
         torch.set_num_threads(1)
@@ -81,11 +84,9 @@ class Observer:
         self.job, self.truth = job, job.experiment.true_clusters
         self._known = DataSettings.model_validate(job.experiment.data).clusters_known
         self._every = spec.evaluate_every
-        self._metrics, self._clusters = Lines(spec.folder / "metrics.jsonl"), Lines(spec.folder / "clusters.jsonl")
-        self._spans = Lines(spec.folder / "spans.jsonl")
-        self._written = {
-            line.get("round") for line in runlog.read(spec.folder / "metrics.jsonl") if line.get("view") == "observer"
-        }
+        files = RunFolder(spec.folder)
+        self._metrics, self._clusters, self._spans = Lines(files.metrics), Lines(files.clusters), Lines(files.spans)
+        self._written = {line.get("round") for line in runlog.read(files.metrics) if line.get("view") == "observer"}
         self._algorithm = job.algorithm
         self._judge = Judge(job, spec.data_root)
         self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.personal else None

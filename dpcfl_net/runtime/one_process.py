@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import State
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import Job, client_slice, read_job
@@ -64,7 +65,7 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
     records = Records(spec.folder, job.protocol, algorithm)
     observer = Observer(
         ObserverSpec(
-            spec.folder, spec.operator_key, "", spec.folder / "keys", spec.folder, spec.data_root, spec.evaluate_every
+            spec.folder, spec.operator_key, "", RunFolder(spec.folder).keys, spec.folder, spec.data_root, spec.evaluate_every
         ),
         job,
     )
@@ -84,7 +85,7 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
 
     records.joined()
     try:
-        drive(algorithm, fed, Checkpoints(spec.folder / "checkpoints", spec.keep_checkpoints, records.warn), on_round)
+        drive(algorithm, fed, Checkpoints(RunFolder(spec.folder).checkpoints, spec.keep_checkpoints, records.warn), on_round)
     finally:
         hosts.close()
         if curator is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import State
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.central_dp import CentralDPServer
@@ -21,13 +22,13 @@ def simulate(
     import torch
 
     torch.set_num_threads(1)
-    algorithm, ledgers = job.algorithm, folder / "ledgers"
-    hosts = Hosts(job, ledgers, data_root)
-    curator = CentralDPServer.of(algorithm, ledgers, job.experiment.noise, durable=False)
+    algorithm, files = job.algorithm, RunFolder(folder)
+    hosts = Hosts(job, files.ledgers, data_root)
+    curator = CentralDPServer.of(algorithm, files.ledgers, job.experiment.noise, durable=False)
     try:
         fed = InProcessFederation(job.protocol, hosts)
         fed.curator = curator
-        return drive(algorithm, fed, Checkpoints(folder / "checkpoints"), on_round)
+        return drive(algorithm, fed, Checkpoints(files.checkpoints), on_round)
     finally:
         hosts.close()
         if curator is not None:

@@ -17,7 +17,8 @@ import numpy as np
 import zmq
 
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import PROTOCOL, digest
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import say
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.data import cache
@@ -251,7 +252,7 @@ class Worker:
             self._converse()
         except Refused as refusal:
             if refusal.code == "job":
-                refusal = Refused("job", f"{refusal.reason}; compare: dpcfl diff {self.spec.job / PROTOCOL} THEIRS")
+                refusal = Refused("job", f"{refusal.reason}; compare: dpcfl diff {RunFolder(self.spec.job).protocol} THEIRS")
             self._tasks.put(refusal)
         except BaseException as error:
             self._tasks.put(error)

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import running
 
@@ -33,7 +34,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
             raise failure
         if document["state"] != "finished":
             raise KeyboardInterrupt
-        lines = [line for line in runlog.read(Path(folder) / "metrics.jsonl") if "started" in line]
+        lines = [line for line in runlog.read(RunFolder(folder).metrics) if "started" in line]
     found = watcher.figures(lines)
     print(f"{clients} clients enrolled, {sampled} sampled a round, {group} to a process; {rounds} rounds")
     print(f"seconds a round: {found['seconds']:.2f} (the first {found['first_seconds']:.2f}), {found['started']:.0f} started")

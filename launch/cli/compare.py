@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import write_text
+from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.launch.cli.screen import print_table
 from dpcfl_net.report.sweep import write_comparison, write_sweep
 from dpcfl_net.results import compare
@@ -36,7 +37,7 @@ def compare_runs(
     problems: list[str] = []
     for folder in folders:
         try:
-            if (folder / compare.SWEEP).exists():
+            if SweepFolder(folder).sweep.exists():
                 results += compare.read_sweep(folder)
                 apart += compare.swept_terms(compare.read_document(folder))
             else:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import read_object, write_text
-from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.core.files import read_object, write_atomically, write_text
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.launch import running
@@ -24,7 +24,6 @@ from dpcfl_net.launch.placement import slurm, ssh
 from dpcfl_net.launch.placement.sites import Elsewhere, Here, Listening, Site
 
 WAYS = ("local", "ray", "slurm", "ssh")
-PLACEMENT = "placement.json"
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,12 @@ def new(path: Path, overrides: list[str], out: Path, options: Options) -> int:
     if options.on == "local":
         return runs.new(path, overrides, out)
     folder = running.new_folder(config, out)
+    files = RunFolder(folder)
     # Hosts may serve several launchers whose folders have one name, and take fewer letters than a folder here may have.
     name = f"{re.sub('[^A-Za-z0-9._-]', '_', folder.name)[:100].lstrip('_.-')}-{secrets.token_hex(4)}"
-    with _site(config, options, name, folder / "logs") as site:
+    with _site(config, options, name, files.logs) as site:
         placed = site.places(sum(config.data.clients), config.runtime.clients_per_worker)
-        write_atomically(folder / PLACEMENT, json.dumps({"on": options.on, "run": name, "placed": placed}, indent=1) + "\n")
+        write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": placed}, indent=1) + "\n")
         running.prepare(folder, config, site)
         print(_who_runs_where(site, placed, config))
         code, _ = running.run_and_report(folder, config, site=site)
@@ -89,8 +89,8 @@ def resume(folder: Path, options: Options) -> int:
     config = runs.load_kept(folder)
     if runs.is_finished(folder):
         return 0
-    with _site(config, options, placement["run"], folder / "logs", placement["placed"]) as site:
-        site.enrol(folder / "keys", sum(config.data.clients), config.runtime.clients_per_worker)
+    with _site(config, options, placement["run"], RunFolder(folder).logs, placement["placed"]) as site:
+        site.enrol(RunFolder(folder).keys, sum(config.data.clients), config.runtime.clients_per_worker)
         return runs.go_on(folder, config, site=site)
 
 
@@ -188,9 +188,9 @@ def _site(config: Config, options: Options, run: str, logs: Path, placed: list[s
 
 
 def _placement(folder: Path) -> dict[str, Any]:
-    path = folder / PLACEMENT
+    path = RunFolder(folder).placement
     if not path.exists():
-        raise ConfigError(f"{folder} has no {PLACEMENT}: its workers ran here, use dpcfl run --resume")
+        raise ConfigError(f"{folder} has no {path.name}: its workers ran here, use dpcfl run --resume")
     fields: dict[str, tuple[type, ...]] = {"on": (str,), "run": (str,), "placed": (list,)}
     document = read_object(path, fields)
     if not set(fields) <= set(document) or not all(isinstance(name, str) for name in document["placed"]):

@@ -7,7 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.results.privacy_words import number, percent, plain
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.results.number_format import number, percent, plain
 from dpcfl_net.results.run_view import (
     JsonLine,
     JsonlTail,
@@ -84,10 +85,11 @@ class ProgressTail:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._files = files = RunFolder(folder)
         self._tails = {
-            name: JsonlTail(folder / f"{name}.jsonl") for name in ("metrics", "clusters", "messages", "spans", "warnings")
+            path.stem: JsonlTail(path) for path in (files.metrics, files.clusters, files.messages, files.spans, files.warnings)
         }
-        self._mappings: dict[str, tuple[tuple[int, int], JsonLine]] = {}
+        self._mappings: dict[Path, tuple[tuple[int, int], JsonLine]] = {}
         self._served: dict[int, JsonLine] = {}
         self._observed: dict[int, JsonLine] = {}
         self._spent: dict[int, list[float | None]] = {}
@@ -100,10 +102,11 @@ class ProgressTail:
 
     def view(self) -> ProgressView:
         """The run as its files tell it now."""
-        run, protocol, experiment = (self._mapping(name) for name in ("run.json", "protocol.json", "experiment.json"))
+        files = self._files
+        run, protocol, experiment = (self._mapping(path) for path in (files.run, files.protocol, files.experiment))
         self._read()
         privacy = mapping(run, "privacy")
-        rounds = whole(protocol.get("rounds")) or whole(self._mapping("config.yaml").get("rounds"))
+        rounds = whole(protocol.get("rounds")) or whole(self._mapping(files.config).get("rounds"))
         view = ProgressView(
             name=str(run.get("name") or protocol.get("name") or self.folder.name),
             algorithm=str(run.get("algorithm") or protocol.get("algorithm") or ""),
@@ -144,17 +147,16 @@ class ProgressTail:
         # The coordinator's own are for its log; a worker that is lost or started again is for whoever looks on.
         self._warnings += [str(line.get("text")) for line in self._tails["warnings"].new() if line.get("view") == "launcher"]
 
-    def _mapping(self, name: str) -> JsonLine:
-        path = self.folder / name
+    def _mapping(self, path: Path) -> JsonLine:
         try:
             stat = path.stat()
         except FileNotFoundError:
             return {}
         stamp = (stat.st_mtime_ns, stat.st_size)
-        known = self._mappings.get(name)
+        known = self._mappings.get(path)
         if known is None or known[0] != stamp:
             # A file read while it is being written is empty for one look; the next look has another stamp.
-            known = self._mappings[name] = (stamp, read_mapping(path, []))
+            known = self._mappings[path] = (stamp, read_mapping(path, []))
         return known[1]
 
     def _rows(self, true: list[int], clients: int) -> list[Row]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment import job_files
@@ -56,19 +57,20 @@ def quickstart(path: Path, out: Path) -> int:
 def resume(folder: Path) -> int:
     """Go on with a run that was stopped or killed: the same signed job, ledgers and checkpoints."""
     config = load_kept(folder)
-    if (folder / "placement.json").exists():
+    if RunFolder(folder).placement.exists():
         raise ConfigError(f"the workers of {folder} are on other hosts: go on with dpcfl launch --resume {folder} --on ...")
     return 0 if is_finished(folder) else go_on(folder, config)
 
 
 def load_kept(folder: Path) -> Config:
     """The configuration of a run folder; ConfigError, naming the file, for one that is missing or damaged."""
-    if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{folder} is not a run folder: it holds no config.yaml")
+    path = RunFolder(folder).config
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not a run folder: it holds no {path.name}")
     try:
-        return configuration.load(folder / "config.yaml")
+        return configuration.load(path)
     except ConfigError as error:
-        raise ConfigError([f"{folder / 'config.yaml'}: {problem}" for problem in error.problems]) from None
+        raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
 
 
 def is_finished(folder: Path) -> bool:
@@ -102,14 +104,14 @@ def dry_run(path: Path, overrides: Iterable[str]) -> None:
 
     config = configuration.load(path, overrides)
     with tempfile.TemporaryDirectory() as folder:
-        make_keys(Path(folder) / "keys", sum(config.data.clients))
-        _print_job(make_job(config, Path(folder) / "keys"), config)
+        make_keys(RunFolder(folder).keys, sum(config.data.clients))
+        _print_job(make_job(config, RunFolder(folder).keys), config)
 
 
 def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None) -> None:
     """The two parts of a job with signatures, for processes that are started by hand or elsewhere."""
     config = configuration.load(path, overrides)
-    keys = keys or out / "keys"
+    keys = keys or RunFolder(out).keys
     if not keys.exists():
         make_keys(keys, sum(config.data.clients))
     config = with_noise_seed(config)
@@ -117,7 +119,11 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
     job_files.write_job(job, out, keys)
     write_config(out, config)
     _print_job(job, config)
-    print(f"job in {out}: protocol.json (for everybody), job_files.json (for workers and observer), signatures, operator.pub")
+    files = RunFolder(out)
+    print(
+        f"job in {out}: {files.protocol.name} (for everybody), {files.experiment.name} (for workers and observer), signatures, "
+        f"{files.operator_key.name}"
+    )
 
 
 def report(folder: Path) -> None:
@@ -129,7 +135,7 @@ def report(folder: Path) -> None:
     for damage in summary.damages(folder, job):
         print(f"warning: {damage}")
     summary.write_epsilon_lines(folder, job)
-    done = max((line.get("round", 0) for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line), default=0)
+    done = max((line.get("round", 0) for line in runlog.read(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
     replace_one = before.get("privacy", {}).get("epsilon_replace_one") or replace_one_epsilon(job.protocol)
     document = summary.run_document(
@@ -163,9 +169,9 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
     from dpcfl_net.transport import transcript
     from dpcfl_net.transport.messages import decode
 
-    path = folder / "transcript.msgpack"
+    path = RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no transcript.msgpack (output.transcript: off?)")
+        raise ConfigError(f"{folder} has no {path.name} (output.transcript: off?)")
     protocol = summary.read_run_job(folder).protocol
     print({
         "untrusted-server": "The server is not trusted: what it received below is all that it has, and what each client's gate let out.",
@@ -226,5 +232,5 @@ def _print_job(job: Job, config: Config) -> None:
 
 
 def _wall(folder: Path) -> float:
-    times = [line["time"] for line in runlog.read(folder / "metrics.jsonl") if "time" in line]
+    times = [line["time"] for line in runlog.read(RunFolder(folder).metrics) if "time" in line]
     return max(times) - min(times) if times else 0.0

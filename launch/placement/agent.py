@@ -2,7 +2,7 @@
 
     python -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
 
-Orders come in on standard input, reports go out on standard output (`agent_messages`). Keys and ledgers stay in
+Orders come in on standard input, reports go out on standard output (`placement.messages`). Keys and ledgers stay in
 DIR/NAME/NODE, and a client is never begun anew where they are missing: that would spend its privacy twice.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -22,7 +21,9 @@ from typing import Any
 
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
-from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.core.files import write_atomically
+from dpcfl_net.core.locks import locked
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
 from dpcfl_net.launch.placement.base import Posting
 from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, here, own_slots
@@ -49,6 +50,7 @@ from dpcfl_net.training.devices import deal
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.keys import client_key, make_client_keys
 
+LOCK_S = 10.0
 LOG_TAIL = 8192
 MIRROR_S = 1.0
 
@@ -58,6 +60,7 @@ class Agent:
 
     def __init__(self, folder: Path, orders: int, reports: int) -> None:
         self.folder, self._orders, self._reports = folder, orders, reports
+        self._files = RunFolder(folder)
         self._unread, self._held = bytearray(), contextlib.ExitStack()
         self._launcher: LocalLauncher | None = None
         self._running: dict[int, tuple[int, LocalHandle]] = {}  # by sentinel: the posting's first client, its handle
@@ -110,7 +113,7 @@ class Agent:
                     handle.tell(order.word)
 
     def _enrol(self, order: Enrol) -> dict[int, str]:
-        kept = self.folder / "keys"
+        kept = self._files.keys
         strangers = [c for c in order.clients if order.known and not keys.secret_path(kept, client_key(c)).exists()]
         if strangers:
             raise Refused(
@@ -127,27 +130,27 @@ class Agent:
         """Put the job where workers read it. They check the operator's signature themselves."""
         if set(order.files) != FILES:
             raise Refused("agent-line", f"a job is {', '.join(sorted(FILES))}, got {', '.join(sorted(order.files))}")
-        for name in ("logs", "ledgers"):
-            (self.folder / name).mkdir(exist_ok=True, mode=0o700)
+        for folder in (self._files.logs, self._files.ledgers):
+            folder.mkdir(exist_ok=True, mode=0o700)
         for name, text in order.files.items():
             write_atomically(self.folder / name, text)
         spec = WorkerSpec(
-            self.folder, 0, order.connect, order.observer, self.folder / "keys", order.operator_key, self.folder / "ledgers",
+            self.folder, 0, order.connect, order.observer, self._files.keys, order.operator_key, self._files.ledgers,
             Terms(Policy(order.runtime.max_epsilon, order.runtime.max_delta)), order.data_root, own_slots(order.runtime, self.folder.name), order.runtime.orphan_timeout_s,
         )  # fmt: skip
         devices = deal(order.runtime, len(order.firsts))
         self._say(Briefed(devices=[device.uuid or "cpu" for device in devices]))
-        return LocalLauncher(spec, self.folder / "logs", dict(zip(order.firsts, devices, strict=True)))
+        return LocalLauncher(spec, self._files.logs, dict(zip(order.firsts, devices, strict=True)))
 
     def _start(self, posting: Posting) -> None:
         if self._launcher is None:
             raise Refused("agent-line", "start before the job is there")
-        log = self.folder / "logs" / posting.log
+        log = self._files.logs / posting.log
         self._log_from[log] = log.stat().st_size if log.exists() else 0
         handle = self._launcher.start(posting)
         self._running[handle.sentinel] = (posting.clients[0], handle)
         for client in posting.clients:
-            self._ledgers.setdefault(client, _Mirror(client, self.folder / "ledgers" / client_key(client)))
+            self._ledgers.setdefault(client, _Mirror(client, self._files.ledger(client_key(client))))
 
     def _ended(self, sentinel: Any) -> None:
         first, handle = self._running.pop(sentinel)
@@ -221,23 +224,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder: two agents must not start one client twice. Waits a little for one that is just leaving."""
-    import time
-
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + 10
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(f"{folder} is held by another agent") from None
-                time.sleep(0.1)
-                continue
-            break
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(RunFolder(folder).lock, timeout_s=LOCK_S))
+        except TimeoutError:
+            raise ConfigError(f"{folder} is held by another agent") from None
         yield
-    finally:
-        os.close(handle)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class LocalLauncher:
         return [here()]
 
     def start(self, posting: Posting) -> LocalHandle:
-        """See `launcher.Launcher`."""
+        """See `placement.base.Launcher`."""
         first = posting.clients[0]
         worker = replace(self._spec, client=first, device=self._devices.get(first, CPU))
         if posting.group:

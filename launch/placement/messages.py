@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import PROTOCOL
+from dpcfl_net.core.run_folder import EXPERIMENT, PROTOCOL, signature_path
 from dpcfl_net.experiment.config import RuntimeSettings
-from dpcfl_net.experiment.job_files import EXPERIMENT
 
-FILES = {PROTOCOL, f"{PROTOCOL}.sig", EXPERIMENT, f"{EXPERIMENT}.sig"}  # of a signed job
+# File names of a signed job.
+FILES = {name for part in (PROTOCOL, EXPERIMENT) for name in (part, signature_path(Path(part)).name)}
 LONGEST = 64 * 2**20  # bytes of a line: a job of many clients
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
-from dpcfl_net.core.runlog import write_atomically
+from dpcfl_net.core.files import write_atomically
 from dpcfl_net.launch.placement.base import LOST, Node, Posting
 from dpcfl_net.launch.placement.connection import HostConnection
 from dpcfl_net.launch.placement.messages import (
@@ -284,15 +284,15 @@ class RemoteLauncher:
         self._where, self._logs = where, logs
 
     def capacity(self) -> list[Node]:
-        """See `launcher.Launcher`."""
+        """See `placement.base.Launcher`."""
         return [node_of(post) for post in dict.fromkeys(self._where.values())]
 
     def start(self, posting: Posting) -> RemoteHandle:
-        """See `launcher.Launcher`."""
+        """See `placement.base.Launcher`."""
         return self._where[posting.clients[0]].start(posting, self._logs / posting.log)
 
     def close(self) -> None:
-        """See `launcher.Launcher`."""
+        """See `placement.base.Launcher`."""
         close_all(list(dict.fromkeys(self._where.values())))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.launch.placement.base import Launcher, Node
@@ -94,16 +95,16 @@ class Here:
         """See `Site`."""
         from dpcfl_net.launch.placement.local import LocalLauncher, own_slots
 
-        runtime = config.runtime
+        runtime, files = config.runtime, RunFolder(folder)
         self._slots = own_slots(runtime, secrets.token_hex(8))
         firsts = range(0, sum(config.data.clients), runtime.clients_per_worker)
         spec = WorkerSpec(
-            folder, 0, connect, observer, folder / "keys", operator_key, folder / "ledgers", terms_of(config), config.data.root,
+            folder, 0, connect, observer, files.keys, operator_key, files.ledgers, terms_of(config), config.data.root,
             self._slots, runtime.orphan_timeout_s,
         )  # fmt: skip
         devices = deal(runtime, len(firsts))
         self._devices = [device.uuid or "cpu" for device in devices]
-        self._launcher = LocalLauncher(spec, folder / "logs", dict(zip(firsts, devices, strict=True)))
+        self._launcher = LocalLauncher(spec, files.logs, dict(zip(firsts, devices, strict=True)))
         return self._launcher
 
     def devices(self) -> dict[str, int]:
@@ -193,13 +194,13 @@ class Elsewhere:
         size, clients = config.runtime.clients_per_worker, sum(config.data.clients)
         files = {name: (folder / name).read_text() for name in FILES}
         for post in dict.fromkeys(self._of):
-            post.books = folder / "ledgers"
+            post.books = RunFolder(folder).ledgers
             post.brief(Brief(
                 files=files, operator_key=operator_key, connect=connect, observer=observer, runtime=config.runtime,
                 data_root=post.host.data_root or config.data.root,
                 firsts=[k * size for k, other in enumerate(self._of) if other is post],
             ))  # fmt: skip
-        return RemoteLauncher({first: self._of[first // size] for first in range(0, clients, size)}, folder / "logs")
+        return RemoteLauncher({first: self._of[first // size] for first in range(0, clients, size)}, RunFolder(folder).logs)
 
     def devices(self) -> dict[str, int]:
         """See `Site`."""

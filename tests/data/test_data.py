@@ -16,6 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
+from dpcfl_net.core.files import DRAFT
 from dpcfl_net.data import cache, datasets, download
 from dpcfl_net.data.datasets import fetch, load
 from dpcfl_net.data.partition import DataSettings, open_client, plan_slices, records_per_client
@@ -225,7 +226,7 @@ def test_many_processes_may_start_at_once_and_share_one_copy(tmp_path):
     assert [process.returncode for process in running] == [0] * 6
     assert len(said) == 1
     assert len(list(cache.folder().glob("images/*/*.npy"))) == 4
-    assert not list(cache.folder().glob("images/*/*.partial"))
+    assert not list(cache.folder().glob(f"images/*/.*{DRAFT}"))
 
 
 def test_only_one_decodes_while_others_wait():

@@ -9,6 +9,7 @@ import stat
 import pytest
 
 from dpcfl_net.core.errors import LedgerError
+from dpcfl_net.core.files import DRAFT
 from dpcfl_net.core.types import SampledGaussian
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger, read_ledger
@@ -316,8 +317,8 @@ def test_a_torn_last_line_is_marked_and_waits_for_its_charge(folder, cut):
 
 def test_left_over_temporary_files_and_keys_are_removed(folder):
     (folder / "keys" / "00000009.key").write_bytes(b"{}")
-    (folder / "keys" / "00000004.key.tmp").write_bytes(b"half a k")
-    (folder / "releases" / "00000004.answer.tmp").write_bytes(b"half an answer")
+    (folder / "keys" / f".00000004.key.7{DRAFT}").write_bytes(b"half a k")
+    (folder / "releases" / f".00000004.answer.7{DRAFT}").write_bytes(b"half an answer")
     open_ledger(folder).close()
     assert list((folder / "keys").iterdir()) == []
     assert sorted(path.name for path in (folder / "releases").iterdir()) == ["00000002.answer", "00000003.answer"]
@@ -331,7 +332,7 @@ def test_durable_writes_reach_the_disk_in_the_order_that_the_charge_needs(tmp_pa
 
     def opened(path, *rest, **more):
         fd = real["open"](path, *rest, **more)
-        names[fd] = os.path.basename(path).removesuffix(".tmp")
+        names[fd] = os.path.basename(path).removeprefix(".").removesuffix(f".{os.getpid()}{DRAFT}")
         return fd
 
     def noted(name):

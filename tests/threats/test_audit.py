@@ -27,10 +27,11 @@ from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.attacks.audit.scores import Apart, likelihood, measured, over_time
 from dpcfl_net.core import tensors
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import PROTOCOL, canonical
+from dpcfl_net.core.protocol import canonical
+from dpcfl_net.core.run_folder import EXPERIMENT, PROTOCOL
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment.job_files import EXPERIMENT, read_job
+from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.canary_client import taped
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import main
@@ -38,7 +39,7 @@ from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.accounting.accountant import SampledGaussian, deltas, epsilon
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
 from dpcfl_net.results import summary
-from dpcfl_net.results.privacy_words import statement
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.worker import make_host, run_worker

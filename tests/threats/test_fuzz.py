@@ -18,6 +18,7 @@ from dpcfl_net.adversaries import fuzz
 from dpcfl_net.adversaries.fuzz_readers import Finding
 from dpcfl_net.core import protocol, signing, tensors
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.transport import channel, client, message_log, messages, payload, server, transcript
 from dpcfl_net.transport.messages import Header, WireError, decode, unpack_strict
 from dpcfl_net.transport.payload import Assembly
@@ -209,9 +210,9 @@ def test_codes_of_a_client_s_own_choice_do_not_fill_the_memory():
 def test_a_job_with_a_number_that_has_no_canonical_form_is_refused(tmp_path, targets, change: Callable[[str], str]):
     text = targets["job"]._data.decode()  # type: ignore[attr-defined]
     assert change(text) != text
-    (tmp_path / protocol.PROTOCOL).write_text(change(text))
+    (RunFolder(tmp_path).protocol).write_text(change(text))
     with pytest.raises(Refused, match="job-invalid"):
-        protocol.read_protocol(tmp_path / protocol.PROTOCOL)
+        protocol.read_protocol(RunFolder(tmp_path).protocol)
 
 
 def test_the_door_prints_what_became_of_the_inputs(capsys):

@@ -1,4 +1,4 @@
-"""`dpcfl audit`: epsilon from below, out of one recorded run whose clients held canaries; and whether the run's claim stands."""
+"""`dpcfl audit`: lower bounds on epsilon from a recorded run with canaries, and tests of its claim."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.results.attack_results import AttackResult
 
-UNSURE = 0.05  # each bound that is shown is wrong with this chance
-FALSE_ALARM = 1e-3  # a sound run is accused with at most this chance, however many tests there are
-STRAY = 0.05  # how far the taps' sums may be from the release, in units of clip: float32 stays far below it
+UNSURE = 0.05  # error probability of each bound shown
+FALSE_ALARM = 1e-3  # probability that a sound run fails any test
+STRAY = 0.05  # largest difference of taped sums and release, in units of clip; float32 errors are far smaller
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one score says of epsilon, each bound at 95 %; `tail`, and noise over what is stated, of the likelihood alone."""
+    """Lower bounds on epsilon from one score, each at 95 % confidence.
+
+    `tail` and the ratio of measured to stated noise are of the likelihood score only.
+    """
 
     view: str
     kind: str
@@ -29,14 +32,23 @@ class Bounds:
     gdp: float
     tail: float | None
     noise: float | None
-    broken: tuple[str, ...]  # the tests that the claim fails
+    broken: tuple[str, ...]  # failed tests
 
 
 def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
-    """Audit a recorded run; `facts["broken"]` names every test that its claim fails, none for a sound run.
+    """Audit a recorded run.
 
-    false_alarm: the chance that a sound run fails any. ConfigError for a run without canaries or without a round; Refused and
-    LedgerError for one that is not what was signed.
+    Args:
+        folder: Run folder.
+        false_alarm: Probability that a sound run fails any test.
+
+    Returns:
+        The result; `facts["broken"]` names the failed tests.
+
+    Raises:
+        ConfigError: If the run has no canaries or no round.
+        Refused: If it is not what was signed.
+        LedgerError: If a ledger is damaged.
     """
     record = Record(folder)
     gatherer = Gatherer(record)
@@ -57,11 +69,18 @@ def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
 
 
 def judge(scores: Sequence[Scores], nominal: TradeOff, epsilon: float, delta: float, false_alarm: float) -> list[Bounds]:
-    """Bounds at 95 % each, and tests of the claim, of which a sound run fails one with a chance of `false_alarm` at most.
+    """Compute bounds and tests of the claim.
 
-    Each score is tested by guesses and against the nominal trade-off, the likelihood by its tail and its noise as well:
-    Bonferroni over all. The bound by mu-GDP is no test of its own: where the nominal curve allows the point that the Gaussian
-    one is drawn through, it proves nothing, and where it does not, that test has failed.
+    Each score is tested by guesses and against the nominal trade-off; the likelihood also by its tail and its noise, with Bonferroni
+    correction over all. The mu-GDP bound is no separate test: where the nominal curve allows its point it proves nothing, and where
+    not, the trade-off test fails.
+
+    Args:
+        scores: Scores of the canaries.
+        nominal: Claimed trade-off.
+        epsilon: Claimed epsilon.
+        delta: Claimed delta.
+        false_alarm: Probability that a sound run fails any test.
     """
     tests = sum(2 if score.totals is None else 4 for score in scores)
     return [_judged(score, nominal, epsilon, delta, false_alarm / tests) for score in scores]

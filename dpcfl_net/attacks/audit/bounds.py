@@ -1,6 +1,6 @@
-"""From scores of canaries to lower bounds on epsilon: by guesses, by mu-GDP, by the far tail; and the trade-off that is claimed.
+"""Lower bounds on epsilon from canary scores: by guesses, by mu-GDP, by the tail; and the claimed trade-off.
 
-Every bound holds with confidence 1 - alpha. What each one assumes stands at its function.
+Every bound holds with confidence 1 - alpha; each function states its assumptions.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from dpcfl_net.core.types import Event
 from dpcfl_net.privacy.accounting.accountant import deltas
 
-SHARES = (0.01, 0.02, 0.04, 0.10, 0.20)  # of the canaries that are guessed at, in `by_guesses`
-TAIL = 1e-6  # how often the total of an empty slot passes the threshold of `by_tail`
-MOST = 100.0  # no bound says more
+SHARES = (0.01, 0.02, 0.04, 0.10, 0.20)  # shares of canaries guessed in `by_guesses`
+TAIL = 1e-6  # probability that an empty slot exceeds the threshold of `Tail`
+MOST = 100.0  # largest bound reported
 _EPSILONS = np.concatenate([np.arange(0.0, 12.0, 0.02), np.arange(12.0, 40.0, 0.25)])
 
 
 @dataclass(frozen=True)
 class Errors:
-    """What the test "the score is above 0: the canary is in" got wrong."""
+    """Error counts of the test "score above 0: the canary is in"."""
 
     false_positives: int
     outs: int
@@ -31,12 +31,12 @@ class Errors:
 
     @classmethod
     def of(cls, scores: np.ndarray, bits: np.ndarray) -> Errors:
-        """scores (n,), bits (n,) bool: the threshold is fixed before any score is seen."""
+        """Count errors for scores (n,) and bits (n,) bool; the threshold is fixed in advance."""
         said = scores > 0
         return cls(int((said & ~bits).sum()), int((~bits).sum()), int((~said & bits).sum()), int(bits.sum()))
 
     def at_most(self, alpha: float) -> tuple[float, float]:
-        """Upper limits (Clopper and Pearson 1934) of false positive and false negative rate, both right with 1 - alpha."""
+        """Return upper limits of false positive and false negative rate, jointly with confidence 1 - alpha (Clopper, Pearson 1934)."""
         return (
             at_most(self.false_positives, self.outs, alpha / 2),
             at_most(self.false_negatives, self.ins, alpha / 2),
@@ -44,22 +44,30 @@ class Errors:
 
 
 def at_most(hits: int, trials: int, alpha: float) -> float:
-    """Clopper-Pearson upper limit of a rate; 1 without trials."""
+    """Return the Clopper-Pearson upper limit of a rate; 1 without trials."""
     from scipy.stats import beta
 
     return 1.0 if hits >= trials else float(beta.ppf(1 - alpha, hits + 1, trials - hits))
 
 
 def at_least(hits: int, trials: int, alpha: float) -> float:
-    """Clopper-Pearson lower limit of a rate."""
+    """Return the Clopper-Pearson lower limit of a rate."""
     return 1.0 - at_most(trials - hits, trials, alpha)
 
 
 def by_guesses(scores: np.ndarray, bits: np.ndarray, delta: float, alpha: float) -> float:
-    """Steinke, Nasr, Jagielski 2023 (Theorem 5.2 and its proof's p-value): epsilon from how many guesses are right.
+    """Bound epsilon by the number of correct guesses.
 
-    The r/2 highest scores are guessed in and the r/2 lowest out, for each share r of `SHARES`, the best by Bonferroni. Assumes
-    that bits are independent fair coins, and nothing of scores or mechanism.
+    The r/2 highest scores are guessed in and the r/2 lowest out, for each share r of `SHARES`, with Bonferroni correction. Assumes
+    independent fair bits, and nothing about scores or mechanism.
+
+    Args:
+        scores: (n,) scores.
+        bits: (n,) bool; whether each canary is in.
+        delta: Delta.
+        alpha: 1 - confidence.
+
+    Source: Steinke, Nasr, Jagielski 2023, Theorem 5.2 and the p-value of its proof.
     """
     order = np.argsort(scores, kind="stable")
     found = 0.0
@@ -71,12 +79,12 @@ def by_guesses(scores: np.ndarray, bits: np.ndarray, delta: float, alpha: float)
 
 
 def _guessed(canaries: int, guesses: int, right: int, delta: float, alpha: float) -> float:
-    """The largest epsilon that so many right guesses refute."""
+    """Largest epsilon that the number of correct guesses refutes."""
     return _largest(lambda epsilon: _guess_p_value(canaries, guesses, right, epsilon, delta) < alpha)
 
 
 def _guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """A bound on the chance of `right` right guesses or more of `guesses` against an (epsilon, delta)-DP mechanism."""
+    """Bound on the probability of at least `right` correct of `guesses` guesses under (epsilon, delta)-DP."""
     from scipy.stats import binom
 
     accuracy = 1 / (1 + math.exp(-epsilon))
@@ -86,10 +94,12 @@ def _guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delt
 
 
 def by_gdp(errors: Errors, delta: float, alpha: float) -> float:
-    """Epsilon of the mu-GDP curve (Dong, Roth, Su 2022) through the upper limits of both error rates.
+    """Bound epsilon by the mu-GDP curve through the upper limits of both error rates.
 
-    Assumes that canaries are independent (isotropic noise, empty slots elsewhere), and that the mechanism's curve is a
-    Gaussian one; where it is not, this is a bound on mu and a guess at epsilon.
+    Assumes independent canaries (isotropic noise, empty slots elsewhere) and a Gaussian trade-off curve; for another curve this is a
+    bound on mu and an estimate of epsilon.
+
+    Source: Dong, Roth, Su 2022.
     """
     from scipy.stats import norm
 
@@ -98,7 +108,7 @@ def by_gdp(errors: Errors, delta: float, alpha: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Epsilon at delta of a mu-GDP mechanism (Dong, Roth, Su 2022, Corollary 2.13); 0 where mu is not positive."""
+    """Return epsilon at delta of a mu-GDP mechanism (Dong, Roth, Su 2022, Corollary 2.13); 0 for mu <= 0."""
     from scipy.stats import norm
 
     if not mu > 0:
@@ -112,7 +122,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 
 def _largest(holds: Callable[[float], bool]) -> float:
-    """The largest epsilon in 0..MOST for which a condition holds that larger ones lose; 0 if none does."""
+    """Largest epsilon in [0, MOST] that satisfies a monotone condition; 0 if none does."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, MOST
@@ -124,16 +134,20 @@ def _largest(holds: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class Tail:
-    """How many canaries that are in have a total beyond a threshold that an empty slot passes with chance `TAIL`."""
+    """Number of inserted canaries whose total exceeds a threshold that an empty slot exceeds with probability `TAIL`."""
 
     hits: int
     ins: int
 
     @classmethod
     def of(cls, totals: np.ndarray, bits: np.ndarray) -> Tail:
-        """totals (n,): of each canary the sum over all steps, over the deviation of the stated noise in it.
+        """Count from totals: per canary the sum over all steps, divided by the deviation of the stated noise in it.
 
-        Assumes Gaussian noise. Where the canaries that are out show more than the stated noise, theirs counts.
+        Assumes Gaussian noise; if the empty slots show a larger deviation than stated, theirs is used.
+
+        Args:
+            totals: (n,).
+            bits: (n,) bool.
         """
         from scipy.stats import norm
 
@@ -141,29 +155,29 @@ class Tail:
         return cls(int((totals[bits] > norm.isf(TAIL) * max(1.0, measured)).sum()), int(bits.sum()))
 
     def at_least(self, alpha: float) -> float:
-        """The lower limit of the true positive rate."""
+        """Return the lower limit of the true positive rate."""
         return at_least(self.hits, self.ins, alpha)
 
     def epsilon(self, delta: float, alpha: float) -> float:
-        """True positives may be at most e^epsilon * TAIL + delta: what a mechanism that gives a few records away whole breaks."""
+        """Bound epsilon by: true positive rate <= e^epsilon * TAIL + delta; finds mechanisms that reveal a few records completely."""
         surplus = self.at_least(alpha) - delta
         return min(MOST, math.log(surplus / TAIL)) if surplus > TAIL else 0.0
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The squares of so many sums over empty slots, all added, in units of the stated noise's variance."""
+    """Sum of squares of a number of sums over empty slots, in units of the stated variance."""
 
     squares: float
     sums: int
 
     @property
     def ratio(self) -> float:
-        """The deviation of the noise over what is stated."""
+        """Measured over stated deviation of the noise."""
         return math.sqrt(self.squares / self.sums) if self.sums else math.nan
 
     def too_little(self, alpha: float) -> bool:
-        """Whether the stated noise would be so small with a chance below alpha (chi-square; assumes independent Gaussian noise)."""
+        """Return True if the stated noise gives so small a sum with probability below alpha (chi-square; independent Gaussian noise)."""
         from scipy.stats import chi2
 
         return bool(self.sums and chi2.cdf(self.squares, self.sums) < alpha)
@@ -171,26 +185,26 @@ class Noise:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """What a mechanism claims of every test on one record: delta at each of many epsilons."""
+    """Claimed trade-off of every test on one record: delta at many epsilons."""
 
     epsilons: np.ndarray
     deltas: np.ndarray
 
     @classmethod
     def of(cls, plans: Sequence[Sequence[Event]]) -> TradeOff:
-        """The weakest claim of several clients' events, under zero-out."""
+        """Compute the weakest claim of several clients' events, under zero-out."""
         return cls(_EPSILONS, np.max([deltas(events, list(_EPSILONS)) for events in plans], axis=0))
 
     def refuted(self, false_positive: float, false_negative: float) -> bool:
-        """Whether error rates of at most so much cannot be: a + e^epsilon b >= 1 - delta for all epsilons, both ways round."""
+        """Return True if such error rates violate a + e^epsilon b >= 1 - delta, in either order, for some epsilon."""
         return false_negative < float(self.least_negatives(np.array([false_positive]))[0])
 
     def least_negatives(self, false_positives: np.ndarray) -> np.ndarray:
-        """The least false negative rate that goes with each false positive rate (n,)."""
+        """Return the smallest false negative rate for each false positive rate (n,)."""
         room, growth = 1 - self.deltas[:, None], np.exp(self.epsilons)[:, None]
         both = np.maximum(room - growth * false_positives, (room - false_positives) / growth)
         return np.maximum(both.max(axis=0), 0.0)
 
     def most_true_positives(self, false_positive: float) -> float:
-        """The highest true positive rate that goes with a false positive rate."""
+        """Return the largest true positive rate for a false positive rate."""
         return float(1 - self.least_negatives(np.array([false_positive]))[0])

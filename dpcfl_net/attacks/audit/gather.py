@@ -1,8 +1,7 @@
-"""Reads an audited run task by task, and scores every canary in both views.
+"""Reads an audited run task by task and scores every canary in two views.
 
-Two views: every single step, as the accountant assumes that a server sees it, and what the real server received. Four kinds
-of scores: the likelihood; differences of two clients and of two rounds, in which noise that they share cancels; and sums
-without the noise, where that comes from a seed.
+The views: every single step, as the accountant assumes, and the release that the real server received. The scores: likelihood;
+differences of two clients and of two rounds, in which common noise cancels; and sums without the noise, for seeded noise.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ APART, SEED = "difference of two clients", "less the seed's noise"
 
 @dataclass(frozen=True)
 class Scores:
-    """One score of n canaries in one view; of the likelihood alone what is seen of each beside it.
+    """One score of n canaries in one view; totals, squares and sums are of the likelihood only.
 
-    totals (n,): sums over the run, over the deviation of the stated noise; squares (n,): sums of squares, over its variance,
-    of `sums` (n,) numbers each.
+    `totals` (n,): sums over the run, in deviations of the stated noise. `squares` (n,): sums of squares, in variances of the stated
+    noise, of `sums` (n,) values each.
     """
 
     view: str
@@ -39,7 +38,7 @@ class Scores:
 
 
 class Gatherer:
-    """Scores of all audited clients' canaries together. `stray`: how far taped steps and releases are apart at most."""
+    """Collects scores of all audited clients' canaries. `stray`: largest difference of taped steps and releases."""
 
     def __init__(self, record: Record) -> None:
         self._record, clients = record, record.audit.clients
@@ -54,7 +53,7 @@ class Gatherer:
 
     @property
     def scores(self) -> list[Scores]:
-        """Every score that the run allows."""
+        """Return every score that the run allows."""
         seen = [view for view in VIEWS if any(self._sums[view, client].variance for client in self._record.audit.clients)]
         found = [self._likelihood(view) for view in seen]
         found += [Scores(view, ROUNDS, self._joined(view, "rounds"), self._bits()) for view in seen]
@@ -65,7 +64,7 @@ class Gatherer:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be scored and why, and where the seed is from; sentences."""
+        """Return sentences on what could not be scored, and on the origin of the seed."""
         record, notes = self._record, []
         if record.why_unseen:
             notes.append(f"What the real server sees is not measured: {record.why_unseen}.")
@@ -80,7 +79,7 @@ class Gatherer:
         return notes
 
     def _tasks(self) -> Iterator[dict[int, Training]]:
-        """The trainings of one round and kind together, by client."""
+        """Trainings of one round and kind, by client."""
         tasks: dict[tuple[int, str], dict[int, Training]] = {}
         for client in self._record.audit.clients:
             for training in self._record.trainings(client):
@@ -100,7 +99,7 @@ class Gatherer:
             self._compare(pair, [trainings[client] for client in pair if client in trainings], seen)
 
     def _seen(self, training: Training) -> dict[str, np.ndarray]:
-        """What each view shows of a task: (steps, m) and (1, m), float64."""
+        """Sums of a task in each view: (steps, m) and (1, m), float64."""
         steps = self._record.steps(training)
         rounds = None if self._record.why_unseen else self._record.rounds(training)
         found = {EVERY_STEP: steps, SERVER: None if rounds is None else rounds[None]}
@@ -134,7 +133,7 @@ class Gatherer:
 
 @dataclass
 class _Sums:
-    """What gathers of one client in one view while its tasks are read, (m,) each; the variance of the noise in `plain`."""
+    """Running sums of one client in one view, (m,) each."""
 
     likelihood: np.ndarray
     seed: np.ndarray
@@ -143,7 +142,7 @@ class _Sums:
     sums: np.ndarray
     rounds: np.ndarray
     variance: float = 0.0
-    before: tuple[Training, np.ndarray] | None = None  # a round that waits for another to be compared with
+    before: tuple[Training, np.ndarray] | None = None  # round that waits for its pair
 
     @classmethod
     def none(cls, canaries: int) -> _Sums:
@@ -154,7 +153,7 @@ class _Sums:
         return self.plain / math.sqrt(self.variance or 1.0)
 
     def add(self, values: np.ndarray, training: Training, noise: np.ndarray | None) -> None:
-        """values: (r, m) sums of equally many steps; noise: (steps, m)."""
+        """Add sums (r, m) over equally many steps; noise (steps, m)."""
         steps, rate = training.slot.steps // len(values), training.slot.rate
         self.likelihood += _scored(values, steps, rate)
         self.plain += values.sum(0)
@@ -166,7 +165,7 @@ class _Sums:
             self.seed += _scored(values - noise.reshape(len(values), steps, -1).sum(1), steps, rate)
 
     def _compare(self, training: Training, values: np.ndarray) -> None:
-        """Every two rounds with the same sampling, so that no round is in two differences."""
+        """Compare pairs of rounds with equal sampling; each round is in one pair at most."""
         if self.before is None or self.before[0].slot != training.slot:
             self.before = training, values
             return
@@ -176,6 +175,6 @@ class _Sums:
 
 
 def _scored(values: np.ndarray, steps: int, rate: float) -> np.ndarray:
-    """(r, m) sums to (m,) scores."""
+    """Convert sums (r, m) to scores (m,)."""
     each = scores.likelihood(values.ravel(), steps, rate, scores.measured(values, steps, rate))
     return np.asarray(each.reshape(values.shape).sum(0))

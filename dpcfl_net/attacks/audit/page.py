@@ -1,4 +1,4 @@
-"""What an audit found, for a person: sentences, a table, and the measured errors beside the claimed trade-off."""
+"""Result of an audit: sentences, a table, and measured errors against the claimed trade-off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = ["view", "score", "in, missed", "out, accused", "(a) guesses", "(b) mu
 def page(
     record: Record, found: Sequence[Bounds], nominal: TradeOff, notes: Sequence[str], facts: dict[str, Any], unsure: float
 ) -> AttackResult:
-    """The result of an audit as it is kept and shown."""
+    """Build the result of an audit."""
     return AttackResult(
         name="audit",
         title="Audit: epsilon from below",

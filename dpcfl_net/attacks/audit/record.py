@@ -1,4 +1,4 @@
-"""What a recorded run holds of its canaries: every step as the client's tap saw it, every round as the server saw it."""
+"""Canary observations of a recorded run: every step from the client's tap, every round from the transcript."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import PROTOCOL, Protocol, digest
+from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.core.types import DPSGDSlot, Event, Slot
 from dpcfl_net.experiment.job_files import Audit, Job, read_job
@@ -28,7 +29,7 @@ from dpcfl_net.transport import transcript
 
 @dataclass(frozen=True)
 class Training:
-    """One client's DP-SGD of one task, as its ledger was charged for it."""
+    """DP-SGD of one client in one task, as charged to its ledger."""
 
     client: int
     round: int
@@ -39,13 +40,19 @@ class Training:
 
 
 class Record:
-    """The canaries of a run folder. ConfigError if it was not audited, Refused if job or bits are not what was signed."""
+    """Canaries of a run folder.
+
+    Raises:
+        ConfigError: If the run was not audited.
+        Refused: If job or bits are not what was signed.
+    """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / PROTOCOL).exists():
-            raise ConfigError(f"{folder} is not a run folder: it holds no {PROTOCOL}")
+        files = RunFolder(folder)
+        if not files.protocol.exists():
+            raise ConfigError(f"{folder} is not a run folder: it holds no {files.protocol.name}")
         self.folder = folder
-        self.job: Job = read_job(folder, read_operator_key(folder / "operator.pub"))
+        self.job: Job = read_job(folder, read_operator_key(files.operator_key))
         if self.job.experiment.audit is None:
             raise ConfigError(
                 f"{folder} was not audited: its job has no canaries; record one with dpcfl run configs/threats/audit_epsilon5.yaml"
@@ -56,11 +63,11 @@ class Record:
         self.algorithm = self.job.algorithm
 
     def bits(self, client: int) -> np.ndarray:
-        """(m,) bool: which canaries are in."""
+        """Return whether each canary is in, (m,) bool."""
         return self.canaries.bits(client)
 
     def trainings(self, client: int) -> list[Training]:
-        """Every DP-SGD that the client's ledger paid for, in order."""
+        """Return every DP-SGD that the client's ledger paid for, in order."""
         slots, noise, found = self._slots(client), self._noise(client), []
         for line in self._charges(client):
             own = [slot for name in line.slots if isinstance(slot := slots[name], DPSGDSlot)]
@@ -73,7 +80,7 @@ class Record:
         return found
 
     def events(self, client: int) -> list[Event]:
-        """All that the client's ledger was charged, as zero-out sees it."""
+        """Return all events charged to the client's ledger, under zero-out."""
         slots, noise = self._slots(client), self._noise(client)
         return [slots[name].event(noise, "zero-out") for line in self._charges(client) for name in line.slots]
 
@@ -90,7 +97,7 @@ class Record:
         return (line for line in read_ledger(ledger_folder(self.folder, client)) if line.job == own and line.events)
 
     def steps(self, training: Training) -> np.ndarray | None:
-        """(steps, m): each step's noisy sum along each canary, in units of clip; None where nothing was taped (a crash)."""
+        """Return each step's noisy sum along each canary, (steps, m) in units of clip; None if the tap has none, after a crash."""
         sums = taped(ledger_folder(self.folder, training.client), training.round, training.kind)
         if sums is not None and sums.shape != (training.slot.steps, self.audit.canaries):
             raise ConfigError(f"the tape of client {training.client}, round {training.round} has the shape {sums.shape}")
@@ -98,20 +105,20 @@ class Record:
 
     @property
     def why_unseen(self) -> str:
-        """Why the server's view has nothing to read; empty if it has."""
+        """Return why the server's view is empty; an empty text if it is not."""
         if isinstance(self.algorithm, FromModel):
             return ""
         return f"{self.protocol.algorithm} sends the server no plain sum of steps"
 
     def rounds(self, training: Training) -> np.ndarray | None:
-        """(m,): the sum over the task's steps along each canary, from the update that the server received; None if it did not."""
+        """Return the sum over the task's steps along each canary from the received update, (m,); None if none was received."""
         return self._updates.get((training.client, training.round, training.kind))
 
     @cached_property
     def _updates(self) -> dict[tuple[int, int, str], np.ndarray]:
         found = {}
         wanted = {(t.client, t.round, t.kind): t for client in self.audit.clients for t in self.trainings(client)}
-        for record, header, arrays in transcript.messages(self.folder / "transcript.msgpack"):
+        for record, header, arrays in transcript.messages(RunFolder(self.folder).transcript):
             if (record.direction, header.kind, header.code) != ("up", "RESULT", "release"):
                 continue
             key = (int(record.peer.removeprefix("client ")), header.round, header.task)
@@ -123,12 +130,12 @@ class Record:
         return found
 
     def _unscaled(self, training: Training, update: np.ndarray) -> np.ndarray:
-        """A step moves the model by -lr / (q N) times its noisy sum: (p,) to (m,), in units of clip."""
+        """Undo the scaling of a step, -lr / (q N) times the noisy sum: (p,) to (m,), in units of clip."""
         local, records = self.protocol.local, self.protocol.client(training.client).records
         return -self.canaries.project(update) * training.slot.rate * records / (local.lr * local.clip)
 
     def noise(self, training: Training, seed: bytes) -> np.ndarray:
-        """(steps, m): what a task's noise was along each canary, for who knows what all noise comes from; in units of clip."""
+        """Recompute the noise of a task along each canary from its seed, (steps, m) in units of clip."""
         clip, nothing = self.protocol.local.clip, np.zeros(self.protocol.model.parameters)
         key = slot_key(seeded_key(seed, training.client, training.round, training.kind, training.bundle), training.slot.name)
         draws = stream(key, "noise")

@@ -1,11 +1,9 @@
-"""The accountant's answers, kept in files: every process of a host asks the same few questions, each worth seconds."""
+"""Answers of the accountant, kept in files: the processes of a host ask the same few questions, which take seconds each."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import cache
@@ -13,11 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import read_text
+from dpcfl_net.core.files import read_text, write_atomically
+from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency, Event
 
-# What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
+# Part of the name of an answer, so that a corrected accountant does not use the answers of an earlier one.
 SOURCES = (
     "accountant.py",
     "composition.py",
@@ -32,27 +32,31 @@ SOURCES = (
 
 
 def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
-    """`answer()`, or what it gave when the same question was asked on this host before; JSON values only.
+    """Return a kept answer, or compute and keep it.
 
-    One process computes, others that ask meanwhile wait for it; an exception passes through and is not kept.
+    One process computes; others with the same question wait for it. An exception is passed on and not kept.
+
+    Args:
+        folder: Folder of the kept answers, created with mode 0700.
+        question: JSON data that determines the answer, apart from the accountant's version.
+        answer: Computes the answer, JSON data.
+
+    Returns:
+        The answer.
     """
-    text = json.dumps(question, sort_keys=True)
-    name = hashlib.sha256(f"{accountant()}\n{text}".encode()).hexdigest()
+    name = hashlib.sha256(accountant().encode() + b"\n" + canonical_json(question)).hexdigest()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     stored = folder / f"{name}.json"
-    with (folder / f"{name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / f"{name}.lock"):
         found = _kept(stored)
         if found is None:
             found = json.dumps({"answer": answer()})
-            draft = stored.with_suffix(".part")
-            draft.write_text(found)
-            os.replace(draft, stored)
+            write_atomically(stored, found)
         return json.loads(found)["answer"]
 
 
 def _kept(stored: Path) -> str | None:
-    """A kept answer's text, None if there is none or the file is damaged, as after a crash."""
+    """Text of a kept answer; None if there is none or the file is damaged."""
     try:
         text = read_text(stored)
         found = json.loads(text)
@@ -62,14 +66,14 @@ def _kept(stored: Path) -> str | None:
 
 
 def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
-    """The question what epsilon events cost, as `privacy.accounting` reads it from standard input too."""
+    """Return the epsilon of some events as a question, in the form that `accountant.py` reads from standard input."""
     listed = [{"type": type(event).__name__, **asdict(event)} for event in events]
     return {"events": listed, "delta": delta, "adjacency": adjacency, "accountant": accountant}
 
 
 @cache
 def accountant() -> str:
-    """The accountant that answers: its version and what is in its files."""
+    """Identify the accountant: version of dp-accounting and hash of its source files."""
     own = hashlib.sha256()
     for source in SOURCES:
         own.update((Path(__file__).parent / source).read_bytes())

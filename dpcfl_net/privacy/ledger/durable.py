@@ -1,54 +1,44 @@
-"""Durable file writing: what is reported as written survives a crash, whole."""
+"""Durable writes of a ledger: what a call reported as written survives a crash."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-Buffer = bytes | bytearray | memoryview
+from dpcfl_net.core.files import Buffer, sync_folder, write_all, write_atomically
 
 
 class Disk:
-    """Writes files so that a crash leaves the old content or the new; `durable=False` skips fsync and nothing else."""
+    """Writes and removes a ledger's files.
+
+    Args:
+        durable: False skips fsync and nothing else.
+    """
 
     def __init__(self, durable: bool = True) -> None:
         self.durable = durable
 
     def sync(self, fd: int) -> None:
-        """Flush one open file or folder to the device."""
+        """Flush an open file to the device."""
         if self.durable:
             os.fsync(fd)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make creations, renames and removals in `folder` permanent."""
-        if not self.durable:
-            return
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        """Flush creations, renames and removals in a folder to the device."""
+        if self.durable:
+            sync_folder(folder)
 
     def append(self, fd: int, data: Buffer) -> None:
-        """Write all of `data` at the end of a file opened for appending, and flush it."""
-        _write_all(fd, data)
+        """Append all bytes to a file opened for appending, and flush it."""
+        write_all(fd, data)
         self.sync(fd)
 
     def replace(self, path: Path, *chunks: Buffer) -> None:
-        """Give `path` (mode 0600) the content `chunks`, atomically: temporary file, fsync, rename, fsync of the folder."""
-        temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            for chunk in chunks:
-                _write_all(fd, chunk)
-            self.sync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-        self.sync_folder(path.parent)
+        """Replace a file (mode 0600) atomically; errors as `core.files.write_atomically`."""
+        write_atomically(path, *chunks, durable=self.durable, mode=0o600)
 
     def remove(self, path: Path) -> None:
-        """Remove a file; a file that is already gone is no error."""
+        """Remove a file; a missing file is no error."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -62,14 +52,8 @@ class Disk:
         except FileNotFoundError:
             return
         try:
-            _write_all(fd, bytes(os.fstat(fd).st_size))
+            write_all(fd, bytes(os.fstat(fd).st_size))
             self.sync(fd)
         finally:
             os.close(fd)
         self.remove(path)
-
-
-def _write_all(fd: int, data: Buffer) -> None:
-    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
-    while view:
-        view = view[os.write(fd, view) :]

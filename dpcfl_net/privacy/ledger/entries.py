@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Unprotected
 
@@ -47,12 +48,7 @@ class Entry:
     def line(self, prev: str) -> bytes:
         """The canonical line, with its newline, that follows a line whose sha256 is `prev`."""
         fields = {name: _plain(getattr(self, name)) for name in FIELDS[self.type]}
-        return canonical({"sequence": self.sequence, "type": self.type, "prev": prev, **fields}) + b"\n"
-
-
-def canonical(value: Any) -> bytes:
-    """The one JSON text of `value`: sorted keys, no spaces, ASCII; NaN and infinity raise ValueError."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        return canonical_json({"sequence": self.sequence, "type": self.type, "prev": prev, **fields}) + b"\n"
 
 
 def digest(line: bytes) -> str:

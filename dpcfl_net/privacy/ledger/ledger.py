@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -13,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.files import read_bytes
+from dpcfl_net.core.files import read_bytes, remove_drafts
+from dpcfl_net.core.locks import try_lock
 from dpcfl_net.core.types import Event
 from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, canonical, digest, verify_lines
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest, verify_lines
 from dpcfl_net.privacy.ledger.release_store import Keys, ReleaseStore, Stored
 
 LINES, COUNTER = "ledger.jsonl", "counter"
@@ -193,11 +194,12 @@ class Ledger:
         self._disk.sync_folder(self.folder.parent)
 
     def _open(self, owner: dict[str, Any]) -> None:
+        remove_drafts(self.folder)
         path = self.folder / LINES
         if not path.exists() and not any((self.folder / name).exists() for name in (COUNTER, *_kept(self.folder))):
             self._disk.replace(path, Entry(0, "header", owner=owner).line(FIRST_PREV))
         lines, self._entries, tail = _read(self.folder)
-        if self._entries[0].owner != json.loads(canonical(owner)):
+        if self._entries[0].owner != json.loads(canonical_json(owner)):
             raise LedgerError("ledger-foreign", f"{path} belongs to {dict(self._entries[0].owner)}, not to {owner}")
         self._head = digest(lines[-1])
         self._history = History()
@@ -289,10 +291,7 @@ def _kept(folder: Path) -> list[str]:
 
 
 def _lock(folder: Path) -> int:
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as problem:
-        os.close(fd)
-        raise LedgerError("ledger-locked", f"another process holds the privacy ledger in {folder}") from problem
-    return fd
+    handle = try_lock(folder / "lock")
+    if handle is None:
+        raise LedgerError("ledger-locked", f"another process holds the privacy ledger in {folder}")
+    return handle

@@ -8,10 +8,8 @@ single client's slice; a record that several clients of one job hold counts once
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError, Refused
+from dpcfl_net.core.files import remove_drafts
+from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency, BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian
 from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.entries import FIRST_PREV, canonical, digest, plain_event, rich_event
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, digest, plain_event, rich_event
 
 BOOK, COUNTER, RECORDS = "book.jsonl", "counter", "records"
 ROUNDING = 1e-9
@@ -211,12 +212,9 @@ class RecordBook:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self.folder / "lock"):
+            remove_drafts(self.folder)
             yield
-        finally:
-            os.close(handle)
 
 
 def repeated(kinds: Sequence[tuple[Events, int]]) -> Events:
@@ -261,7 +259,7 @@ def _largest(table: np.ndarray) -> np.ndarray:
 
 
 def _line(promise: Promise, number: int, prev: str) -> bytes:
-    return canonical({
+    return canonical_json({
         "sequence": number, "prev": prev, "job": promise.job, "client": promise.client, "unit": promise.unit,
         "adjacency": promise.adjacency, "events": [plain_event(event) for event in promise.events], "records": promise.records,
     }) + b"\n"  # fmt: skip

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.entries import Entry, broken, canonical
+from dpcfl_net.privacy.ledger.entries import Entry, broken
 
 KEPT_ROUNDS = 2
 
@@ -36,7 +37,7 @@ class Keys:
 
     def put(self, sequence: int, note: dict[str, Any]) -> None:
         """Write a key durably; `note` holds job, round, kind, id and key (hex)."""
-        self._disk.replace(self._path(sequence), canonical(note))
+        self._disk.replace(self._path(sequence), canonical_json(note))
 
     def get(self, sequence: int) -> dict[str, Any] | None:
         """The note of a key; None if there is none. Raises LedgerError for one that was damaged."""
@@ -98,7 +99,7 @@ class ReleaseStore:
             "state": None if state is None else _seal(state),
             "release": _seal(answer.release),
         }
-        self._disk.replace(self._path(entry.sequence), canonical(header) + b"\n", state or b"", answer.release)
+        self._disk.replace(self._path(entry.sequence), canonical_json(header) + b"\n", state or b"", answer.release)
         self._headers[entry.sequence] = header
 
     def get(self, sequence: int) -> Stored | None:

@@ -83,11 +83,11 @@ def verify(
 
 def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None:
     """Rewrite run.json and report.html of a run, or report.html of a sweep."""
+    from dpcfl_net.core.run_folder import SweepFolder
     from dpcfl_net.launch.cli import run as runs
     from dpcfl_net.report.sweep import write_sweep
-    from dpcfl_net.results.compare import SWEEP
 
-    if (folder / SWEEP).exists():
+    if SweepFolder(folder).sweep.exists():
         typer.echo(write_sweep(folder))
     else:
         runs.report(folder)

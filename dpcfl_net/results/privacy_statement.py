@@ -1,11 +1,12 @@
-"""The privacy statement in words, and how numbers are written: the same on the page and in the terminal."""
+"""Privacy statement of a run as text: the same on pages and in the terminal."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from dpcfl_net.results.number_format import number, plain
 
 UNITS = {
     "sample": "sample: one training record of one client",
@@ -34,7 +35,15 @@ LEDGERS = {
 
 @dataclass(frozen=True)
 class Statement:
-    """headline: one line; alerts: what must not be overlooked; facts: (label, text); covered and not: sentences."""
+    """Privacy statement of a run.
+
+    Attributes:
+        headline: Epsilon, delta and unit in one line.
+        alerts: Warnings that every page shows: insecure settings, no finite epsilon, overspending.
+        facts: Pairs of label and text.
+        covered: What the epsilon covers, a sentence each.
+        not_covered: What it does not cover, a sentence each.
+    """
 
     headline: str
     alerts: tuple[str, ...]
@@ -44,7 +53,14 @@ class Statement:
 
 
 def statement(privacy: Mapping[str, Any] | None) -> Statement:
-    """The statement of run.json's `privacy`. What is not stated there is never filled in with something finite."""
+    """Build the statement from the privacy section of run.json.
+
+    Args:
+        privacy: The section; None or a section without `epsilon` gives a statement without privacy.
+
+    Returns:
+        The statement; a missing value is "not stated" and never replaced by a finite one.
+    """
     if not privacy or "epsilon" not in privacy:
         unsaid = "This run states no epsilon: treat what left the clients as unprotected."
         return Statement("no privacy statement", (unsaid,), (), (), ())
@@ -62,7 +78,7 @@ def statement(privacy: Mapping[str, Any] | None) -> Statement:
 
 
 def epsilon_bound(privacy: Mapping[str, Any]) -> str:
-    """The promised epsilon, or `inf (reason)`: the reason is the first thing that is said not to be covered."""
+    """Format the promised epsilon, or `inf (reason)` with the first sentence of `not_covered` as reason."""
     epsilon = number(privacy.get("epsilon"))
     if epsilon is not None:
         return plain(epsilon)
@@ -118,7 +134,7 @@ def _noise(noise: Any) -> str:
 
 
 def sentences(value: Any) -> tuple[str, ...]:
-    """A string, a list or a mapping of strings as a tuple of strings; anything else is nothing."""
+    """Return a string, a sequence, a mapping or a number as a tuple of strings; empty for anything else."""
     if isinstance(value, str):
         return (value,) if value.strip() else ()
     if isinstance(value, Mapping):
@@ -126,54 +142,3 @@ def sentences(value: Any) -> tuple[str, ...]:
     if isinstance(value, Sequence):
         return tuple(str(item) for item in value)
     return (plain(value),) if number(value) is not None else ()
-
-
-def number(value: Any) -> float | None:
-    """A finite real number, else None: run files may hold null, NaN, or half of what was meant."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def plain(value: Any, digits: int = 4) -> str:
-    """A number as a person writes it: 5, 1.269, 0.0001; a missing one is `not stated`."""
-    found = number(value)
-    return "not stated" if found is None else f"{found:.{digits}g}"
-
-
-def percent(value: Any) -> str:
-    """A share in [0, 1] as `71.2 %`; a missing one is a dash."""
-    found = number(value)
-    return "–" if found is None else f"{100 * found:.1f} %"
-
-
-def yes(value: Any) -> str:
-    """A truth value as `yes` or `no`, a count as it is, a missing one as a dash."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    found = number(value)
-    return "–" if found is None else plain(found)
-
-
-def size(value: Any) -> str:
-    """Bytes in the largest unit that keeps the number above one."""
-    found = number(value)
-    if found is None:
-        return "–"
-    for unit in ("B", "kB", "MB"):
-        if abs(found) < 1000:
-            return f"{found:.0f} B" if unit == "B" else f"{found:.1f} {unit}"
-        found /= 1000
-    return f"{found:.2f} GB"
-
-
-def duration(seconds: Any) -> str:
-    """Seconds as `4.1 s`, `3:07` or `1:02:45`."""
-    found = number(seconds)
-    if found is None:
-        return "–"
-    if found < 60:
-        return f"{max(found, 0):.1f} s"
-    minutes, rest = divmod(round(found), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

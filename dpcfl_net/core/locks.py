@@ -1,0 +1,85 @@
+"""File locks between processes; the kernel releases a lock when its holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
+
+POLL_S = 0.02
+
+
+@contextmanager
+def locked(path: Path, timeout_s: float = -1) -> Iterator[None]:
+    """Hold an exclusive lock inside the `with` block; wait for it first.
+
+    Args:
+        path: Lock file, created with mode 0600 and never removed. Its folder must exist.
+        timeout_s: Longest wait in seconds; -1 for no limit.
+
+    Raises:
+        TimeoutError: If another process still holds the lock after `timeout_s`.
+        OSError: If the file cannot be opened, or the file system has no locks.
+    """
+    from filelock import FileLock
+
+    with FileLock(path, timeout=timeout_s, mode=0o600, poll_interval=POLL_S, fallback_to_soft=False):
+        yield
+
+
+# By hand, since `filelock` has no shared probe, and a descriptor can be held without a `with` block.
+def try_lock(path: Path) -> int | None:
+    """Take an exclusive lock without waiting.
+
+    Args:
+        path: Lock file, created with mode 0600.
+
+    Returns:
+        The descriptor that holds the lock until it is closed; None if another process holds it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if _flock(handle, fcntl.LOCK_EX):
+        return handle
+    os.close(handle)
+    return None
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run folder inside the `with` block.
+
+    Raises:
+        ConfigError: If another process runs the folder.
+    """
+    handle = try_lock(RunFolder(folder).lock)
+    if handle is None:
+        raise ConfigError(f"{folder} is being run by another process")
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_running(folder: Path) -> bool:
+    """Return True while a process holds the lock of a run folder."""
+    try:
+        handle = os.open(RunFolder(folder).lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _flock(handle, fcntl.LOCK_SH)
+    finally:
+        os.close(handle)
+
+
+def _flock(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

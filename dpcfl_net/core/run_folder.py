@@ -1,0 +1,93 @@
+"""File names of run folders and sweep folders. No other module holds these names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROTOCOL, EXPERIMENT, OPERATOR_KEY = "protocol.json", "experiment.json", "operator.pub"
+CONFIG, RUN, PLACEMENT, LOCK = "config.yaml", "run.json", "placement.json", ".lock"
+METRICS, CLUSTERS, MESSAGES, SPANS, WARNINGS = (
+    "metrics.jsonl", "clusters.jsonl", "messages.jsonl", "spans.jsonl", "warnings.jsonl",
+)  # fmt: skip
+TRANSCRIPT, FIRST_ROUND, REPORT = "transcript.msgpack", "first_round.npz", "report.html"
+KEYS, LEDGERS, CHECKPOINTS, LOGS, ADDRESSES, ATTACKS = "keys", "ledgers", "checkpoints", "logs", "addresses", "attacks"
+SWEEP = "sweep.json"
+
+
+class RunFolder:
+    """Paths of the files in a run folder; nothing is read, written or created.
+
+    A worker host keeps keys, ledgers, logs and the signed job under the same names.
+
+    Attributes:
+        path: The folder itself.
+        protocol: Public part of the signed job.
+        experiment: Private part of the signed job: data, true clusters and seeds.
+        operator_key: Public key of the operator who signed the job.
+        config: Resolved configuration.
+        run: Summary of the run.
+        placement: Hosts of the workers; only for runs on several hosts.
+        lock: Lock file of the process that runs the folder.
+        metrics: Metrics per round, one JSON object a line.
+        clusters: Cluster assignments and their scores per round, one JSON object a line.
+        messages: Sizes and times of messages, one JSON object a line.
+        spans: Busy intervals of processes, one JSON object a line.
+        warnings: Warnings of processes, one JSON object a line.
+        transcript: Messages as the coordinator sent and received them.
+        first_round: Clustering of the first round's updates.
+        report: Report page.
+        keys: Key pairs, one folder per owner.
+        ledgers: Privacy ledgers, one folder per owner.
+        checkpoints: Server states.
+        logs: Standard error of processes.
+        addresses: Listening addresses of coordinator and observer.
+        attacks: Results of attacks, one JSON file each.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.protocol, self.experiment = self.path / PROTOCOL, self.path / EXPERIMENT
+        self.operator_key = self.path / OPERATOR_KEY
+        self.config, self.run = self.path / CONFIG, self.path / RUN
+        self.placement, self.lock = self.path / PLACEMENT, self.path / LOCK
+        self.metrics, self.clusters = self.path / METRICS, self.path / CLUSTERS
+        self.messages, self.spans, self.warnings = self.path / MESSAGES, self.path / SPANS, self.path / WARNINGS
+        self.transcript, self.first_round = self.path / TRANSCRIPT, self.path / FIRST_ROUND
+        self.report = self.path / REPORT
+        self.keys, self.ledgers, self.checkpoints = self.path / KEYS, self.path / LEDGERS, self.path / CHECKPOINTS
+        self.logs, self.addresses, self.attacks = self.path / LOGS, self.path / ADDRESSES, self.path / ATTACKS
+
+    def ledger(self, owner: str) -> Path:
+        """Return the ledger folder of a key owner, such as "client_3"."""
+        return self.ledgers / owner
+
+    def log(self, process: str) -> Path:
+        """Return the log file of a process."""
+        return self.logs / f"{process}.log"
+
+    def address(self, role: str) -> Path:
+        """Return the file that holds the listening address of a role."""
+        return self.addresses / role
+
+    def attack(self, name: str) -> Path:
+        """Return the result file of an attack."""
+        return self.attacks / f"{name}.json"
+
+
+class SweepFolder:
+    """Paths of the files in a sweep folder.
+
+    Attributes:
+        path: The folder itself.
+        sweep: Axes, and the run folder and state of each cell.
+        report: Comparison page.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.sweep, self.report = self.path / SWEEP, self.path / REPORT
+
+
+def signature_path(path: Path) -> Path:
+    """Return the path of the operator's signature on a file."""
+    return path.with_name(f"{path.name}.sig")

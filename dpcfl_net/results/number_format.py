@@ -1,0 +1,57 @@
+"""Numbers as text: the same on pages and in the terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def number(value: Any) -> float | None:
+    """Return a finite real number as float; None for anything else, since run files may hold null, NaN or damage."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def plain(value: Any, digits: int = 4) -> str:
+    """Format a number with `digits` significant digits: 5, 1.269, 0.0001; `not stated` if it is missing."""
+    found = number(value)
+    return "not stated" if found is None else f"{found:.{digits}g}"
+
+
+def percent(value: Any) -> str:
+    """Format a share in [0, 1] as `71.2 %`; a dash if it is missing."""
+    found = number(value)
+    return "–" if found is None else f"{100 * found:.1f} %"
+
+
+def yes(value: Any) -> str:
+    """Format a Boolean as `yes` or `no`, a number as in `plain`; a dash if it is missing."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    found = number(value)
+    return "–" if found is None else plain(found)
+
+
+def size(value: Any) -> str:
+    """Format a number of bytes in B, kB, MB or GB; a dash if it is missing."""
+    found = number(value)
+    if found is None:
+        return "–"
+    for unit in ("B", "kB", "MB"):
+        if abs(found) < 1000:
+            return f"{found:.0f} B" if unit == "B" else f"{found:.1f} {unit}"
+        found /= 1000
+    return f"{found:.2f} GB"
+
+
+def duration(seconds: Any) -> str:
+    """Format seconds as `4.1 s`, `3:07` or `1:02:45`; a dash if they are missing."""
+    found = number(seconds)
+    if found is None:
+        return "–"
+    if found < 60:
+        return f"{max(found, 0):.1f} s"
+    minutes, rest = divmod(round(found), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
