@@ -15,7 +15,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
-from dpcfl_net.core.files import write_atomically
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say
