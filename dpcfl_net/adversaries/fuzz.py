@@ -1,8 +1,9 @@
-"""Fuzzing of all that reads what others wrote: `python -m dpcfl_net.adversaries.fuzz --inputs 1000000 --seed 0`.
+"""Fuzzing of all code that reads untrusted bytes: `python -m dpcfl_net.adversaries.fuzz --inputs 1000000 --seed 0`.
 
-Every input is made from the seed, its target and its number, so that a finding can be had again. What has to hold: nothing
-but a typed refusal comes out; memory stays bounded; what is accepted says what the bytes say, and is of the hash, boot, run,
-job and connection that it has to be of.
+Each input is determined by the seed, its target and its number, so that a finding can be reproduced. Checked properties: only
+typed refusals are raised; memory stays bounded; accepted input means what its bytes say and belongs to the expected hash, boot,
+run, job and connection. The generators are plain `random.Random`: this module ships with the package, and hypothesis is a
+dependency of the tests only.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from dpcfl_net.adversaries.fuzz_floods import Floods
 from dpcfl_net.adversaries.fuzz_peers import Clients, Servers
 from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Transcripts
 
-TRACED = 25  # of so many runs one has its memory measured
-MOST_TRACED = 16 << 20  # bytes that one run may have at a time
-MEMORY = Path("/dev/shm")  # a folder that no disk slows down, where there is one
+TRACED = 25  # memory is measured in one of so many runs
+MOST_TRACED = 16 << 20  # bytes that one run may hold at a time
+MEMORY = Path("/dev/shm")  # folder in memory, if there is one
 MOST_RESIDENT = 256 << 20  # bytes by which the process may grow over all inputs
 
 
 class Target(Protocol):
-    """Something to feed: `run` makes one or more inputs from the generator, counts what became of them and how many they were."""
+    """Code to fuzz."""
 
     name: str
     share: float
@@ -41,7 +42,14 @@ class Target(Protocol):
 
 @dataclass
 class FuzzResult:
-    """What became of a target's inputs, and the most memory that a measured run had."""
+    """Outcome of a target's inputs.
+
+    Attributes:
+        inputs: Number of inputs.
+        seconds: Duration.
+        tally: Number of inputs by outcome.
+        peak: Most memory of a measured run, in bytes.
+    """
 
     inputs: int = 0
     seconds: float = 0.0
@@ -50,12 +58,26 @@ class FuzzResult:
 
 
 def targets(folder: Path) -> list[Target]:
-    """Every target; those that read files write them below `folder`."""
+    """Create every target.
+
+    Args:
+        folder: Folder for targets that read files.
+    """
     return [Codec(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder)]
 
 
 def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
-    """At least so many inputs for one target, from run number `first` on; Finding for the first property that does not hold."""
+    """Feed at least `inputs` inputs to one target.
+
+    Args:
+        target: The target.
+        inputs: Number of inputs.
+        seed: Seed of the generators.
+        first: Number of the first run.
+
+    Raises:
+        Finding: For the first violated property.
+    """
     found, run = FuzzResult(), first
     began = time.monotonic()
     while found.inputs < inputs:
@@ -88,7 +110,7 @@ def _traced(target: Target, rng: Random, outcome: FuzzResult) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print a line for every target; 1 if a property does not hold."""
+    """Run and print a line for every target; returns 1 if a property is violated."""
     parser = argparse.ArgumentParser(prog="python -m dpcfl_net.adversaries.fuzz", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--inputs", type=int, default=100_000, help="messages, files and payloads in all")
     parser.add_argument("--seed", type=int, default=0)
@@ -119,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     print(_line("in all", total))
-    print(f"the process grew by {grown / 2**20:.0f} MiB; nothing but typed refusals came out, and nothing false was believed")
+    print(f"the process grew by {grown / 2**20:.0f} MiB; only typed refusals were raised, and no invalid input was accepted")
     return int(grown > MOST_RESIDENT)
 
 

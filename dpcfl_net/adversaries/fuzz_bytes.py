@@ -1,4 +1,4 @@
-"""Hostile bytes: valid headers of every kind, and what becomes of them under mutations that know msgpack's structure."""
+"""Hostile bytes: valid headers of every kind, and mutations that know msgpack's structure."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ UNKNOWN = ("noise_multiplier", "clip", "batch_size", "epsilon", "loss", "count",
 WHOLE = (0, 1, -1, 2, 63, 64, 127, 128, 255, 256, 65535, 65536, 10**6, 10**6 + 1, 1 << 31, (1 << 31) + 1, 1 << 32, 1 << 34,
          (1 << 34) + 1, 1 << 62, (1 << 62) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -(1 << 63))  # fmt: skip
 HEADS = (0xC1, 0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD4, 0xD8, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0x80, 0x8F, 0x90, 0x9F)
-BIG = "a number of more digits than Python prints"
+HUGE_NUMBER = "a number of more digits than Python prints"
 LENGTHS = (0, 1, 0xFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 def word(rng: Random, size: int) -> str:
-    """Hex digits."""
+    """Return `size` hex digits."""
     return f"{rng.getrandbits(4 * size):0{size}x}"
 
 
 def tensors(rng: Random) -> list[list[Any]]:
-    """Up to four rows (name, dtype, shape, bytes) that agree with themselves."""
+    """Return up to four consistent rows (name, dtype, shape, bytes)."""
     names = sorted({f"t{rng.randrange(20)}" for _ in range(rng.randrange(5))})
     rows = []
     for name in names:
@@ -53,7 +53,7 @@ def tensors(rng: Random) -> list[list[Any]]:
 
 
 def fields(rng: Random) -> dict[str, Any]:
-    """The fields of a valid header of any kind."""
+    """Return the fields of a valid header of any kind."""
     kind = rng.choice(KINDS)
     found: dict[str, Any] = {
         "version": 1, "run": word(rng, 32), "job": word(rng, 64), "boot": word(rng, 32), "sequence": rng.randrange(1, 1 << 40),
@@ -78,7 +78,7 @@ def fields(rng: Random) -> dict[str, Any]:
 
 
 def value(rng: Random, depth: int = 0) -> Any:
-    """Anything that msgpack can say, and some that only msgpack can: extensions, time stamps, integers of 64 bits."""
+    """Return a random value that msgpack can encode, including extensions, time stamps and 64-bit integers."""
     pick = rng.randrange(11 if depth < 4 else 8)
     if pick == 0:
         return rng.choice((None, True, False))
@@ -98,7 +98,7 @@ def value(rng: Random, depth: int = 0) -> Any:
 
 
 def changed_fields(rng: Random, found: dict[str, Any]) -> bytes:
-    """A header with one to three fields replaced, left out, added or said twice."""
+    """Encode a header with one to three fields replaced, removed, added or repeated."""
     found, rows = dict(found), found.get("tensors")
     twice: list[tuple[str, Any]] = []
     for _ in range(rng.randrange(1, 4)):
@@ -132,7 +132,7 @@ def _changed_rows(rng: Random, rows: list[list[Any]]) -> list[Any]:
 
 
 def _map(pairs: list[tuple[str, Any]]) -> bytes:
-    """A map written pair by pair, so that keys may repeat."""
+    """A map encoded pair by pair, so that keys may repeat."""
     packer = msgpack.Packer(autoreset=False)
     packer.pack_map_header(len(pairs))
     for name, what in pairs:
@@ -142,7 +142,7 @@ def _map(pairs: list[tuple[str, Any]]) -> bytes:
 
 
 def flipped(rng: Random, data: bytes) -> bytes:
-    """One to eight bits turned over."""
+    """Flip one to eight bits."""
     out = bytearray(data)
     for _ in range(rng.randrange(1, 9)):
         out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
@@ -150,19 +150,19 @@ def flipped(rng: Random, data: bytes) -> bytes:
 
 
 def cut(rng: Random, data: bytes) -> bytes:
-    """The end missing, the beginning missing, or a piece out of the middle."""
+    """Remove the end, the beginning, or a piece in the middle."""
     begin, end = sorted(rng.randrange(len(data) + 1) for _ in range(2))
     return rng.choice((data[:end], data[begin:], data[:begin] + data[end:]))
 
 
 def spliced(rng: Random, data: bytes) -> bytes:
-    """The beginning of one message and the end of another, or a piece of it said twice."""
+    """Join the beginning of one message with the end of another, or repeat a piece."""
     other = msgpack.packb(fields(rng)) if rng.random() < 0.7 else data
     return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other) + 1) :]
 
 
 def lied(rng: Random, data: bytes) -> bytes:
-    """A head that announces another type or another length than what follows."""
+    """Insert a type byte that announces another type or length than what follows."""
     at, head = rng.randrange(len(data)), rng.choice(HEADS)
     width = {0xC5: 2, 0xC8: 2, 0xDA: 2, 0xDC: 2, 0xDE: 2, 0xC6: 4, 0xC9: 4, 0xDB: 4, 0xDD: 4, 0xDF: 4}.get(head, 1)
     length = (rng.choice(LENGTHS) & ((1 << 8 * width) - 1)).to_bytes(width, "big")
@@ -170,13 +170,13 @@ def lied(rng: Random, data: bytes) -> bytes:
 
 
 def nested(rng: Random, data: bytes) -> bytes:
-    """Depth: arrays in arrays, maps in maps, up to the size that is read at all and a little beyond."""
+    """Return deeply nested arrays or maps, up to slightly more than the size that is read."""
     piece = rng.choice((b"\x91", b"\x81\xa1a", b"\xdd\x00\x00\x00\x01", b"\x9f"))
     return piece * rng.choice((10, 100, 600, 2000, messages.MAX_HEADER // len(piece) + 1))
 
 
 def noise(rng: Random, data: bytes) -> bytes:
-    """Bytes without any plan, or one value of any kind."""
+    """Return random bytes, or one encoded random value."""
     return rng.randbytes(rng.randrange(300)) if rng.random() < 0.5 else msgpack.packb(value(rng))
 
 
@@ -185,7 +185,7 @@ CHANGES: tuple[Change, ...] = (flipped, flipped, cut, spliced, lied, lied, noise
 
 
 def header(rng: Random) -> bytes:
-    """What arrives where a header belongs: whole in one case of ten, else broken in its fields or in its bytes."""
+    """Return a header: valid in one case of ten, else with broken fields or bytes."""
     pick = rng.random()
     found = fields(rng)
     if pick < 0.1:
@@ -198,7 +198,7 @@ def header(rng: Random) -> bytes:
 
 
 def document(rng: Random, text: bytes) -> bytes:
-    """A JSON document with a value, a name or some bytes changed."""
+    """Return a JSON document with a changed value, name or some changed bytes."""
     if rng.random() < 0.4:
         return rng.choice((flipped, cut, noise))(rng, text)
     found = json.loads(text)
@@ -209,7 +209,9 @@ def document(rng: Random, text: bytes) -> bytes:
         outer, place = place, place[keys[-1]]
     pick, last = rng.randrange(4), keys[-1]
     if pick == 0:
-        outer[last] = rng.choice((math.nan, math.inf, 10**400, BIG, 1 << 70, -1, 0, 0.1, "", "\ud800", None, True, [], {}))
+        outer[last] = rng.choice(
+            (math.nan, math.inf, 10**400, HUGE_NUMBER, 1 << 70, -1, 0, 0.1, "", "\ud800", None, True, [], {})
+        )
     elif pick == 1 and isinstance(outer, dict):
         outer[rng.choice(UNKNOWN)] = outer.pop(last)
     elif pick == 2:
@@ -217,7 +219,7 @@ def document(rng: Random, text: bytes) -> bytes:
     else:
         outer[last] = rng.choice((place, str(place), [place], rng.choice(WHOLE)))
     made = json.dumps(found, sort_keys=rng.random() < 0.8, separators=(",", ":"))
-    return made.replace(f'"{BIG}"', "9" * 5000).encode("utf-8", "surrogatepass")
+    return made.replace(f'"{HUGE_NUMBER}"', "9" * 5000).encode("utf-8", "surrogatepass")
 
 
 def _deep(levels: int) -> Any:

@@ -1,4 +1,4 @@
-"""Fuzz target of patience: one kind of message again and again, everything in it new each time; nothing may grow for it."""
+"""Fuzz target: floods of one kind of message with changing content, under which no memory may grow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpcfl_net.adversaries.fuzz_peers import ClientSession, ServerSession
 from dpcfl_net.adversaries.fuzz_speakers import RESULTS, TASKS, Said, Speaker, arrays_for
 from dpcfl_net.adversaries.fuzz_witness import HELD, require_small
 
-MESSAGES = HELD + 50  # so many of one kind that a list of them is too long
+MESSAGES = HELD + 50  # of one kind, so that a list of them exceeds the limit
 
-HOW = ("reads", "reads", "does not read", "does not read", "moves", "moves", "stranger")  # how a server's peer behaves
+BEHAVIOURS = ("reads", "reads", "does not read", "does not read", "moves", "moves", "stranger")  # of a server's peer
 
 Say = Callable[[Speaker], Said]
 
@@ -52,7 +52,7 @@ KINDS: tuple[Say, ...] = (
     lambda speaker: speaker.say("WELCOME", parent=_word(speaker)),
     lambda speaker: speaker.say("nonsense", task=_word(speaker)),
     _hello_of_a_new_boot,
-    lambda speaker: _result(speaker, speaker.about),  # of which no chunk follows
+    lambda speaker: _result(speaker, speaker.about),  # without its chunks
     lambda speaker: _result(speaker, _word(speaker)),
     _task_without_chunks,
     _empty_task,
@@ -60,8 +60,10 @@ KINDS: tuple[Say, ...] = (
 
 
 class Floods:
-    """Either end, let in and welcomed, then flooded with one kind after another: by a peer that reads its answers or does not,
-    that stays or comes anew for every second message, or that nobody knows."""
+    """Floods either end, after WELCOME, with one kind after another.
+
+    The peer reads its answers or does not, stays or reconnects for every second message, or has an unknown key.
+    """
 
     name, share = "flood", 0.05
 
@@ -71,20 +73,20 @@ class Floods:
             if rng.random() < 0.25:
                 _flood_client(ClientSession(rng, tally), kinds, reads=rng.random() < 0.5)
             else:
-                _flood_server(ServerSession(rng, tally), kinds, rng.choice(HOW))
+                _flood_server(ServerSession(rng, tally), kinds, rng.choice(BEHAVIOURS))
         return MESSAGES * len(KINDS)
 
 
-def _flood_server(session: ServerSession, kinds: list[Say], how: str) -> None:
-    speaker = session.speakers[5 if how == "stranger" else 0]
+def _flood_server(session: ServerSession, kinds: list[Say], behaviour: str) -> None:
+    speaker = session.speakers[5 if behaviour == "stranger" else 0]
     for say in kinds:
         session.socket.full = False
-        session.reconnect(speaker)  # a connection is cut for too many broken messages: what it says then counts for nothing
+        session.reconnect(speaker)  # the last one was cut for too many broken messages
         _hello(session, speaker)
         speaker.about = session.ask(0, 1, "train")
-        session.socket.full = how == "does not read" and say is not _hello_of_a_new_boot
+        session.socket.full = behaviour == "does not read" and say is not _hello_of_a_new_boot
         for k in range(MESSAGES):
-            if how == "moves" and k % 2:
+            if behaviour == "moves" and k % 2:
                 session.reconnect(speaker)
                 if k % 4 == 1:
                     _hello(session, speaker)

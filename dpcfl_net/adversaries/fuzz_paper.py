@@ -1,4 +1,4 @@
-"""Endpoints without a network: sockets of paper that are fed frames and keep what is sent, and chunks of a few bytes."""
+"""Endpoints without a network: in-memory sockets that are fed frames and record what is sent, and chunks of a few bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import zmq
 
 from dpcfl_net.transport import client, messages, payload, server
 
-SMALL_CHUNK = 64  # bytes; a payload of a few hundred is then a long sequence
+SMALL_CHUNK = 64  # bytes, so that a few hundred bytes give many chunks
 
 
 class PaperFrame:
-    """One frame as pyzmq hands it over; `user` is the key that CURVE would have authenticated, "" for none."""
+    """One frame as pyzmq returns it; `user` is the authenticated CURVE key, "" for none."""
 
     def __init__(self, data: bytes, more: bool, user: str) -> None:
         self.bytes, self.buffer, self.more, self._user = data, memoryview(data), more, user
@@ -30,7 +30,7 @@ class PaperFrame:
 
 
 class PaperSocket:
-    """What is fed is received, what is sent is kept in `sent`; a route in `gone` cannot be reached, `full` takes nothing."""
+    """In-memory socket: receives fed frames, records sent ones; routes in `gone` are unreachable, `full` refuses all."""
 
     def __init__(self, kind: int) -> None:
         self.type = kind
@@ -55,7 +55,7 @@ class PaperSocket:
         self.sent.append([bytes(frame) for frame in frames])
 
     def taken(self) -> list[list[bytes]]:
-        """What was sent since the last call."""
+        """Return what was sent since the last call."""
         found, self.sent = self.sent, []
         return found
 
@@ -66,21 +66,21 @@ class PaperSocket:
         return PaperSocket(zmq.PAIR)
 
     def connect(self, address: str) -> None:
-        """Nobody is there."""
+        """Do nothing."""
 
 
 class PaperGuard:
-    """A guard that has no connections to watch."""
+    """Guard without connections."""
 
     def delivered(self, fd: int, size: int) -> None:
-        """A frame was read."""
+        """Do nothing."""
 
     def cut(self, fd: int) -> None:
-        """A connection is to be cut."""
+        """Do nothing."""
 
 
 class PaperListener:
-    """What the server's end listens with."""
+    """Listener of a server's end."""
 
     def __init__(self, kind: int, address: str, *_: Any) -> None:
         self.socket, self.address, self.guard = PaperSocket(kind), address, PaperGuard()
@@ -90,7 +90,7 @@ class PaperListener:
 
 
 class PaperPoller:
-    """Says that a socket is readable while something that was fed to it is unread."""
+    """Poller that reports a socket while it has unread frames."""
 
     def __init__(self, socket: PaperSocket) -> None:
         self._socket = socket
@@ -101,7 +101,7 @@ class PaperPoller:
 
 @contextmanager
 def on_paper() -> Iterator[None]:
-    """Inside, endpoints are made without sockets and a chunk has SMALL_CHUNK bytes; all their other code is as it is."""
+    """Create endpoints without sockets and with chunks of SMALL_CHUNK bytes inside the context; all other code is unchanged."""
     with ExitStack() as stack:
         for module in (messages, payload):
             stack.enter_context(mock.patch.object(module, "CHUNK", SMALL_CHUNK))

@@ -1,4 +1,4 @@
-"""Fuzz targets that talk: the handshake and the traffic of both ends, message by message, before a witness."""
+"""Fuzz targets with sessions: handshake and traffic of both ends, message by message, checked by an independent model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, heard, requi
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport import client, messages, server
 from dpcfl_net.transport.channel import RECENT_MESSAGES
-from dpcfl_net.transport.message_log import TOLD
+from dpcfl_net.transport.message_log import CLIENT_PREFIX
 from dpcfl_net.transport.peers import ServerEvent
+from dpcfl_net.transport.sockets import Link
 
 KEYS = {number: f"key of client {number}" for number in range(3)}
 NEVER = 1e9  # seconds
@@ -33,7 +34,7 @@ class Servers:
 
 
 class Clients:
-    """Sessions with a worker's end, whose coordinator holds the right key and is hostile all the same."""
+    """Sessions with a worker's end, whose coordinator has the right key and is hostile."""
 
     name, share = "client", 0.1
 
@@ -51,12 +52,12 @@ def _converse(session: ServerSession | ClientSession, count: int) -> int:
 
 
 class ServerSession:
-    """A server's end, its peers, and what the witness knows: who was let in where, which tasks are open."""
+    """A server's end, its peers, and the expected state: connections and open tasks."""
 
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
         self.end = server.ServerEndpoint(
-            "tcp://127.0.0.1:0", run=RUN, job=JOB, clients=KEYS, keys=("public", "secret"), result_template=RESULTS.get,
+            "tcp://127.0.0.1:0", Link(RUN, JOB, ("public", "secret")), clients=KEYS, result_template=RESULTS.get,
             check=lambda number, task, tensors: bounded(tensors), heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)),
         )  # fmt: skip
         self.socket: Any = self.end._socket
@@ -69,7 +70,7 @@ class ServerSession:
         self.earlier: list[list[bytes]] = []
 
     def step(self) -> bool:
-        """The owner may do something; then one message arrives, and the witness looks at what became of it."""
+        """Let the owner act at random, feed one message, and check the outcome."""
         if self.rng.random() < 0.15:
             self._own()
         speaker = self.rng.choice(self.speakers[:3] if self.rng.random() < 0.7 else self.speakers)
@@ -78,7 +79,7 @@ class ServerSession:
         return True
 
     def hear(self, speaker: Speaker, frames: list[bytes]) -> None:
-        """Feed one message and judge."""
+        """Feed one message and check the outcome."""
         self._note(speaker, frames)
         self.socket.feed([speaker.route, *frames], speaker.user)
         before = Counter(self.end.failures)
@@ -87,7 +88,7 @@ class ServerSession:
         except Exception as error:
             raise Finding(f"an exception came out of the server, {type(error).__name__}", frames) from error
         broken = Counter(self.end.failures) - before
-        self.tally.update("client's own" if code.startswith(TOLD) else code for code in broken.elements())
+        self.tally.update("client's own" if code.startswith(CLIENT_PREFIX) else code for code in broken.elements())
         self.tally["accepted"] += not broken
         for event in events:
             if event.kind == "left":
@@ -107,14 +108,14 @@ class ServerSession:
             self.reconnect(self.rng.choice(self.speakers))
 
     def ask(self, number: int, t: int, task: str) -> str:
-        """Give a client a task in place of the one it may have; its message id."""
+        """Give a client a task in place of its open one; returns its message id."""
         self._close(number)
         name = self.end.send_task(number, t, task, arrays_for(self.rng, TASKS[task], honest=True))
         self.tasks[name] = (number, t, task)
         return name
 
     def reconnect(self, speaker: Speaker) -> None:
-        """The speaker's connection ends, and it has another."""
+        """End the speaker's connection and start another."""
         self.socket.gone.add(speaker.route)
         speaker.route = b"route %d" % self.rng.getrandbits(60)
         speaker.renew()
@@ -123,10 +124,10 @@ class ServerSession:
         self.tasks = {name: task for name, task in self.tasks.items() if task[0] != number}
 
     def _message(self, speaker: Speaker) -> list[bytes]:
-        """What the speaker says next: the likeliest is what the protocol expects of it."""
+        """The speaker's next message; most likely what the protocol expects."""
         rng, pick = self.rng, self.rng.random()
         if self.earlier and rng.random() < 0.04:
-            return rng.choice(self.earlier)  # the same bytes again, from whomever
+            return rng.choice(self.earlier)  # the same bytes again, from any speaker
         connection = self.let_in.get(speaker.number)
         due = next((name for name, task in self.tasks.items() if task[0] == speaker.number), fuzz_bytes.word(rng, 32))
         chunk: bytes | None = None
@@ -152,10 +153,8 @@ class ServerSession:
         arrays = arrays_for(self.rng, RESULTS[task]) if status == "release" or self.rng.random() < 0.1 else {}
         return speaker.offer("RESULT", arrays, parent=due, round=t, task=task, code=status)
 
-    # the witness
-
     def _note(self, speaker: Speaker, frames: list[bytes]) -> None:
-        """What the message is, if it is from a key of the roster."""
+        """Record a message from a key of the roster."""
         message = heard(frames)
         number = next((number for number, key in KEYS.items() if key == speaker.user), None)
         if message is None or number is None:
@@ -205,15 +204,15 @@ class ServerSession:
 
 
 class ClientSession:
-    """A client's end, its coordinator, and what the witness knows: who was welcomed, what was offered and answered."""
+    """A client's end, its coordinator, and the expected state: WELCOME, offered and answered tasks."""
 
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
         nowhere: Any = object()
         self.end = client.ClientEndpoint(
-            "tcp://127.0.0.1:1", run=RUN, job=JOB, client=1, keys=("public", "secret"), server_key="key", task_template=TASKS.get,
-            check=lambda task, tensors: bounded(tensors), context=nowhere, heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)),
-            orphan_timeout_s=NEVER,
+            "tcp://127.0.0.1:1", Link(RUN, JOB, ("public", "secret"), "key", context=nowhere), client=1, task_template=TASKS.get,
+            check=lambda task, tensors: bounded(tensors),
+            times=client.ClientTimes(heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)), orphan_timeout_s=NEVER),
         )  # fmt: skip
         self.socket: PaperSocket = self.end._socket  # type: ignore[assignment]
         self.end._poller = PaperPoller(self.socket)  # type: ignore[assignment]
@@ -225,7 +224,7 @@ class ClientSession:
         self.connect()
 
     def connect(self) -> None:
-        """A new connection stands: the endpoint says HELLO."""
+        """Start a new connection, on which the endpoint says HELLO."""
         self.end._connected = self.end.welcomed = False
         self.end._greet()
         self.end.poll(0)
@@ -234,13 +233,13 @@ class ClientSession:
         self.speaker.renew()
 
     def step(self) -> bool:
-        """The owner may do something, then one message arrives; False if the endpoint has left its coordinator for good."""
+        """Let the owner act at random, then feed one message; False if the endpoint has left its coordinator."""
         if self.rng.random() < 0.2:
             self._own()
         return self.hear(self._message())
 
     def hear(self, frames: list[bytes]) -> bool:
-        """Feed one message and judge."""
+        """Feed one message and check the outcome."""
         message, before = heard(frames), Counter(self.end.failures)
         answer = message is not None and message.header.kind == "WELCOME" and message.header.parent in self.hellos
         if self.connection is not None and message is not None:
@@ -270,7 +269,7 @@ class ClientSession:
         return True
 
     def _own(self) -> None:
-        """The worker answers a task, says what it does, or its connection breaks."""
+        """Answer a task, report a phase, or break the connection."""
         pick = self.rng.random()
         if self.waiting and pick < 0.7:
             name = self.waiting.pop(0)
@@ -284,7 +283,7 @@ class ClientSession:
             self.connect()
 
     def _message(self) -> list[bytes]:
-        """What the coordinator says next: the likeliest is what the protocol expects of it."""
+        """The coordinator's next message; most likely what the protocol expects."""
         rng, speaker, pick = self.rng, self.speaker, self.rng.random()
         chunk: bytes | None = None
         if self.earlier and rng.random() < 0.04:
@@ -310,7 +309,7 @@ class ClientSession:
         return frames
 
     def _judge(self, event: client.ClientEvent) -> None:
-        """The witness on a delivered task."""
+        """Check a delivered task."""
         require(self.connection is not None, "a task before a WELCOME", event)
         assert self.connection is not None
         require(event.id not in self.answered, "a task was given again that is answered", event)

@@ -1,4 +1,4 @@
-"""Fuzz targets that read bytes: the codec, payloads put together from chunks, transcripts, signed jobs."""
+"""Fuzz targets that read bytes: the codec, payloads in chunks, transcripts, and signed jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = {"f4": 4, "i8": 8}
 
 
 class Finding(Exception):
-    """A property that does not hold: what it is, and the input that shows it."""
+    """A violated property, with the input that shows it."""
 
     def __init__(self, what: str, shown: object) -> None:
         self.what, self.shown = what, shown
@@ -36,13 +36,13 @@ class Finding(Exception):
 
 
 def require(holds: object, what: str, shown: object) -> None:
-    """Finding unless it holds."""
+    """Raise Finding unless `holds`."""
     if not holds:
         raise Finding(what, shown)
 
 
 def attempt(call: Callable[[], T], tally: Counter[str], shown: object, allowed: type[Exception] = Refused) -> T | None:
-    """The call's result, counted as accepted; None where it was refused, counted by code; Finding for any other exception."""
+    """Call and count: "accepted", or the code of a refusal (then None is returned); raises Finding for any other exception."""
     try:
         found = call()
     except allowed as error:
@@ -55,7 +55,7 @@ def attempt(call: Callable[[], T], tally: Counter[str], shown: object, allowed: 
 
 
 class Codec:
-    """Headers of messages, and of notes to the observer, from bytes."""
+    """Headers of messages, and messages to the observer, from bytes."""
 
     name, share = "codec", 0.5
 
@@ -72,7 +72,7 @@ class Codec:
 
 
 def require_faithful(header: Header, data: bytes) -> None:
-    """The header is what the bytes say, all of it and nothing else, and says the same when it is encoded again."""
+    """Require that a header says exactly what the bytes say and survives re-encoding."""
     pairs = msgpack.unpackb(data, object_pairs_hook=list, strict_map_key=False)
     said = dict(pairs)
     require(len(said) == len(pairs), "a field was said twice and one of them believed", data)
@@ -86,14 +86,14 @@ def require_faithful(header: Header, data: bytes) -> None:
 
 
 def same(value: Any, sent: Any) -> bool:
-    """Equal in value and in type, lists and tuples alike."""
+    """Return whether values are equal in value and type; lists equal tuples."""
     if isinstance(value, list | tuple) and isinstance(sent, list | tuple):
         return len(value) == len(sent) and all(same(one, two) for one, two in zip(value, sent, strict=True))
     return type(value) is type(sent) and value == sent
 
 
 def require_consistent(header: Header, data: bytes) -> None:
-    """What the header announces fits together: computed here once more, from the fields alone."""
+    """Require that a header's announcements agree, computed independently from its fields."""
     size = 0
     for _, dtype, shape, own in header.tensors:
         require(all(side >= 0 for side in shape) and math.prod(shape) * SIZES[dtype] == own, "a shape is not its size", data)
@@ -110,7 +110,7 @@ def require_consistent(header: Header, data: bytes) -> None:
 
 
 class Chunks:
-    """Payloads of a few chunks, in order or not, whole or not. To be run with small chunks."""
+    """Payloads of a few chunks, in order or not, complete or not; needs small chunks."""
 
     name, share = "chunks", 0.08
 
@@ -140,7 +140,7 @@ class Chunks:
 
 
 def require_announced(found: dict[str, np.ndarray], header: Header, chunks: list[bytes]) -> None:
-    """The arrays are the announced ones, of the bytes that came, which are those of the announced hash, and finite."""
+    """Require that arrays are finite, have the announced rows, and have the bytes and hash that were sent."""
     raw = b"".join(array.tobytes() for array in found.values())
     rows = [
         (name, next(code for code, d in tensors.DTYPES.items() if d == a.dtype), a.shape, a.nbytes) for name, a in found.items()
@@ -152,7 +152,7 @@ def require_announced(found: dict[str, np.ndarray], header: Header, chunks: list
 
 
 def arrays(rng: Random) -> dict[str, np.ndarray]:
-    """Up to three small arrays; one in eight holds something that is not finite."""
+    """Return up to three small arrays; one in eight is not finite."""
     found = {}
     for name in sorted({f"t{rng.randrange(9)}" for _ in range(rng.randrange(1, 4))}):
         count = rng.choice((0, 1, 3, 16, 17, 40))
@@ -166,7 +166,7 @@ def arrays(rng: Random) -> dict[str, np.ndarray]:
 
 
 def bent(rng: Random, index: int, chunks: list[bytes]) -> tuple[int, bytes]:
-    """The chunk of that index as it is or, once in six times, misplaced, cut, lengthened or changed."""
+    """Return a chunk; once in six times misplaced, cut, lengthened or changed."""
     chunk = chunks[index] if index < len(chunks) else b"more"
     if rng.random() < 5 / 6:
         return index, chunk
@@ -181,7 +181,7 @@ def bent(rng: Random, index: int, chunks: list[bytes]) -> tuple[int, bytes]:
 
 
 class Transcripts:
-    """Transcripts changed by someone who cannot make hashes (any byte), and by someone who made the chain anew."""
+    """Transcripts with changed bytes, and transcripts with changed records and a rebuilt hash chain."""
 
     name, share = "transcript", 0.06
 
@@ -190,7 +190,7 @@ class Transcripts:
         self._originals = [self._written(Random(seed)) for seed in range(4)]
 
     def _written(self, rng: Random) -> tuple[bytes, list[transcript.Record]]:
-        """A short transcript, full or headers only, and its records."""
+        """A short transcript and its records."""
         self._path.unlink(missing_ok=True)
         kept = transcript.Transcript(self._path, rng.choice(("full", "headers")))
         for _ in range(rng.randrange(3, 7)):
@@ -234,7 +234,7 @@ class Transcripts:
 
 
 def rechained(rng: Random, data: bytes) -> bytes:
-    """A transcript whose records were changed or added to, and whose numbers and chain of hashes were made anew."""
+    """Change or add records of a transcript and rebuild numbers and hashes."""
     bodies = [body for body, _ in msgpack.Unpacker(io.BytesIO(data), max_buffer_size=1 << 24)]
     if rng.random() < 0.2:
         bodies[rng.randrange(len(bodies)) :] = _claims(rng)
@@ -249,7 +249,7 @@ def rechained(rng: Random, data: bytes) -> bytes:
 
 
 def _claims(rng: Random) -> list[bytes]:
-    """The records of a message that announces 64 MiB and has all its chunks, with next to nothing in them."""
+    """Records of a message that announces 64 MiB and has all its chunks, nearly empty."""
     count, small = 64, rng.choice((None, b"", b"x"))
     rows = [["t", "f4", [count * messages.CHUNK // 4], count * messages.CHUNK]]
     head = dict(fuzz_bytes.fields(rng), kind="RESULT", code="release", tensors=rows, chunks=count, sha256="0" * 64)
@@ -262,7 +262,7 @@ def _claims(rng: Random) -> list[bytes]:
 
 
 def _numbered(body: bytes, number: int) -> bytes:
-    """The record with its number put right, if it still is a record."""
+    """The record with the right number, if it still is a record."""
     try:
         parts = msgpack.unpackb(body)
     except Exception:
@@ -286,7 +286,7 @@ def _changed_record(rng: Random, body: bytes, number: int) -> bytes:
 
 
 class Jobs:
-    """Signed jobs: the protocol's bytes, its signature and the pinned key changed."""
+    """Signed jobs with changed bytes, signature or pinned key."""
 
     name, share = "job", 0.06
 

@@ -1,4 +1,4 @@
-"""Who talks in a fuzzed session: peers that keep to the protocol mostly, and now and then do not."""
+"""Peers of a fuzzed session, which mostly follow the protocol."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ Said = dict[str, Any]
 
 
 class Speaker:
-    """One connection's voice: its boot, its sequence numbers, the chunks that it still owes."""
+    """One connection of a peer: its boot, its sequence numbers, and the chunks it has still to send."""
 
     def __init__(self, rng: Random, route: bytes = b"", user: str = "", number: int = 0) -> None:
         self.rng, self.route, self.user, self.number = rng, route, user, number
         self.boots: list[str] = []
-        self.about = fuzz_bytes.word(rng, 32)  # a message that others speak of
+        self.about = fuzz_bytes.word(rng, 32)  # id of a message to refer to
         self.renew()
 
     def renew(self) -> None:
-        """A new boot or, once in five times, one that was used before."""
+        """Start a new boot or, once in five times, an old one."""
         old = self.boots and self.rng.random() < 0.2
         self.boot = self.rng.choice(self.boots) if old else fuzz_bytes.word(self.rng, 32)
         self.boots.append(self.boot)
         self.sequence, self.owed = 0, list[tuple[str, int, bytes]]()
 
     def say(self, kind: str, **fields: Any) -> Said:
+        """Return the fields of the next message."""
         self.sequence += 1
         base = {"version": messages.VERSION, "run": RUN, "job": JOB, "boot": self.boot, "sequence": self.sequence}
         return {**base, "id": fuzz_bytes.word(self.rng, 32), "kind": kind, **fields}
 
     def offer(self, kind: str, arrays: dict[str, np.ndarray], **fields: Any) -> Said:
-        """The header of a message with payload; `chunk` says its chunks afterwards."""
+        """Return the header of a message with payload; `chunk` returns its chunks."""
         made = payload.Payload.of(arrays)
         rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in made.rows]
         found = self.say(kind, tensors=rows, chunks=len(made.chunks), sha256=made.sha256, **fields)
@@ -50,7 +51,7 @@ class Speaker:
         return found
 
     def chunk(self) -> tuple[Said, bytes]:
-        """The next chunk that is owed, rarely with other bytes; one that nobody waits for if none is."""
+        """Return the next chunk, rarely with changed bytes; an unexpected one if none is left."""
         parent, index, data = fuzz_bytes.word(self.rng, 32), 0, b"x" * self.rng.choice((0, 1, messages.CHUNK))
         if self.owed:
             parent, index, data = self.owed.pop(0)
@@ -60,7 +61,7 @@ class Speaker:
         return self.say("CHUNK", parent=parent, index=index), data
 
     def aside(self, kinds: tuple[str, ...], about: str) -> Said:
-        """A message without payload of one of the kinds, about a message that is known or about none."""
+        """Return a message without payload of one of the kinds, about a known message or an unknown one."""
         kind = self.rng.choice(kinds)
         about = about if self.rng.random() < 0.7 else fuzz_bytes.word(self.rng, 32)
         if kind == "HEARTBEAT":
@@ -73,7 +74,7 @@ class Speaker:
 
 
 def arrays_for(rng: Random, template: dict[str, TensorTemplate], honest: bool = False) -> dict[str, np.ndarray]:
-    """Arrays that fit a template or, rarely, do not: another shape, not finite, beyond any norm, one too many."""
+    """Return arrays that fit a template or, rarely, do not (shape, not finite, norm, extra tensor)."""
     found: dict[str, np.ndarray] = {}
     for name, pinned in template.items():
         shape = tuple(dim if isinstance(dim, int) else rng.randint(*dim) for dim in pinned.shape)
@@ -89,7 +90,7 @@ def arrays_for(rng: Random, template: dict[str, TensorTemplate], honest: bool = 
 
 
 def bent(rng: Random, said: Said) -> bytes:
-    """A message as it is or, once in five times, with a field changed or its bytes."""
+    """Encode a message; once in five times with a changed field or changed bytes."""
     if rng.random() < 0.8:
         return msgpack.packb(said)
     pick = rng.randrange(8)
@@ -110,7 +111,7 @@ def bent(rng: Random, said: Said) -> bytes:
 
 
 def framed(rng: Random, said: Said, chunk: bytes | None) -> list[bytes]:
-    """The message's frames; once in fifty times too few of them or too many."""
+    """Return the frames of a message; once in fifty times too few or too many."""
     frames = [bent(rng, said)] if chunk is None else [bent(rng, said), chunk]
     if rng.random() < 0.02:
         frames = [*frames, *[b"x"] * rng.randrange(4)][rng.randrange(2) :]

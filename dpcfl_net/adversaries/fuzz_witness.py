@@ -1,4 +1,4 @@
-"""Who judges what an endpoint believes: the rules of the wire once more, in other words, from the messages that were fed."""
+"""Independent model of the protocol's rules, which checks what an endpoint accepts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport.messages import VERSION, Header, TensorTemplate, WireError, decode
 
 NORM = 100.0
-HELD = 300  # entries; more than any list, queue or table of an endpoint may ever have
+HELD = 300  # entries; above the limit of every list, queue and table of an endpoint
 BUFFER = 12 * WIDTH  # bytes of the largest payload that the templates allow
 
 
 def bounded(tensors: dict[str, np.ndarray]) -> None:
-    """The owner's own check, a norm bound: Refused "norm"."""
+    """Check the norm as the owner of an endpoint does; raises Refused "norm"."""
     for array in tensors.values():
         if array.dtype.kind == "f" and np.linalg.norm(array.astype(np.float64)) > NORM:
-            raise Refused("norm", "longer than anything honest")
+            raise Refused("norm", "above the norm bound")
 
 
 @dataclass
 class Offer:
-    """A message with payload, and the chunks that followed it in their order."""
+    """A message with payload, and the chunks that followed in order."""
 
     header: Header
     chunks: list[bytes] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Offer:
 
 @dataclass
 class Heard:
-    """One message of this run and job: its header, its chunk, whether it has as many frames as its kind."""
+    """A message of this run and job; `whole` if it has the right number of frames."""
 
     header: Header
     chunk: bytes | None
@@ -45,7 +45,7 @@ class Heard:
 
 
 def heard(frames: list[bytes]) -> Heard | None:
-    """What was fed, None if it is no message or belongs elsewhere."""
+    """Decode fed frames; None if they are no message of this run and job."""
     if len(frames) not in (1, 2):
         return None
     try:
@@ -59,7 +59,7 @@ def heard(frames: list[bytes]) -> Heard | None:
 
 @dataclass
 class Connection:
-    """A peer since it was let in: its route and boot, the highest sequence number, all that it offered."""
+    """An accepted connection: route, boot, highest sequence number, and all offers."""
 
     route: bytes
     boot: str
@@ -67,7 +67,7 @@ class Connection:
     offers: dict[str, Offer] = field(default_factory=dict)
 
     def hear(self, message: Heard) -> None:
-        """Remember what the message offers; one of another boot, or not newer than all before it, counts for nothing."""
+        """Record an offer or chunk; messages of another boot or with an old sequence number are ignored."""
         header = message.header
         if header.boot != self.boot or header.sequence <= self.sequence:
             return
@@ -82,7 +82,7 @@ class Connection:
 
 
 def require_offered(offers: list[Offer], template: dict[str, TensorTemplate], found: dict[str, np.ndarray]) -> None:
-    """What was delivered is one of the offers, bit for bit, of its hash, of the template, finite and short enough."""
+    """Require that delivered tensors equal one of the offers bit for bit, fit the template, and are finite and bounded."""
     raw = b"".join(found[name].tobytes() for name in sorted(found))
     digest = hashlib.sha256(raw).hexdigest() if raw else ""
     shown = [(offer.header, len(offer.chunks)) for offer in offers]
@@ -102,7 +102,7 @@ def require_offered(offers: list[Offer], template: dict[str, TensorTemplate], fo
 
 
 def require_small(end: Any) -> None:
-    """No list, queue or table of the endpoint, however deep, has more than HELD entries; no buffer more than its bytes."""
+    """Require that no list, queue or table of the endpoint exceeds HELD entries and no buffer BUFFER bytes."""
     for what, size in _sizes(end, type(end).__name__, set()):
         most = BUFFER if what.endswith("_buffer") else HELD
         require(size <= most, "a list, queue, table or buffer grows with what peers send", (what, size))

@@ -1,4 +1,4 @@
-"""A connection that says what it is given, well-formed or not, and keeps all that it hears: the hostile worker's mouth."""
+"""Connection of a hostile worker: sends any frames and records all headers it receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.channel import Stamp
 from dpcfl_net.transport.messages import Header, Template, decode, encode, resolve
-from dpcfl_net.transport.sockets import join_curve
+from dpcfl_net.transport.sockets import Link, join_curve
 
 Found = TypeVar("Found")
 _HANDSHAKE_FAILED = (
@@ -27,10 +27,18 @@ _HANDSHAKE_FAILED = (
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to attack, and as whom.
+    """Target of an attack.
 
-    connect: the coordinator's "tcp://host:port". run, job: hex. client: the roster's number that the keys belong to; other:
-    one that they do not. releases: task name -> the tensors that a release must hold. keys: (public, secret), z85.
+    Attributes:
+        connect: The coordinator's "tcp://host:port".
+        run: Run id, hex.
+        job: Hash of the job, hex.
+        client: Client id that the keys belong to.
+        other: Another client id.
+        releases: Tensors of a release by task name.
+        security: "curve" or "none".
+        server_key: The coordinator's public key, z85.
+        keys: The client's (public, secret) pair, z85.
     """
 
     connect: str
@@ -45,7 +53,17 @@ class Target:
 
     @classmethod
     def of(cls, protocol: Protocol, client: int, connect: str, key_folder: Path) -> Target:
-        """A client of a job; KeyError for one that is not in its roster."""
+        """Create the target for a client of a job.
+
+        Args:
+            protocol: The job's protocol.
+            client: Client id.
+            connect: The coordinator's address.
+            key_folder: Folder of all keys.
+
+        Raises:
+            KeyError: If the client is not in the roster.
+        """
         from dpcfl_net.algorithms.base import algorithm_of
         from dpcfl_net.transport.keys import client_key
 
@@ -64,10 +82,18 @@ class Target:
 
 
 class HostileConnection:
-    """One DEALER socket with a context of its own. `heard` holds every header that came, `closed` says how it ended.
+    """One DEALER socket with its own context.
 
-    keys, security: in place of the target's; routing_id: asked for, as no honest client does. closed: "" while nothing happened to the connection, "handshake" if it was
-    never let in, "cut" if it was ended by the other side.
+    Args:
+        target: Target of the attack.
+        keys: CURVE pair in place of the target's.
+        security: Security in place of the target's.
+        routing_id: Routing id to request, which no honest client does.
+
+    Attributes:
+        heard: Headers received.
+        sent: Short messages sent, for replay.
+        closed: "" while connected, "handshake" if rejected, "cut" if ended by the other side.
     """
 
     def __init__(
@@ -83,19 +109,19 @@ class HostileConnection:
         self.socket.linger = 0
         if routing_id:
             self.socket.routing_id = routing_id
-        if (security or target.security) == "curve":
-            join_curve(self.socket, keys or target.keys, target.server_key)
+        link = Link(target.run, target.job, keys or target.keys, target.server_key, security or target.security)
+        join_curve(self.socket, link)
         self._monitor = self.socket.get_monitor_socket()
         self.socket.connect(target.connect)
 
     def say(self, kind: str, chunk: bytes | memoryview | None = None, **fields: Any) -> Header:
-        """Send one well-formed message, with a header of this line's own stamp."""
+        """Send a well-formed message and return its header."""
         header = self.stamp.header(kind=kind, **fields)
         self.send([encode(header)] if chunk is None else [encode(header), chunk])
         return header
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
-        """Send one message of any frames, unless the connection has ended; short ones are kept in `sent`, to be replayed."""
+        """Send any frames as one message unless the connection has ended."""
         if sum(len(frame) for frame in frames) < 1 << 16:
             self.sent.append([bytes(frame) for frame in frames])
         while not self.closed:
@@ -107,7 +133,7 @@ class HostileConnection:
                 return
 
     def listen(self, timeout_s: float = 0.0) -> None:
-        """Read all that is there, after waiting for something for at most `timeout_s` seconds."""
+        """Read all messages, waiting for at most `timeout_s` seconds for the first."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
@@ -118,19 +144,19 @@ class HostileConnection:
             self._note(int(recv_monitor_message(self._monitor)["event"]))
 
     def wait(self, found: Callable[[], Found], limit_s: float) -> Found:
-        """Listen until `found` finds something, the connection has ended, or time is up; what it finds then."""
+        """Listen until `found` returns a true value, the connection ends or `limit_s` seconds pass; returns its last value."""
         deadline = time.monotonic() + limit_s
         while not (got := found()) and not self.closed and time.monotonic() < deadline:
             self.listen(min(0.1, max(0.0, deadline - time.monotonic())))
         return got or found()
 
     def hears(self, **wanted: Any) -> list[Header]:
-        """All headers heard so far with these fields."""
+        """Return all received headers with the given field values."""
         self.listen()
         return [header for header in self.heard if all(getattr(header, name) == value for name, value in wanted.items())]
 
     def close(self) -> None:
-        """End the connection at once."""
+        """Close the connection immediately."""
         self.socket.disable_monitor()
         self._monitor.close(linger=0)
         self.socket.close(linger=0)

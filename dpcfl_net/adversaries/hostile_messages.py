@@ -1,4 +1,4 @@
-"""What the hostile worker says: messages that break one rule of the wire each, and answers that no honest client gives."""
+"""Messages of a hostile worker: each breaks one rule of the protocol or answers a task dishonestly."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from dpcfl_net.adversaries.hostile_connection import HostileConnection
 
 Frames = list[bytes | memoryview]
-Said = tuple[list[Frames], tuple[str, ...]]  # messages, and the ids that an answer would name: none for one without a header
+Said = tuple[list[Frames], tuple[str, ...]]  # messages, and the ids that an answer refers to (none without a header)
 Tensors = dict[str, np.ndarray]
 
 HUGE = 1e6  # norm of an update
-CANARY = "hostile-worker-canary"  # the file that a coordinator would create which opens the pickle
+CANARY = "hostile-worker-canary"  # file that a coordinator creates if it loads the pickle
 
 
 def pickle_that_writes(path: str) -> bytes:
-    """A pickle, opcode by opcode, that creates the file when anybody opens it: open(path, "w")."""
+    """Return a pickle that creates a file when it is loaded: open(path, "w")."""
     return b"cbuiltins\nopen\n(V" + path.encode("ascii", "backslashreplace") + b"\nVw\ntR."
 
 
@@ -37,7 +37,7 @@ def _junk(*frames: bytes) -> Callable[[HostileConnection], Said]:
 
 
 def _field(**changes: Any) -> Callable[[HostileConnection], Said]:
-    """A heartbeat with fields that do not belong there or cannot be decoded: its id is not read."""
+    """A heartbeat with unexpected or undecodable fields, whose id is not read."""
     return lambda line: ([[msgpack.packb({**_beat(line), **changes})]], ())
 
 
@@ -52,7 +52,7 @@ def _other(**changes: Any) -> Callable[[HostileConnection], Said]:
 
 
 def _table(*rows: list[Any]) -> Callable[[HostileConnection], Said]:
-    """A result that announces these tensors and nothing else."""
+    """A result that announces only these tensors."""
     return _field(kind="RESULT", code="release", tensors=list(rows))
 
 
@@ -101,12 +101,12 @@ MESSAGES: dict[str, tuple[str, Callable[[HostileConnection], Said]]] = {
 
 
 def endless(line: HostileConnection, mebibytes: int) -> Frames:
-    """One message of so many frames of 1 MiB, all of the same memory, so that only its receiver needs room."""
+    """Return one message of `mebibytes` frames of 1 MiB that share memory, so that only the receiver needs room."""
     return [msgpack.packb(_beat(line)), *[memoryview(bytes(CHUNK))] * mebibytes]
 
 
 def honest(template: Template) -> Tensors:
-    """A release that fits: zeros, each side as small as the template lets it be."""
+    """Return a release of zeros that fits the template, with the smallest allowed sides."""
     return {
         name: np.zeros([side if isinstance(side, int) else side[0] for side in pinned.shape], f"<{pinned.dtype}")
         for name, pinned in template.items()
@@ -118,22 +118,22 @@ def _filled(tensors: Tensors, value: float) -> Tensors:
 
 
 def _long(tensors: Tensors) -> Tensors:
-    """Every tensor of numbers with norm HUGE."""
+    """Float tensors with norm HUGE."""
     return {name: _filled({name: array}, HUGE / max(1, array.size) ** 0.5)[name] for name, array in tensors.items()}
 
 
 def _longer(tensors: Tensors) -> Tensors:
-    """Every tensor with one number more."""
+    """Tensors with one number more."""
     return {name: np.zeros(array.size + 1, array.dtype) for name, array in tensors.items()}
 
 
 def _retyped(tensors: Tensors) -> Tensors:
-    """Numbers as whole numbers and the other way round."""
+    """Floats as integers and vice versa."""
     other = {"f": "<i8", "i": "<f4"}
     return {name: np.zeros(array.shape, other[array.dtype.kind]) for name, array in tensors.items()}
 
 
-Lie = Callable[[Tensors, Header], dict[str, Any]]  # (an honest release, the task) -> tensors, and fields to be set otherwise
+Lie = Callable[[Tensors, Header], dict[str, Any]]  # (honest release, task) -> tensors, and header fields to replace
 
 ANSWERS: dict[str, tuple[str, Lie]] = {
     "zero-update": ("a release of zeros, which fits", lambda t, task: {"tensors": t}),

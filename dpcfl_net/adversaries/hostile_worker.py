@@ -1,4 +1,4 @@
-"""A malicious worker by script, to be run against one's own coordinator: valid keys, hostile steps, what came back for each.
+"""Scripted malicious worker for tests of one's own coordinator: valid keys, hostile steps, and the reaction to each.
 
     python -m dpcfl_net.adversaries.hostile_worker RUN --client 3 --connect tcp://127.0.0.1:5700 --keys RUN/keys \
         --steps claim-identity,garbage,nan-update,'huge-update*'
@@ -27,11 +27,15 @@ from dpcfl_net.transport.payload import Payload
 
 @dataclass(frozen=True)
 class AttackLog:
-    """What came back for one step.
+    """Reaction to one step.
 
-    answer: WELCOME, ACK or ERROR (then `code` and `reason` are the coordinator's); CLOSED (code "handshake": not let in,
-    "cut": the connection was ended); SILENCE; NO-TASK if no task came that could be answered; BYE once the run is over.
-    round: that of the task that was answered, 0 for other steps.
+    Attributes:
+        step: Name of the step.
+        answer: WELCOME, ACK or ERROR; CLOSED (connection ended); SILENCE; NO-TASK (no task arrived to answer); BYE (the run is
+            over).
+        code: Code of an ERROR; for CLOSED "handshake" (rejected) or "cut".
+        reason: Reason of an ERROR.
+        round: Round of the answered task; 0 for other steps.
     """
 
     step: str
@@ -42,7 +46,7 @@ class AttackLog:
 
 
 class NotWelcome(Exception):
-    """A step needs a connection that was let in, and this is what came instead."""
+    """A step needs an accepted connection and got this outcome instead."""
 
     def __init__(self, answer: str, code: str, reason: str) -> None:
         self.outcome = answer, code, reason
@@ -50,7 +54,7 @@ class NotWelcome(Exception):
 
 
 class Attacker:
-    """One client's keys in bad hands; the steps are functions of it. Arguments as for `play`."""
+    """Actions with one client's keys; arguments as for `play`."""
 
     def __init__(self, target: Target, *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024) -> None:
         self.target, self.wait_s, self.task_s, self.flood = target, wait_s, task_s, flood
@@ -58,13 +62,13 @@ class Attacker:
         self._answered: set[str] = set()
 
     def fresh(self) -> HostileConnection:
-        """A new connection in place of the old one; nothing is said on it yet."""
+        """Open a new connection in place of the old one."""
         self.close()
         self._line = HostileConnection(self.target)
         return self._line
 
     def welcomed(self) -> HostileConnection:
-        """The connection, after its HELLO; a new one if there is none or it was cut. Raises NotWelcome."""
+        """Return the connection after HELLO, a new one if needed; raises NotWelcome."""
         if self._line is not None and not self._line.closed and self._line.hears(kind="WELCOME"):
             return self._line
         line = self.fresh()
@@ -74,7 +78,7 @@ class Attacker:
         return line
 
     def hello(self, line: HostileConnection, client: int) -> tuple[str, str, str]:
-        """Say HELLO as `client`, again while an older connection of the same key still counts as there."""
+        """Say HELLO as `client`, repeatedly while an older connection of the key still exists."""
         deadline = time.monotonic() + self.wait_s
         while True:
             found = self.reply(line, line.say("HELLO", client=client).id)
@@ -83,7 +87,7 @@ class Attacker:
             time.sleep(0.1)
 
     def reply(self, line: HostileConnection, *ids: str) -> tuple[str, str, str]:
-        """What is heard about messages with these ids, or about one that has none, from now on."""
+        """Return the reaction to messages with these ids, or to one without an id from now on."""
 
         had = 0 if ids else len(line.heard)
 
@@ -95,7 +99,7 @@ class Attacker:
         return ("CLOSED", line.closed, "") if line.closed else ("SILENCE", "", "")
 
     def task(self) -> Header | None:
-        """The next task, once it is there; None if the run ends first, or none comes in time."""
+        """Wait for the next task; None if the run ends first or none arrives in time."""
         line = self.welcomed()
 
         def found() -> list[Header]:
@@ -112,22 +116,23 @@ class Attacker:
 
     @property
     def over(self) -> bool:
-        """Whether the coordinator has said goodbye."""
+        """Whether the coordinator has said BYE."""
         return self._line is not None and bool(self._line.hears(kind="BYE"))
 
     def close(self) -> None:
+        """Close the connection."""
         if self._line is not None:
             self._line.close()
             self._line = None
 
 
 def _hello(a: Attacker) -> tuple[str, str, str]:
-    """HELLO as whom the key says"""
+    """HELLO with the key's client id"""
     return a.hello(a.fresh(), a.target.client)
 
 
 def _claim_identity(a: Attacker) -> tuple[str, str, str]:
-    """HELLO as another client: under CURVE it stays whom its key says"""
+    """HELLO as another client; under CURVE the key decides"""
     return a.hello(a.fresh(), a.target.other)
 
 
@@ -145,20 +150,20 @@ def _no_curve(a: Attacker) -> tuple[str, str, str]:
 
 
 def _second_connection(a: Attacker) -> tuple[str, str, str]:
-    """the same key once more while it is connected"""
+    """connect a second time with the same key"""
     a.welcomed()
     with HostileConnection(a.target) as line:
         return a.reply(line, line.say("HELLO", client=a.target.client).id)
 
 
 def _before_hello(a: Attacker) -> tuple[str, str, str]:
-    """an answer on a connection that has not said HELLO"""
+    """answer on a connection without HELLO"""
     line = a.fresh()
     return a.reply(line, line.say("RESULT", code="lost").id)
 
 
 def _replay(a: Attacker) -> tuple[str, str, str]:
-    """every byte of an earlier connection, on a new one"""
+    """replay every byte of an earlier connection on a new one"""
     line = a.welcomed()
     line.say("HEARTBEAT", code="computing")
     line.listen(0.2)
@@ -175,7 +180,7 @@ def _replay(a: Attacker) -> tuple[str, str, str]:
 
 
 def _endless_multipart(a: Attacker) -> tuple[str, str, str]:
-    """one message of a GiB in frames of a MiB, each small enough by itself"""
+    """one message of 1 GiB in frames of 1 MiB, each within the frame limit"""
     line = a.welcomed()
     line.send(endless(line, a.flood))
     return a.reply(line)
@@ -201,10 +206,17 @@ STEPS = {
 def play(
     target: Target, steps: Iterable[str], *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024
 ) -> Iterator[AttackLog]:
-    """Do the steps in order and tell what came back for each, as it comes; the last one is BYE or NO-TASK if the run ends first.
+    """Run steps in order and yield the reaction to each; ends early with BYE or NO-TASK if the run ends.
 
-    steps: names of STEPS; "name*3" three times, "name*" until the run ends. wait_s: for an answer; task_s: for a task, seconds.
-    flood: MiB of the message that is called endless. ConfigError for a name that is no step's.
+    Args:
+        target: Target of the attack.
+        steps: Names in STEPS; "name*3" repeats three times, "name*" until the run ends.
+        wait_s: Seconds to wait for an answer.
+        task_s: Seconds to wait for a task.
+        flood: Size of the endless message in MiB.
+
+    Raises:
+        ConfigError: For an unknown step.
     """
     attacker = Attacker(target, wait_s=wait_s, task_s=task_s, flood=flood)
     try:
@@ -252,7 +264,7 @@ def _do(attacker: Attacker, name: str) -> AttackLog:
 
 
 def _answer(attacker: Attacker, name: str) -> AttackLog:
-    """Take the next task and answer it as the step says."""
+    """Take the next task and answer it as the step defines."""
     task = attacker.task()
     if task is None:
         return AttackLog(name, "BYE" if attacker.over else "NO-TASK")
@@ -270,7 +282,7 @@ def _answer(attacker: Attacker, name: str) -> AttackLog:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a script against a coordinator and print a line for each step; the exit code."""
+    """Run a script against a coordinator and print a line for each step; returns the exit code."""
     width = max(map(len, STEPS))
     parser = argparse.ArgumentParser(
         prog="python -m dpcfl_net.adversaries.hostile_worker",
@@ -280,10 +292,10 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("job", type=Path, help="folder with protocol.json")
-    parser.add_argument("--client", type=int, required=True, help="whose keys it has")
+    parser.add_argument("--client", type=int, required=True, help="client whose keys it uses")
     parser.add_argument("--connect", required=True, help="address of the coordinator")
     parser.add_argument("--keys", type=Path, required=True, help="folder with this client's key pair")
-    parser.add_argument("--steps", required=True, help="what to do, separated by commas")
+    parser.add_argument("--steps", required=True, help="steps, separated by commas")
     parser.add_argument("--wait", type=float, default=5.0, help="seconds to wait for an answer (default 5)")
     parser.add_argument("--task-wait", type=float, default=60.0, help="seconds to wait for a task (default 60)")
     given = parser.parse_args(arguments)

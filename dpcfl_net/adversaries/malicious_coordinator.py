@@ -1,4 +1,4 @@
-"""A malicious server by script, to be run against one's own workers: it holds the coordinator's keys, and plays its steps.
+"""Scripted malicious server for tests of one's own workers: it holds the coordinator's keys and runs hostile steps.
 
     python -m dpcfl_net.adversaries.malicious_coordinator JOB --bind tcp://127.0.0.1:5700 --keys KEYS --ledgers LEDGERS \
         --steps honest,again,other-model,beyond,rollback
@@ -22,31 +22,39 @@ import msgpack
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_step
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import DpcflError
-from dpcfl_net.core.protocol import Protocol, digest, read_protocol
+from dpcfl_net.core.protocol import Protocol, read_protocol
 from dpcfl_net.core.run_folder import MESSAGES, TRANSCRIPT, RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
 from dpcfl_net.privacy.ledger.ledger import LINES
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import ServerEndpoint, ServerEvent
+from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint, ServerEvent
 from dpcfl_net.transport.keys import COORDINATOR, client_key
 from dpcfl_net.transport.messages import Header, resolve
 from dpcfl_net.transport.peers import Peer
 from dpcfl_net.transport.transcript import Transcript
 
-GONE_S = 2.0  # a worker that has lost its connection is back by then, unless it left
+GONE_S = 2.0  # a worker that only lost its connection is back by then
 OUTCOMES = "outcomes.jsonl"
 Said = Literal["release", "refused", "stale", "lost", "unusable", "gone", "silence"]
 
 
 @dataclass(frozen=True)
 class AttackLog:
-    """What one client did at one step.
+    """Reaction of one client to one step.
 
-    answer: "unusable" came back as a release that is none, "gone" is a worker that left. code, reason: of a refusal, in the
-    client's own words. sha256: of the release's tensors; `repeated` if the client has sent those bytes before.
-    charges: lines of the client's ledger before and after, None where it is not at hand. holds: nothing was won by the step:
-    no bytes that were not known before and no charge, unless the step pays for them.
+    Attributes:
+        step: Name of the step.
+        client: Client id.
+        round: Requested round.
+        task: Name of the task.
+        answer: Status of the answer; "unusable": an invalid release, "gone": the worker left, "silence": no answer.
+        code: Code of a refusal.
+        reason: Reason of a refusal, in the client's words.
+        sha256: Hash of a release's tensors.
+        repeated: Whether the client sent these bytes before.
+        charges: Charges in the client's ledger before and after; None if it is not available.
+        holds: Whether the step gained nothing: no new bytes and no charge, unless the step is a paid one.
     """
 
     step: str
@@ -62,7 +70,7 @@ class AttackLog:
     holds: bool
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """Format the reaction as one line."""
         got = f"{self.sha256[:12]}{' as before' if self.repeated else ''}" if self.sha256 else f"{self.code} {self.reason}"
         spent = "" if self.charges is None else f"charges {self.charges[0]} -> {self.charges[1]}"
         asked = f"round {self.round} {self.task}"
@@ -71,9 +79,9 @@ class AttackLog:
 
 
 class _Endpoint(ServerEndpoint):
-    """The coordinator's end of the wire in bad hands.
+    """Coordinator's end of the wire with forged headers.
 
-    forged: fields in place of those of a task's header; stamped: of every message's. turned_down: tasks that a client refused.
+    forged: replaces fields of a task's header; stamped: of every header. turned_down: tasks that a client refused.
     """
 
     forged: dict[str, Any]
@@ -90,11 +98,22 @@ class _Endpoint(ServerEndpoint):
 
 
 class MaliciousCoordinator:
-    """Holds the job's public part and the coordinator's keys, and asks what it likes of whoever connects.
+    """Server with the job's public part and the coordinator's keys that sends arbitrary tasks.
 
-    bind: "tcp://host:port", port * for a free one; `address` has the real one. ledgers: the workers' folder of ledgers, where
-    one can look into it. out: folder for the transcript with all payloads, messages and outcomes. wait_s: how long an
-    answer, or a worker, is awaited. Raises ConfigError for missing keys or an address that is taken.
+    Args:
+        protocol: The job's protocol.
+        bind: "tcp://host:port", port * for a free one.
+        key_folder: Folder of all keys.
+        clients: Clients to wait for and ask; empty: the roster.
+        ledgers: The workers' folder of ledgers, if available.
+        out: Folder for the transcript with all payloads, messages and outcomes.
+        wait_s: Seconds to wait for a worker or an answer.
+
+    Attributes:
+        address: Bound address with its real port.
+
+    Raises:
+        ConfigError: For missing keys or an address that is taken.
     """
 
     def __init__(
@@ -122,12 +141,22 @@ class MaliciousCoordinator:
         self.address = self._endpoint.address
 
     def join(self) -> list[int]:
-        """Wait for the clients; those that have not come."""
+        """Wait for the clients and return those that are missing."""
         self._wait_for(set(self.clients))
         return sorted(set(self.clients) - self._endpoint.ready)
 
     def play(self, step: Step) -> list[AttackLog]:
-        """Ask every client that is there; outcomes in client order. ConfigError for a step that needs an earlier one."""
+        """Send a step to all connected clients.
+
+        Args:
+            step: The step.
+
+        Returns:
+            Reactions in client order.
+
+        Raises:
+            ConfigError: If the step needs an earlier one.
+        """
         if step.restart:
             self._restart(step.job)
         number = round_number(step.round, self._asked, self.protocol.rounds)
@@ -151,7 +180,7 @@ class MaliciousCoordinator:
         return found
 
     def close(self) -> None:
-        """Send the workers home, for up to two seconds, and let go of the address."""
+        """Send the workers home for up to two seconds, and close the address."""
         deadline = time.monotonic() + 2
         while self._endpoint.ready and time.monotonic() < deadline:
             self._endpoint.bye()
@@ -173,17 +202,16 @@ class MaliciousCoordinator:
         client_steps = self.algorithm.client_steps()
         made = _Endpoint(
             bind,
-            run=self.protocol.run,
-            job=digest(self.protocol),
+            Link.of(self.protocol, self._keys),
             clients={entry.id: entry.public_key for entry in self.protocol.roster},
             result_template=lambda task: (
                 resolve(client_steps[task].gives, self.algorithm.dims) if task in client_steps else None
             ),
-            security=self.protocol.security,
-            keys=self._keys,
-            on_message=self._messages.write if self._messages is not None else None,
-            on_failure=lambda failure: say(f"{failure['peer']}: {failure['code']} {failure['reason']}"),
-            transcript=self._transcript,
+            log=MessageLog(
+                on_failure=lambda failure: say(f"{failure['peer']}: {failure['code']} {failure['reason']}"),
+                on_message=self._messages.write if self._messages is not None else None,
+                transcript=self._transcript,
+            ),
             heartbeat_s=1.0,
         )
         made.forged, made.turned_down = {}, set()
@@ -191,7 +219,7 @@ class MaliciousCoordinator:
         return made
 
     def _restart(self, job: str) -> None:
-        """Come up again at the same address, as a process that knows nothing of the connections before."""
+        """Restart at the same address without any state of earlier connections."""
         known = self._endpoint.ready or set(self.clients)
         self._endpoint.close(abort=True)
         self._endpoint = self._open(self.address, job)
@@ -203,7 +231,7 @@ class MaliciousCoordinator:
             self._endpoint.poll(0.5)
 
     def _listen(self, waiting: dict[int, str]) -> dict[int, ServerEvent | None]:
-        """The event that settles each client's task; None if nothing comes, or the worker goes and stays away."""
+        """Event that settles each client's task; None if nothing arrives or the worker left."""
         answers: dict[int, ServerEvent | None] = dict.fromkeys(waiting)
         deadline, gone = time.monotonic() + self.wait_s, dict[int, float]()
         while waiting and (now := time.monotonic()) < deadline:
@@ -248,13 +276,19 @@ class MaliciousCoordinator:
         return event.status, code, reason  # type: ignore[return-value]
 
     def _charges(self, client: int) -> int | None:
-        """Debits in the client's ledger: its lines but the first, counted without believing them."""
+        """Number of debits in the client's ledger, without verification."""
         path = self._ledgers / client_key(client) / LINES if self._ledgers else None
         return None if path is None else path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
 def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[str], None] = print) -> Iterator[AttackLog]:
-    """The outcomes of some steps one after another, each told as it comes; ends when no client is left."""
+    """Run steps in order and yield the reactions; ends when no client is left.
+
+    Args:
+        server: The server.
+        steps: The steps.
+        tell: Called with each reaction as a line.
+    """
     for step in steps:
         found = server.play(step)
         for outcome in found:
@@ -266,7 +300,7 @@ def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The door: 0 if every client held at every step, 3 if not."""
+    """Run a script against workers; returns 0 if every client held at every step, else 3."""
     parser = argparse.ArgumentParser(
         prog="python -m dpcfl_net.adversaries.malicious_coordinator", description=__doc__.splitlines()[0]
     )

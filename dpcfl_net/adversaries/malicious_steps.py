@@ -1,4 +1,4 @@
-"""What a malicious server can try, as plain data: which round it asks for, with which weights, and what it forges."""
+"""Steps of a malicious server as data: requested round, weights, and forged fields."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ FOREIGN = hashlib.sha256(b"another job").hexdigest()
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to ask of every client.
+    """One request to every client.
 
-    round: "next" is one after the last round asked, "skip" two; "left-out" the latest below the last that was never asked.
-    weights: see `make`. task: its name, empty for the one that the plan pays for most often. header: fields put into the
-    task's header, in place of the right ones. restart: the server comes up anew first, as after a crash. job: the job hash of
-    all its messages from now on, empty for the right one. pays: whether an honest client may charge for it and answer.
+    Attributes:
+        name: Name of the step.
+        says: Description.
+        round: Requested round: "next" after the last requested one, "skip" two after it, "left-out" the latest one that was
+            skipped.
+        weights: Weights as for `make`.
+        task: Name of the task; empty: the one the plan pays for most often.
+        header: Replaced fields of the task's header.
+        restart: Whether the server restarts first, as after a crash.
+        job: Job hash of all later messages; empty: the right one.
+        pays: Whether an honest client may charge for the step and answer.
     """
 
     name: str
@@ -71,7 +78,14 @@ STEPS = {step.name: step for step in SCRIPT}
 
 
 def chosen(names: str) -> list[Step]:
-    """Steps by their names, with commas between; "all" is the whole script. ConfigError names one that there is not."""
+    """Return steps by their names.
+
+    Args:
+        names: Names separated by commas, or "all".
+
+    Raises:
+        ConfigError: For an unknown name.
+    """
     if names == "all":
         return list(SCRIPT)
     wanted = [name.strip() for name in names.split(",")]
@@ -81,7 +95,14 @@ def chosen(names: str) -> list[Step]:
 
 
 def usual_step(algorithm: Algorithm) -> ClientStep:
-    """The client half that the first client's plan pays for most often and that is sent weights; ConfigError if there is none."""
+    """Return the client step with weights that the first client's plan pays for most often.
+
+    Args:
+        algorithm: The job's algorithm.
+
+    Raises:
+        ConfigError: If no client step takes weights.
+    """
     names = [slot.name for slot in algorithm.plan(algorithm.protocol.roster[0])]
     paid = [half for half in algorithm.client_steps().values() if half.takes and set(half.bundle) <= set(names)]
     if not paid:
@@ -90,7 +111,16 @@ def usual_step(algorithm: Algorithm) -> ClientStep:
 
 
 def round_number(round: Round, asked: list[int], rounds: int) -> int:
-    """The number of a step's round, after the rounds `asked` in this order; ConfigError where there is no such round."""
+    """Return the round that a step requests.
+
+    Args:
+        round: Kind of round, as `Step.round`.
+        asked: Rounds requested so far, in order.
+        rounds: Rounds of the job.
+
+    Raises:
+        ConfigError: If there is no such round.
+    """
     last = asked[-1] if asked else 0
     fixed = {"next": last + 1, "skip": last + 2, "zero": 0, "beyond": rounds + 1}
     if round in fixed:
@@ -103,10 +133,16 @@ def round_number(round: Round, asked: list[int], rounds: int) -> int:
 
 
 def make(half: ClientStep, algorithm: Algorithm, weights: Weights, round: int, client: int) -> Tensors:
-    """The tensors of a task: Gaussian numbers, the same for everybody in a round, with what `weights` makes of the first.
+    """Create the tensors of a task: Gaussian numbers, equal for all clients in a round, changed as `weights` says.
 
-    other, per-client: other numbers, for all or for each client; nan, infinite: one such value; longer: a parameter more;
-    whole: whole numbers; extra: a tensor more, by the name of a noise multiplier.
+    Args:
+        half: The client step.
+        algorithm: The job's algorithm.
+        weights: "honest" or "as-sent": unchanged. "other" or "per-client": other numbers for all, or for each client. "nan" or
+            "infinite": one such value. "longer": one parameter more. "whole": integers. "extra": an additional tensor named
+            noise_multiplier.
+        round: The round.
+        client: Client id.
     """
     seed = {"other": [1, round], "per-client": [2, round, client]}.get(weights, [0, round])
     draw = np.random.Generator(np.random.PCG64(seed))

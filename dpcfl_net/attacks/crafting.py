@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.training.dpsgd import flatten
+from dpcfl_net.training.models import flatten
 from dpcfl_net.training.plain_path import fill
 
 # A power of two, so that scaling is exact: far above the noise added to a weight in a few steps, far below overflow.

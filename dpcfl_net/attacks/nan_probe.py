@@ -117,7 +117,8 @@ def train_by_opacus(
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    from dpcfl_net.training.dpsgd import flatten, poisson_rows
+    from dpcfl_net.training.dpsgd import poisson_rows
+    from dpcfl_net.training.models import flatten
     from dpcfl_net.training.plain_path import fill
 
     module = copy.deepcopy(module).train()

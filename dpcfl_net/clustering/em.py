@@ -1,4 +1,4 @@
-"""Expectation-maximisation for a spherical Gaussian mixture whose dimension may exceed that of the points given."""
+"""Expectation-maximisation for spherical Gaussian mixtures given in low-rank coordinates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ _TINY = 10 * np.finfo(np.float64).eps
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """posteriors (n, M), means (M, d), variances (M,) per coordinate, mean log-likelihood of a point, iterations run."""
+    """A fitted spherical Gaussian mixture of M components on n points.
+
+    Attributes:
+        posteriors: Component probabilities of each point, (n, M), rows sum to 1.
+        means: Component means, (M, d).
+        variances: Component variances per coordinate, (M,).
+        log_likelihood: Mean log-likelihood of a point, in nats.
+        iterations: EM iterations that were run.
+    """
 
     posteriors: np.ndarray
     means: np.ndarray
@@ -32,35 +40,57 @@ def spherical(
     floor: float,
     seed: int,
     equal_weights: bool = False,
-    merit: Callable[[Mixture], float] | None = None,
+    score: Callable[[Mixture], float] | None = None,
 ) -> Mixture:
-    """The best of 20 runs from k-means++ starts: of those in which every component is some two points' best, the likeliest.
+    """Fit the mixture from 20 k-means++ starts and return the best run.
 
-    points: (n, d) float64; dimension >= d counts in the likelihood and in the variances, so that exact coordinates of n
-    points in p dimensions give the mixture in p dimensions. `floor` is added to each variance. A run whose component
-    holds one point is likelier without end as its variance shrinks: it is taken only if there is no other. `merit` judges
-    runs by something else than their likelihood. Starts, steps and stopping are those of scikit-learn's
+    Runs in which every component is the most probable one of at least two points rank first: the likelihood of a component with
+    a single point grows without bound as its variance shrinks. Starts, steps and stopping rule equal those of scikit-learn's
     GaussianMixture(init_params="k-means++", random_state=seed).
+
+    Args:
+        points: Coordinates of the points, (n, d) float64.
+        clusters: Number of components M, 1 to n.
+        dimension: Dimension of the density, at least d. n points in p dimensions have exact coordinates in d < n dimensions;
+            with dimension p the fit equals the fit in p dimensions.
+        floor: Added to each variance.
+        seed: Seed of the starts.
+        equal_weights: Fix the weight of each component to 1 / M.
+        score: Ranks the runs; default: the log-likelihood.
+
+    Returns:
+        The best run.
     """
-    # scikit-learn draws its starts from the legacy generator: the same stream gives the same starts
+    # scikit-learn draws its starts from the legacy generator; the same stream gives the same starts.
     random = np.random.RandomState(seed % 2**32)
     runs = []
     for _ in range(STARTS):
         posteriors = np.zeros((len(points), clusters))
         posteriors[kmeans_plusplus(points, clusters, random), np.arange(clusters)] = 1
         runs.append(run(points, posteriors, dimension=dimension, floor=floor, equal_weights=equal_weights))
-    merit = merit or (lambda mixture: mixture.log_likelihood)
-    return max(runs, key=lambda mixture: (smallest_component(mixture) >= 2, merit(mixture)))
+    score = score or (lambda mixture: mixture.log_likelihood)
+    return max(runs, key=lambda mixture: (smallest_component(mixture) >= 2, score(mixture)))
 
 
 def smallest_component(mixture: Mixture) -> int:
-    """How many points have the component fewest have as their likeliest."""
+    """Return the number of points of the smallest component when each point takes its most probable component."""
     count = np.bincount(mixture.posteriors.argmax(axis=1), minlength=len(mixture.means))
     return int(count.min())
 
 
 def run(points: np.ndarray, posteriors: np.ndarray, *, dimension: int, floor: float, equal_weights: bool = False) -> Mixture:
-    """EM from the given posteriors until the mean log-likelihood changes by less than 1e-3, 100 iterations at most."""
+    """Run EM until the mean log-likelihood changes by less than 1e-3, or for 100 iterations.
+
+    Args:
+        points: Coordinates of the points, (n, d) float64.
+        posteriors: Initial component probabilities, (n, M).
+        dimension: Dimension of the density, as for `spherical`.
+        floor: Added to each variance.
+        equal_weights: Fix the weight of each component to 1 / M.
+
+    Returns:
+        The mixture of the last iteration.
+    """
     model = _maximise(points, posteriors, dimension, floor, equal_weights)
     before = -np.inf
     for iteration in range(1, MAX_ITERATIONS + 1):  # noqa: B007
@@ -74,8 +104,20 @@ def run(points: np.ndarray, posteriors: np.ndarray, *, dimension: int, floor: fl
 
 
 def kmeans_plusplus(points: np.ndarray, clusters: int, random: np.random.RandomState) -> list[int]:
-    """Greedy k-means++ (Arthur and Vassilvitskii 2007): indices of points, far apart, the best of 2 + ln M draws each."""
-    distances = ((points[:, None] - points[None]) ** 2).sum(axis=2)
+    """Choose initial centres by greedy k-means++ with 2 + ln M candidates for each centre.
+
+    Args:
+        points: Coordinates, (n, d).
+        clusters: Number of centres M, 1 to n.
+        random: Legacy generator, as scikit-learn uses it.
+
+    Returns:
+        Indices of M points.
+
+    Source: Arthur and Vassilvitskii 2007.
+    """
+    # sklearn.cluster.kmeans_plusplus breaks ties otherwise, takes twice the time and needs an import of 1 s in the coordinator.
+    distances = _squared_distances(points, points)
     chosen = [int(random.choice(len(points), p=np.full(len(points), 1 / len(points))))]
     closest = distances[chosen[0]]
     for _ in range(1, clusters):

@@ -1,4 +1,4 @@
-"""Everything about n updates of p parameters that distances tell, from the n x n Gram matrix alone (n << p)."""
+"""Gram matrix and principal coordinates of n updates of p >> n parameters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ _RANK = 1e-13
 
 
 def centred_gram(updates: np.ndarray | Sequence[np.ndarray], chunk: int | None = None) -> np.ndarray:
-    """(n, n) float64: inner products of the updates (n rows of p numbers) less their mean.
+    """Compute the inner products of the updates after subtraction of their mean.
 
-    One read of the data, `chunk` columns at a time (default: blocks of about 2 MiB, whatever n), so that nothing of size
-    n x p is made. Centring each block before multiplying keeps cancellation away. ValueError: rows of different
-    lengths, none, or a value that is not finite.
+    Reads the data once, `chunk` columns at a time, and allocates nothing of size n x p. Each block is centred before the
+    product, which avoids cancellation.
+
+    Args:
+        updates: n rows of p numbers.
+        chunk: Columns per block; default: blocks of about 2 MiB.
+
+    Returns:
+        Gram matrix, (n, n) float64.
+
+    Raises:
+        ValueError: If there are no rows, rows of different lengths, or a value that is not finite.
     """
     n = len(updates)
     if n < 1 or len({np.shape(row) for row in updates}) != 1 or np.ndim(updates[0]) != 1:
@@ -37,9 +46,15 @@ def centred_gram(updates: np.ndarray | Sequence[np.ndarray], chunk: int | None =
 
 
 def coordinates(gram: np.ndarray) -> np.ndarray:
-    """(n, r) principal coordinates, largest first, r <= n - 1: their distances are the updates' distances, exactly.
+    """Compute principal coordinates whose distances equal those of the updates.
 
-    Each column's sign is fixed by its entry of largest magnitude; r = 0 if all updates are the same.
+    The sign of each column makes its entry of largest magnitude positive.
+
+    Args:
+        gram: Centred Gram matrix, (n, n).
+
+    Returns:
+        Coordinates, (n, r) with r <= n - 1, ordered by decreasing variance; r = 0 if all updates are equal.
     """
     values, vectors = np.linalg.eigh(gram)
     values, vectors = values[::-1], vectors[:, ::-1]

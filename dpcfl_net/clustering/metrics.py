@@ -1,4 +1,4 @@
-"""What the observer, who knows the true clusters, measures: recovery of clusters and summaries of accuracy."""
+"""Cluster recovery against the true clusters, and summaries of test accuracy (computed by the observer)."""
 
 from __future__ import annotations
 
@@ -8,59 +8,92 @@ import numpy as np
 
 
 def recovered(true: Sequence[int], found: Sequence[int | None]) -> bool:
-    """Whether every client was put with exactly the clients of its true cluster (names of clusters do not matter)."""
+    """Return whether the clusters found equal the true clusters up to their names.
+
+    Args:
+        true: True cluster of each client, (n,).
+        found: Cluster found for each client, (n,); None: no cluster, which counts as not recovered.
+    """
     return None not in found and _groups(true) == _groups(found)
 
 
 def minority_recovered(true: Sequence[int], found: Sequence[int | None]) -> bool:
-    """Whether the smallest true cluster (of equals the one named first, see `minority`) is one found cluster, exactly."""
+    """Return whether the smallest true cluster (`minority`) is exactly one of the clusters found.
+
+    Args:
+        true: True cluster of each client, (n,).
+        found: Cluster found for each client, (n,); None: no cluster.
+    """
     small = frozenset(np.flatnonzero(np.asarray(true) == minority(true)).tolist())
     return small in _groups(found)
 
 
 def minority(true: Sequence[int]) -> int:
-    """The smallest true cluster; of equally small ones the lowest number."""
+    """Return the smallest true cluster; the lowest number among equally small ones."""
     names, counts = np.unique(np.asarray(true), return_counts=True)
     return int(names[counts.argmin()])
 
 
 def adjusted_rand_index(true: Sequence[int], found: Sequence[int | None]) -> float:
-    """Agreement over pairs of clients, 1 if the same partition, 0 expected by chance (Hubert and Arabie 1985).
+    """Compute the adjusted Rand index: 1 for equal partitions, 0 expected by chance.
 
-    A client without a cluster (None) counts as alone in one of its own.
+    Args:
+        true: True cluster of each client, (n,).
+        found: Cluster found for each client, (n,); a client without a cluster (None) counts as a cluster with one member.
+
+    Source: Hubert and Arabie 1985.
     """
-    table = _table(true, found)
-    pairs = _pairs(table).sum()
-    rows, columns = _pairs(table.sum(axis=1)).sum(), _pairs(table.sum(axis=0)).sum()
-    total = _pairs(table.sum())
-    expected = rows * columns / total if total else 0.0
-    largest = (rows + columns) / 2
-    return 1.0 if largest == expected else float((pairs - expected) / (largest - expected))
+    from sklearn.metrics import adjusted_rand_score
+
+    named = [("found", name) if name is not None else ("alone", client) for client, name in enumerate(found)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
+    return float(adjusted_rand_score(true, [numbers[name] for name in named]))
 
 
 def assignment_accuracy(true: Sequence[int], found: Sequence[int | None]) -> float:
-    """The share of clients put right under the best one-to-one naming of found clusters; None counts as wrong."""
+    """Compute the fraction of clients in the right cluster under the best one-to-one naming; None counts as wrong.
+
+    Args:
+        true: True cluster of each client, (n,).
+        found: Cluster found for each client, (n,).
+    """
     names = best_names(true, found)
     return float(np.mean([names.get(name) == own for own, name in zip(true, found, strict=True)])) if true else 0.0
 
 
 def best_names(true: Sequence[int], found: Sequence[int | None]) -> dict[int | None, int]:
-    """Found cluster -> true cluster, one to one, such that most clients are right; who has no cluster (None) names nothing."""
+    """Map found clusters to true clusters, one to one, so that most clients are right.
+
+    Args:
+        true: True cluster of each client, (n,).
+        found: Cluster found for each client, (n,); clients without a cluster (None) are ignored.
+
+    Returns:
+        True cluster by found cluster.
+    """
     from scipy.optimize import linear_sum_assignment
 
     placed = [i for i, name in enumerate(found) if name is not None]
     if not placed:
         return {}
     rows, columns = list(dict.fromkeys(true[i] for i in placed)), list(dict.fromkeys(found[i] for i in placed))
-    table = _table([true[i] for i in placed], [found[i] for i in placed])
+    table = np.zeros((len(rows), len(columns)), np.int64)
+    for i in placed:
+        table[rows.index(true[i]), columns.index(found[i])] += 1
     return {columns[j]: rows[i] for i, j in zip(*linear_sum_assignment(table, maximize=True), strict=True)}
 
 
 def accuracy_summary(by_client: Sequence[float], true: Sequence[int]) -> dict[str, float | list[float]]:
-    """The `accuracy_*` figures of a round from each client's test accuracy (0..1) and its true cluster.
+    """Summarise the test accuracy of one round.
 
-    mean, worst and 10th percentile over clients, disparity (best client less worst), mean of the minority cluster, mean by
-    true cluster (in order of number).
+    Args:
+        by_client: Test accuracy of each client, (n,), 0 to 1.
+        true: True cluster of each client, (n,).
+
+    Returns:
+        `accuracy_mean`, `accuracy_minority` (mean of the smallest cluster), `accuracy_worst`, `accuracy_p10` (10th percentile),
+        `accuracy_disparity` (maximum minus minimum), `accuracy_by_cluster` (means in order of cluster number) and
+        `accuracy_by_client`.
     """
     values, clusters = np.asarray(by_client, np.float64), np.asarray(true)
     return {
@@ -80,18 +113,3 @@ def _groups(names: Sequence[int | None]) -> set[frozenset[int]]:
         if name is not None:
             members.setdefault(name, set()).add(client)
     return {frozenset(group) for group in members.values()}
-
-
-def _table(true: Sequence[int], found: Sequence[int | None]) -> np.ndarray:
-    alone = iter(range(len(found)))
-    named = [("found", name) if name is not None else ("alone", next(alone)) for name in found]
-    rows = {name: i for i, name in enumerate(dict.fromkeys(true))}
-    columns = {name: i for i, name in enumerate(dict.fromkeys(named))}
-    table = np.zeros((len(rows), len(columns)), np.int64)
-    for row, column in zip(true, named, strict=True):
-        table[rows[row], columns[column]] += 1
-    return table
-
-
-def _pairs(count: np.ndarray) -> np.ndarray:
-    return count * (count - 1) / 2

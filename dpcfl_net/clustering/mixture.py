@@ -1,9 +1,4 @@
-"""R-DPCFL's first round at the server: a spherical Gaussian mixture over the clients' updates, its confidence, and M.
-
-Source: Malekmohammadi, Taik, Farnadi, "Differentially Private Clustered Federated Learning", TMLR 2025. With n updates in
-p >> n dimensions its score is about 50 whatever the data and its EM stays where it starts: hence `spectral` and the
-effective separation.
-"""
+"""R-DPCFL's first round at the server: Gaussian mixture over the updates, its confidence, and the number of clusters."""
 
 from __future__ import annotations
 
@@ -27,14 +22,25 @@ _FLOOR = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class MixtureFit:
-    """The mixture fitted to n updates.
+    """A mixture fitted to n updates.
 
-    clusters: M. labels: (n,) int64, each client's likeliest component. posteriors: (n, M), rows sum to 1.
-    mss: effective minimum separation in the full space (0: no evidence of clusters, e.g. M = 1 or a component with one
-    client). mss_plain: R's own score of the fitted mixture, in the space it was fitted in. mpo: maximum pairwise overlap
-    in [0, 1], from mss (in `pca2`, as published, from mss_plain). iterations: EM iterations of the run that was kept.
-    coordinates: (n, 2) first two principal components of the updates; centres (M, 2) and deviations (M,): the components there.
-    candidates, scores: every M considered and its score (as mpo's), in that order.
+    Attributes:
+        clusters: Number of components M.
+        labels: Most probable component of each client, (n,) int64.
+        posteriors: Component probabilities, (n, M), rows sum to 1.
+        mss: Effective minimum separation in the full space; 0 without evidence of clusters (M = 1, or a component with one
+            client).
+        mss_plain: R's separation score of the mixture in the space it was fitted in.
+        mpo: Maximum pairwise overlap, 0 to 1, from `mss`; in space "pca2", as published, from `mss_plain`.
+        iterations: EM iterations of the best run.
+        coordinates: First two principal components of the updates, (n, 2).
+        centres: Component centres in these coordinates, (M, 2).
+        deviations: Component standard deviations in these coordinates, (M,).
+        candidates: Numbers of components that were compared.
+        scores: Separation score of each candidate, from the same score as `mpo`.
+        space: Space that the mixture was fitted in.
+
+    Source: Malekmohammadi, Taik, Farnadi, "Differentially Private Clustered Federated Learning", TMLR 2025.
     """
 
     clusters: int
@@ -61,14 +67,26 @@ def fit(
     seed: int = 0,
     noise_deviation: float | None = None,
 ) -> MixtureFit:
-    """Fit the mixture to updates (n rows of p float32) with `clusters` components, or with a number chosen (None).
+    """Fit a mixture to the updates, with a given or an estimated number of components.
 
-    spectral: in the first M - 1 principal components; of 20 runs the one whose clusters are tightest in the full space.
-    full: in all p dimensions. pca2: as the paper's published code, two min-max scaled components, equal weights.
-    sklearn: scikit-learn's GaussianMixture on the updates, the reference of `full`. noise_deviation: of the noise in each
-    coordinate of an update, if it is known and the same for all; it helps to choose the number. The same updates, options
-    and seed give the same fit. ValueError: a value that is not finite, unknown space, `clusters` not in 1..n,
-    max_clusters < 1, noise_deviation not positive and finite.
+    With n updates in p >> n dimensions, R's own score is about 50 for any data and its EM stays at its start; "spectral" and
+    the effective separation avoid this.
+
+    Args:
+        updates: n rows of p float32.
+        clusters: Number of components, 1 to n; None: estimate it (`choose`).
+        max_clusters: Largest number to consider, at least 1.
+        space: "spectral": the first M - 1 principal components; of 20 runs the one with the tightest clusters in the full
+            space. "full": all p dimensions. "pca2": the paper's published code, two min-max scaled components and equal
+            weights. "sklearn": scikit-learn's GaussianMixture on the updates, the reference for "full".
+        seed: Seed of the starts; equal arguments give the same fit.
+        noise_deviation: Standard deviation of the noise in each coordinate of every update, if known.
+
+    Returns:
+        The fit.
+
+    Raises:
+        ValueError: If an argument is out of range or an update holds a value that is not finite.
     """
     n = len(updates)
     if space not in SPACES:
@@ -84,26 +102,35 @@ def fit(
         return fitter.fit(clusters)
     candidates = list(range(2, min(max_clusters, n // 2) + 1))
     fits = {m: fitter.fit(m) for m in (*candidates, *(m + 1 for m in candidates[-1:]))}
-    scores = {m: fitter.score(found) for m, found in fits.items()}
+    scores = {m: fitter.score(one) for m, one in fits.items()}
     fits[1] = fitter.fit(1)
     enough = None
     if noise_deviation is not None:
         enough = next((m for m in (1, *candidates) if fitter.explained(fits[m], noise_deviation)), None)
-    found = fits[choose(scores, candidates, published=space == "pca2", explained=enough)]
-    return replace(found, candidates=np.array(candidates, np.int64), scores=np.array([scores[m] for m in candidates]))
+    best = fits[choose(scores, candidates, published=space == "pca2", explained=enough)]
+    return replace(best, candidates=np.array(candidates, np.int64), scores=np.array([scores[m] for m in candidates]))
 
 
 def choose(
     scores: dict[int, float], candidates: Sequence[int], *, published: bool = False, explained: int | None = None
 ) -> int:
-    """The number of clusters: that which explains the updates, or else that with the largest fall of the score behind it.
+    """Choose the number of clusters from separation scores.
 
-    explained: the smallest M at which clusters and the known noise are all there is (`noise_spectrum.explained`), None if there is
-    none or the noise is not known. Where noise is high it knows best: it is taken if it is 1, or scores 2 or more and no less
-    than a quarter of what fewer clusters score by the fall. Where noise is low, what clients' own data add reaches beyond it
-    as well, and the fall decides: score(M) / max(1, score(M + 1)), a score that is not there counting as 1, of the M that score
-    2.5 or more; 1 if none does. (The largest M above the cut would split real clusters there, the largest score would
-    merge them.) published: R's rule, the largest score.
+    Default rule: the number with the largest drop score(M) / max(1, score(M + 1)) among those that score 2.5 or more (a missing
+    score counts as 1), or 1 if no number does. The largest M above the cut would split real clusters, the largest score would
+    merge them. `explained` takes precedence if it is 1, or if it scores at least 2 and at least a quarter of the score of the
+    default choice, when that is smaller: at high noise the known noise is the better guide, at low noise the clients' own
+    heterogeneity exceeds it.
+
+    Args:
+        scores: Separation score by number of clusters.
+        candidates: Numbers to choose from.
+        published: Use R's rule, the largest score.
+        explained: Smallest number at which clusters and known noise explain the updates (`noise_spectrum.explained`); None if
+            there is none or the noise is not known.
+
+    Returns:
+        The number of clusters.
     """
     if published:
         return max(candidates, key=lambda m: scores[m], default=1)
@@ -116,7 +143,7 @@ def choose(
 
 
 class _Fitter:
-    """Fits of one set of updates: the data are read once, whatever the number of fits."""
+    """Fits of one set of updates, whose data are read once."""
 
     def __init__(self, updates: np.ndarray | Sequence[np.ndarray], space: Space, seed: int) -> None:
         self.updates, self.space, self.seed = updates, space, seed
@@ -137,16 +164,16 @@ class _Fitter:
             self.flat, centres, deviations, np.array([clusters], np.int64), np.array([used]), self.space,
         )  # fmt: skip
 
-    def explained(self, found: MixtureFit, deviation: float) -> bool:
-        return noise_spectrum.explained(self.points, found.labels, self.p, deviation)
+    def explained(self, mixture: MixtureFit, deviation: float) -> bool:
+        return noise_spectrum.explained(self.points, mixture.labels, self.p, deviation)
 
-    def score(self, found: MixtureFit) -> float:
-        return found.mss_plain if self.space == "pca2" else found.mss
+    def score(self, mixture: MixtureFit) -> float:
+        return mixture.mss_plain if self.space == "pca2" else mixture.mss
 
     def _mixture(self, clusters: int) -> em.Mixture:
         n, rank = self.points.shape
         if clusters == 1 or rank == 0:
-            # one cluster, or updates that are all the same and say nothing: every component is as likely
+            # One cluster, or all updates equal: all components are equally likely.
             even = np.full((n, clusters), 1 / clusters)
             return em.Mixture(even, np.zeros((clusters, 1)), np.zeros(clusters), 0.0, 0)
         if self.space == "pca2":
@@ -162,10 +189,10 @@ class _Fitter:
         floor = _FLOOR * float((points**2).sum()) / (n * dimension)
         if self.space == "sklearn":
             return _reference(np.asarray(self.updates, np.float64), clusters, floor, self.seed)
-        # In a few components a tight pair of points outweighs all else in the likelihood; what the full space says of a
-        # run's clusters is the better judge there (seen on real CIFAR-10 updates).
-        merit = self._tightness if self.space == "spectral" else None
-        return em.spherical(points, clusters, dimension=dimension, floor=floor, seed=self.seed, merit=merit)
+        # In few components a tight pair of points dominates the likelihood (seen on real CIFAR-10 updates): rank runs by the
+        # within-cluster scatter in the full space instead.
+        score = self._tightness if self.space == "spectral" else None
+        return em.spherical(points, clusters, dimension=dimension, floor=floor, seed=self.seed, score=score)
 
     def _tightness(self, mixture: em.Mixture) -> float:
         return -separation.within(self.points, mixture.posteriors.argmax(axis=1))
@@ -183,7 +210,7 @@ def _reference(updates: np.ndarray, clusters: int, floor: float, seed: int) -> e
 
 
 def _shadow(flat: np.ndarray, posteriors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and spherical deviation of each component in the two coordinates that pictures show."""
+    """Centre and spherical standard deviation of each component in the two plotted coordinates."""
     mass = np.maximum(posteriors.sum(axis=0), np.finfo(np.float64).tiny)
     centres = posteriors.T @ flat / mass[:, None]
     squared = ((flat[:, None] - centres[None]) ** 2).sum(axis=2)

@@ -1,4 +1,4 @@
-"""Random rebalancing (RR, Algorithm 2, lines 11-12): every cluster gets at least B members, drawn from the large ones."""
+"""Random rebalancing of clusters up to a minimum size (RR-Cluster, Algorithm 2, lines 11-12)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import numpy as np
 def rebalance(
     labels: np.ndarray, clusters: int, min_size: int, rng: np.random.Generator, donors: Literal["surplus", "any"] = "surplus"
 ) -> np.ndarray:
-    """Labels after filling small clusters up to `least` members; each slot moves at most once.
+    """Fill small clusters with random members of large ones; each slot moves at most once.
 
-    labels: (m,) int, a slot's cluster, -1 for a slot that counts nowhere (and never moves). donors: "surplus" takes from a
-    cluster only what it has above `least`, so that none falls below it; "any", as printed, takes any member of a cluster
-    that has `least` or more, and can drain it. Where donors run out, the last small clusters stay short.
+    Args:
+        labels: Cluster of each slot, (m,) int; -1 for a slot that is not counted and never moves.
+        clusters: Number of clusters.
+        min_size: Minimum size B of a cluster.
+        rng: Generator of the permutations.
+        donors: "surplus" takes only members above `min_size`, so that no cluster falls below it. "any", as printed in the
+            paper, takes any member of a cluster of at least `min_size` and can drain it.
+
+    Returns:
+        Labels after rebalancing, (m,). If there are too few donors, the last small clusters stay short.
     """
     moved = labels.copy()
     pool: list[np.ndarray] = []
@@ -31,10 +38,18 @@ def rebalance(
 
 
 def rebalanced_in_expectation(sums: np.ndarray, counts: np.ndarray, min_size: int) -> np.ndarray:
-    """The mean update of each cluster, (k, p), that random rebalancing gives on average, from noisy sums and counts alone.
+    """Compute the mean update of each cluster in expectation over random rebalancing, from noisy sums and counts alone.
 
-    sums: (k, p); counts: (k,), noisy and perhaps negative. Clusters with more than `least` members give their mean in
-    proportion to their surplus to G, and a cluster that is short of `least` is filled up with G.
+    Clusters larger than `min_size` contribute to a common mean G in proportion to their surplus; a smaller cluster is filled up
+    to `min_size` with G.
+
+    Args:
+        sums: Sum of the updates of each cluster, (k, p).
+        counts: Noisy size of each cluster, (k,), possibly negative.
+        min_size: Minimum size B of a cluster.
+
+    Returns:
+        Mean update of each cluster, (k, p).
     """
     sizes = np.maximum(counts, 0.0)
     surplus = np.where(sizes > min_size, sizes - min_size, 0.0)

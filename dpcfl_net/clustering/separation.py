@@ -1,4 +1,4 @@
-"""How far apart the clusters of a mixture are: the paper's separation score, and one that estimation error cannot fake."""
+"""Separation scores of a mixture: the paper's, and one that is corrected for the estimation error of the centres."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import math
 
 import numpy as np
 
-# Few clients tell little of a deviation along one line; 4 gave up least on simulated and real updates alike
+# Prior degrees of freedom of the spherical deviation; 4 lost least power on simulated and real updates.
 PRIOR = 4
 _SHARPEST = 1e-9
 
 
 def plain(means: np.ndarray, variances: np.ndarray) -> float:
-    """R's minimum separation score: min over pairs of ||mu_a - mu_b|| / (2 s), s the larger deviation per coordinate.
+    """Compute R's minimum separation score: min over pairs of ||mu_a - mu_b|| / (2 max(s_a, s_b)).
 
-    With n points in p >> n dimensions it is large whatever the data: estimated means differ by their errors alone.
+    With n points in p >> n dimensions the score is large for any data, since estimated means differ by their errors.
+
+    Args:
+        means: Component means, (M, d).
+        variances: Component variances per coordinate, (M,).
+
+    Returns:
+        The score; 0 for one component.
     """
     deviations = np.sqrt(variances)
     scores = []
@@ -25,14 +32,22 @@ def plain(means: np.ndarray, variances: np.ndarray) -> float:
 
 
 def effective(points: np.ndarray, labels: np.ndarray, clusters: int, dimension: int) -> float:
-    """Minimum over pairs of (d^2 - p (s_a^2/n_a + s_b^2/n_b)) / (2 s d), p = dimension.
+    """Compute the minimum over pairs of (d^2 - p (s_a^2 / n_a + s_b^2 / n_b)) / (2 s d), with p the dimension.
 
-    points: (n, r) coordinates with the distances of the full space. d: distance of the two estimated centres; s_a^2 =
-    sum ||x - c_a||^2 / (p (n_a - 1)); s = max(s_a, s_b, s_ab), s_ab the pooled deviation of both clusters' points along
-    the line that joins their centres, max(s_a, s_b) counting as 4 more degrees of freedom of it. Equals R's score when
-    noise is spherical and centres are known exactly, and shrinks as their estimation error grows. What clients' data add
-    to spherical noise lies in few directions: s_a alone is blind to it, and such a direction cut in two would look like
-    two clusters; s_ab sees it. 0 (no evidence of clusters) if a cluster has fewer than two points.
+    d is the distance of the estimated centres and s_a^2 = sum ||x - c_a||^2 / (p (n_a - 1)). s = max(s_a, s_b, s_ab), where
+    s_ab is the pooled standard deviation of both clusters along the line through their centres, with max(s_a, s_b) as 4 more
+    degrees of freedom. The score equals R's if noise is spherical and centres are exact, and decreases as the estimation error
+    grows. The clients' heterogeneity lies in few directions, to which s_a is blind; s_ab prevents a split along such a
+    direction from looking like two clusters.
+
+    Args:
+        points: Coordinates with the distances of the full space, (n, r).
+        labels: Cluster of each point, (n,) int.
+        clusters: Number of clusters M.
+        dimension: Dimension p of the full space.
+
+    Returns:
+        The score; 0 (no evidence of clusters) if a cluster has fewer than two points.
     """
     counts = np.bincount(labels, minlength=clusters)
     if clusters < 2 or counts.min() < 2:
@@ -54,17 +69,17 @@ def effective(points: np.ndarray, labels: np.ndarray, clusters: int, dimension: 
 
 
 def within(points: np.ndarray, labels: np.ndarray) -> float:
-    """The sum of squared distances of points (n, r) from the centre of their cluster."""
+    """Compute the sum of squared distances of points, (n, r), from the centre of their cluster."""
     return sum(float(((own - own.mean(axis=0)) ** 2).sum()) for m in np.unique(labels) for own in [points[labels == m]])
 
 
 def maximum_pairwise_overlap(score: float) -> float:
-    """R's MPO = 2 Q(MSS), Q the upper tail of the standard normal; a score below 0 counts as 0 (MPO 1)."""
+    """Compute R's maximum pairwise overlap 2 Q(MSS), Q the upper tail of the standard normal; negative scores count as 0."""
     return math.erfc(max(0.0, score) / math.sqrt(2))
 
 
 def _ratio(above: float, below: float, largest: float) -> float:
-    """above / below, `below` being at least 1e-9 of the largest `above` can be: finite where nothing deviates at all."""
+    """Return above / below with `below` at least 1e-9 of `largest`, the maximum of `above`: finite without any deviation."""
     return above / max(below, _SHARPEST * largest) if largest > 0 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Decoded arrays in one memory-mapped file each, so that any number of processes share one copy in memory."""
+"""Cache of decoded arrays: one memory-mapped file per array, shared by all processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def folder() -> Path:
-    """The user's cache folder of this program: $XDG_CACHE_HOME/dpcfl_net, else ~/.cache/dpcfl_net."""
+    """Return the user's cache folder of this program: $XDG_CACHE_HOME/dpcfl_net, else ~/.cache/dpcfl_net."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "dpcfl_net"
 
@@ -28,9 +28,21 @@ def folder() -> Path:
 def arrays(
     name: str, identity: str, decode: Callable[[], dict[str, np.ndarray]], keys: tuple[str, ...] = KEYS
 ) -> dict[str, np.ndarray]:
-    """The arrays `keys` of set `name`, read-only; `decode` is called only if no valid copy for `identity` is there.
+    """Open the cached arrays of a data set read-only; decode them first if there is no valid copy.
 
-    One process decodes, others that start meanwhile wait for it. ConfigError if the folder cannot be written.
+    One process decodes; others that ask meanwhile wait for it.
+
+    Args:
+        name: Name of the data set.
+        identity: Text that changes with the content of the source files.
+        decode: Returns the arrays; called only without a valid copy.
+        keys: Names of the arrays.
+
+    Returns:
+        Memory-mapped arrays by name.
+
+    Raises:
+        ConfigError: If the folder cannot be written, or the copy cannot be read back.
     """
     key = hashlib.sha256(f"{FORMAT}\n{identity}".encode()).hexdigest()[:16]
     home = folder() / "images" / f"{name}-{key}"
@@ -65,7 +77,7 @@ def _open(home: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray] | None:
 
 @lru_cache(maxsize=4)
 def _mapped(paths: tuple[Path, ...], stamps: object) -> list[np.ndarray]:
-    """The files as arrays: mapped once in a process, however many clients it holds, for as long as they are the same files."""
+    """Map the files once per process for as long as their stamps are the same."""
     return [np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in paths]
 
 

@@ -1,4 +1,4 @@
-"""The data sets, from where they lie on this machine to shared, memory-mapped arrays."""
+"""Data sets: search for the files on this machine, decoding, and shared memory-mapped arrays."""
 
 from __future__ import annotations
 
@@ -21,12 +21,22 @@ _DIGITS_SEED = 1797
 
 @dataclass(frozen=True)
 class Images:
-    """One data set; equal to another read from the same files. y: uint8 (N,), by record or, as x, a view of a shared text.
+    """One data set; equal to another one read from the same files.
 
-    x: images, uint8 (N, C, H, W), text, uint8 (N, 80), or feature vectors, float32 (N, d), of regression or a set of the
-    user's own. A byte v is fed to a model as (v / 255 - mean) / std, a feature v as (v - mean) / std. y of regression:
-    float32 (N,), the noise that a client's line takes up; it has one class, the model's one output. groups: in a text, where
-    the training and test texts of its roles begin and end. sha256: the content of a set of the user's own.
+    A pixel or code v is fed to a model as (v / 255 - mean) / std, a feature v as (v - mean) / std.
+
+    Attributes:
+        train_x: Training records: images uint8 (N, C, H, W), text windows uint8 (N, 80), or feature vectors float32 (N, d).
+        train_y: Training labels, uint8 (N,); for regression the noise term of the targets, float32 (N,).
+        test_x: Test records, as `train_x`.
+        test_y: Test labels, as `train_y`.
+        classes: Number of classes; 1 for regression (the model's single output).
+        mean: Subtracted from the records.
+        std: Divides the records.
+        sha256: Content hash of a plugin data set; None otherwise.
+        identity: Text that changes with the source files.
+        task: "classification" or "regression".
+        groups: Text data sets: offsets of the roles' training and test texts, (R + 1,) each.
     """
 
     train_x: np.ndarray = field(compare=False, repr=False)
@@ -43,21 +53,18 @@ class Images:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(C, H, W) or (d,)."""
+        """Shape of one record, (C, H, W) or (d,)."""
         return self.train_x.shape[1:]
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """(training records, test records)."""
+        """Numbers of records, (training, test)."""
         return len(self.train_x), len(self.test_x)
 
 
 @dataclass(frozen=True)
 class _Set:
-    """Where a set's files are (alternatives, best first; .gz may be missing) and how they are decoded.
-
-    decode: the files, and the (H, W) of every image, to the arrays.
-    """
+    """Files of a data set (alternatives, preferred first) and their decoder: (paths, (H, W)) -> arrays."""
 
     files: tuple[tuple[str, ...], ...]
     decode: Callable[[list[Path], tuple[int, int]], dict[str, np.ndarray]]
@@ -105,12 +112,22 @@ NAMES = ("digits", *_SETS, "shakespeare", "regression")
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | None = None) -> Images:
-    """The set called `name`; its arrays are read-only views of files that all processes of this user share.
+    """Load a data set; its arrays are read-only views of files that all processes of this user share.
 
-    Looked for in `root`, else in $DPCFL_DATA, else in the user's cache folder. ConfigError: unknown name, or a damaged
-    file (named); DataMissing: not there, with how to get it. `digits` comes with scikit-learn, `regression` is made up: both are
-    always there.
-    `package.module:function` is a set of the user's own (docs/plugins.md), sha256 the content of one as a job pins it.
+    The files are looked for in `root`, else in $DPCFL_DATA, else in the user's cache folder. "digits" comes with scikit-learn
+    and "regression" is generated, so both are always available.
+
+    Args:
+        name: One of `NAMES`, or a plugin `package.module:function` (docs/plugins.md).
+        root: Folder of the data sets.
+        sha256: Content hash of a plugin data set that the job pins.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ConfigError: For an unknown name or a damaged file.
+        DataMissing: If the files are not there; the message says how to get them.
     """
     if is_plugin(name):
         return Images(**own.load(name, _root(root), sha256))
@@ -133,16 +150,25 @@ def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | No
 
 
 def is_here(name: str, root: str | os.PathLike[str] | None = None) -> bool:
-    """Whether the files of the set `name` are where `load` looks for them; they are not read."""
+    """Return whether the files of a data set are where `load` looks for them; they are not read."""
     if name in _SETS:
         return _find(_SETS[name], _root(root)) is not None
     return name != "shakespeare" or roles.is_here(_root(root))
 
 
 def fetch(name: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """Download `name` into `root` (default as in `load`) and say where it is; ConfigError if that cannot be done.
+    """Download a data set; data sets without a download are only loaded.
 
-    What needs no files, or no command can get, is only looked for.
+    Args:
+        name: One of `NAMES`.
+        root: Target folder; default as for `load`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: If the name is unknown or the download fails.
+        DataMissing: If the data set has no download and is not there.
     """
     folder = _root(root)
     if name not in ("digits", "regression", "shakespeare"):
@@ -181,7 +207,7 @@ def _missing(name: str, spec: _Set, folder: Path) -> DataMissing:
 
 def _checked(spec: _Set, paths: list[Path]) -> dict[str, np.ndarray]:
     arrays = spec.decode(paths, spec.size)
-    # The files of the training set come first; its labels, or all that it is, are in the last of them.
+    # Training files come first, and labels are in the last file of each half.
     last_files = {"train": paths[len(paths) // 2 - 1], "test": paths[-1]}
     for part, path in last_files.items():
         x, y = arrays[f"{part}_x"], arrays[f"{part}_y"]

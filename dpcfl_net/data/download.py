@@ -1,4 +1,4 @@
-"""Downloads of the public image sets, by torchvision, checked by md5."""
+"""Download of the public image data sets with torchvision, checked by MD5."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ CIFAR_RECORD = 1 + 3 * 32 * 32
 
 
 def fetch(name: str, root: Path) -> None:
-    """Put mnist, fashion-mnist or cifar10 into `root` where `datasets.load` looks; ConfigError if it cannot be got."""
+    """Download a data set to where `datasets.load` looks for it.
+
+    Args:
+        name: "mnist", "fashion-mnist" or "cifar10".
+        root: Folder of the data sets.
+
+    Raises:
+        ConfigError: If the download fails.
+    """
     try:
         root.mkdir(parents=True, exist_ok=True)
         if name == "cifar10":
@@ -47,7 +55,15 @@ def _fetch_cifar(root: Path) -> None:
 
 
 def convert_cifar(archive: Path, folder: Path) -> None:
-    """Write cifar10_train.npz and cifar10_test.npz (x uint8 (N, 32, 32, 3), y uint8 (N,)) from the binary archive."""
+    """Convert the binary CIFAR-10 archive to cifar10_train.npz and cifar10_test.npz (x uint8 (N, 32, 32, 3), y uint8 (N,)).
+
+    Args:
+        archive: The tar file.
+        folder: Target folder.
+
+    Raises:
+        ConfigError: If the archive is damaged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for part, names in (("train", [f"data_batch_{i}.bin" for i in range(1, 6)]), ("test", ["test_batch.bin"])):
         records = np.concatenate([_records(archive, f"cifar-10-batches-bin/{name}") for name in names])

@@ -1,4 +1,4 @@
-"""Data sets of the user's own: what a function returned, checked, and kept once for all processes under its content's hash."""
+"""Plugin data sets: validation of the arrays that a user's function returns, cached under the hash of their content."""
 
 from __future__ import annotations
 
@@ -21,28 +21,36 @@ MOST_CLASSES = 256  # labels are kept as bytes
 
 
 def load(name: str, root: Path, sha256: str | None = None) -> dict[str, Any]:
-    """The fields of `Images` for the data set that the function `name` gives for the folder `root`.
+    """Load a plugin data set as the fields of `Images`.
 
-    sha256: the content that a job was made with. It is opened without a call where this machine has it; else the function
-    is called and must return just that. Without it the function is called, once a process, whatever was there before, so
-    that a change of code or of files is never missed. ConfigError: what the function did wrong, or gives other data.
+    Args:
+        name: `package.module:function`.
+        root: Folder of the data sets, passed to the function.
+        sha256: Content hash that a job pins. If set, the cached copy is used; without one, the function must return this
+            content. None calls the function once per process, so that changes of its code or files are noticed.
+
+    Returns:
+        The fields of `Images`.
+
+    Raises:
+        ConfigError: If the function returns something else than a data set, or other content than pinned.
     """
     wanted = sha256 or _content(name, root)
-    kept = cache.arrays("own", wanted, lambda: _just(name, root, wanted), (*cache.KEYS, "numbers"))
+    kept = cache.arrays("own", wanted, lambda: _pinned(name, root, wanted), (*cache.KEYS, "numbers"))
     classes, mean, std = kept.pop("numbers").tolist()
     return {**kept, "classes": int(classes), "mean": mean, "std": std, "sha256": wanted, "identity": wanted}
 
 
 @functools.cache
 def _content(name: str, root: Path) -> str:
-    """Call the function, keep what it gives, and say its sha256."""
+    """Call the function, cache its arrays, and return their SHA-256."""
     arrays = _called(name, root)
     found = _digest(arrays)
     cache.arrays("own", found, lambda: arrays, tuple(arrays))
     return found
 
 
-def _just(name: str, root: Path, wanted: str) -> dict[str, np.ndarray]:
+def _pinned(name: str, root: Path, wanted: str) -> dict[str, np.ndarray]:
     arrays = _called(name, root)
     found = _digest(arrays)
     if found != wanted:
@@ -62,7 +70,7 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _called(name: str, root: Path) -> dict[str, np.ndarray]:
-    """Arrays as `cache` keeps them: features as they came, labels as bytes, and classes, mean and std in one float64."""
+    """Call the function and convert its result: labels to uint8, and classes, mean and std to one float64 array."""
     given = plugins.call(FIELD, name, root)
     problems = _problems(given)
     if problems:
@@ -74,22 +82,19 @@ def _called(name: str, root: Path) -> dict[str, np.ndarray]:
 
 
 def _problems(given: Any) -> list[str]:
-    """What keeps a function's return value from being a data set; later checks need the earlier ones."""
+    """Problems of a function's return value; later checks rely on earlier ones."""
     expected = {*cache.KEYS, *NUMBERS}
     if not isinstance(given, Mapping) or set(given) != expected:
         got = f"the keys {sorted(map(str, given))}" if isinstance(given, Mapping) else type(given).__name__
         return [f"it must return a dict with the keys {', '.join([*cache.KEYS, *NUMBERS])}, got {got}"]
-    wrong = [f"{key} must be a numpy array, got {type(given[key]).__name__}" for key in cache.KEYS if not _is_array(given[key])]
+    not_arrays = [key for key in cache.KEYS if not isinstance(given[key], np.ndarray)]
+    wrong = [f"{key} must be a numpy array, got {type(given[key]).__name__}" for key in not_arrays]
     if wrong:
         return wrong
     found = _numbers(given) + _features(given["train_x"], given["test_x"])
     for part in ("train", "test"):
         found += _labels(part, given[f"{part}_x"], given[f"{part}_y"], given["classes"])
     return found
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
 
 
 def _numbers(given: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which client holds which records, changed how: known true clusters, and shares that are disjoint within each."""
+"""Partition of a data set: settings, true clusters, and each client's slice of records with its transformation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ MOST_CLIENTS, MOST_RECORDS = 10_000, 100_000_000
 MOST_CLUSTERS = {"rotation": 4, "label-flip": 10, "line": len(regression.LINES)}
 
 Split = Literal["train", "validation", "test"]
-Share = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class DataSettings(BaseModel):
-    """The part of a configuration that says what data the clients hold."""
+    """The `data` section of a configuration."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -37,31 +36,35 @@ class DataSettings(BaseModel):
     clients: list[int] = Field([2, 2, 2, 2], min_length=1, description="clients in each true cluster, e.g. [3, 6, 6, 6]")
     shift: Literal["rotation", "label-flip", "line", "none"] = Field(
         "rotation",
-        description="how cluster k differs: images turned by k * 90 degrees, labels moved to (y + k) mod classes, "
-        "a line of its own (regression), or not at all",
+        description="difference of cluster k: images rotated by k * 90 degrees, labels shifted to (y + k) mod classes, "
+        "another line (regression), or none",
     )
     partition: Literal["equal", "dirichlet", "roles"] = Field(
         "equal",
-        description="equal: shares of the same size, drawn at random; dirichlet: the same with label proportions of each "
-        "client's own; roles: a speaking role is a client (shakespeare)",
+        description="equal: random shares of equal size; dirichlet: equal size with different label proportions for each "
+        "client; roles: each speaking role is a client (shakespeare)",
     )
     alpha: float | None = Field(
-        None, ge=1e-3, le=1e6, allow_inf_nan=False, description="partition dirichlet: its concentration; small is uneven"
+        None,
+        ge=1e-3,
+        le=1e6,
+        allow_inf_nan=False,
+        description="partition dirichlet: concentration; small values give uneven labels",
     )
     train_per_client: int | None = Field(
         None,
         ge=1,
         le=MOST_RECORDS,
-        description="training records a client; null: as many as equal disjoint slices allow, at most the papers' share",
+        description="training records per client; null: as many as equal disjoint slices allow, at most the papers' share",
     )
     validation: float = Field(
-        0.0, ge=0, lt=1, allow_inf_nan=False, description="fraction of a client's training records that is set aside"
+        0.0, ge=0, lt=1, allow_inf_nan=False, description="fraction of a client's training records for validation"
     )
     test_per_client: int | None = Field(
         None,
         ge=1,
         le=MOST_RECORDS,
-        description="test records a client; null: equal disjoint slices of the test set, at most the papers' share",
+        description="test records per client; null: equal disjoint slices of the test set, at most the papers' share",
     )
     noise: float | None = Field(
         None, ge=0, le=1e6, allow_inf_nan=False,
@@ -70,7 +73,7 @@ class DataSettings(BaseModel):
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="content of a data set of your own; null: as it is now, which the job then pins",
+        description="content hash of a data set of your own; null: the current content, which the job pins",
     )
 
     @field_validator("clients")
@@ -93,44 +96,54 @@ class DataSettings(BaseModel):
 
     @property
     def true_clusters(self) -> list[int]:
-        """The cluster of each client, in natural order."""
+        """True cluster of each client, in natural order."""
         return [cluster for cluster, size in enumerate(self.clients) for _ in range(size)]
 
     @property
     def clusters_known(self) -> bool:
-        """Whether `true_clusters` is how clients differ: with label proportions or roles of their own nobody knows who is like whom."""
+        """Whether `true_clusters` describes how clients differ; False with label skew or roles, where similarity is unknown."""
         return self.partition == "equal"
 
 
 def _contradiction(data: DataSettings) -> str | None:
-    """Which of dataset, shift and partition do not belong together, and what does."""
-    made_up, plays = data.dataset == "regression", data.dataset == "shakespeare"
-    if made_up != (data.shift == "line"):
+    """Message about the first contradiction between dataset, shift and partition; None without one."""
+    synthetic, text = data.dataset == "regression", data.dataset == "shakespeare"
+    if synthetic != (data.shift == "line"):
         return f"shift 'line' and dataset 'regression' go together only, got {data.shift!r} with {data.dataset!r}"
-    if plays != (data.partition == "roles"):
+    if text != (data.partition == "roles"):
         return f"partition 'roles' and dataset 'shakespeare' go together only, got {data.partition!r} with {data.dataset!r}"
-    if plays and (data.shift != "none" or len(data.clients) > 1):
+    if text and (data.shift != "none" or len(data.clients) > 1):
         return (
             f"dataset 'shakespeare' has no known clusters: shift must be 'none' and clients one number, [{sum(data.clients)}]; "
             f"got {data.shift!r} and {data.clients}"
         )
-    if made_up and data.partition != "equal":
+    if synthetic and data.partition != "equal":
         return f"partition must be 'equal' for dataset 'regression', which has no labels, got {data.partition!r}"
     if data.partition == "dirichlet" and data.shift != "none":
         return (
-            f"shift must be 'none' with partition 'dirichlet', got {data.shift!r}: clients of one cluster would differ as "
-            "well, and the true clusters be none"
+            f"shift must be 'none' with partition 'dirichlet', got {data.shift!r}: clients of one cluster would differ, so "
+            "that there would be no true clusters"
         )
     if (data.alpha is not None) != (data.partition == "dirichlet"):
         return f"alpha belongs to partition 'dirichlet', which needs it; got {data.alpha} with {data.partition!r}"
-    if data.noise is not None and not made_up:
+    if data.noise is not None and not synthetic:
         return f"noise belongs to dataset 'regression', got {data.noise} with {data.dataset!r}"
     return None
 
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """One client's records: row numbers (int64, read-only) into the training set (twice) and the test set, and their look."""
+    """One client's records and their transformation.
+
+    Attributes:
+        cluster: True cluster.
+        train_rows: Rows of the training set, int64, read-only.
+        validation_rows: Rows of the training set, int64, read-only.
+        test_rows: Rows of the test set, int64, read-only.
+        quarter_turns: Rotation of the images by multiples of 90 degrees.
+        label_shift: Added to labels modulo the number of classes.
+        line: Linear task of a regression client.
+    """
 
     cluster: int
     train_rows: np.ndarray
@@ -141,16 +154,26 @@ class Slice:
     line: regression.LinearTask | None = None
 
     def rows(self, part: Split) -> np.ndarray:
-        """Those of one part."""
+        """Return the rows of one part."""
         return {"train": self.train_rows, "validation": self.validation_rows, "test": self.test_rows}[part]
 
 
 def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[int, int]:
-    """(training, test) records of every client, from the sizes (training, test) of the set alone; not for roles.
+    """Compute the numbers of training and test records of each client; not for roles.
 
-    The training records include those that are set aside. null sizes are capped at the share of the papers' experiments:
-    of 60,000 training images 8,000 a client (80 % of a sixth), of 10,000 test images 1,666 (a sixth), of regression 50 and
-    50 points; digits and sets of the user's own are not capped. ConfigError names what is impossible.
+    Sizes that are null in the settings are capped at the share of the papers' experiments: of 60,000 training images 8,000 for
+    a client (80 % of a sixth), of 10,000 test images 1,666 (a sixth), for regression 50 and 50 points. "digits" and plugin data
+    sets have no cap.
+
+    Args:
+        settings: The data settings.
+        sizes: Records of the data set, (training, test).
+
+    Returns:
+        (training, test) records; training includes validation records.
+
+    Raises:
+        ConfigError: With every size that is impossible.
     """
     largest, (n_train, n_test) = max(settings.clients), sizes
     possible = n_train // largest
@@ -184,12 +207,26 @@ def _papers_share(dataset: str, sizes: tuple[int, int]) -> tuple[int, int]:
 
 
 def open_set(settings: DataSettings, root: str | os.PathLike[str] | None = None) -> Images:
-    """The whole set of the settings, with the content that they pin; errors as `datasets.load`."""
+    """Load the data set of the settings, with the content they pin.
+
+    Args:
+        settings: The data settings.
+        root: Folder of the data sets, as for `datasets.load`.
+
+    Raises:
+        ConfigError: As `datasets.load`.
+        DataMissing: As `datasets.load`.
+    """
     return load(settings.dataset, root, settings.sha256)
 
 
 def shift_problems(settings: DataSettings, images: Images) -> list[str]:
-    """Why these records cannot be made to differ between clusters as the settings say."""
+    """Return messages about a shift that is impossible on these records.
+
+    Args:
+        settings: The data settings.
+        images: The data set.
+    """
     clusters, shape = len(settings.clients), images.input_shape
     if settings.shift == "rotation" and clusters > 1 and (len(shape) != 3 or shape[1] != shape[2]):
         return [f"data.shift is 'rotation': must be label-flip or none where records, here {shape}, are not square images"]
@@ -199,12 +236,22 @@ def shift_problems(settings: DataSettings, images: Images) -> list[str]:
 
 
 def plan_slices(settings: DataSettings, images: Images, seed: int) -> list[Slice]:
-    """The slices of all clients in natural order (cluster by cluster), from the settings, the set and the seed alone.
+    """Plan the slices of all clients in natural order (cluster by cluster).
 
-    Within a cluster training and validation slices are disjoint. So are test slices of equal shares where they fit, and
-    overlap as little as they can where test_per_client asks for more (at its largest, every client has the whole test set);
-    with label skew they overlap (`skew.shares`). Clients of different clusters may hold the same source record, differently
-    changed. Planned once a process for what was asked last. ConfigError as `records_per_client` and `roles.shares`.
+    Depends on the arguments only. Within a cluster, training and validation rows of different clients are disjoint. Test rows
+    are disjoint where they fit and overlap as little as possible otherwise; with label skew they overlap (`skew.shares`).
+    Clients of different clusters may hold the same source record with different transformations.
+
+    Args:
+        settings: The data settings.
+        images: The data set.
+        seed: Seed of the partition.
+
+    Returns:
+        One slice for each client.
+
+    Raises:
+        ConfigError: As `records_per_client` and `roles.shares`.
     """
     return list(_planned(settings.model_dump_json(exclude={"root"}), images, seed))
 
@@ -225,7 +272,7 @@ def _planned(asked: str, images: Images, seed: int) -> tuple[Slice, ...]:
     return tuple(found)
 
 
-def _shares(settings: DataSettings, images: Images, count: int, rng: np.random.Generator) -> list[Share]:
+def _shares(settings: DataSettings, images: Images, count: int, rng: np.random.Generator) -> list[skew.Share]:
     if images.groups is not None:
         per_client = settings.train_per_client, settings.test_per_client
         return roles.shares(images.groups, count, *per_client, settings.validation)
@@ -243,7 +290,7 @@ def _held(validation: float, train: int) -> int:
     return held
 
 
-def _equal(count: int, whole: tuple[int, int], each: skew.Sizes, rng: np.random.Generator) -> list[Share]:
+def _equal(count: int, whole: tuple[int, int], each: skew.Sizes, rng: np.random.Generator) -> list[skew.Share]:
     order, tests = rng.permutation(whole[0]), rng.permutation(whole[1])
     tests = np.concatenate([tests, tests])
     found = []
@@ -256,21 +303,42 @@ def _equal(count: int, whole: tuple[int, int], each: skew.Sizes, rng: np.random.
 def open_client(
     settings: DataSettings, piece: Slice, root: str | os.PathLike[str] | None = None, part: Split = "train"
 ) -> ClientData:
-    """The training, validation or test records of one client, from the set that `open_set` finds (and its errors)."""
+    """Open the records of one client.
+
+    Args:
+        settings: The data settings.
+        piece: The client's slice.
+        root: Folder of the data sets, as for `datasets.load`.
+        part: "train", "validation" or "test".
+
+    Raises:
+        ConfigError: As `datasets.load`.
+        DataMissing: As `datasets.load`.
+    """
     return open_many(settings, [piece], root, part)[0]
 
 
 def open_many(
     settings: DataSettings, pieces: Sequence[Slice], root: str | os.PathLike[str] | None = None, part: Split = "train"
 ) -> tuple[ClientData, np.ndarray]:
-    """The records of several clients one after another, and where all but the first begin: int64 (n - 1,) for `numpy.split`.
+    """Open the concatenated records of several clients that share one transformation.
 
-    For clients that see records alike: ValueError for slices of different turns, label shifts or lines, or for none.
+    Args:
+        settings: The data settings.
+        pieces: Slices of the clients, at least one.
+        root: Folder of the data sets, as for `datasets.load`.
+        part: "train", "validation" or "test".
+
+    Returns:
+        The records, and where each client but the first begins, int64 (n - 1,), for `numpy.split`.
+
+    Raises:
+        ValueError: For slices with different transformations, or none.
     """
-    looks = {(piece.quarter_turns, piece.label_shift, piece.line) for piece in pieces}
-    if len(looks) != 1:
-        raise ValueError(f"clients that see records alike are opened together, got {len(looks)} different looks")
+    transformations = {(piece.quarter_turns, piece.label_shift, piece.line) for piece in pieces}
+    if len(transformations) != 1:
+        raise ValueError(f"clients opened together must have one transformation, got {len(transformations)}")
     rows = [piece.rows(part) for piece in pieces]
     ends = np.cumsum([len(own) for own in rows])
     source: Literal["train", "test"] = "test" if part == "test" else "train"
-    return ClientData(open_set(settings, root), source, np.concatenate(rows), *looks.pop()), ends[:-1]
+    return ClientData(open_set(settings, root), source, np.concatenate(rows), *transformations.pop()), ends[:-1]

@@ -1,4 +1,4 @@
-"""Readers for the two file forms of image sets: idx(.gz) and npz; a damaged file is an error that names it."""
+"""Readers of IDX (optionally gzipped) and NPZ image files; errors name the damaged file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_BYTES = 1 << 30  # of one unpacked file
 
 
 def read_idx(path: Path, record: tuple[int, ...]) -> np.ndarray:
-    """Read an idx file, plain or gzipped (LeCun's format: 0 0 type rank, big-endian sizes, values).
+    """Read an IDX file (LeCun's format: 0 0 type rank, big-endian sizes, values).
 
     Args:
         path: The file; gzipped if it ends in .gz.
@@ -28,7 +28,7 @@ def read_idx(path: Path, record: tuple[int, ...]) -> np.ndarray:
         uint8 (N, *record).
 
     Raises:
-        ConfigError: For a file that is not read to its end as that.
+        ConfigError: If the file is damaged or has another shape.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -48,17 +48,17 @@ def read_idx(path: Path, record: tuple[int, ...]) -> np.ndarray:
 
 
 def read_npz(path: Path, record: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Read an npz file of images.
+    """Read an NPZ file of images.
 
     Args:
         path: The file.
         record: Shape of one image, (H, W, C).
 
     Returns:
-        Arrays x uint8 (N, H, W, C) and y uint8 (N,).
+        Images uint8 (N, H, W, C) and labels uint8 (N,).
 
     Raises:
-        ConfigError: For a file that does not hold such arrays.
+        ConfigError: If the file does not hold such arrays.
     """
     try:
         if not zipfile.is_zipfile(path):
@@ -80,10 +80,10 @@ def _any_number_of(record: tuple[int, ...]) -> str:
 
 
 def identity(paths: list[Path]) -> str:
-    """What tells these files from others and from themselves after a change, without reading them."""
+    """Return a text that identifies these versions of the files (path, size, modification time) without reading them."""
     return "\n".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
 
 
 def damaged(path: Path, why: str) -> ConfigError:
-    """The error for a file that cannot be what it should be."""
+    """Return the error for a damaged data file."""
     return ConfigError(f"damaged data file {path}: {why}; fetch it again")

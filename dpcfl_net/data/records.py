@@ -1,4 +1,4 @@
-"""A client's own records: its rows of the shared arrays, and how it sees them."""
+"""A client's own records: its rows of the shared arrays and their transformation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ if TYPE_CHECKING:
 
 
 class ClientData:
-    """A client's own records: views of the shared arrays, its rows of them, and how it sees them.
+    """A client's own records: rows of the shared arrays, transformed on access.
 
-    x and y as `Images` has them, rows: int64 (N,) into them. Positions 0..N-1 below are positions in rows. Images are turned
-    by `quarter_turns` * 90 degrees, a label y is seen as (y + label_shift) mod classes; regression is seen along `line`.
+    Args:
+        images: The data set.
+        part: "train" or "test".
+        rows: Rows of the data set, int64 (N,).
+        quarter_turns: Rotation of the images by multiples of 90 degrees.
+        label_shift: Added to labels modulo the number of classes.
+        line: Linear task, for regression only.
+
+    Raises:
+        ValueError: If `line` and the task do not fit.
+        ConfigError: If a row does not exist.
     """
 
     def __init__(
@@ -37,7 +46,7 @@ class ClientData:
         self._rows = np.ascontiguousarray(rows, np.int64)
         if len(self._rows) and not 0 <= self._rows.min() <= self._rows.max() < len(self._x):
             span = f"{self._rows.min()}..{self._rows.max()}"
-            raise ConfigError(f"rows {span} of {len(self._x)} {part} images: a smaller copy of the set than was planned for?")
+            raise ConfigError(f"rows {span} of {len(self._x)} {part} images: is this a smaller copy of the data set?")
         self._turns, self._shift, self._line, self.classes = quarter_turns % 4, label_shift, line, images.classes
         largest = 255 if self._x.dtype == np.uint8 else 1
         self._scale, self._offset = 1 / (largest * images.std), images.mean / images.std
@@ -47,17 +56,25 @@ class ClientData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(C, H, W) or (d,)."""
+        """Shape of one record, (C, H, W) or (d,)."""
         return tuple(self._x.shape[1:])
 
     def labels(self) -> np.ndarray:
-        """(N,): the labels as the client sees them, int64; of regression the targets, float32."""
+        """Return the transformed labels, int64 (N,), or the regression targets, float32 (N,)."""
         return self._labels(self._rows)
 
     def batch(self, rows: np.ndarray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Records at positions `rows` (at most `size`), the rest of the batch is zeros.
+        """Return records as a batch of fixed size, padded with zeros.
 
-        x: float32 (size, C, H, W) or (size, d); y: (size,), int64 labels or the float32 targets of regression.
+        Args:
+            rows: Positions among the client's records, at most `size`.
+            size: Size of the batch.
+
+        Returns:
+            x, float32 (size, C, H, W) or (size, d), and y, (size,): int64 labels or float32 regression targets.
+
+        Raises:
+            ValueError: If there are more records than `size`.
         """
         import torch
 
@@ -76,9 +93,9 @@ class ClientData:
         return x, y
 
     def record_digests(self) -> np.ndarray:
-        """(N,) uint64: 64 bits of the sha256 of each source record, however it is turned, relabelled or moved to a line.
+        """Return 64 bits of the SHA-256 of each source record before transformation, uint64 (N,).
 
-        Equal records have equal digests. Two others with the same one, 1 chance in 2^64, would be charged for each other.
+        Equal records have equal digests; a collision (1 in 2^64) would charge two records for each other.
         """
         each = (hashlib.sha256(self._x[row].tobytes() + self._y[row].tobytes()).digest() for row in self._rows)
         return np.array([int.from_bytes(full[:8], "little") for full in each], np.uint64)

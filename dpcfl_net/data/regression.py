@@ -1,4 +1,4 @@
-"""Made-up linear regression (RR-Cluster, D.3): one base set of points, and a line of its own for each true cluster."""
+"""Synthetic linear regression (RR-Cluster, D.3): common base points, and one line per true cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ class LinearTask(NamedTuple):
     noise: float
 
     def targets(self, x: np.ndarray, e: np.ndarray) -> np.ndarray:
-        """float32 (N,) for x and e, float32 (N,); computed in float64."""
+        """Compute the targets in float64.
+
+        Args:
+            x: Points, float32 (N,).
+            e: Standard normal noise, float32 (N,).
+
+        Returns:
+            Targets, float32 (N,).
+        """
         return (self.slope * x.astype(np.float64) + self.intercept + self.noise * e.astype(np.float64)).astype(np.float32)
 
 
@@ -30,12 +38,19 @@ LINES = ((-3.0, 2.0), (-1.0, 0.0), (1.0, -2.0), (3.0, 1.0))
 
 
 def line(cluster: int, noise: float | None) -> LinearTask:
-    """The line of a true cluster, 0 to 3; noise None: `NOISE`."""
+    """Return the line of a true cluster.
+
+    Args:
+        cluster: True cluster, 0 to 3.
+        noise: Standard deviation of the noise; None: `NOISE`.
+    """
     return LinearTask(*LINES[cluster], NOISE if noise is None else noise)
 
 
 def load() -> dict[str, Any]:
-    """The fields of `Images`: x ~ U(-2, 2), float32 (N, 1), and as y standard normal noise, float32 (N,), that a line scales."""
+    """Generate the fields of `Images`: x ~ U(-2, 2), float32 (N, 1), and as y standard normal noise, float32 (N,), that a line
+    scales.
+    """
     identity = f"regression, {TRAIN} + {TEST} points, seed {_SEED}"
     arrays = cache.arrays("regression", identity, _draw)
     return {**arrays, "task": "regression", "classes": 1, "mean": 0.0, "std": 1.0, "sha256": None, "identity": identity}

@@ -1,4 +1,4 @@
-"""Shakespeare's plays by speaking role: the text of each, cut by time, as windows of 80 characters and the one that follows."""
+"""Shakespeare's plays by speaking role: windows of 80 characters with the next character as label."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from dpcfl_net.core.errors import ConfigError, DataMissing
 from dpcfl_net.data import cache
 from dpcfl_net.data.readers import damaged, identity
+from dpcfl_net.data.skew import Share
 
 FOLDER = "Shakespeare/plays"
 WINDOW = 80
@@ -21,11 +22,9 @@ UNKNOWN = len(ALPHABET)
 CODES = UNKNOWN + 1
 _KEYS = ("train_text", "train_ends", "test_text", "test_ends")
 
-Share = tuple[np.ndarray, np.ndarray, np.ndarray]
-
 
 def is_here(root: Path) -> bool:
-    """Whether there are plays in `root`."""
+    """Return whether `root` holds plays."""
     return bool(_plays(root))
 
 
@@ -34,10 +33,17 @@ def _plays(root: Path) -> list[Path]:
 
 
 def load(root: Path) -> dict[str, Any]:
-    """The fields of `Images`, from the plays in `root`; a row is where in the text a window begins.
+    """Load the plays as the fields of `Images`; a row is the position in the text where a window begins.
 
-    x: uint8 (N, 80) character codes, y: uint8 (N,) the next one. groups: (R + 1,) each, where the roles' texts begin and
-    end, the longest text first. Raises DataMissing, or ConfigError for a file that is no play.
+    x is uint8 (N, 80) character codes and y uint8 (N,) the next code. `groups` holds the offsets of the roles' training and
+    test texts, (R + 1,) each, longest text first.
+
+    Args:
+        root: Folder of the data sets.
+
+    Raises:
+        DataMissing: If there are no plays.
+        ConfigError: If a file is not a play.
     """
     paths = _plays(root)
     if not paths:
@@ -79,7 +85,7 @@ def _read(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def _speeches(path: Path) -> Iterator[tuple[str, str]]:
-    """(speaker, text) of each speech of a play; every line of the text ends with a newline."""
+    """Yield (speaker, text) for each speech of a play; every line of the text ends with a newline."""
     try:
         blocks = path.read_text(encoding="utf-8").split("\n\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -96,7 +102,7 @@ def _speeches(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def encode(text: str) -> np.ndarray:
-    """uint8 (len(text),): the codes of its characters."""
+    """Encode a text as uint8 (len(text),) codes."""
     table = np.full(128, UNKNOWN, np.uint8)
     table[[ord(character) for character in ALPHABET]] = np.arange(UNKNOWN)
     # No character of the alphabet is DEL (127), which stands here for all beyond it.
@@ -106,11 +112,22 @@ def encode(text: str) -> np.ndarray:
 def shares(
     groups: tuple[np.ndarray, np.ndarray], count: int, train: int | None, test: int | None, validation: float
 ) -> list[Share]:
-    """Train, validation and test rows, int64, of the `count` roles with most text.
+    """Split the text of the roles with most text into training, validation and test rows.
 
-    The fraction `validation` of a role's training text, its end, is for validation. Windows are spread evenly over each
-    part, `train` over the first two and `test` over the last; None: as many as share no character, the next one included.
-    No window reaches from one part into another. ConfigError where a role's text is too short.
+    Windows are spread evenly over each part, and no window reaches into another part.
+
+    Args:
+        groups: Offsets of the roles' training and test texts, (R + 1,) each.
+        count: Number of roles.
+        train: Training windows of a role, validation included; None: as many as share no character, labels included.
+        test: Test windows of a role; None: as for `train`.
+        validation: Fraction of a role's training text, at its end, that is set aside.
+
+    Returns:
+        Rows of each role, int64: (training, validation, test).
+
+    Raises:
+        ConfigError: If a role has too little text.
     """
     train_ends, test_ends = groups
     roles = len(train_ends) - 1
@@ -124,17 +141,17 @@ def shares(
     for role in range(count):
         begin, end = train_ends[role : role + 2].tolist()
         cut = end - round(validation * (end - begin))
-        who = f"role {role + 1} of {count}, the longest first"
+        name = f"role {role + 1} of {count}, the longest first"
         found.append((
-            _windows(begin, cut, trained, f"data.train_per_client: {who}"),
-            _windows(cut, end, held, f"data.validation: {who}") if validation else np.empty(0, np.int64),
-            _windows(int(test_ends[role]), int(test_ends[role + 1]), test, f"data.test_per_client: {who}"),
+            _windows(begin, cut, trained, f"data.train_per_client: {name}"),
+            _windows(cut, end, held, f"data.validation: {name}") if validation else np.empty(0, np.int64),
+            _windows(int(test_ends[role]), int(test_ends[role + 1]), test, f"data.test_per_client: {name}"),
         ))  # fmt: skip
     return found
 
 
 def _windows(begin: int, end: int, count: int | None, what: str) -> np.ndarray:
-    """Where `count` windows begin that lie evenly in the text from `begin` to `end`."""
+    """Start positions of `count` windows spread evenly over the text from `begin` to `end`."""
     possible = end - begin - WINDOW
     wanted = 1 if count is None else count
     if not 1 <= wanted <= possible:

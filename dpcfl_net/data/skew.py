@@ -1,4 +1,4 @@
-"""Label skew: clients of equal size whose label proportions come from a Dirichlet distribution (as in EM-FDRO's experiments)."""
+"""Label skew: clients of equal size with label proportions from a Dirichlet distribution (as in EM-FDRO's experiments)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Share = tuple[np.ndarray, np.ndarray, np.ndarray]
+Share = tuple[np.ndarray, np.ndarray, np.ndarray]  # a client's training, validation and test rows
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Records of every client: for training, of these set aside for validation, and for testing."""
+    """Records of each client.
+
+    Attributes:
+        train: Training records, validation included.
+        held: Training records set aside for validation.
+        test: Test records.
+    """
 
     train: int
     held: int
@@ -19,10 +25,20 @@ class Sizes:
 
 
 def apportion(weights: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:
-    """int64 (n, K): in every row `total` shared out as the row's weights say, by largest remainders, no part above `most`.
+    """Apportion `total` in every row by the row's weights with largest remainders, within upper limits.
 
-    weights and most: (n, K). What does not fit goes to the parts with room by their weights, and by their room once no weight
-    is left there. ValueError if a row has too little room.
+    The excess over a limit goes to entries with room, by weight, and by room where no weight is left.
+
+    Args:
+        weights: Non-negative weights, (n, K).
+        total: Sum of each row of the result.
+        most: Upper limits, (n, K).
+
+    Returns:
+        int64 (n, K).
+
+    Raises:
+        ValueError: If the limits of a row add up to less than `total`.
     """
     if (total > most.sum(1)).any():
         raise ValueError(f"{total} do not fit into {most.sum(1).min()}")
@@ -41,7 +57,7 @@ def apportion(weights: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:
 
 
 class _Pools:
-    """All rows in random order within their label: label k's are rows[start[k] : start[k] + size[k]]."""
+    """All rows in random order within their label: label k has rows[start[k] : start[k] + size[k]]."""
 
     def __init__(self, labels: np.ndarray, classes: int, rng: np.random.Generator) -> None:
         order = rng.permutation(len(labels))
@@ -50,7 +66,7 @@ class _Pools:
         self.start = np.cumsum(self.size) - self.size
 
     def take(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """(n, total) rows: for client i counts[i, k] of each label k from its first[i, k]-th on, round and round."""
+        """Return (n, total) rows: counts[i, k] rows of label k for client i, from its first[i, k]-th on, cyclically."""
         each = counts.reshape(-1)
         within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each - first.reshape(-1), each)
         start, size = (np.repeat(np.tile(values, len(counts)), each) for values in (self.start, self.size))
@@ -60,11 +76,23 @@ class _Pools:
 def shares(
     train_y: np.ndarray, test_y: np.ndarray, classes: int, count: int, sizes: Sizes, alpha: float, rng: np.random.Generator
 ) -> list[Share]:
-    """Train, validation and test rows, int64, label by label, of `count` clients; what they train and validate on is disjoint.
+    """Split the data set by label proportions drawn from Dirichlet(alpha) for each client.
 
-    Each client draws its proportions from Dirichlet(alpha) and takes records to match from what those before it left: a
-    label that has run out is made up for by the others, by the client's proportions. Its validation and test rows have the
-    proportions of its training rows as near as whole numbers and the test set allow; test rows of clients overlap.
+    Clients draw in order; where a label has run out, the client's other labels replace it by its proportions. Validation and
+    test rows follow the proportions of the training rows as closely as whole numbers and the test set allow.
+
+    Args:
+        train_y: Labels of the training set, (N,).
+        test_y: Labels of the test set, (N,).
+        classes: Number of classes K.
+        count: Number of clients.
+        sizes: Records of each client.
+        alpha: Concentration of the Dirichlet distribution.
+        rng: Source of all draws.
+
+    Returns:
+        Rows of each client ordered by label, int64: (training, validation, test). Training and validation rows of all clients
+        are disjoint; test rows may overlap.
     """
     pools, tests = _Pools(train_y, classes, rng), _Pools(test_y, classes, rng)
     proportions = rng.dirichlet(np.full(classes, alpha), count)

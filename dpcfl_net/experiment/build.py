@@ -1,4 +1,4 @@
-"""From a configuration to a job: slices, plan, calibrated noise, and the two parts."""
+"""From a configuration to a job: partition, roster, plan, calibrated noise, and both parts of the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from dpcfl_net.core.plugins import load as load_function
 from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
 from dpcfl_net.core.types import DPSGDSlot, Slot
 from dpcfl_net.data import cache
+from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import Audit, Experiment, Job
@@ -32,7 +33,14 @@ from dpcfl_net.transport import keys
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a job draws at random, of 256 bits each but for the public name `run`; noise: None where each task draws its own."""
+    """Random values of a job.
+
+    Attributes:
+        salt: 32 bytes that hide the experiment part behind its hash.
+        audit: 32 bytes for canaries.
+        run: 16 bytes, the public run id.
+        noise: 32 bytes for seeded noise; None if each task draws its own.
+    """
 
     salt: bytes
     audit: bytes
@@ -41,7 +49,11 @@ class Secrets:
 
     @classmethod
     def of(cls, config: Config) -> Secrets:
-        """From the operating system; with seeded noise all from `privacy.noise_seed` and the seed, one-way."""
+        """Draw the values from the operating system, or derive them from `privacy.noise_seed` and the seed if noise is seeded.
+
+        Args:
+            config: The configuration.
+        """
         if config.privacy.noise == "os":
             return cls(os.urandom(32), os.urandom(32), os.urandom(16), None)
         seed = config.privacy.noise_seed
@@ -51,7 +63,11 @@ class Secrets:
 
 
 def with_noise_seed(config: Config) -> Config:
-    """The configuration with a noise seed of its own where it needs one and names none."""
+    """Return the configuration with a new noise seed if it needs one and has none.
+
+    Args:
+        config: The configuration.
+    """
     privacy = config.privacy
     if privacy.noise == "os" or privacy.noise_seed is not None:
         return config
@@ -59,14 +75,23 @@ def with_noise_seed(config: Config) -> Config:
 
 
 def make_job(config: Config, key_folder: Path) -> Job:
-    """Slices, roster, plan and noise for a configuration, with the public keys found in `key_folder`.
+    """Create the job of a configuration.
 
-    Raises ConfigError when no noise reaches the target or canaries cannot be placed, DataMissing when the data set is not here.
+    Args:
+        config: The configuration.
+        key_folder: Folder with the public keys of all processes.
+
+    Returns:
+        Both parts of the job.
+
+    Raises:
+        ConfigError: If no noise meets the target or canaries cannot be placed.
+        DataMissing: If the data set is not on this machine.
     """
     images = open_set(config.data, config.data.root)
     truth = config.data.true_clusters
-    # A seed of few bits is guessed in no time: what must stay hidden from the server hangs on secrets of 256 bits. A run with
-    # seeded noise has one such secret for all of them, so that it repeats bit for bit.
+    # A short seed can be guessed, so everything hidden from the server derives from 256-bit secrets. With seeded noise one such
+    # secret gives all of them, so that the run repeats bit for bit.
     secrets = Secrets.of(config)
     n, salt, root = len(truth), secrets.salt, str(config.seed).encode()
     order = np.random.Generator(np.random.PCG64(derive_seed(salt, "permutation"))).permutation(n)
@@ -92,10 +117,8 @@ def make_job(config: Config, key_folder: Path) -> Job:
         privacy=PrivacyTarget.model_validate(config.privacy.model_dump(exclude={"noise_seed"})),
         model=model_template(
             config.model.name,
-            images.input_shape,
-            images.classes,
+            images,
             derive_seed(root, "initial model"),
-            task=images.task,
             by_record=not config.algorithm_class.plain_sgd(config.options, config.privacy),
             batch_size=config.local.batch_size,
         ),
@@ -133,7 +156,7 @@ def _audit(config: Config, clients: int, secret: bytes) -> Audit | None:
 
 
 def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
-    """Why these canaries cannot measure this run: no DP-SGD, no claim, no place."""
+    """Reasons why canaries cannot measure this run."""
     algorithm, asked, problems = algorithm_of(protocol), f"audit.canaries is {audit.canaries}:", []
     entries = [protocol.client(client) for client in audit.clients]
     if not all(any(isinstance(slot, DPSGDSlot) for slot in algorithm.plan(entry)) for entry in entries):
@@ -148,59 +171,62 @@ def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
     return problems
 
 
-def model_template(
-    name: str, input_shape: tuple[int, ...], classes: int, seed: int,
-    task: Literal["classification", "regression"] = "classification", by_record: bool = True, batch_size: int = 32,
-) -> ModelTemplate:  # fmt: skip
-    """The pinned layout of a model; ConfigError if DP-SGD (`by_record`) or the plain engine cannot train it.
+def model_template(name: str, images: Images, seed: int, *, by_record: bool = True, batch_size: int = 32) -> ModelTemplate:
+    """Return the fixed layout of a model that the engines can train.
 
-    batch_size: the expected one, whose physical shape a user's own model is tried in.
+    Args:
+        name: Name of the model, as for `models.build`.
+        images: Data set that the model is for.
+        seed: Seed of the initial values.
+        by_record: Whether DP-SGD trains the model (else plain SGD).
+        batch_size: Expected batch, for the check of a plugin model.
+
+    Raises:
+        ConfigError: If the engine cannot train the model.
     """
+    spec: dict[str, Any] = {
+        "model": name,
+        "input_shape": images.input_shape,
+        "classes": images.classes,
+        "task": images.task,
+        "by_record": by_record,
+        "batch_size": batch_size,
+    }
     if is_plugin(name):
-        layout = _layout(name, input_shape, classes, task, by_record, batch_size)
-    else:  # known once on a host, so that torch need not be loaded for it
+        layout = _layout(**spec)
+    else:  # cached per host, so that torch need not be loaded
         from dpcfl_net.training import models
 
-        asked = {
-            "model": name,
-            "input_shape": input_shape,
-            "classes": classes,
-            "task": task,
-            "by_record": by_record,
-            "batch_size": batch_size,
-        }
-        asked["source"] = [version("torch"), hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()]
-        layout = cached(
-            cache.folder() / "models", asked, lambda: _layout(name, input_shape, classes, task, by_record, batch_size)
-        )
-    parameters = sum(math.prod(shape) for _, shape in layout)
+        source = [version("torch"), hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()]
+        layout = cached(cache.folder() / "models", {**spec, "source": source}, lambda: _layout(**spec))
     return ModelTemplate(
-        name=name, task=task, input_shape=list(input_shape), classes=classes, layout=[(key, shape) for key, shape in layout],
-        parameters=parameters, initial_seed=seed,
+        name=name, task=images.task, input_shape=list(images.input_shape), classes=images.classes,
+        layout=[(key, shape) for key, shape in layout], parameters=sum(math.prod(shape) for _, shape in layout),
+        initial_seed=seed,
     )  # fmt: skip
 
 
 def _layout(
-    name: str, input_shape: tuple[int, ...], classes: int, task: str, by_record: bool, batch_size: int
+    model: str, input_shape: tuple[int, ...], classes: int, task: str, by_record: bool, batch_size: int
 ) -> list[tuple[str, list[int]]]:
-    """Name and shape of every parameter of a model that can be trained; ConfigError as `model_template`."""
+    """Name and shape of each parameter; ConfigError as `model_template`."""
     from dpcfl_net.training import models
     from dpcfl_net.training.dpsgd import Evaluator, Trainer
 
-    module = models.build(name, input_shape, classes)
+    module = models.build(model, input_shape, classes)
     try:
-        if is_plugin(name):
-            _check_own_model(name, input_shape, classes, by_record, batch_size)
+        if is_plugin(model):
+            _check_own_model(model, input_shape, classes, by_record, batch_size)
         elif by_record:
             Trainer(module, clip=1.0, learning_rate=0.1, batch_size=batch_size, task=task)
         else:
             Evaluator(module, task)
     except ConfigError as error:
-        raise ConfigError([f"model.name is {name!r}: {problem}" for problem in error.problems]) from error
+        raise ConfigError([f"model.name is {model!r}: {problem}" for problem in error.problems]) from error
     return [(key, list(shape)) for key, shape in models.layout(module)]
 
 
-# What passed in this process, by the function that builds it: a job's model is asked for twice, a sweep's many times.
+# Functions whose model passed in this process: a job checks its model twice, a sweep many times.
 _passed: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
@@ -217,7 +243,7 @@ def _check_own_model(name: str, input_shape: tuple[int, ...], classes: int, by_r
         torch.manual_seed(0)
         module = models.build(name, input_shape, classes)
     model_check.check(module, input_shape, classes, by_record, batch_size)
-    # Every process draws the first values for itself.
+    # Every process draws the initial values independently.
     first, second = (models.initial(name, input_shape, classes, 0) for _ in range(2))
     if not np.array_equal(first, second):
         raise ConfigError("called twice under one torch seed it gives different parameters: draw with torch alone")
@@ -225,9 +251,13 @@ def _check_own_model(name: str, input_shape: tuple[int, ...], classes: int, by_r
 
 
 def calibrated(protocol: Protocol) -> Protocol:
-    """The same protocol with z_i solved from what each client's plan protects; equal plans are solved once.
+    """Return the protocol with calibrated noise multipliers; equal plans are solved once.
 
-    ConfigError if no noise reaches the target, or if a budget over several runs is asked for without a finite epsilon.
+    Args:
+        protocol: The protocol.
+
+    Raises:
+        ConfigError: If no noise meets the target, or a dataset ledger is requested without a finite epsilon.
     """
     algorithm = algorithm_of(protocol)
     solved: dict[tuple[Slot, ...], float | None] = {}
@@ -245,7 +275,7 @@ def calibrated(protocol: Protocol) -> Protocol:
 
 
 def _noise_multiplier(plan: list[Slot], protocol: Protocol) -> float:
-    """z for a plan: solved once on a host, and held to the target by every worker's host again before data is read."""
+    """Noise multiplier of a plan, cached per host; every worker's host verifies it again before it reads data."""
     from dpcfl_net.privacy.accounting import accountant
 
     privacy, delta = protocol.privacy, protocol.accounted_delta

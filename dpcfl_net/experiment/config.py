@@ -1,4 +1,4 @@
-"""The configuration of one experiment: schema, YAML, overrides, and every mistake named at once with the nearest right name."""
+"""Configuration of one experiment: schema, YAML, overrides, and error messages with the nearest valid name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pydantic import (
     model_serializer,
 )
 
-from dpcfl_net.algorithms.base import Algorithm, Setting, find, registry
+from dpcfl_net.algorithms.base import Algorithm, Setting, registry
+from dpcfl_net.algorithms.base import find as find_algorithm
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import allowed_keys, known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
@@ -31,18 +32,19 @@ from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.config_options import with_algorithm
+from dpcfl_net.experiment.config_overrides import merge, override, plain
 from dpcfl_net.training import models
 
+PACKAGED = Path(__file__).parents[1] / "configs"  # configurations that come with the package
 # Larger numbers are mistakes; within these limits a job is made in about a minute at most.
 MOST_ROUNDS = 100_000
 MOST_SECONDS = 1_000_000.0  # eleven days
 MOST_ANSWERS = 2_000_000  # rounds times clients
 MOST_STEPS = 500_000  # of one client's local training over the whole run
-MOST_KEY_PARTS = 8  # of an override's dotted key
 
 
 def _folder_name(name: str) -> str:
-    """The name, if a run folder can be named after it and stays below the folder of all runs."""
+    """The name, if it is a valid name of a run folder."""
     odd = any(not letter.isprintable() or letter in "/\\" for letter in name)
     if odd or not 0 < len(name.encode()) <= 100 or name[0] in ".-~" or name != name.strip():
         rule = "1 to 100 bytes without slashes, control characters and outer spaces, not starting with a dot, a dash or a tilde"
@@ -51,7 +53,7 @@ def _folder_name(name: str) -> str:
 
 
 class Section(BaseModel):
-    """Closed: an unknown key is an error."""
+    """A section of the configuration; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -70,96 +72,102 @@ class PrivacySection(PrivacyTarget):
     noise_seed: str | None = Field(
         default=None,
         pattern=r"^[0-9a-f]{64}$",
-        description="noise seeded: what all noise follows from, 64 hex digits; null: drawn anew for each run, whose config.yaml has it",
+        description="noise seeded: secret of all noise, 64 hex digits; null: a new one for each run, written to its config.yaml",
     )
 
 
 class BudgetSettings(Section):
-    epsilon: float = Field(gt=0, le=MOST_EPSILON, description="most epsilon that all runs on a record may promise together")
-    delta: float = Field(gt=0, lt=1, description="at this delta")
+    epsilon: float = Field(gt=0, le=MOST_EPSILON, description="limit on the epsilon of all runs on a record together")
+    delta: float = Field(gt=0, lt=1, description="delta of that limit")
 
 
 class LedgerSettings(Section):
     scope: Literal["run", "dataset"] = Field(
-        default="run", description="run: this run's budget alone; dataset: all runs on the same records are composed"
+        default="run", description="run: budget of this run only; dataset: all runs on the same records are composed"
     )
-    root: str | None = Field(default=None, description="scope dataset: folder of the record book, which outlives runs")
+    root: str | None = Field(default=None, description="scope dataset: folder of the record book, kept across runs")
     budget: BudgetSettings | None = Field(
         default=None,
-        description="scope dataset: what all runs together may promise, {epsilon, delta}; null: counted, not bounded",
+        description="scope dataset: limit of all runs together, {epsilon, delta}; null: counted without a limit",
     )
 
 
 class TransportSettings(Section):
-    security: Literal["curve", "none"] = Field(default="curve", description="none: loopback only, and the statement says so")
+    security: Literal["curve", "none"] = Field(default="curve", description="none: loopback only; declared in the statement")
 
 
 class RuntimeSettings(Section):
     federation: Literal["network", "in-process"] = Field(
         default="network",
-        description="in-process: all clients in one process without sockets, same bits; for sweeps and quick looks",
+        description="in-process: all clients in one process without sockets, same bits; for sweeps and quick tests",
     )
-    transport: TransportSettings = Field(default=TransportSettings(), description="how bytes travel")
+    transport: TransportSettings = Field(default=TransportSettings(), description="transport of messages")
     slots: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = Field(
         default="auto", description="workers that may compute on the CPU at once; auto: one per core"
     )
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$",
-        description="where workers compute: auto (GPUs if there are any and torch is built with CUDA), cpu, cuda (all GPUs), "
-        "cuda:N (one, from 0); a GPU's bits are not the CPU's",
+        description="device of the workers: auto (GPUs if available and torch is built with CUDA), cpu, cuda (all GPUs), "
+        "cuda:N (one, from 0); results on a GPU differ in bits from the CPU",
     )
     gpus: list[Annotated[str, Field(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]] = Field(
-        default=[], description="UUIDs of the GPUs or MIG slices to use and no other, as nvidia-smi -L prints them"
+        default=[], description="UUIDs of the only GPUs or MIG slices to use, as printed by nvidia-smi -L"
     )
     gpu_placement: Literal["round-robin", "free-memory"] = Field(
-        default="round-robin", description="how workers are dealt out to several GPUs: in turn, or by free memory"
+        default="round-robin", description="assignment of workers to several GPUs: in turn, or by free memory"
     )
     slots_per_gpu: int = Field(
-        default=1, ge=1, le=1_000, description="workers that may compute on one GPU at once, the others wait"
+        default=1, ge=1, le=1_000, description="workers that may compute on one GPU at once; others wait"
     )
     gpu_memory_fraction: float | None = Field(
-        default=None, gt=0, le=1, description="most of a GPU's memory that one worker may allocate; null: no cap"
+        default=None, gt=0, le=1, description="fraction of a GPU's memory that one worker may allocate; null: no limit"
     )
     round_timeout_s: float = Field(
-        default=600, gt=0, le=MOST_SECONDS, description="a client that has not answered by then is missing"
+        default=600, gt=0, le=MOST_SECONDS, description="seconds after which a client without an answer is missing"
     )
     join_timeout_s: float = Field(
-        default=120, gt=0, le=MOST_SECONDS, description="how long the coordinator waits for its clients"
+        default=120, gt=0, le=MOST_SECONDS, description="seconds that the coordinator waits for its clients"
     )
     max_epsilon: float | None = Field(
         default=None,
         gt=0,
         le=MOST_EPSILON,
-        description=f"workers refuse a promise above this, and with a number also a job without any; null: {SANE_EPSILON:g}, and jobs "
-        "that declare that they have none",
+        description="workers refuse a job with a larger epsilon, and a job without a guarantee; null: "
+        f"{SANE_EPSILON:g}, and jobs that declare that they have no guarantee are accepted",
     )
     max_delta: float | None = Field(
-        default=None, gt=0, lt=1, description="workers refuse a larger delta; null: 1 over the records (or clients) protected"
+        default=None,
+        gt=0,
+        lt=1,
+        description="workers refuse a larger delta; null: 1 / number of protected records (or clients)",
     )
     orphan_timeout_s: float = Field(
-        default=60, gt=0, le=MOST_SECONDS, description="a worker without a coordinator for so long leaves"
+        default=60, gt=0, le=MOST_SECONDS, description="seconds without a coordinator after which a worker leaves"
     )
     quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
-    max_restarts: int = Field(default=2, ge=0, le=1_000, description="how often one crashed worker is started again")
+    max_restarts: int = Field(default=2, ge=0, le=1_000, description="restarts of one crashed worker")
     max_live_workers: int = Field(
         default=100,
         ge=1,
         le=MOST_CLIENTS,
-        description="most clients connected at once; where there are more, each comes when its turn comes",
+        description="maximum number of clients connected at once; others connect in turn",
     )
     clients_per_worker: int = Field(
-        default=1, ge=1, le=MOST_CLIENTS, description="clients that share one process; each keeps its own identity"
+        default=1, ge=1, le=MOST_CLIENTS, description="clients per process; each has its own identity"
     )
 
 
 class OutputSettings(Section):
     transcript: Annotated[
         Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
-    ] = Field(default="headers", description="what the server's transcript keeps")  # YAML reads a bare off as false
-    keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="newest checkpoints that are kept")
+    ] = Field(default="headers", description="content of the server's transcript")  # YAML reads a bare off as false
+    keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="number of newest checkpoints to keep")
     evaluate_every: int = Field(
-        default=1, ge=1, le=MOST_ROUNDS, description="the observer evaluates every so many rounds, and the last"
+        default=1,
+        ge=1,
+        le=MOST_ROUNDS,
+        description="interval of the observer's evaluations in rounds; the last round is always evaluated",
     )
 
 
@@ -168,84 +176,110 @@ class AuditSettings(Section):
         default=0,
         ge=0,
         le=1_000_000,
-        description="record slots of an audited client that hold canaries, all others empty, for `dpcfl audit`; 0: no audit",
+        description="canaries in the record slots of an audited client, whose other slots are empty, for `dpcfl audit`; 0: no audit",
     )
     client: Annotated[int, Field(ge=0, lt=MOST_CLIENTS)] | Literal["all"] = Field(
-        default="all", description="which client of the roster is audited; its accuracy means nothing then"
+        default="all", description="audited client of the roster; its accuracy is meaningless"
     )
 
 
 class Config(Section):
-    """One YAML file is one experiment; `dpcfl schema` prints this with every algorithm's options."""
+    """An experiment, one YAML file; `dpcfl schema` prints this with every algorithm's options."""
 
-    name: Annotated[str, AfterValidator(_folder_name)] = Field(description="the run folder is named after it")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="every random purpose derives a seed of its own from it")
-    data: DataSection = Field(description="what the clients hold")
+    name: Annotated[str, AfterValidator(_folder_name)] = Field(description="name of the experiment and its run folders")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed from which the seed of every random purpose is derived")
+    data: DataSection = Field(description="data of the clients")
     model: ModelSettings = Field(default=ModelSettings(), description="the model template")
     rounds: int = Field(ge=2, le=MOST_ROUNDS, description="rounds of the whole run (E)")
-    local: LocalTraining = Field(default=LocalTraining(), description="the local step")
-    privacy: PrivacySection = Field(description="what every client is promised")
-    algorithm: dict[str, Any] = Field(description="name, and options of that algorithm")
+    local: LocalTraining = Field(default=LocalTraining(), description="local training")
+    privacy: PrivacySection = Field(description="guarantee to every client")
+    algorithm: dict[str, Any] = Field(description="name and options of the algorithm")
     algorithms: dict[str, dict[str, Any]] = Field(default={}, description="options and `local` overrides by algorithm")
-    ledger: LedgerSettings = Field(default=LedgerSettings(), description="what a ledger covers")
+    ledger: LedgerSettings = Field(default=LedgerSettings(), description="scope of the ledgers")
     runtime: RuntimeSettings = Field(default=RuntimeSettings(), description="processes and transport")
-    output: OutputSettings = Field(default=OutputSettings(), description="what a run leaves behind")
-    audit: AuditSettings = Field(default=AuditSettings(), description="canaries that measure epsilon from below")
+    output: OutputSettings = Field(default=OutputSettings(), description="files that a run writes")
+    audit: AuditSettings = Field(default=AuditSettings(), description="canaries for a lower bound on epsilon")
 
     @model_serializer(mode="wrap")
-    def _as_written(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # An experiment that is not audited is the same, to the byte, as where audits are unknown.
+    def _without_empty_audit(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `audit` when unset so that the configuration's bytes are unchanged.
         return {key: value for key, value in standard(self).items() if key != "audit" or self.audit.canaries}
 
     @property
     def algorithm_class(self) -> type[Algorithm]:
-        return find(self.algorithm["name"])
+        return find_algorithm(self.algorithm["name"])
 
     @property
     def options(self) -> Any:
-        """The chosen algorithm's validated options."""
+        """Validated options of the chosen algorithm."""
         return self.algorithm_class.Options.model_validate({k: v for k, v in self.algorithm.items() if k != "name"})
 
 
-def load(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a YAML file and `key=value` overrides; ConfigError holds every problem that was found."""
-    document = read_document(path)
-    for item in overrides:
-        _override(document, item)
+def find(name: str | Path) -> Path:
+    """Find a configuration by path or by the name of a packaged one.
+
+    Args:
+        name: Path of a YAML file, or a name such as "quickstart" or "r_dpcfl/fmnist_rotation". A file wins over a name.
+
+    Returns:
+        Path of the YAML file.
+
+    Raises:
+        ConfigError: If it is neither; the message suggests the nearest packaged name.
+    """
+    packaged, text = packaged_names(), str(name)
+    if not os.path.isfile(name) and (plain := text.removesuffix(".yaml").removeprefix("configs/")) in packaged:
+        return PACKAGED / f"{plain}.yaml"
+    if not os.path.exists(name):  # False, too, for a name that no file can have
+        raise ConfigError(f"no such configuration file: {name}{hint(text.removesuffix('.yaml'), packaged)}")
+    return Path(name)
+
+
+def packaged_names() -> list[str]:
+    """Names of the configurations that come with the package, sorted."""
+    return sorted(str(path.relative_to(PACKAGED).with_suffix("")) for path in PACKAGED.rglob("*.yaml"))
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
+    """Load and check one configuration.
+
+    Args:
+        source: Path of a YAML file, name of a packaged configuration (see `find`), or the document itself.
+        overrides: `key=value` texts with YAML values, or a mapping. Keys are dotted; nested mappings are merged.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ConfigError: With every problem found: field, value and what is allowed.
+    """
+    document = plain(source) if isinstance(source, Mapping) else read_document(find(source))
+    if isinstance(overrides, Mapping):
+        merge(document, overrides)
+    else:
+        for item in overrides:
+            override(document, item)
     return resolve(document)
 
 
 def read_document(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, as it is written there; ConfigError if it holds none."""
-    if not os.path.exists(path):  # False, too, for a name that no file can have
-        raise ConfigError(f"no such configuration file: {path}")
     document = yaml_file.load(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values")
     return document
 
 
-def _override(document: dict[str, Any], item: str) -> None:
-    key, equals, text = item.partition("=")
-    *path, last = key.split(".")
-    if not equals or not all([*path, last]) or len(path) >= MOST_KEY_PARTS:
-        raise ConfigError(f"override {shown(item)} is not key=value, for example privacy.epsilon=3")
-    value = yaml_file.parse(text, f"override {shown(item)}")
-    at = document
-    for part in path:
-        nested = at.get(part)
-        if nested is None:
-            nested = at[part] = {}
-        if not isinstance(nested, dict):
-            raise ConfigError(f"override {key!r}: {part!r} is a value, not a section")
-        at = nested
-    at[last] = value
-
-
 def resolve(document: Mapping[str, Any]) -> Config:
-    """Validate a document, apply what it says of the chosen algorithm, and check what only a person would notice.
+    """Validate a document, merge the chosen algorithm's options, and check combinations of settings.
 
-    The content of a data set of the user's own is pinned: `data.sha256` is filled in.
+    `data.sha256` of a plugin data set is filled in.
+
+    Args:
+        document: A configuration as written.
+
+    Raises:
+        ConfigError: With all problems that were found.
     """
     problems: list[str] = []
     document = _with_dependent_defaults(with_algorithm(document, problems, _key_hint))
@@ -255,7 +289,7 @@ def resolve(document: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         problems += sentences(error, _key_hint)
     if config is not None and not problems:
-        problems += _impossible(config)
+        problems += _combination_problems(config)
     if problems or config is None:
         raise ConfigError(list(dict.fromkeys(problems)))
     sha256 = open_set(config.data, config.data.root).sha256
@@ -263,7 +297,7 @@ def resolve(document: Mapping[str, Any]) -> Config:
 
 
 def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Set defaults that depend on other settings: no transcript in one process, unless one was asked for."""
+    """Set defaults that depend on other settings: no transcript in one process unless requested."""
     runtime, output = document.get("runtime"), document.get("output", {})
     in_process = isinstance(runtime, dict) and runtime.get("federation") == "in-process"
     if not in_process or not isinstance(output, dict) or "transcript" in output:
@@ -271,43 +305,43 @@ def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "output": {**output, "transcript": "off"}}
 
 
-def _impossible(config: Config) -> list[str]:
-    """Settings that each pass alone and cannot work together."""
-    problems = _unknown_model(config.model.name)
+# Functions, not pydantic validators: a validator that raises leaves no Config, so that the checks of other sections, the
+# algorithm and the data set would have to wait for the next attempt.
+def _combination_problems(config: Config) -> list[str]:
+    """Problems of valid settings that cannot be combined."""
+    problems = _model_problems(config.model.name)
     if (answers := config.rounds * sum(config.data.clients)) > MOST_ANSWERS:
         problems.append(
             f"rounds is {config.rounds}: times the {sum(config.data.clients)} clients that is {answers:,}, must be at most {MOST_ANSWERS:,}"
         )
-    unknown_set = _unknown("data.dataset", config.data.dataset, datasets.NAMES)
+    unknown_set = _name_problems("data.dataset", config.data.dataset, datasets.NAMES)
     if unknown_set:
         problems += unknown_set
     else:
         try:
-            problems += _of_data(config, known_model=not problems)
+            problems += _data_problems(config, known_model=not problems)
         except ConfigError as error:
             problems += error.problems
     if config.ledger.scope == "dataset" and config.ledger.root is None:
         problems.append("ledger.root is missing: scope dataset needs a folder that outlives the run")
     if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
         problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
-    problems += _unprotectable(config)
+    problems += _privacy_problems(config)
     if config.runtime.federation == "in-process" and config.output.transcript != "off":
-        problems.append(
-            "output.transcript must be off where runtime.federation is 'in-process': no message crosses a wire there"
-        )
-    problems += _undivided(config.runtime)
-    problems += _uncounted(config)
-    problems += _unpaced(config)
-    problems += _unauditable(config)
+        problems.append("output.transcript must be off where runtime.federation is 'in-process', which sends no messages")
+    problems += _device_problems(config.runtime)
+    problems += _ledger_problems(config)
+    problems += _pace_problems(config)
+    problems += _audit_problems(config)
     setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
     return problems + config.algorithm_class.problems(config.options, setting)
 
 
-def _undivided(runtime: RuntimeSettings) -> list[str]:
-    """Devices that contradict each other, or what is to compute on them."""
+def _device_problems(runtime: RuntimeSettings) -> list[str]:
+    """Problems of device settings."""
     problems = []
     if runtime.gpus and runtime.device not in ("auto", "cuda"):
-        problems.append(f"runtime.gpus is {runtime.gpus}: runtime.device must be cuda or auto then, got {runtime.device!r}")
+        problems.append(f"runtime.gpus is {runtime.gpus}: runtime.device must be cuda or auto with it, got {runtime.device!r}")
     if runtime.federation == "in-process" and (runtime.gpus or runtime.device not in ("auto", "cpu")):
         problems.append(
             f"runtime.device is {runtime.device!r}, runtime.gpus {runtime.gpus}: must be auto or cpu, and none, where "
@@ -316,8 +350,8 @@ def _undivided(runtime: RuntimeSettings) -> list[str]:
     return problems
 
 
-def _unprotectable(config: Config) -> list[str]:
-    """What the algorithm cannot promise: a unit, a server, an accountant, a local step that it does not know."""
+def _privacy_problems(config: Config) -> list[str]:
+    """Problems of privacy settings that the algorithm does not support."""
     privacy, algorithm = config.privacy, config.algorithm_class
     problems = []
     if privacy.noise_seed is not None and privacy.noise != "seeded":
@@ -336,12 +370,12 @@ def _unprotectable(config: Config) -> list[str]:
     for name in ("momentum", "weight_decay"):
         value = getattr(config.local, name)
         if value and not algorithm.plain_sgd(config.options, privacy):
-            problems.append(f"local.{name} is {value}: must be 0, the local step of {algorithm.name} is DP-SGD, which has none")
+            problems.append(f"local.{name} is {value}: must be 0, since {algorithm.name} trains by DP-SGD, which has none")
     return problems
 
 
-def _unpaced(config: Config) -> list[str]:
-    """Why time would be seen all the same, or need not be hidden."""
+def _pace_problems(config: Config) -> list[str]:
+    """Problems of local.pace and local.deadline_s."""
     local, problems = config.local, []
     if local.deadline_s is not None and local.pace != "constant":
         problems.append(f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}")
@@ -349,25 +383,25 @@ def _unpaced(config: Config) -> list[str]:
         problems.append(f"local.pace is 'constant': belongs to DP-SGD, which {config.algorithm['name']} does not run here")
     if local.pace == "constant" and config.ledger.scope == "dataset":
         problems.append(
-            "local.pace is 'constant': what cut batches cost is kept in one run's delta; ledger.scope must be 'run'"
+            "local.pace is 'constant': the cost of cut batches is reserved in one run's delta; ledger.scope must be 'run'"
         )
     return problems
 
 
-def _uncounted(config: Config) -> list[str]:
-    """Why a record book would not count all that a run promises."""
+def _ledger_problems(config: Config) -> list[str]:
+    """Problem of a record book that would miss clients of the run."""
     clients, live = sum(config.data.clients), config.runtime.max_live_workers
     whole = config.runtime.federation == "in-process" or clients <= live
     if (config.ledger.scope, config.privacy.trust) != ("dataset", "trusted-server") or whole:
         return []
     return [
-        f"ledger.scope is 'dataset': with a trusted server every client of the roster is in the promise, drawn or not, and clients "
-        f"that are never started enter no book; runtime.max_live_workers must be at least {clients}, got {live}"
+        f"ledger.scope is 'dataset': with a trusted server the guarantee concerns every client of the roster, but clients that "
+        f"are never started have no record book; runtime.max_live_workers must be at least {clients}, got {live}"
     ]
 
 
-def _unauditable(config: Config) -> list[str]:
-    """Why canaries cannot measure this run, as far as that is known before its plan is."""
+def _audit_problems(config: Config) -> list[str]:
+    """Problems of an audit that are known before the plan."""
     audit, privacy, clients = config.audit, config.privacy, sum(config.data.clients)
     if not audit.canaries:
         return []
@@ -377,27 +411,27 @@ def _unauditable(config: Config) -> list[str]:
             f"{asked} canaries are records under DP-SGD, and {config.algorithm['name']} with privacy.unit {privacy.unit!r} has none"
         )
     if config.runtime.federation == "in-process":
-        problems.append(f"{asked} what the server sees is read from a transcript: runtime.federation must be 'network'")
+        problems.append(f"{asked} the audit reads a transcript: runtime.federation must be 'network'")
     elif config.output.transcript != "full":
         problems.append(
-            f"{asked} what the server sees is read from a transcript: output.transcript must be 'full', got {config.output.transcript!r}"
+            f"{asked} the audit reads a transcript: output.transcript must be 'full', got {config.output.transcript!r}"
         )
     if config.ledger.scope == "dataset":
-        problems.append(f"{asked} canaries are nobody's records: ledger.scope must be 'run', got 'dataset'")
+        problems.append(f"{asked} canaries are not records: ledger.scope must be 'run', got 'dataset'")
     if audit.client != "all" and not 0 <= audit.client < clients:
         problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
     return problems
 
 
-def _unknown(field: str, name: str, known: Iterable[str]) -> list[str]:
+def _name_problems(field: str, name: str, known: Iterable[str]) -> list[str]:
     if name in known or is_plugin(name):
         return []
     return [f"{field} is {shown(name)}: must be one of {', '.join(known)} or package.module:function{hint(name, known)}"]
 
 
-def _unknown_model(name: str) -> list[str]:
+def _model_problems(name: str) -> list[str]:
     if not is_plugin(name):
-        return _unknown("model.name", name, models.NAMES)
+        return _name_problems("model.name", name, models.NAMES)
     try:
         load_function("model.name", name)
     except ConfigError as error:
@@ -405,8 +439,8 @@ def _unknown_model(name: str) -> list[str]:
     return []
 
 
-def _of_data(config: Config, known_model: bool) -> list[str]:
-    """What does not go together with the records that are there; what is the user's own is tried before anything starts."""
+def _data_problems(config: Config, known_model: bool) -> list[str]:
+    """Problems of settings with the data set and the model; plugins are tried before anything starts."""
     images = open_set(config.data, config.data.root)
     problems = shift_problems(config.data, images)
     by_record = not config.algorithm_class.plain_sgd(config.options, config.privacy)
@@ -414,17 +448,14 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
         from dpcfl_net.experiment.build import model_template
 
         try:
-            model_template(
-                config.model.name, images.input_shape, images.classes, seed=0, task=images.task, by_record=by_record,
-                batch_size=config.local.batch_size,
-            )  # fmt: skip
+            model_template(config.model.name, images, seed=0, by_record=by_record, batch_size=config.local.batch_size)
         except ConfigError as error:
             problems += error.problems
     try:
         records = min(len(piece.train_rows) for piece in plan_slices(config.data, images, seed=0))
     except ConfigError as error:
         return problems + error.problems
-    # Plain SGD takes a short batch; DP-SGD's is drawn with the rate b / N, at most 1.
+    # Plain SGD accepts a short batch; DP-SGD samples with rate b / N, at most 1.
     if by_record and config.local.batch_size > records:
         problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
     steps = config.rounds * config.local.epochs * -(-records // config.local.batch_size)
@@ -437,7 +468,7 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
 
 
 def _key_hint(path: str, first: Iterable[str] = ()) -> str:
-    """Whose option an unknown key is, or the known key most like it; `first`: keys that are likelier than others."""
+    """Hint about an unknown key: its algorithm, or the most similar key; keys in `first` are more likely."""
     options = {name: known_keys(algorithm.Options, "algorithm.") for name, algorithm in registry().items()}
     owners = [name for name, keys in options.items() if path in keys]
     if owners:
@@ -451,7 +482,7 @@ def _key_hint(path: str, first: Iterable[str] = ()) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of the configuration, with the options of every algorithm."""
+    """Return the JSON schema of the configuration with the options of every algorithm."""
     document = Config.model_json_schema()
     options = {name: cls.Options.model_json_schema() for name, cls in registry().items()}
     for name, part in options.items():

@@ -1,4 +1,4 @@
-"""Options of the algorithms in a configuration: those of the chosen one are put in place, those of the others are checked."""
+"""Algorithm options in a configuration: merges those of the chosen algorithm, checks those of the others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import LocalTraining
 
-Hint = Callable[[str, Iterable[str]], str]  # an unknown key, and keys that are likelier than others
+Hint = Callable[[str, Iterable[str]], str]  # (unknown key, keys that are more likely than others) -> hint
 
 
 def with_algorithm(document: Mapping[str, Any], problems: list[str], hint: Hint) -> dict[str, Any]:
-    """Fold `algorithms.<name>` into `algorithm` and `local`; numbers like 5 are taken where 5.0 is meant.
+    """Merge `algorithms.<name>` into `algorithm` and `local`; whole numbers are accepted as floats.
 
     Args:
-        document: A configuration as it was written.
-        problems: Problems that are found are added to it.
-        hint: What to add to the message about an unknown key.
+        document: A configuration as written.
+        problems: Receives the problems that are found.
+        hint: Returns the hint about an unknown key.
 
     Returns:
         A copy of the document with all options of the chosen algorithm.
@@ -60,7 +60,7 @@ def with_algorithm(document: Mapping[str, Any], problems: list[str], hint: Hint)
 
 
 def _option_problems(name: str, algorithm: type[Algorithm], error: ValidationError, hint: Hint) -> list[str]:
-    """What is wrong with the options of the chosen algorithm; for a missing one, the line to add."""
+    """Problems of the chosen algorithm's options; for a missing one, the line to add."""
     lacking = {
         ".".join(map(str, ("algorithm", *item["loc"]))): item["loc"] for item in error.errors() if item["type"] == "missing"
     }
@@ -74,7 +74,7 @@ def _option_problems(name: str, algorithm: type[Algorithm], error: ValidationErr
 
 
 def _listed_problems(listed: str, own: Any, hint: Hint, *, chosen: bool) -> list[str]:
-    """What is wrong with an entry of `algorithms`; options of the chosen algorithm are checked where they are used."""
+    """Problems of an entry of `algorithms`; options of the chosen algorithm are checked after the merge."""
     if listed not in registry():
         known = f"must be one of {', '.join(registry())}{names.hint(listed, registry())}"
         return [] if is_plugin(listed) else [f"unknown algorithm {shown(f'algorithms.{listed}')}: {known}"]
@@ -92,7 +92,7 @@ def _listed_problems(listed: str, own: Any, hint: Hint, *, chosen: bool) -> list
 
 
 def _section_problems(prefix: str, section: type[BaseModel], values: Mapping[str, Any], hint: Hint) -> list[str]:
-    """What is wrong with the values that are there; others may follow."""
+    """Problems of the values of a section, which may be incomplete."""
     try:
         section.model_validate(values, strict=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a run will cost, before it starts: steps, records, bytes, memory, and the time of a step here."""
+"""Cost estimate of a run before it starts: steps, records, bytes, memory, and the measured time of a step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from dpcfl_net.core.types import DPSGDSlot, SelectionSlot, UnprotectedSlot, give
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import Job, client_slice
 
-# Measured with the small CNN: what the shared libraries, and one worker beside them, add to the memory of a machine.
+# Measured with the small CNN: memory of the shared libraries, and of each further worker.
 _SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20
 
 
-def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
-    """What a run will cost, from the protocol alone: steps, records, bytes on the wire, memory of all processes.
+def estimate(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
+    """Estimate the cost of a run from the protocol alone.
 
-    live: the most clients connected at once, all of them if it is not given.
+    Args:
+        protocol: The job's protocol.
+        live: Maximum number of clients connected at once; None: all.
+
+    Returns:
+        `clients`, `parameters`, `steps`, `records` (processed in all), `bytes_up`, `bytes_down`, and `memory` of all processes
+        in bytes.
     """
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
     asked = algorithm.expected_releases
@@ -33,13 +39,13 @@ def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         models_down = asked * (algorithm.max_models - 1)
     else:
         gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
-        share = asked / (n * protocol.rounds)  # a plan holds every round, though not everybody may be asked in each
+        share = asked / (n * protocol.rounds)  # a plan holds every round, though a round may sample clients
         steps = round(share * sum(slot.steps for slot, _ in gradient))
         seen = int(share * sum(s.steps * s.rate * e.records for s, e in gradient))
         selections = sum(
             isinstance(slot, SelectionSlot | UnprotectedSlot) for entry in protocol.roster for slot in algorithm.plan(entry)
         )
-        models_down = selections * (algorithm.max_models - 1)  # in a window every client gets every model
+        models_down = selections * (algorithm.max_models - 1)  # for a selection a client gets every model
     sends = any(
         set(spec.shape) & {"p", "update", "body"} for half in algorithm.client_steps().values() for spec in half.gives.values()
     )
@@ -56,12 +62,22 @@ def expectations(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
 
 
 def base_memory(workers: int) -> int:
-    """Bytes that the processes of a run take before any model: what all share, and each worker's own."""
+    """Return the memory of a run's processes without models, in bytes."""
     return _SHARED_BYTES + workers * _WORKER_BYTES
 
 
 def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
-    """Seconds of one local step here, measured on a client's records; the result is thrown away."""
+    """Measure the seconds of one local step on the first client's records; the result is discarded.
+
+    Args:
+        job: The job.
+        root: Folder of the data sets.
+        steps: Steps to run.
+
+    Raises:
+        ConfigError: As `open_client`.
+        DataMissing: As `open_client`.
+    """
     import torch
 
     from dpcfl_net.federation.client import Engine

@@ -1,4 +1,4 @@
-"""The other part of a signed job, for workers and observer only: which data, which slices, which seeds; and the job's files."""
+"""Experiment part of a signed job (data, slices, seeds; for workers and observer only), and the job's files."""
 
 from __future__ import annotations
 
@@ -32,21 +32,42 @@ if TYPE_CHECKING:
 
 
 class Audit(FrozenModel):
-    """Which clients hold canaries in place of records, and the secret that directions and bits come from: drawn before the run."""
+    """Clients with canaries in place of records.
+
+    Attributes:
+        canaries: Record slots for canaries of each audited client.
+        clients: Audited clients.
+        secret: Hex secret of directions and bits, drawn before the run.
+    """
 
     canaries: int = Field(ge=1)
     clients: list[int]
     secret: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def in_model(self, parameters: int) -> Canaries:
-        """The canaries in a model of so many parameters: the same directions for all audited clients, bits of each one's own."""
+        """Return the canaries of a model: directions common to all audited clients, bits of each client.
+
+        Args:
+            parameters: Number of parameters p.
+        """
         from dpcfl_net.privacy.canaries import Canaries
 
         return Canaries(self.canaries, parameters, bytes.fromhex(self.secret))
 
 
 class Experiment(FrozenModel):
-    """The other part, for workers and observer only. `salt` hides it behind its hash in the protocol."""
+    """Part of a job for workers and observer only.
+
+    Attributes:
+        salt: Hides this part behind its hash in the protocol.
+        seed: Seed of the experiment.
+        data: Data settings.
+        partition_seed: Seed of the partition.
+        slices: Slice of the partition by client id.
+        true_clusters: True cluster by client id.
+        noise_seed: Hex secret of seeded noise; None otherwise.
+        audit: The audit; None without one.
+    """
 
     salt: str
     seed: int
@@ -59,29 +80,38 @@ class Experiment(FrozenModel):
 
     @property
     def noise(self) -> bytes | None:
-        """What all noise of a run with seeded noise comes from; None where each task draws its own."""
+        """Secret of seeded noise; None if each task draws its own."""
         return None if self.noise_seed is None else bytes.fromhex(self.noise_seed)
 
     @model_serializer(mode="wrap")
-    def _as_written(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Who is not audited has the same job, byte for byte, as where audits are unknown.
+    def _without_empty_audit(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `audit` when unset so that the job hash is unchanged.
         return {key: value for key, value in standard(self).items() if key != "audit" or value is not None}
 
 
 @dataclass(frozen=True)
 class Job:
-    """Both parts as the operator holds them."""
+    """Both parts of a job, as the operator holds them."""
 
     protocol: Protocol
     experiment: Experiment
 
     @property
     def algorithm(self) -> Algorithm:
+        """The job's algorithm."""
         return algorithm_of(self.protocol)
 
 
 def read_experiment(path: Path, protocol: Protocol) -> Experiment:
-    """Read the experiment part and hold it to the hash that the protocol carries."""
+    """Read the experiment part and compare its hash with the protocol's.
+
+    Args:
+        path: The file.
+        protocol: The signed protocol.
+
+    Raises:
+        Refused: "experiment-hash" if they differ.
+    """
     experiment = read_part(path, Experiment)
     if digest(experiment) != protocol.experiment_hash:
         raise Refused("experiment-hash", f"{path} is not the experiment that the signed protocol names")
@@ -89,7 +119,13 @@ def read_experiment(path: Path, protocol: Protocol) -> Experiment:
 
 
 def write_job(job: Job, folder: Path, key_folder: Path) -> None:
-    """protocol.json and experiment.json with the operator's signatures, and the operator's public key beside them."""
+    """Write protocol.json and experiment.json with the operator's signatures, and the operator's public key.
+
+    Args:
+        job: The job.
+        folder: Target folder.
+        key_folder: Folder of all keys.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = RunFolder(folder)
     parts: tuple[tuple[Path, FrozenModel], ...] = ((files.protocol, job.protocol), (files.experiment, job.experiment))
@@ -103,9 +139,16 @@ def write_job(job: Job, folder: Path, key_folder: Path) -> None:
 
 
 def read_job(folder: Path, operator_key: str) -> Job:
-    """Both parts, refused unless the pinned operator signed them and they belong together.
+    """Read and verify both parts of a job.
 
-    The last one is kept by the content of its files: a process that is forked where it was read need not verify it again.
+    The last job is cached by the content of its files, so that a forked process need not verify it again.
+
+    Args:
+        folder: Folder of the job.
+        operator_key: Public key of the operator, pinned by the caller.
+
+    Raises:
+        Refused: If the operator did not sign the files, they do not belong together, or the job is invalid.
     """
     content, files = hashlib.sha256(), RunFolder(folder)
     for part in (files.protocol, files.experiment):
@@ -124,15 +167,22 @@ def _read_job(folder: Path, operator_key: str, content: str) -> Job:
 
 
 def checked(job: Job) -> Job:
-    """The job, refused unless its algorithm and options are known here and its experiment is of the roster's clients."""
+    """Return the job if its algorithm and options are known here and its experiment fits the roster.
+
+    Args:
+        job: The job.
+
+    Raises:
+        Refused: "job-invalid" otherwise.
+    """
     algorithm_of(job.protocol)
     experiment, clients = job.experiment, list(range(len(job.protocol.roster)))
     try:
         DataSettings.model_validate(experiment.data)
     except ValidationError as error:
         raise Refused("job-invalid", f"the experiment's data: {invalid_fields(error)}") from None
-    whose = {"the roster's ids": [entry.id for entry in job.protocol.roster], "slices": sorted(experiment.slices)}
-    for name, numbers in whose.items():
+    numbered = {"the roster's ids": [entry.id for entry in job.protocol.roster], "slices": sorted(experiment.slices)}
+    for name, numbers in numbered.items():
         if numbers != clients:
             raise Refused("job-invalid", f"{name} must be 0 to {len(clients) - 1}, each once")
     if len(experiment.true_clusters) != len(clients):
@@ -141,12 +191,24 @@ def checked(job: Job) -> Job:
 
 
 def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings, Slice]:
-    """Where a client's records are; of the data set it reads what the plan needs: sizes, labels or roles."""
+    """Return data settings and slice of a client.
+
+    Args:
+        job: The job.
+        client: Client id.
+        root: Folder of the data sets, which are read for sizes, labels or roles.
+    """
     return experiment_slice(job.experiment, client, root)
 
 
 def experiment_slice(experiment: Experiment, client: int, root: str | None) -> tuple[DataSettings, Slice]:
-    """As `client_slice`, from the experiment part alone."""
+    """As `client_slice`, from the experiment part alone.
+
+    Args:
+        experiment: The experiment part.
+        client: Client id.
+        root: Folder of the data sets.
+    """
     settings = DataSettings.model_validate(experiment.data)
     images = open_set(settings, root)
     return settings, plan_slices(settings, images, experiment.partition_seed)[experiment.slices[client]]

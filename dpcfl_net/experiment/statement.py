@@ -1,4 +1,4 @@
-"""The privacy statement: what a run promises, to whom, and what it does not; all of it from the protocol alone."""
+"""Privacy statement of a run from the protocol alone: unit, adjacency, trust, epsilon, and what is not covered."""
 
 from __future__ import annotations
 
@@ -15,25 +15,37 @@ from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
-    "how long tasks take: the time of a step follows how many records were drawn, and a server that saw every count exactly would "
-    "have more than epsilon (local.pace: constant)"
+    "duration of tasks: the time of a step depends on the number of sampled records, and a server that knew these numbers would "
+    "learn more than epsilon allows (fix: local.pace: constant)"
 )
-NO_DEADLINE = "how long tasks take beside the number of records drawn, which steps hide: answers leave when they are ready (local.deadline_s)"
-COUNTS = "how many records each client has, training and validation: they stand in the job, and the promise is between clients of equal counts"
-SERVER_SEES = "anything against the server itself: it is trusted, and sees every sampled client's update and cluster identifier as they are"
-CLUSTERS_SHOW = (
-    "which cluster a client belongs to: epsilon is of one record, and all of a client's records together speak for its cluster"
+NO_DEADLINE = (
+    "duration of tasks, except for the number of sampled records, which steps hide: answers are sent as soon as they are ready "
+    "(fix: local.deadline_s)"
 )
+COUNTS = (
+    "number of training and validation records of each client: the job lists them, and the guarantee compares clients with equal "
+    "numbers"
+)
+SERVER_SEES = "the server: it is trusted, and sees every sampled client's raw update and cluster identifier"
+CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"
 NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
-    "the search for hyper-parameters",
+    "hyper-parameter search",
     "evaluation on test data by the observer, which is outside the protocol",
-    "the same source image in several clients: the guarantee is for a client's own slice",
+    "copies of a source image in several clients: the guarantee covers one client's slice",
 ]
 
 
 def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str, Any]:
-    """The statement that every run prints: unit, adjacency, trust, numbers, what is covered and what is not."""
+    """Create the statement that every run prints.
+
+    Args:
+        protocol: The job's protocol.
+        replace_one: Epsilon under replacement (`replace_one_epsilon`).
+
+    Returns:
+        Fields of the statement; `epsilon` is None without a guarantee.
+    """
     algorithm, by_client = algorithm_of(protocol), protocol.privacy.unit == "client"
     z = [noise for noise in noisy_plans(algorithm).values() if noise is not None]
     least = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
@@ -44,22 +56,22 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         not_covered.append(FREE_PACE if protocol.local.pace == "free" else NO_DEADLINE)
     if protocol.privacy.delta >= 1 / least:
         what, count = ("clients", "n") if by_client else ("records", "N")
-        warning = f"it allows a few {what} to be given away whole"
+        warning = f"it allows a few {what} to be revealed completely"
         not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / least:g}: {warning}")
     if protocol.privacy.trust == "trusted-server":
-        covered = ["what the server publishes each round: noisy sums of clipped updates, and labels where they are released"]
+        covered = ["the server's publications of each round: noisy sums of clipped updates, and labels if they are released"]
         not_covered.insert(0, SERVER_SEES)
     if protocol.unprotected:
         covered, given = [], []
         if z and protocol.privacy.noise == "os":
-            given = [f"the rest of the releases: their noise is that of epsilon {protocol.privacy.epsilon:g} by themselves"]
+            given = [f"the other releases: their noise alone meets epsilon {protocol.privacy.epsilon:g}"]
         not_covered = [*protocol.unprotected, *given, *not_covered]
     for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
-        not_covered.append(f"what the code of {own} does with the records besides, in the client's process")
+        not_covered.append(f"any other use of the records by the code of {own} in the client's process")
     if protocol.security == "none":
-        not_covered.append("the network: messages travel in clear on loopback")
+        not_covered.append("the network: messages on loopback are not encrypted")
     if protocol.oracle is not None:
-        not_covered.append("cluster membership: the oracle's true clusters stand in the job in plain sight")
+        not_covered.append("cluster membership: the job lists the oracle's true clusters")
     elif not by_client and algorithm.max_models > 1:
         not_covered.append(CLUSTERS_SHOW)
     privacy = protocol.privacy
@@ -68,7 +80,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "adjacency": privacy.adjacency,
         "trust": privacy.trust,
         "epsilon": None if protocol.unprotected else privacy.epsilon,
-        # What the same plan promises with noise from the operating system; never a claim of this run.
+        # Epsilon of the same plan with noise from the operating system; not a claim of this run.
         "epsilon_with_secret_noise": privacy.epsilon if protocol.unprotected == [SEEDED] else None,
         "delta": privacy.delta,
         "accountant": privacy.accountant,
@@ -84,7 +96,14 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
 
 
 def replace_one_epsilon(protocol: Protocol) -> float | None:
-    """The largest client's epsilon of the same run under replacement of a record (or client), by PLD; None if it is infinite."""
+    """Compute the largest client's epsilon of the run under replacement of a record (or client), by PLD.
+
+    Args:
+        protocol: The job's protocol.
+
+    Returns:
+        Epsilon; None if it is infinite.
+    """
     from dpcfl_net.privacy.accounting import accountant
 
     algorithm = algorithm_of(protocol)
@@ -95,13 +114,13 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     delta = protocol.accounted_delta
 
     def spent(events: list[Event]) -> float:
-        """Solved once on a host, as noise is."""
+        """Epsilon of a client's events, cached per host."""
         question = cost(events, delta, "replace-one", "pld")
-        found: float | None = cached(
+        value: float | None = cached(
             cache.folder() / "claims", question, lambda: accountant.epsilon(events, delta, adjacency="replace-one")
         )
-        return math.inf if found is None else found  # a worker that asks the same keeps infinity as null
+        return math.inf if value is None else value  # JSON holds infinity as null
 
-    found = max(map(spent, plans), default=math.inf)
+    largest = max(map(spent, plans), default=math.inf)
     covered = covered_epsilon(protocol.privacy.epsilon) if protocol.kept_delta else math.inf
-    return found if math.isfinite(found) and found <= covered else None
+    return largest if math.isfinite(largest) and largest <= covered else None

@@ -1,1 +1,1 @@
-"""The papers' figures and claims, computed again."""
+"""Reproductions of the papers' figures and claims."""

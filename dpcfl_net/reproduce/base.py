@@ -1,4 +1,4 @@
-"""What a reproduction is: rows, figures, and claims of a paper held against what was measured here."""
+"""Base of reproductions: rows, figures, and a paper's claims with the measured values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ SCALES: tuple[Scale, ...] = ("laptop", "paper")
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says (`text`), what was found here (`measured`), whether they agree, and if not why, as far as is known."""
+    """One claim of a paper and its measurement.
+
+    Attributes:
+        text: The claim.
+        measured: The measured values, as a sentence.
+        holds: Whether the measurement agrees with the claim.
+        cause: Likely cause if the claim does not hold.
+    """
 
     text: str
     measured: str
@@ -36,14 +43,22 @@ class Claim:
     cause: str = ""
 
     def line(self) -> str:
-        """The claim as it is printed."""
+        """Return the claim as one printed line."""
         cause = f"; likely cause: {self.cause}" if self.cause and not self.holds else ""
         return f"claim: {self.text}; measured: {self.measured}; holds: {'yes' if self.holds else 'no'}{cause}"
 
 
 @dataclass
 class ReproductionResult:
-    """rows: lines of data.csv, a mapping of column to value each; notes: sentences on what was done otherwise than in the paper."""
+    """Everything that a reproduction computed.
+
+    Attributes:
+        rows: Lines of data.csv; each maps a column to its value.
+        claims: Claims of the paper.
+        figures: Plots of the report.
+        tables: Tables of the report.
+        notes: Sentences on differences to the paper.
+    """
 
     rows: list[dict[str, Any]]
     claims: list[Claim]
@@ -53,41 +68,62 @@ class ReproductionResult:
 
 
 class Context(Protocol):
-    """What a reproduction is given: how large to compute, a folder of its own, a way to speak, and whole federations."""
+    """Environment of a reproduction: its scale, its folder, progress messages, and complete runs."""
 
     @property
     def scale(self) -> Scale:
-        """laptop: sizes that two cores manage; paper: the paper's own settings."""
+        """laptop: sizes for two cores; paper: the paper's settings."""
 
     @property
     def folder(self) -> Path:
-        """Where data.csv, claims.json and report.html go; exists."""
+        """Existing folder for data.csv, claims.json and report.html."""
 
     def say(self, line: str, /) -> None:
-        """Tell the person who waits how far it is."""
+        """Print a line of progress."""
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
-        """One finished run for every combination of `axes` (dotted key to values) over a configuration, in that order.
+        """Run a configuration for every combination of the axes; stored runs are reused.
 
-        Runs that are already there are not run again. RunFailed names the combinations without a result.
+        Args:
+            config: Configuration file.
+            axes: Dotted key to its values.
+
+        Returns:
+            One result per combination, in the order of the axes.
+
+        Raises:
+            RunFailed: If a combination has no result; the message names it.
         """
 
 
 class Reproduction:
-    """One figure of one paper. Subclasses are found by their `name`, such as r-dpcfl/fig3."""
+    """One figure of one paper.
+
+    Attributes:
+        name: Registered name, for example r-dpcfl/fig3.
+        paper: Citation.
+        title: Title of the report.
+    """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     title: ClassVar[str] = ""
 
     def compute(self, context: Context) -> ReproductionResult:
-        """All there is to the figure; says nothing but what was computed."""
+        """Compute rows, figures, tables and claims.
+
+        Args:
+            context: Scale, folder and access to complete runs.
+
+        Returns:
+            The computed result.
+        """
         raise NotImplementedError
 
 
 @cache
 def registry() -> dict[str, type[Reproduction]]:
-    """Every reproduction by name: whatever file in this package defines one."""
+    """Return every reproduction that a module of this package defines, by name."""
     package = importlib.import_module("dpcfl_net.reproduce")
     found: dict[str, type[Reproduction]] = {}
     for module in pkgutil.iter_modules(package.__path__):
@@ -98,7 +134,11 @@ def registry() -> dict[str, type[Reproduction]]:
 
 
 def find(name: str) -> type[Reproduction]:
-    """The reproduction of that name; ConfigError with the nearest one, or all of them."""
+    """Return the reproduction of that name.
+
+    Raises:
+        ConfigError: If there is none; the message names the nearest one, or all.
+    """
     if name in registry():
         return registry()[name]
     near = nearest(name, registry())
@@ -106,13 +146,33 @@ def find(name: str) -> type[Reproduction]:
     raise ConfigError(f"unknown figure {shown(name)}: {hint}")
 
 
+def packaged(name: str) -> Path:
+    """Path of a configuration that comes with the package.
+
+    Args:
+        name: Folder and name without ending, as in `rr_cluster/regression`.
+    """
+    from dpcfl_net.experiment.config import PACKAGED
+
+    return PACKAGED / f"{name}.yaml"
+
+
 def folder_name(reproduction: type[Reproduction], scale: Scale) -> str:
-    """<paper>-<figure>-<scale>."""
+    """Return the name of the output folder: <paper>-<figure>-<scale>."""
     return f"{reproduction.name.replace('/', '-')}-{scale}"
 
 
 def write(reproduction: type[Reproduction], outcome: ReproductionResult, context: Context) -> Path:
-    """data.csv, claims.json and report.html in the context's folder; returns the page."""
+    """Write data.csv, claims.json and report.html to the context's folder.
+
+    Args:
+        reproduction: The computed reproduction.
+        outcome: Its result.
+        context: Scale and folder.
+
+    Returns:
+        Path of report.html.
+    """
     from dpcfl_net.report.pages import write_page
     from dpcfl_net.results.tables import Table
 

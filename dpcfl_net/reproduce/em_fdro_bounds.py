@@ -1,4 +1,4 @@
-"""EM-FDRO's Proposition 4.1, Corollary 4.2, Lemma 4.5 and Proposition 4.4, checked in fractions: no figure, but its theory."""
+"""EM-FDRO's theory in exact fractions: Propositions 4.1 and 4.4, Corollary 4.2, Lemma 4.5."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpcfl_net.reproduce.em_fdro_draws import PAPER
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.tables import Table
 
-STEPS, RANDOM = 10, 1000  # weights on a grid of tenths; losses drawn at random
+STEPS, RANDOM = 10, 1000  # grid of tenths; number of random vectors
 CLIENTS, DRAWN, ROUNDS = 25, 20, 30
-# Gaps to the worst client, in units of tau: what the other 24 clients look like.
+# Gaps of the other 24 clients to the worst client, in units of tau.
 PROFILES: dict[str, Callable[[int], float]] = {
     "one apart": lambda k: 1.0,
     "evenly spread": lambda k: k / 24,
@@ -29,11 +29,14 @@ Weights = Sequence[Fraction]
 
 
 class Bounds(Reproduction):
-    """Weights e^(-epsilon gap / 2 tau) are any fractions in (0, 1]: all there are on a grid for 4 clients, random ones up to 25."""
+    """Checks the theory for all weights of 4 clients on a grid and for random weights of up to 25 clients.
+
+    The weights e^(-epsilon gap / 2 tau) can be any numbers in (0, 1], so fractions represent them exactly.
+    """
 
     name = "em-fdro/prop41"
     paper = PAPER + ", Propositions 4.1 and 4.4, Corollary 4.2, Lemma 4.5"
-    title = "How mass gathers at the worst client: bounds and limits, exactly"
+    title = "Probability mass near the worst client: exact bounds and limits"
 
     def compute(self, context: Context) -> ReproductionResult:
         cases = list(itertools.chain(on_grid(), at_random()))
@@ -48,7 +51,7 @@ class Bounds(Reproduction):
         return ReproductionResult(rows, claims, [figure], [Table("Mass near the worst client", columns, cells, caption)])
 
     def bounds(self, cases: Sequence[tuple[Weights, Fraction]]) -> list[Claim]:
-        """Proposition 4.1, and what its printed bounds are worth."""
+        """Check Proposition 4.1 and how tight its printed bounds are."""
         broken = weak = empty = loose = 0
         for weights, least in cases:
             mass, (low, high), (lower, upper) = (
@@ -80,7 +83,7 @@ class Bounds(Reproduction):
         ]
 
     def limits(self, vectors: Sequence[Weights]) -> Claim:
-        """Corollary 4.2. At k times epsilon the weights are k-th powers, so that fractions decide whether p_max rises."""
+        """Check Corollary 4.2; at k times epsilon the weights are k-th powers, so fractions decide whether p_max rises."""
         apart = [weights for weights in vectors if weights.count(Fraction(1)) == 1]
         rising = uniform = worst = 0
         for weights in apart:
@@ -96,7 +99,7 @@ class Bounds(Reproduction):
         )
 
     def lemma(self, vectors: Sequence[Weights]) -> list[Claim]:
-        """Losses off by at most nu move a weight by a factor of at most g = e^gamma, here 2: up for one client, down for the rest."""
+        """Check Lemma 4.5 at its worst case: one weight rises by g = e^gamma, here 2, and all others fall by g."""
         g, most = Fraction(2), Fraction(0)
         for weights in vectors:
             total = sum(weights)
@@ -112,7 +115,7 @@ class Bounds(Reproduction):
         ]
 
     def draws(self) -> Claim:
-        """Proposition 4.4's composition, for the experiments' settings."""
+        """Check the composition of Proposition 4.4 for the settings of the experiments."""
         found = [
             (eps, selection_epsilon(eps, CLIENTS, DRAWN, ROUNDS), unconditional_epsilon(eps, CLIENTS, DRAWN, ROUNDS))
             for eps in (2, 4)
@@ -129,7 +132,7 @@ class Bounds(Reproduction):
 
 
 def on_grid() -> Iterator[tuple[Weights, Fraction]]:
-    """All weights of 4 clients in tenths, the worst one's 1, with all thresholds in tenths."""
+    """Yield all weights of 4 clients in tenths (the worst client has 1), with all thresholds in tenths."""
     grid = [Fraction(k, STEPS) for k in range(1, STEPS + 1)]
     for others in itertools.combinations_with_replacement(grid, 3):
         for least in grid:
@@ -137,7 +140,7 @@ def on_grid() -> Iterator[tuple[Weights, Fraction]]:
 
 
 def at_random() -> Iterator[tuple[Weights, Fraction]]:
-    """2 to 25 clients, weights and threshold in thousandths."""
+    """Yield random weights of 2 to 25 clients and a threshold, in thousandths."""
     rng = random.Random(0)
     for _ in range(RANDOM):
         others = [Fraction(rng.randint(1, 1000), 1000) for _ in range(rng.randint(1, CLIENTS - 1))]
@@ -145,11 +148,19 @@ def at_random() -> Iterator[tuple[Weights, Fraction]]:
 
 
 def row(profile: str, tilt: float) -> dict[str, str | float]:
-    """What Proposition 4.1 says of one profile of gaps at one epsilon, tau = 1 and delta = .1."""
+    """Evaluate Proposition 4.1 at tau = 1 and delta = .1.
+
+    Args:
+        profile: Key of PROFILES.
+        tilt: Epsilon.
+
+    Returns:
+        A line of data.csv.
+    """
     weights = [1.0, *(math.exp(-tilt * PROFILES[profile](k) / 2) for k in range(1, CLIENTS))]
     least = math.exp(-tilt * 0.1 / 2)
     near = sum(1 for k in range(1, CLIENTS) if PROFILES[profile](k) <= 0.1) + 1
-    if not tilt:  # without a tilt every weight is 1, and gaps do not show
+    if not tilt:  # without a tilt every weight is 1 for any gaps
         return {"gaps": profile, "epsilon": tilt, "N(delta)": near, "p_max": 1 / CLIENTS, "mass": near / CLIENTS,
                 "printed low": near / CLIENTS, "printed high": near / CLIENTS, "best low": near / CLIENTS, "best high": near / CLIENTS}  # fmt: skip
     printed, best = printed_bounds(weights, least), sharp_bounds(weights, least)

@@ -1,16 +1,15 @@
-"""EM-FDRO's figure 3: global, worst and tail accuracy and p_max by the epsilon that tilts the draws, 20 or 5 of 25 clients drawn."""
+"""EM-FDRO's figure 3: accuracy (global, worst, tail) and p_max by epsilon of the draws, 20 or 5 of 25 clients drawn."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.figures import Figure
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -27,20 +26,20 @@ MEASURES = {
     "top_mass": "probability of the five likeliest",
 }
 WINDOW = 5  # rounds of the moving average in the paper's figures
-SLACK = 0.01  # global accuracy that much lower is not harmed
+SLACK = 0.01  # a larger loss of global accuracy counts as harm
 
 Rounds = Mapping[str, Sequence[float]]
 
 
 class Robustness(Reproduction):
-    """Figures 2 and 3. Every number is a mean over the rounds of a run, then over seeds, as the paper has it."""
+    """Figures 2 and 3; values are means over the rounds of a run, then over seeds, as in the paper."""
 
     name = "em-fdro/fig3"
     paper = PAPER + ", Figures 2 and 3"
-    title = "What tilting the draws to high losses does for the worst client, the tail and everybody"
+    title = "Effect of tilted client sampling on the worst client, the tail and the mean"
 
     def compute(self, context: Context) -> ReproductionResult:
-        path, seeds = Path("configs/em_fdro") / f"{CONFIGS[context.scale]}.yaml", SEEDS[context.scale]
+        path, seeds = packaged(f"em_fdro/{CONFIGS[context.scale]}"), SEEDS[context.scale]
         axes = {"algorithm.drawn": DRAWN, "algorithm.tilt": TILTS, "seed": seeds}
         outcome = ReproductionResult([], [])
         found: dict[tuple[int, float], list[Rounds]] = {}
@@ -55,15 +54,17 @@ class Robustness(Reproduction):
             outcome.tables.append(table(drawn, runs))
             outcome.claims += claims(drawn, runs)
         outcome.notes += [
-            "Losses and updates are raw, as published: no run here has a finite epsilon, and the epsilon of the draws is no promise.",
-            "Global accuracy is the mean over clients, each tested on records with its own label proportions; the paper tests on "
-            "the whole test set. Worst and tail are of these test accuracies; the paper's tail is of validation accuracies.",
+            "Losses and updates are raw, as published: no run here has a finite epsilon. "
+            "The epsilon of the draws is no guarantee.",
+            "Global accuracy is the mean over clients. Each client is tested on records with its own label proportions; "
+            "the paper tests on the whole test set. Worst and tail use these test accuracies; "
+            "the paper's tail uses validation accuracies.",
         ]
         return outcome
 
 
 def rounds_of(result: Result) -> dict[str, list[float]]:
-    """Every measure by round, from what observer and server wrote."""
+    """Read every measure by round from the files of observer and server."""
     files = RunFolder(result.folder)
     written = [*runlog.read(files.metrics), *runlog.read(files.clusters)]
     written.sort(key=lambda line: line["round"])
@@ -71,12 +72,12 @@ def rounds_of(result: Result) -> dict[str, list[float]]:
 
 
 def over_seeds(runs: Sequence[Rounds], measure: str) -> list[float]:
-    """The mean over rounds in each run."""
+    """Return the mean of a measure over the rounds of each run."""
     return [statistics.fmean(run[measure]) for run in runs]
 
 
 def figures(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Figure]:
-    """The four panels: means over seeds, smoothed as in the paper."""
+    """Plot the four panels: means over seeds, smoothed as in the paper."""
     found = []
     for measure in list(MEASURES)[:4]:
         percent = 100 if measure.startswith("accuracy") else 1
@@ -88,19 +89,27 @@ def figures(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Figure]:
 
 
 def smoothed(runs: Sequence[Sequence[float]], scale: float) -> list[tuple[float, float]]:
-    """(round, mean over the runs and over the WINDOW rounds up to it)."""
+    """Average over runs and over the last WINDOW rounds.
+
+    Args:
+        runs: Values by round of each run.
+        scale: Factor of the values.
+
+    Returns:
+        (round, mean) pairs; rounds count from 1.
+    """
     means = [scale * statistics.fmean(values) for values in zip(*runs, strict=True)]
     return [(t + 1.0, statistics.fmean(means[max(0, t + 1 - WINDOW) : t + 1])) for t in range(len(means))]
 
 
 def table(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> Table:
-    """Means over rounds, then mean and deviation over seeds."""
+    """Tabulate means over rounds, as mean and standard deviation over seeds."""
     rows = [[f"{tilt:g}", *(_spread(over_seeds(own, measure), measure) for measure in MEASURES)] for tilt, own in runs.items()]
     return Table(f"{drawn} of 25 clients drawn", ["epsilon", *MEASURES.values()], rows)
 
 
 def claims(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Claim]:
-    """What section 5.2 says of figure 3."""
+    """Check the claims of section 5.2 on figure 3."""
     every: dict[str, dict[float, list[float]]] = {
         measure: {tilt: over_seeds(own, measure) for tilt, own in runs.items()} for measure in MEASURES
     }
@@ -129,7 +138,7 @@ def claims(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Claim]:
 
 
 def _best(text: str, values: Mapping[float, Sequence[float]], wanted: float) -> Claim:
-    """That one epsilon is above the others; where not, whether seeds alone differ as much."""
+    """Claim that one epsilon is best; the cause compares the lead with the spread over seeds."""
     mean = {tilt: statistics.fmean(own) for tilt, own in values.items()}
     best = max(mean, key=lambda tilt: mean[tilt])
     lead = 100 * (mean[best] - mean[wanted])

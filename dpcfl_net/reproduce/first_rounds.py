@@ -1,4 +1,4 @@
-"""First rounds of R-DPCFL without the rest of the run: the clipped sums once, then noise as often as wanted, to the same bits."""
+"""First rounds of R-DPCFL without the rest of the run, bit-identical: clipped sums once, noise any number of times."""
 
 from __future__ import annotations
 
@@ -28,10 +28,19 @@ MODELS = {"mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cifar-cnn", "digit
 def configuration(
     dataset: str, records: int, seed: int, *, epsilon: float = 10.0, batch: int = 32, scale: Scale = "laptop"
 ) -> Config:
-    """R-DPCFL on four rotations, {3, 6, 6, 6} clients with `records` training records each; `batch` is b>1.
+    """Configure R-DPCFL on four rotations with {3, 6, 6, 6} clients.
 
-    laptop: E = 25 rounds, learning rate .005 (R's for Fashion-MNIST), c = 1, a small CNN. paper: E = 200, on CIFAR-10 R's ResNet-18
-    with learning rate 5e-4 and c = 3. Both: K = 1, delta 1e-4, the papers' Renyi accountant.
+    Args:
+        dataset: A key of MODELS.
+        records: Training records per client.
+        seed: Seed of the run.
+        epsilon: Target epsilon at delta 1e-4.
+        batch: Batch size after the first round (b>1).
+        scale: laptop: E = 25, learning rate .005 (the paper's for Fashion-MNIST), c = 1, a small CNN. paper: E = 200; on
+            CIFAR-10 the paper's ResNet-18 with learning rate 5e-4 and c = 3.
+
+    Returns:
+        The configuration, with K = 1 and the paper's Renyi accountant.
     """
     large = scale == "paper" and dataset == "cifar10"
     return resolve(
@@ -49,17 +58,32 @@ def configuration(
 
 
 def setting(scale: Scale, seed: int, *, epsilon: float = 10.0, records: int | None = None) -> Config:
-    """What the figures on first rounds are computed on: Fashion-MNIST at 600 records a client, or R's CIFAR-10 rotation."""
+    """Return the configuration of the figures on first rounds.
+
+    Args:
+        scale: laptop: Fashion-MNIST with 600 records per client; paper: CIFAR-10 with 6600.
+        seed: Seed of the run.
+        epsilon: Target epsilon.
+        records: Training records per client, instead of the scale's.
+
+    Returns:
+        The configuration.
+    """
     dataset, usual = {"laptop": ("fashion-mnist", 600), "paper": ("cifar10", 6600)}[scale]
     return configuration(dataset, records or usual, seed, epsilon=epsilon, scale=scale)
 
 
 @dataclass(frozen=True, eq=False)
 class FirstRound:
-    """A full-batch first round but for its noise.
+    """A full-batch first round before noise.
 
-    theta: (p,) float32, where every client starts. sums: (n, p) float64, each client's clipped gradients summed. truth: the
-    true cluster of each client. records: N, of every client. clip: c. rate: the learning rate.
+    Attributes:
+        theta: Initial model, (p,) float32.
+        sums: Sum of clipped gradients per client, (n, p) float64.
+        truth: True cluster of each client.
+        records: Records of every client (N).
+        clip: Clip norm (c).
+        rate: Learning rate.
     """
 
     theta: np.ndarray
@@ -70,21 +94,29 @@ class FirstRound:
     rate: float
 
     def updates(self, noise_multiplier: float, keys: Sequence[bytes]) -> np.ndarray:
-        """(n, p) float32: what the clients release, the noise of each under its task's key as in `Trainer.train`."""
+        """Add noise as `Trainer.train` does.
+
+        Args:
+            noise_multiplier: z.
+            keys: Task key of each client.
+
+        Returns:
+            The released updates, (n, p) float32.
+        """
         return np.stack([self._update(total, noise_multiplier, key) for total, key in zip(self.sums, keys, strict=True)])
 
     def deviation(self, noise_multiplier: float) -> float:
-        """Standard deviation of the noise in each coordinate of an update: rate * clip * z / N."""
+        """Return the standard deviation of an update's noise per coordinate: rate * clip * z / N."""
         return self.rate * self.clip * noise_multiplier / self.records
 
     def _update(self, total: np.ndarray, noise_multiplier: float, key: bytes) -> np.ndarray:
         noisy = gaussian_on_grid(total, noise_multiplier * self.clip, stream(key, "noise")).astype(np.float32)
         noisy /= np.float32(self.records)
-        return (self.theta - np.float32(self.rate) * noisy) - self.theta  # rounded as a model that moved and came back is
+        return (self.theta - np.float32(self.rate) * noisy) - self.theta  # rounds like a real run: step, then difference
 
 
 class GradientBank:
-    """First rounds of one data set, seed, model and local step, for any clusters: a client's sum is computed once."""
+    """First rounds of one data set, seed, model and local step for any clusters; caches each client's sum."""
 
     def __init__(self, config: Config) -> None:
         import torch
@@ -104,7 +136,15 @@ class GradientBank:
         self._sums: dict[tuple[int, int, bytes], np.ndarray] = {}
 
     def full_batch(self, clients: Sequence[int] | None = None, shift: str | None = None) -> FirstRound:
-        """The round for clusters of these sizes (default: the configuration's), K = 1; clients in natural order."""
+        """Compute the full-batch round at K = 1; clients are in natural order.
+
+        Args:
+            clients: Cluster sizes; default: the configuration's.
+            shift: Shift between clusters; default: the configuration's.
+
+        Returns:
+            The round before noise.
+        """
         settings = self._settings(clients, shift)
         local, pieces = self.config.local, plan_slices(settings, self._images, self._partition_seed)
         records = len(pieces[0].train_rows)
@@ -112,7 +152,16 @@ class GradientBank:
         return FirstRound(self.theta, sums, settings.true_clusters, records, local.clip, local.lr)
 
     def stochastic(self, batch: int, noise_multiplier: float, keys: Sequence[bytes]) -> np.ndarray:
-        """(n, p) float32 updates of a first round of ceil(N/b1) Poisson steps at b1 = `batch`, in which the model moves."""
+        """Run a first round of ceil(N/b1) Poisson steps.
+
+        Args:
+            batch: Expected batch size b1.
+            noise_multiplier: z.
+            keys: Task key of each client.
+
+        Returns:
+            The released updates, (n, p) float32.
+        """
         settings = self._settings(None, None)
         updates = []
         for piece, key in zip(plan_slices(settings, self._images, self._partition_seed), keys, strict=True):
@@ -139,7 +188,7 @@ _BANKS: dict[str, GradientBank] = {}
 
 
 def bank(config: Config) -> GradientBank:
-    """The bank for the data, model, local step and seed of a configuration, shared by all figures of one process."""
+    """Return the bank for a configuration's data, model, local step and seed; all figures of a process share it."""
     parts = (config.data.model_dump(mode="json"), config.model.name, config.local.model_dump(), config.seed)
     key = json.dumps(parts)
     if key not in _BANKS:
@@ -148,12 +197,20 @@ def bank(config: Config) -> GradientBank:
 
 
 def keys(clients: int, *labels: str | int) -> list[bytes]:
-    """One key for each client, others for every other sequence of labels; nothing here is to be kept from anybody."""
+    """Derive one deterministic key per client, not secret; each sequence of labels gives other keys.
+
+    Args:
+        clients: Number of clients.
+        *labels: Purpose of the keys.
+
+    Returns:
+        Keys in client order.
+    """
     return [derive(hashlib.sha256(b"first round").digest(), *labels, client) for client in range(clients)]
 
 
 def noise_of_run(config: Config) -> float:
-    """z of a run of this configuration, solved from its algorithm's own plan; the same question is solved once."""
+    """Return z of a run of this configuration, calibrated from its algorithm's plan and cached."""
     records = len(plan_slices(config.data, open_set(config.data, config.data.root), seed=0)[0].train_rows)
     parts = (
         config.options.model_dump(mode="json"),

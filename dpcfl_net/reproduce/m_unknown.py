@@ -1,4 +1,4 @@
-"""How many clusters are there? Ways to tell, on first rounds with one to five of them and noise from little to much."""
+"""Rules for the number of clusters, compared on first rounds with one to five clusters at low to high noise."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ FEW = [("rotation", [21]), ("rotation", [3, 6, 6, 6]), ("label-flip", [3, 6, 6, 
 LARGE = [
     ("rotation", [7]),
     *((shift, clients) for shift, clients in ALL if max(clients) <= 7),
-]  # what disjoint slices of the papers' size allow
+]  # settings that disjoint slices of the papers' size allow
 EPSILONS = {"laptop": (1, 1.5, 2, 3, 5, 10), "paper": (3, 4, 5, 10, 15)}
 OURS, BEFORE = list(RULES)[:2]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """First rounds on one data set, N records a client: seeds, and clusters by shift and sizes."""
+    """First rounds on one data set.
+
+    Attributes:
+        dataset: Name of the data set.
+        records: Records per client (N).
+        seeds: Seeds of the rounds.
+        clusters: Shift and cluster sizes of each setting.
+    """
 
     dataset: str
     records: int
@@ -52,11 +59,11 @@ PARTS = {
 
 
 class NumberUnknown(Reproduction):
-    """The paper's section C.9, held against other rules and against rounds without clusters."""
+    """Section C.9 of the paper, compared with other rules and on rounds without clusters."""
 
     name = "r-dpcfl/m-unknown"
     paper = PAPER + ", Appendix C.9"
-    title = "How often is the number of clusters told right?"
+    title = "Number of clusters: share of rounds with the right M"
 
     def compute(self, context: Context) -> ReproductionResult:
         rows = [row for part in PARTS[context.scale] for row in rounds(part, context.scale, context.say)]
@@ -64,11 +71,12 @@ class NumberUnknown(Reproduction):
         for row in sorted(rows, key=lambda row: row["z"]):
             bands.setdefault(row["z_band"], []).append(row)
         by_noise = {rule: [(z, _right(band, rule) / len(band)) for z, band in bands.items()] for rule in RULES}
-        figure = lines("right", "M told right, by noise", by_noise, "noise multiplier (rounded)", "share of rounds", log_x=True)
+        figure = lines("right", "Right M, by noise", by_noise, "noise multiplier (rounded)", "share of rounds", log_x=True)
         notes = [
-            "Right is right whatever the noise: where it is so high that the clusters are lost even if M is known, no rule can be.",
-            "The constants of this project's rule were chosen on seeds 100 to 104, but for the quarter that a split must reach, which was "
-            "added after seeds 0 to 9 had been looked at.",
+            "All rounds count, at any noise. If the noise is so high that the clusters are lost even with known M, "
+            "no rule can be right.",
+            "The constants of this project's rule were chosen on seeds 100 to 104. The exception is the quarter that "
+            "a split must reach, which was added after seeds 0 to 9 had been examined.",
         ]
         tables = [
             _table("By data and clusters", rows, lambda row: f"{row['dataset']}, {row['shift']}, {row['clients']}"),
@@ -78,7 +86,16 @@ class NumberUnknown(Reproduction):
 
 
 def rounds(part: Setup, scale: Scale, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """A row for every seed, clusters and epsilon: what each rule says, and whether the clusters are found if M is known."""
+    """Yield a row for every seed, setting and epsilon: the M of each rule, and recovery at known M.
+
+    Args:
+        part: Data set, seeds and clusters.
+        scale: laptop or paper.
+        say: Prints progress.
+
+    Yields:
+        Lines of data.csv.
+    """
     for seed in part.seeds:
         rows = 0
         configs = {e: configuration(part.dataset, part.records, seed, epsilon=e, scale=scale) for e in EPSILONS[scale]}
@@ -153,5 +170,5 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], by: Callable[[Mapping[
         larger = {rule: sum(row[rule] > row["clusters"] for row in members) for rule in RULES}
         told = [f"{_right(members, rule)} (+{larger[rule]})" for rule in RULES]
         cells.append([name, str(len(members)), str(sum(row["recovered_if_known"] for row in members)), *told])
-    caption = "How often M was told right, in brackets how often too large."
+    caption = "Rounds with the right M; in brackets, rounds with a larger M."
     return Table(title, ["", "rounds", "found if M is known", *RULES], cells, caption)

@@ -1,10 +1,8 @@
-"""MR-MTL against what published code amounts to: a regulariser that clipping throws away, which is Local."""
+"""MR-MTL against published code whose regulariser has no effect, because clipping discards it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, row_of
 from dpcfl_net.results import compare
@@ -14,15 +12,15 @@ SEEDS = {"laptop": (0,), "paper": (0, 1, 2, 3)}
 
 
 class NoOp(Reproduction):
-    """Accuracy against lambda; at lambda = 0, or with the term in the loss under Opacus, MR-MTL is Local."""
+    """Accuracy against lambda; at lambda = 0, or with the term in the loss under Opacus, MR-MTL equals Local."""
 
     name = "mr-mtl/no-op"
     paper = "Liu, Hu, Wu, Smith, On privacy and personalization in cross-silo federated learning, 2022, Algorithm A1"
-    title = "A regulariser that works against one that has no effect"
+    title = "MR-MTL: effective regulariser against a regulariser without effect"
 
     def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]
-        path, seeds = Path("configs/r_dpcfl/fig6") / f"{setting}.yaml", SEEDS[context.scale]
+        path, seeds = packaged(f"r_dpcfl/fig6/{setting}"), SEEDS[context.scale]
         pulled = context.results(path, {"algorithm.name": ["mr-mtl"], "algorithm.lam": STRENGTHS, "seed": seeds})
         alone = context.results(path, {"algorithm.name": ["local"], "seed": seeds})
         rows = [{"lam": result.settings["algorithm"].get("lam"), **row_of(setting, result)} for result in [*pulled, *alone]]
@@ -38,19 +36,28 @@ class NoOp(Reproduction):
             "no-op", "Accuracy against lambda",
             {"mean": by_strength["accuracy_mean"], "minority": by_strength["accuracy_minority"],
              "mean, Local": [(lam, local["accuracy_mean"]) for lam in STRENGTHS]},
-            "lambda", "accuracy, %", caption="Lambda 0 is what published code amounts to, whatever its lambda.",
+            "lambda", "accuracy, %", caption="Published code computes lambda 0 for every lambda.",
         )  # fmt: skip
         table = compare.table(compare.rows([*pulled, *alone]))
         note = (
-            "Written as a term of the loss, the pull has no effect under Opacus: its optimiser replaces the gradient by the "
-            "clipped per-record sums, in which the term is not (a test shows it). Such code computes lambda = 0 whatever it is given."
+            "As a term of the loss, the regulariser has no effect under Opacus: its optimiser replaces the gradient by the "
+            "clipped per-record sums, which do not contain the term (a test shows it). "
+            "Such code computes lambda = 0 for every lambda."
         )
         return ReproductionResult(
             rows, self.claims(dict(by_strength["accuracy_mean"]), local["accuracy_mean"]), [figure], [table], [note]
         )
 
     def claims(self, mean: dict[float, float], local: float) -> list[Claim]:
-        """The no-op is Local; a pull that acts changes the result, and the best one is better than none."""
+        """Check that lambda 0 equals Local, that lambda has an effect, and that the best lambda beats Local.
+
+        Args:
+            mean: Lambda to accuracy in percent.
+            local: Accuracy of Local in percent.
+
+        Returns:
+            The claims.
+        """
         best = max(mean, key=lambda lam: mean[lam])
         span = max(mean.values()) - min(mean.values())
         listed = ", ".join(f"lambda {lam:g}: {value:.1f} %" for lam, value in mean.items())

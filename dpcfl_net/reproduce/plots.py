@@ -1,4 +1,4 @@
-"""Lines and points as the report's plotly dictionaries, and the slope of a line on doubly logarithmic paper."""
+"""Line, scatter and bar plots as plotly dictionaries, and the slope of a log-log line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,21 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 def lines(
     key: str, title: str, series: Series, x: str, y: str, *, caption: str = "", log_x: bool = False, log_y: bool = False
 ) -> Figure:
-    """One line a series, (x, y) pairs in order; a series' name is its place in the legend."""
+    """Plot one line per series.
+
+    Args:
+        key: Identifier of the figure.
+        title: Title of the figure.
+        series: Legend entry to (x, y) pairs, in order.
+        x: Label of the x axis.
+        y: Label of the y axis.
+        caption: Text below the figure.
+        log_x: Whether the x axis is logarithmic.
+        log_y: Whether the y axis is logarithmic.
+
+    Returns:
+        The figure.
+    """
     data = [
         {
             "type": "scatter",
@@ -34,7 +48,20 @@ def lines(
 
 
 def points(key: str, title: str, series: Series, x: str, y: str, *, rings: Series | None = None, equal: bool = False) -> Figure:
-    """One colour and symbol a series; rings: series drawn as open circles; `equal`: the same scale along both axes."""
+    """Plot points, one colour and symbol per series.
+
+    Args:
+        key: Identifier of the figure.
+        title: Title of the figure.
+        series: Legend entry to (x, y) pairs.
+        x: Label of the x axis.
+        y: Label of the y axis.
+        rings: Series drawn as open circles.
+        equal: Whether both axes have the same scale.
+
+    Returns:
+        The figure.
+    """
     data = [
         {
             "type": "scatter",
@@ -65,7 +92,18 @@ def points(key: str, title: str, series: Series, x: str, y: str, *, rings: Serie
 
 
 def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str, *, caption: str = "") -> Figure:
-    """Groups of bars: series to label to height; labels in the order of the first series."""
+    """Plot grouped bars.
+
+    Args:
+        key: Identifier of the figure.
+        title: Title of the figure.
+        series: Legend entry to heights by label; the first series orders the labels.
+        y: Label of the y axis.
+        caption: Text below the figure.
+
+    Returns:
+        The figure.
+    """
     data = [
         {
             "type": "bar",
@@ -81,7 +119,14 @@ def bars(key: str, title: str, series: Mapping[str, Mapping[str, float]], y: str
 
 
 def slope(pairs: Sequence[tuple[float, float]]) -> float:
-    """The exponent a of the power law y = const * x^a that fits positive (x, y) pairs best (least squares of logarithms)."""
+    """Fit the power law y = const * x^a by least squares of logarithms.
+
+    Args:
+        pairs: Positive (x, y) pairs.
+
+    Returns:
+        The exponent a.
+    """
     x, y = ([math.log(pair[side]) for pair in pairs] for side in (0, 1))
     middle = sum(x) / len(x)
     return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)

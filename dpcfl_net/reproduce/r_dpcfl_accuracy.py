@@ -1,14 +1,13 @@
-"""R-DPCFL's figures 6 and 7 (11 and 12 with Global): accuracy and recovered clusters against epsilon, all systems at one epsilon."""
+"""R-DPCFL's figures 6 and 7 (11 and 12 with Global): accuracy and cluster recovery of all systems against epsilon."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from dpcfl_net.report import sweep
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.results import compare
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -24,11 +23,11 @@ SEEDS: Mapping[str, Mapping[float, Sequence[int]]] = {
     "laptop": {5: (0, 1, 2), 3: (0,), 15: (0,)},
     "paper": dict.fromkeys((3, 4, 5, 10, 15), (0, 1, 2, 3)),
 }
-SLACK = 0.02  # by how much the oracle may be below for "not below": seeds alone do that
+SLACK = 0.02  # tolerance of "not below"; the spread over seeds is as large
 
 
 class MeanAccuracy(Reproduction):
-    """Figure 6: mean accuracy over all clients (top), runs in which every cluster was recovered (bottom)."""
+    """Figure 6: mean accuracy over all clients (top), share of runs with all clusters recovered (bottom)."""
 
     name = "r-dpcfl/fig6"
     paper = PAPER + ", Figures 6 and 11"
@@ -40,7 +39,7 @@ class MeanAccuracy(Reproduction):
     def compute(self, context: Context) -> ReproductionResult:
         outcome = ReproductionResult([], [])
         for stem in CONFIGS[context.scale]:
-            path = Path("configs/r_dpcfl/fig6") / f"{stem}.yaml"
+            path = packaged(f"r_dpcfl/fig6/{stem}")
             results = [
                 result
                 for epsilon, seeds in SEEDS[context.scale].items()
@@ -48,13 +47,13 @@ class MeanAccuracy(Reproduction):
             ]
             self.add(outcome, stem, results)
         outcome.notes.append(
-            "Every run spends the whole of its epsilon on updates and selections together. Seeds by epsilon: "
+            "Updates and selections of a run together spend its whole epsilon. Seeds by epsilon: "
             + "; ".join(f"{epsilon:g}: {', '.join(map(str, seeds))}" for epsilon, seeds in SEEDS[context.scale].items())
         )
         return outcome
 
     def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
-        """One data setting: its rows, its two figures, its table and its claims."""
+        """Add rows, figures, table and claims of one data setting."""
         rows = compare.rows(sorted(results, key=lambda result: (result.epsilon, SYSTEMS.index(result.algorithm))))
         outcome.rows += [row_of(setting, result) for result in results]
         outcome.claims += self.claims(setting, by_system(results, self.measure), results)
@@ -65,7 +64,16 @@ class MeanAccuracy(Reproduction):
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
 
     def claims(self, setting: str, at: Mapping[float, Mapping[str, float]], results: Sequence[Result]) -> list[Claim]:
-        """The orderings that the paper shows, at every epsilon."""
+        """Check the paper's orderings at every epsilon.
+
+        Args:
+            setting: Name of the configuration.
+            at: Epsilon to system to mean accuracy.
+            results: All runs of the setting.
+
+        Returns:
+            The claims.
+        """
         recovery = recoveries(results, self.found)
         missed = _cause(results, recovery["r-dpcfl"])
         return [
@@ -99,7 +107,15 @@ class MinorityAccuracy(MeanAccuracy):
 
 
 def by_system(results: Iterable[Result], measure: str) -> dict[float, dict[str, float]]:
-    """Target epsilon to system to the mean over seeds of a figure."""
+    """Average a measure over seeds.
+
+    Args:
+        results: Finished runs.
+        measure: Key of the final results.
+
+    Returns:
+        Target epsilon to system to mean.
+    """
     found: dict[float, dict[str, list[float]]] = {}
     for result in results:
         own = found.setdefault(float(result.settings["privacy"]["epsilon"]), {})
@@ -117,7 +133,20 @@ def ordering(
     slack: float = 0.0,
     cause: str = "",
 ) -> Claim:
-    """That `above` is above `below` (or at most `slack` under it) at every epsilon."""
+    """Claim that one system is above another at every epsilon.
+
+    Args:
+        setting: Name of the configuration.
+        whom: Clients that the accuracy covers, for the text.
+        at: Epsilon to system to accuracy, in [0, 1].
+        above: The better system.
+        below: The other system.
+        slack: Tolerated deficit, in [0, 1].
+        cause: Likely cause if the claim does not hold.
+
+    Returns:
+        The claim.
+    """
     gaps = {epsilon: own[above] - own[below] for epsilon, own in at.items()}
     measured = "; ".join(f"epsilon {e:g}: {100 * at[e][above]:.1f} against {100 * at[e][below]:.1f} %" for e in gaps)
     word = f"within {100 * slack:g} points of" if slack else "above"
@@ -126,7 +155,15 @@ def ordering(
 
 
 def recoveries(results: Iterable[Result], measure: str) -> dict[str, tuple[int, int]]:
-    """System to (runs in which it was recovered, runs in which that was judged)."""
+    """Count recoveries by system.
+
+    Args:
+        results: Finished runs.
+        measure: "clusters_recovered" or "minority_recovered".
+
+    Returns:
+        System to (runs with recovery, runs with a verdict).
+    """
     found: dict[str, tuple[int, int]] = {}
     for result in results:
         judged = result.final.get(measure)
@@ -137,7 +174,7 @@ def recoveries(results: Iterable[Result], measure: str) -> dict[str, tuple[int, 
 
 
 def row_of(setting: str, result: Result) -> dict[str, Any]:
-    """A line of data.csv."""
+    """Return a line of data.csv."""
     figures = {key: value for key, value in result.final.items() if not isinstance(value, list)}
     return {
         "setting": setting, "algorithm": result.algorithm, "epsilon": result.settings["privacy"]["epsilon"], "seed": result.seed,
@@ -146,7 +183,7 @@ def row_of(setting: str, result: Result) -> dict[str, Any]:
 
 
 def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
-    """Why R-DPCFL may lag behind a baseline: wrong clusters, or, where they are right, what finding them cost."""
+    """Return why R-DPCFL may lag: wrong clusters, or the cost of finding the right ones."""
     if recovered[0] < recovered[1]:
         return f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later choices do not mend wrong ones"
     noise = {

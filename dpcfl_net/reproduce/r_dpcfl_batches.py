@@ -1,4 +1,4 @@
-"""R-DPCFL's figures 5 and 8: what batch sizes do to the first updates and to the clusters among them."""
+"""R-DPCFL's figures 5 and 8: effect of the batch sizes on the first updates and their clusters."""
 
 from __future__ import annotations
 
@@ -19,26 +19,39 @@ from dpcfl_net.reproduce.first_rounds import bank, keys, setting
 from dpcfl_net.reproduce.plots import lines, points
 from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, Plan, noise_multiplier
 
-LAPTOP = "Computed on {data} with {records} records a client, E = {rounds}, four rotations, {{3, 6, 6, 6}} clients."
+LAPTOP = "Computed on {data} with {records} records per client, E = {rounds}, four rotations, {{3, 6, 6, 6}} clients."
 
 
 def batches(records: int) -> list[int]:
-    """R's batch size, 32, and its doubles up to half of a client's records, so that whole steps are no coarse measure."""
+    """Return the paper's batch size 32 and its doubles up to N/2; above, rounding to whole steps is too coarse."""
     return [batch for batch in (32, 64, 128, 256, 512, 1024, 2048) if batch <= records / 2]
 
 
 def noise_for(config: Config, records: int, *, first: int, later: int, epsilon: float) -> float:
-    """z of Lemma 4.1 for these batch sizes and the rounds of a configuration, by the paper's accountant, without selections."""
+    """Solve z for a configuration's rounds by the paper's accountant, without selections.
+
+    Args:
+        config: Its number of rounds is used.
+        records: Records of a client (N).
+        first: Batch size of round 1 (b1).
+        later: Batch size of later rounds (b>1).
+        epsilon: Target epsilon at delta 1e-4.
+
+    Returns:
+        The noise multiplier.
+
+    Source: Lemma 4.1.
+    """
     return noise_multiplier(Plan(records, first, later, config.rounds, epsilon))
 
 
 def stated(config: Config, records: int) -> str:
-    """What a figure was computed on, as a sentence."""
+    """Return a sentence on the data and rounds of a figure."""
     return LAPTOP.format(data=config.data.dataset, records=records, rounds=config.rounds)
 
 
 class Pictures(Reproduction):
-    """Figure 5: the first updates in two components, with small batches and with full ones."""
+    """Figure 5: first updates in two components, with small and with full batches."""
 
     name = "r-dpcfl/fig5"
     paper = PAPER + ", Figure 5"
@@ -83,7 +96,7 @@ class Pictures(Reproduction):
 
 
 class LaterBatches(Reproduction):
-    """Figure 8: b>1 decides z, and z how far the first updates scatter."""
+    """Figure 8: b>1 determines z, and z determines how far the first updates scatter."""
 
     name = "r-dpcfl/fig8"
     paper = PAPER + ", Figure 8"
@@ -133,7 +146,17 @@ class LaterBatches(Reproduction):
 
 
 def scatter(key: str, title: str, fit: mixture.MixtureFit, truth: Sequence[int]) -> Figure:
-    """Updates in their first two components by true cluster, and the centres of the fitted components."""
+    """Plot updates in their first two components by true cluster, with the fitted centres.
+
+    Args:
+        key: Identifier of the figure.
+        title: Title of the figure.
+        fit: Mixture of the updates.
+        truth: True cluster of each client.
+
+    Returns:
+        The figure.
+    """
     series: dict[str, list[tuple[float, float]]] = {f"cluster {m}": [] for m in sorted(set(truth))}
     for cluster, (x, y) in zip(truth, fit.coordinates.tolist(), strict=True):
         series[f"cluster {cluster}"].append((x, y))
@@ -143,20 +166,20 @@ def scatter(key: str, title: str, fit: mixture.MixtureFit, truth: Sequence[int])
 
 
 def averages(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
-    """(x, mean of y over rows with that x), in the order in which x appears."""
+    """Return (x, mean of y over the rows with that x), in order of first appearance."""
     return [(at, fmean(row[y] for row in rows if row[x] == at)) for at in dict.fromkeys(row[x] for row in rows)]
 
 
 def listed(curve: Sequence[tuple[float, float]]) -> str:
-    """A curve in words: 32: 1.2, 64: 1.5."""
+    """Format a curve, for example "32: 1.2, 64: 1.5"."""
     return ", ".join(f"{x:g}: {y:.3g}" for x, y in curve)
 
 
 def falling(curve: Sequence[tuple[float, float]]) -> tuple[str, bool]:
-    """A curve in words, and whether it falls all along."""
+    """Format a curve, and return whether it falls at every step."""
     return listed(curve), rising([-y for _, y in curve])
 
 
 def rising(values: Sequence[float]) -> bool:
-    """Whether each value is larger than the one before it."""
+    """Return whether each value is larger than the previous one."""
     return all(one < two for one, two in itertools.pairwise(values))

@@ -1,4 +1,4 @@
-"""R-DPCFL's figure 14: cluster centres draw together as b1 grows, while the noise multiplier hardly grows."""
+"""R-DPCFL's figure 14: distance of the cluster centres and noise multiplier against b1."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, Plan, noise_multiplier
 
 
 class Centres(Reproduction):
-    """Figure 14: cluster centres draw together as b1 grows (left), while z hardly grows (right)."""
+    """Figure 14: the centres move closer as b1 grows (left), while z hardly grows (right)."""
 
     name = "r-dpcfl/fig14"
     paper = PAPER + ", Figure 14 and equation 32"
-    title = "Distance of cluster centres against b1, and the price of a full batch"
+    title = "Distance of cluster centres against b1, and cost of a full batch"
 
     def compute(self, context: Context) -> ReproductionResult:
         config = setting(context.scale, 0)
@@ -52,14 +52,21 @@ class Centres(Reproduction):
             lines("price", "z with a full first batch over z without", series, "b>1 = b1", "ratio", log_x=True),
         ]
         notes = [
-            stated(config, bank(config).full_batch().records) + " Left panel: steps all but without noise, since the claim is "
-            "about expectations.",
+            stated(config, bank(config).full_batch().records) + " Left panel: almost no noise, because the claim is about "
+            "expectations.",
             "Right panel: the Renyi accountant, as in the paper.",
         ]
         return ReproductionResult(rows, claims, figures, notes=notes)
 
     def distances(self, config: Config) -> dict[str, list[tuple[float, float]]]:
-        """By pair of clusters: (b1, distance of the mean updates), batches drawn as always, noise a millionth of the clip norm."""
+        """Measure the distances of the cluster means; the noise is a millionth of the clip norm.
+
+        Args:
+            config: Configuration of the first round.
+
+        Returns:
+            Pair of clusters to (b1, distance of the mean updates).
+        """
         kept = bank(config)
         first = kept.full_batch()
         truth = np.array(first.truth)
@@ -73,7 +80,7 @@ class Centres(Reproduction):
         return found
 
     def prices(self) -> dict[float, list[tuple[float, float]]]:
-        """By epsilon: (b>1, z with b1 = N over z with b1 = b>1), N = 50,000, K = 1, E = 200."""
+        """Return by epsilon: (b>1, z at b1 = N divided by z at b1 = b>1), for N = 50,000, K = 1, E = 200."""
         found: dict[float, list[tuple[float, float]]] = {}
         for epsilon, later in itertools.product((3, 5, 10, 15), (16, 32, 64, 128, 256, 512, 1024)):
             full, same = (noise_multiplier(Plan(50_000, first, later, 200, epsilon)) for first in (50_000, later))

@@ -1,4 +1,4 @@
-"""R-DPCFL's figures 10 and 13: MSS as a guide to the number of clusters and to whether they were found."""
+"""R-DPCFL's figures 10 and 13: MSS as a criterion for the number of clusters and for their recovery."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAYS: dict[str, tuple[mixture.Space, str, str]] = {
 
 
 class NumberOfClusters(Reproduction):
-    """Figure 10: MSS against candidates for M, at four epsilons and five seeds."""
+    """Figure 10: MSS against candidates for M, four epsilons and five seeds."""
 
     name = "r-dpcfl/fig10"
     paper = PAPER + ", Figure 10 and Appendix C.9"
@@ -50,7 +50,7 @@ class NumberOfClusters(Reproduction):
         return ReproductionResult(rows, _claims_on_number(rows), figures, notes=[note])
 
     def rows(self, context: Context, seed: int) -> Iterator[dict[str, Any]]:
-        """A row for every epsilon, way and candidate; `chosen` is what this project's rule says of the round."""
+        """Yield a row for every epsilon, score and candidate; `chosen` is the M of this project's rule."""
         first = bank(setting(context.scale, seed)).full_batch()
         for epsilon in EPSILONS:
             noise = noise_of_run(setting(context.scale, seed, epsilon=epsilon))
@@ -95,7 +95,7 @@ def _claims_on_number(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
 
 @dataclass(frozen=True)
 class Group:
-    """First rounds that differ in seed, epsilon and b>1 only."""
+    """First rounds that differ only in seed, epsilon and b>1."""
 
     dataset: str
     records: int
@@ -129,7 +129,7 @@ SCORES = (
 
 
 class Recovery(Reproduction):
-    """Figure 13: does MSS tell whether the clusters were found? M = 4 is known."""
+    """Figure 13: MSS as a predictor of recovery; M = 4 is known."""
 
     name = "r-dpcfl/fig13"
     paper = PAPER + ", Figure 13"
@@ -156,7 +156,7 @@ class Recovery(Reproduction):
             "mistakes there",
         ]
         rounds = sum(row["space"] == "spectral" for row in rows)
-        note = f"{rounds} first rounds; scikit-learn's own mixture on those of seed 0."
+        note = f"{rounds} first rounds; scikit-learn's mixture on those of seed 0."
         return ReproductionResult(rows, claims, figures, [Table("Thresholds", columns, table)], [note])
 
 
@@ -178,7 +178,16 @@ def _rounds(group: Group, scale: Scale, say: Callable[[str], None]) -> Iterator[
 
 
 def verdict(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Claim:
-    """The paper's claim on (MSS, whether the clusters were found) of many rounds; not shown where no MSS is above 2."""
+    """Check the paper's claim that an MSS above 2 means recovery; without an MSS above 2 it does not hold.
+
+    Args:
+        words: Name of the space and score.
+        pairs: (MSS, whether the clusters were found) of each round.
+        cause: Likely cause if the claim does not hold.
+
+    Returns:
+        The claim.
+    """
     above, below = ([right for mss, right in pairs if (mss > 2) == side] for side in (True, False))
     return Claim(
         f"an MSS above 2 always means that the clusters were found: {words}",
@@ -189,7 +198,14 @@ def verdict(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Clai
 
 
 def threshold(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
-    """The threshold with the fewest mistakes (recovered at or below it, or not recovered above it), and how many."""
+    """Find the MSS threshold with the fewest mistakes.
+
+    Args:
+        pairs: (MSS, whether the clusters were found) of each round.
+
+    Returns:
+        The threshold, and its mistakes: recovered at or below it, or not recovered above it.
+    """
     cuts = sorted({mss for mss, _ in pairs})
     middles = [cuts[0] - 1, *((a + b) / 2 for a, b in itertools.pairwise(cuts))]
     mistakes = {cut: sum((mss > cut) != right for mss, right in pairs) for cut in middles}
@@ -202,7 +218,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _strip(key: str, title: str, pairs: Sequence[tuple[float, bool]]) -> Any:
-    """Points above one another so that they can be told apart: the height says nothing but right or wrong."""
+    """Plot MSS by recovery; points are spread vertically within a class to keep them apart."""
     series = {
         word: [(mss, side + 0.3 * (k % 10) / 10) for k, (mss, right) in enumerate(pairs) if right is bool(side)]
         for side, word in ((0, "not found"), (1, "found"))

@@ -1,4 +1,4 @@
-"""R-DPCFL's figure 9: EM iterations against b1, and how far clusters are apart with less data."""
+"""R-DPCFL's figure 9: EM iterations against b1, and separation of the clusters with less data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPACES: tuple[mixture.Space, ...] = ("pca2", "full", "spectral")
 
 
 class Iterations(Reproduction):
-    """Figure 9: EM iterations against b1 (left), MSS against epsilon for two sizes of the clients' data (right)."""
+    """Figure 9: EM iterations against b1 (left), MSS against epsilon for two sizes of local data (right)."""
 
     name = "r-dpcfl/fig9"
     paper = PAPER + ", Figure 9 and Theorem 4.3"
@@ -34,7 +34,7 @@ class Iterations(Reproduction):
             name: averages([row for row in right if row["setting"] == name], "epsilon", "mss_effective") for name in names
         }
         figures = [
-            lines("iterations", "EM iterations of the run that was kept", iterations, "b1", "iterations", log_x=True),
+            lines("iterations", "EM iterations of the selected fit", iterations, "b1", "iterations", log_x=True),
             lines("mss", "Effective MSS against epsilon", scores, "epsilon", "effective MSS", log_y=False),
         ]
         config = setting(context.scale, 0)
@@ -44,7 +44,7 @@ class Iterations(Reproduction):
         )
 
     def left(self, context: Context, seed: int) -> Iterable[dict[str, Any]]:
-        """A row for every b1 and space, two seeds, epsilon 10."""
+        """Yield a row for every b1 and space, at epsilon 10."""
         config = setting(context.scale, seed)
         kept = bank(config)
         first = kept.full_batch()
@@ -66,7 +66,7 @@ class Iterations(Reproduction):
                 }
 
     def right(self, context: Context, seed: int) -> Iterable[dict[str, Any]]:
-        """A row for every epsilon: the smaller size with b>1 of 32 and 8, the larger with 32."""
+        """Yield a row for every epsilon: the larger size with b>1 = 32, the smaller one with 32 and 8."""
         small, large = rounds_of_two_sizes(context.scale, seed)
         config = setting(context.scale, seed)
         for first, later in ((large, 32), (small, 32), (small, 8)):
@@ -80,6 +80,7 @@ class Iterations(Reproduction):
                 }  # fmt: skip
 
     def claims_left(self, iterations: Mapping[str, Sequence[tuple[float, float]]]) -> list[Claim]:
+        """Check that EM needs fewer iterations as b1 grows, in each space."""
         return [
             Claim(
                 f"EM needs fewer iterations the larger b1 is, very few at full batch ({words})",
@@ -95,6 +96,8 @@ class Iterations(Reproduction):
         ]  # fmt: skip
 
     def claims_right(self, scores: Mapping[str, Sequence[tuple[float, float]]]) -> list[Claim]:
+        """Check the effect of N and b>1 on the MSS."""
+
         def compared(upper: int, lower: int) -> tuple[str, bool]:
             (one, high), (two, low) = (list(scores.items())[k] for k in (upper, lower))
             return f"{one}: {listed(high)}; {two}: {listed(low)}", dominates(high, low)
@@ -111,11 +114,11 @@ class Iterations(Reproduction):
 
 
 def rounds_of_two_sizes(scale: Scale, seed: int) -> tuple[FirstRound, FirstRound]:
-    """First rounds with fewer and with more records a client."""
+    """Return first rounds with fewer and with more records per client."""
     small, large = {"laptop": (600, 1000), "paper": (3300, 6600)}[scale]
     return bank(setting(scale, seed, records=small)).full_batch(), bank(setting(scale, seed, records=large)).full_batch()
 
 
 def dominates(upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]]) -> bool:
-    """Whether one curve is above the other at each of their common x."""
+    """Return whether one curve is above the other at every point; both have the same x."""
     return all(one[1] > two[1] for one, two in zip(upper, lower, strict=True))

@@ -1,4 +1,4 @@
-"""R-DPCFL's figures 3 and 4: what both batch sizes do to the noise multiplier and to the noise of a model update."""
+"""R-DPCFL's figures 3 and 4: effect of both batch sizes on the noise multiplier and on the noise of an update."""
 
 from __future__ import annotations
 
@@ -17,12 +17,22 @@ PAPER = "Malekmohammadi, Taik, Farnadi, Differentially Private Clustered Federat
 FIRST = (32, 64, 128, 256, 512, 1024, 2048, 4096, 6600)
 LATER = (16, 32, 64, 128, 256, 512)
 LABEL = {"b1": "b1", "b_later": "b>1"}
-SOLVED = 5e-4  # the accuracy of `calibrate`
+SOLVED = 5e-4  # relative accuracy of `calibrate`
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One client's DP-SGD of a whole run: N records, batch sizes b1 in round 1 and b>1 after it, K epochs, E rounds, target."""
+    """One client's DP-SGD over a run.
+
+    Attributes:
+        records: Records (N).
+        first: Batch size of round 1 (b1).
+        later: Batch size of later rounds (b>1).
+        rounds: Rounds (E).
+        epsilon: Target epsilon.
+        epochs: Local epochs (K).
+        delta: Target delta.
+    """
 
     records: int
     first: int
@@ -33,38 +43,59 @@ class Plan:
     delta: float = 1e-4
 
     def events(self, noise_multiplier: float) -> list[SampledGaussian]:
-        """What the accountant sees: both phases, Poisson batches, no selections (as in the paper's figures)."""
+        """Return the accountant's events: both phases with Poisson batches, no selections (as in the paper's figures)."""
         return [
             SampledGaussian(noise_multiplier, batch / self.records, rounds * self.steps(batch))
             for batch, rounds in ((self.first, 1), (self.later, self.rounds - 1))
         ]
 
     def steps(self, batch: int) -> int:
-        """Steps of one round: K ceil(N/b)."""
+        """Return the steps of one round: K ceil(N/b)."""
         return self.epochs * math.ceil(self.records / batch)
 
 
 @cache
 def noise_multiplier(plan: Plan, accountant: Accountant = "rdp") -> float:
-    """z(epsilon, delta, b1, b>1, N, K, E) of Lemma 4.1: noise deviation on a sum of gradients, over the clip norm."""
+    """Solve z(epsilon, delta, b1, b>1, N, K, E).
+
+    Args:
+        plan: The client's DP-SGD.
+        accountant: "pld" or "rdp".
+
+    Returns:
+        Standard deviation of the noise on a sum of gradients, divided by the clip norm.
+
+    Source: Lemma 4.1.
+    """
     return calibrate(plan.events, plan.epsilon, plan.delta, accountant=accountant)
 
 
 def grid(first: Sequence[int] = FIRST, later: Sequence[int] = LATER) -> dict[tuple[int, int], Plan]:
-    """The plans of figures 3 and 4 by (b1, b>1): N = 6600, epsilon 5, delta 1e-4, K = 1, E = 200."""
+    """Return the plans of figures 3 and 4 by (b1, b>1): N = 6600, epsilon 5, delta 1e-4, K = 1, E = 200."""
     return {(b1, b): Plan(records=6600, first=b1, later=b, rounds=200, epsilon=5) for b1, b in itertools.product(first, later)}
 
 
 def update_variance(plan: Plan, batch: int, noise: float, *, clip: float, rate: float, parameters: int) -> float:
-    """Var(delta theta) of a round at `batch`: steps * (rate * clip * noise / batch)^2 * p.
+    """Compute the noise variance of an update: steps * (rate * clip * noise / batch)^2 * p.
 
-    Equation 2 with the steps that are really taken, K ceil(N/b), for its K N/b; the records' own variance is left out, as there.
+    Args:
+        plan: The client's DP-SGD.
+        batch: Batch size of the round.
+        noise: Noise multiplier z.
+        clip: Clip norm c.
+        rate: Learning rate.
+        parameters: Parameters of the model (p).
+
+    Returns:
+        Var(delta theta) without the variance of the records.
+
+    Source: equation 2, with the actual K ceil(N/b) steps in place of K N/b.
     """
     return plan.steps(batch) * (rate * clip * noise / batch) ** 2 * parameters
 
 
 class Variance(Reproduction):
-    """Figure 3: the variance of a model update in round 1 (left) and later (right)."""
+    """Figure 3: variance of a model update in round 1 (left) and in later rounds (right)."""
 
     name = "r-dpcfl/fig3"
     paper = PAPER + ", Figure 3 and Lemma 4.1"
@@ -91,7 +122,7 @@ class Variance(Reproduction):
         return ReproductionResult(rows, self.claims(rows), figures)
 
     def claims(self, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-        """Held against the same formula with whole steps."""
+        """Check the claims; the number of steps is an integer."""
         plan = Plan(6600, 6600, 32, 200, 5)
         fixed = slope([(b, update_variance(plan, b, 1.0, **self.setting)) for b in LATER])
         first = _slopes(rows, "b1", "b_later", "var_first")
@@ -120,7 +151,7 @@ class Variance(Reproduction):
 
 
 class NoiseMultiplier(Reproduction):
-    """Figure 4: z against both batch sizes, by the paper's Renyi accountant, with the tighter PLD beside it."""
+    """Figure 4: z against both batch sizes by the paper's Renyi accountant; at full batch also by PLD."""
 
     name = "r-dpcfl/fig4"
     paper = PAPER + ", Figure 4"
@@ -141,7 +172,7 @@ class NoiseMultiplier(Reproduction):
         return ReproductionResult(rows, self.claims(rows), figures, notes=[note])
 
     def claims(self, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-        """Monotone, sublinear, and which batch size matters more."""
+        """Check that z grows, that it grows sublinearly, and that b>1 has the larger effect."""
         first = _steps(rows, "b1", "b_later", "z_rdp")
         later = _steps(rows, "b_later", "b1", "z_rdp")
         fall, where = max(_falls(rows, "b1", "b_later", "z_rdp") + _falls(rows, "b_later", "b1", "z_rdp"))
@@ -183,7 +214,7 @@ def _steps(rows: Sequence[Mapping[str, Any]], x: str, by: str, y: str) -> list[f
 
 
 def _falls(rows: Sequence[Mapping[str, Any]], x: str, by: str, y: str) -> list[tuple[float, str]]:
-    """How far y falls between neighbours, as a share, and where."""
+    """Return the relative fall of y between neighbours, and its place."""
     return [
         (1 - two[1] / one[1], f"{LABEL[x]} from {one[0]} to {two[0]} at {LABEL[by]} = {value}")
         for value, curve in _curves(rows, x, by, y).items()

@@ -1,15 +1,14 @@
-"""What selections cost: composed jointly with the updates, or subtracted from the total as published code does."""
+"""Privacy cost of selections: composed jointly with the updates, or subtracted first as in published code."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dpcfl_net.privacy.accounting.accountant import BoundedRangeSelection, SampledGaussian, calibrate, epsilon
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan
 from dpcfl_net.results.compare import Result
@@ -22,26 +21,26 @@ PAPERS = "with the paper's plan,"
 
 
 class SelectionCost(Reproduction):
-    """At one claimed epsilon, subtracting what selections cost by themselves forgets that worst cases do not coincide."""
+    """Compares joint composition with subtraction at one epsilon; subtraction assumes that the worst cases coincide."""
 
     name = "r-dpcfl/selection-cost"
     paper = PAPER + ", Algorithm 1 and the published code"
-    title = "Selections paid jointly against subtracted"
+    title = "Cost of selections: joint composition against subtraction"
 
     def compute(self, context: Context) -> ReproductionResult:
         setting = CONFIGS[context.scale][0]
-        path, seeds = Path("configs/r_dpcfl/fig6") / f"{setting}.yaml", SEEDS[context.scale]
+        path, seeds = packaged(f"r_dpcfl/fig6/{setting}"), SEEDS[context.scale]
         joint = context.results(path, {"privacy.epsilon": [TARGET], "algorithm.name": ["r-dpcfl"], "seed": seeds})
         settings = joint[0].settings
         own = noise(settings["data"]["train_per_client"] or 8000, settings["rounds"], settings["local"]["batch_size"])
         paper = noise(6600, 200, 32)
         found = {"jointly": joint}
-        # As much more noise as subtracting costs with this run's plan, and as it costs with the paper's 200 rounds.
+        # The additional noise of subtraction, with this run's plan and with the paper's 200 rounds.
         ratios = {"subtracted as a sum": own["sum"] / own["joint"]}
         ratios |= {f"{PAPERS} {WAYS[way]}": paper[way] / paper["joint"] for way in ("sum", "zcdp")}
         for name, ratio in ratios.items():
             really = spent(own, own["joint"] * ratio)
-            context.say(f"{name}: noise x {ratio:.3f}, which really spends epsilon {really:.3f}")
+            context.say(f"{name}: noise x {ratio:.3f}, actual epsilon {really:.3f}")
             axes: dict[str, Sequence[Any]] = {
                 "privacy.epsilon": [really],
                 "algorithm.selection.budget_fraction": [FRACTION * TARGET / really],
@@ -52,12 +51,12 @@ class SelectionCost(Reproduction):
         rows = [{"paid": name, **row_of(setting, result)} for name, results in found.items() for result in results]
         plans = [{"plan": f"N {p['records']}, E {p['rounds']}, {p['selections']} selections", **p} for p in (own, paper)]
         return ReproductionResult(rows, self.claims(paper, found), [], [_noise_table(plans), _accuracy_table(found)], [
-            "A run with subtracted selections is a run with more noise: what is claimed as 5 spends less. It is run as what it "
-            "really spends, with selections of the same epsilon, 0.15 each."
+            "Subtraction adds noise, so a run that claims epsilon 5 spends less. Such a run is configured with its actual epsilon "
+            "and with selections of the same epsilon, 0.15 each."
         ])  # fmt: skip
 
     def claims(self, paper: dict[str, Any], found: dict[str, list[Result]]) -> list[Claim]:
-        """No claim of a paper but what the published code assumes: that subtracting is how selections are paid."""
+        """Check the assumption of the published code that subtraction pays for selections; no paper claims it."""
         mean = {name: 100 * statistics.fmean(float(r.final["accuracy_mean"]) for r in own) for name, own in found.items()}
         more = {way: 100 * (paper[way] / paper["joint"] - 1) for way in WAYS}
         return [
@@ -81,7 +80,16 @@ class SelectionCost(Reproduction):
 
 
 def noise(records: int, rounds: int, batch: int) -> dict[str, Any]:
-    """z by RDP for R-DPCFL's whole plan at epsilon 5, selections composed jointly or subtracted first (see WAYS)."""
+    """Solve z by RDP for R-DPCFL's plan at epsilon 5.
+
+    Args:
+        records: Records of a client (N).
+        rounds: Rounds of the run (E).
+        batch: Batch size after round 1 (b>1).
+
+    Returns:
+        The plan's sizes, its events, "joint" for joint composition, and each key of WAYS for subtraction.
+    """
     selections = max(1, rounds // 10)
     plan = Plan(records, records, min(batch, records), rounds, TARGET)
     each = FRACTION * TARGET
@@ -103,13 +111,21 @@ def noise(records: int, rounds: int, batch: int) -> dict[str, Any]:
 
 
 def spent(own: dict[str, Any], z: float) -> float:
-    """The epsilon that a run with noise z really spends, selections composed jointly, by PLD."""
+    """Compute the actual epsilon of a run by PLD, with joint composition.
+
+    Args:
+        own: Result of `noise`.
+        z: Noise multiplier on the RDP scale.
+
+    Returns:
+        Epsilon at DELTA.
+    """
     events: list[SampledGaussian | BoundedRangeSelection] = own["events"](z * _pld_over_rdp(own))
     return epsilon(events, DELTA)
 
 
 def _pld_over_rdp(own: dict[str, Any]) -> float:
-    """Runs are calibrated by PLD, which needs less noise than RDP for the same epsilon: ratios of noise carry over."""
+    """Return the ratio of PLD to RDP noise; runs are calibrated by PLD, and ratios of noise carry over."""
     return calibrate(own["events"], TARGET, DELTA) / own["joint"]
 
 
@@ -132,7 +148,7 @@ def _accuracy_table(found: dict[str, list[Result]]) -> Table:
         ]
         for name, own in found.items()
     ]
-    return Table("Accuracy", ["paid", "z", "epsilon really spent", "mean", "minority", "worst", "runs"], rows)
+    return Table("Accuracy", ["composition", "z", "actual epsilon", "mean", "minority", "worst", "runs"], rows)
 
 
 def _mean_of(results: list[Result], key: str) -> str:

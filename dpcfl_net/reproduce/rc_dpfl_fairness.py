@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, recoveries, row_of
 from dpcfl_net.results import compare
@@ -19,7 +18,7 @@ SEEDS = {"laptop": (0, 1, 2), "paper": (0, 1, 2, 3)}
 
 
 class Fairness(Reproduction):
-    """Figure 4 on Fashion-MNIST and MNIST with rotation. RC-DPFL and f-CDPFL send raw indices: their epsilon is inf."""
+    """Figure 4 on Fashion-MNIST and MNIST with rotation; RC-DPFL and f-CDPFL send raw indices, so their epsilon is inf."""
 
     name = "rc-dpfl/fig4"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version of R-DPCFL), Figure 4"
@@ -28,20 +27,20 @@ class Fairness(Reproduction):
     def compute(self, context: Context) -> ReproductionResult:
         outcome = ReproductionResult([], [])
         for stem in CONFIGS[context.scale][:2]:
-            path = Path("configs/r_dpcfl/fig6") / f"{stem}.yaml"
+            path = packaged(f"r_dpcfl/fig6/{stem}")
             found = context.results(path, {"privacy.epsilon": [5], "seed": SEEDS[context.scale], "algorithm.name": SYSTEMS})
-            context.say(f"{stem}: models without privacy, against which F_acc is taken")
+            context.say(f"{stem}: training models without privacy, the reference of F_acc")
             for result in found:
                 add_fairness(result.folder, result.settings["data"]["root"])
             self.add(outcome, stem, [compare.read_result(result.folder) for result in found])
         outcome.notes.append(
-            "Epsilon 5 is that of the noisy updates alone for rc-dpfl and f-cdpfl, whose raw cluster indices have no finite epsilon; "
-            "for the others it covers all that leaves a client."
+            "For rc-dpfl and f-cdpfl epsilon 5 covers the noisy updates only; their raw cluster indices have no finite epsilon. "
+            "For the other systems it covers every release of a client."
         )
         return outcome
 
     def add(self, outcome: ReproductionResult, setting: str, results: Sequence[Result]) -> None:
-        """One data setting: rows, figures, table, claims."""
+        """Add rows, figures, table and claims of one data setting."""
         outcome.rows += [row_of(setting, result) for result in results]
         rows = compare.rows(results)
         table = compare.table(rows)
@@ -57,7 +56,7 @@ class Fairness(Reproduction):
         outcome.claims += self.claims(setting, results, unfair)
 
     def claims(self, setting: str, results: Sequence[Result], unfair: dict[str, float]) -> list[Claim]:
-        """KM-CDPFL is the least fair; RC-DPFL is on a par with the oracle and finds the clusters more often than f-CDPFL."""
+        """Check fairness of KM-CDPFL, accuracy of RC-DPFL, and recovery of RC-DPFL against f-CDPFL."""
         worst = max(unfair, key=lambda name: unfair[name])
         mean = {name: 100 * _mean(results, name, "accuracy_mean") for name in SYSTEMS}
         found = recoveries(results, "clusters_recovered")
@@ -90,6 +89,6 @@ def _mean(results: Sequence[Result], name: str, key: str) -> float:
 
 
 def _by_cluster(results: Sequence[Result], name: str) -> list[float]:
-    """Percent by true cluster, mean over seeds."""
+    """Return accuracy in percent by true cluster, mean over seeds."""
     found = [result.final["accuracy_by_cluster"] for result in results if result.algorithm == name]
     return [100 * statistics.fmean(values) for values in zip(*found, strict=True)]

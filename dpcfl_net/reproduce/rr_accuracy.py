@@ -1,4 +1,4 @@
-"""RR-Cluster's table 1 (6 with DP-FedPer): clustering methods with and without rebalancing, by epsilon and by what is promised."""
+"""RR-Cluster's table 1 (6 with DP-FedPer): methods with and without rebalancing, by epsilon and guarantee."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -24,19 +24,32 @@ GUARANTEES: Mapping[str, Mapping[str, Any]] = {
     "expected": {"privacy.adjacency": "zero-out", "privacy.accountant": "pld"},
     "paper": {"privacy.adjacency": "replace-one", "privacy.accountant": "rdp"},
 }
-SEEDS = {"laptop": ((0,), (0, 1, 2)), "paper": ((0, 1, 2), (0, 1, 2))}  # of all systems at the middle epsilon; of the headline
+SEEDS = {"laptop": ((0,), (0, 1, 2)), "paper": ((0, 1, 2), (0, 1, 2))}  # all systems at the middle epsilon; headline systems
 
 
 @dataclass(frozen=True)
 class System:
-    """A row of the table: options of an algorithm, and the paper's accuracy (%) by setting at epsilon 2, 4, 8."""
+    """A row of the table.
+
+    Attributes:
+        title: Name in the table.
+        options: Options of the algorithm.
+        paper: The paper's accuracy in percent by setting, at epsilon 2, 4, 8.
+    """
 
     title: str
     options: Mapping[str, Any]
     paper: Mapping[str, Sequence[float]]
 
     def under(self, guarantee: str) -> dict[str, Any] | None:
-        """Its options under a guarantee; None where clients keep a state, which samples of fixed size do not hide."""
+        """Return the options under a guarantee.
+
+        Args:
+            guarantee: Key of GUARANTEES.
+
+        Returns:
+            Options of the algorithm; None if the clients keep state that a sample of fixed size does not hide.
+        """
         stateful = self.options["name"] == "dp-fedper" or self.options.get("base") == "fesem"
         if stateful and (guarantee == "labels-first" or self.options["name"] == "dp-fedper") and guarantee != "expected":
             return None
@@ -75,17 +88,17 @@ Found = dict[tuple[str, str, str, int], list[float]]  # (setting, guarantee, sys
 
 
 class Table1(Reproduction):
-    """Every system at the middle epsilon; DP-FedAvg and IFCA without and with rebalancing at all three."""
+    """All systems at the middle epsilon; DP-FedAvg, and IFCA without and with rebalancing, at all three."""
 
     name = "rr-cluster/table1"
     paper = PAPER + ", Tables 1 and 6"
-    title = "Fashion-MNIST, 1000 clients: accuracy with and without rebalancing under what each guarantee really costs"
+    title = "Fashion-MNIST, 1000 clients: accuracy with and without rebalancing under each guarantee"
 
     def compute(self, context: Context) -> ReproductionResult:
         outcome, found = ReproductionResult([], []), Found()
         few, many = SEEDS[context.scale]
         for setting in SETTINGS:
-            path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_{setting}.yaml"
+            path = packaged(f"rr_cluster/{context.scale}_fmnist_{setting}")
             for guarantee in GUARANTEES:
                 for system in ALL:
                     wanted = dict.fromkeys(EPSILONS, many if system in HEADLINE else few)
@@ -101,15 +114,27 @@ class Table1(Reproduction):
             outcome.figures.append(figure(setting, found))
         outcome.claims += [*gains(found), *larger_when_imbalanced(found), added_by_expected(found)]
         outcome.notes.append(
-            "The paper's guarantee does not hold under add/remove, for which it is made; its noise is used here as published. What that "
-            "noise costs under replacement of a client is in data.csv (epsilon_replace_one): less than the paper says, since the bound "
-            "by which it was solved is loose. The paper's numbers are of its own network and tuning."
+            "The paper claims its guarantee under add/remove, where it does not hold; its noise is used here as published. "
+            "data.csv has the epsilon of that noise under replacement of a client (epsilon_replace_one). It is smaller than the "
+            "paper's, because the paper's bound is loose. The paper's numbers come from its own network and tuning."
         )
         return outcome
 
 
 def cells(context: Context, path: Path, system: System, guarantee: str, epsilon: float, seeds: Sequence[int]) -> list[Result]:
-    """The runs of one system under one guarantee at one epsilon; none where the two do not go together."""
+    """Run one system under one guarantee.
+
+    Args:
+        context: Access to complete runs.
+        path: Configuration file.
+        system: The system.
+        guarantee: Key of GUARANTEES.
+        epsilon: Target epsilon.
+        seeds: Seeds of the runs.
+
+    Returns:
+        One result per seed; empty if the guarantee does not support the system.
+    """
     options = system.under(guarantee)
     if options is None:
         return []
@@ -118,7 +143,7 @@ def cells(context: Context, path: Path, system: System, guarantee: str, epsilon:
 
 
 def row_of(setting: str, guarantee: str, system: System, epsilon: float, result: Result) -> dict[str, Any]:
-    """A line of data.csv."""
+    """Return a line of data.csv."""
     noise = result.privacy["noise_multiplier"]["max"]
     return {
         "setting": setting, "guarantee": guarantee, "system": system.title, "epsilon": epsilon, "seed": result.seed,
@@ -128,7 +153,7 @@ def row_of(setting: str, guarantee: str, system: System, epsilon: float, result:
 
 
 def table(setting: str, found: Found) -> Table:
-    """The paper's numbers beside ours, with the standard error over seeds where there are several."""
+    """Tabulate the paper's and our accuracy; several seeds give a standard error."""
     rows = []
     for system in ALL:
         for place, epsilon in enumerate(EPSILONS):
@@ -146,7 +171,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def figure(setting: str, found: Found) -> Any:
-    """Accuracy of the headline systems against epsilon, a line for each guarantee."""
+    """Plot accuracy of the headline systems against epsilon, one line per guarantee."""
     series = {
         f"{system.title}, {guarantee}": [
             (float(epsilon), statistics.fmean(found[setting, guarantee, system.title, epsilon]))
@@ -160,13 +185,24 @@ def figure(setting: str, found: Found) -> Any:
 
 
 def gain(found: Found, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> float | None:
-    """Points that rebalancing adds, where both were run."""
+    """Compute the gain by rebalancing.
+
+    Args:
+        found: Accuracies of all runs.
+        setting: balanced or imbalanced.
+        guarantee: Key of GUARANTEES.
+        pair: System without and with rebalancing.
+        epsilon: Target epsilon.
+
+    Returns:
+        Percentage points; None unless both systems ran.
+    """
     both = [found.get((setting, guarantee, system.title, epsilon)) for system in pair]
     return None if not all(both) else statistics.fmean(both[1] or []) - statistics.fmean(both[0] or [])
 
 
 def _error(found: Found, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> str:
-    """The standard error of a gain, where both have several runs."""
+    """Format the standard error of a gain; empty unless both systems have several runs."""
     both = [found[setting, guarantee, system.title, epsilon] for system in pair]
     if min(map(len, both)) < 2:
         return ""
@@ -174,7 +210,7 @@ def _error(found: Found, setting: str, guarantee: str, pair: tuple[System, Syste
 
 
 def gains(found: Found) -> list[Claim]:
-    """Rebalancing helps each base, as the paper's table says for all of them."""
+    """Claim that rebalancing helps each base, as in the paper's table."""
     claims = []
     for setting in SETTINGS:
         for guarantee in GUARANTEES:
@@ -192,7 +228,7 @@ def gains(found: Found) -> list[Claim]:
 
 
 def larger_when_imbalanced(found: Found) -> list[Claim]:
-    """The gain is larger where clusters are of unequal size (IFCA: 5.19, 3.94, 4.14 against 3.01, 2.17, 2.16 points)."""
+    """Claim that the gain is larger for imbalanced clusters (paper, IFCA: 5.19, 3.94, 4.14 against 3.01, 2.17, 2.16 points)."""
     claims = []
     for guarantee in GUARANTEES:
         both = [
@@ -208,7 +244,7 @@ def larger_when_imbalanced(found: Found) -> list[Claim]:
 
 
 def added_by_expected(found: Found) -> Claim:
-    """What rebalancing on average adds over noisy labels, at the same epsilon."""
+    """Claim that rebalancing on average beats noisy labels at the same epsilon."""
     gaps = _gaps(found, "expected", "labels-first")
     least = min(gaps, default=0.0)
     return Claim(

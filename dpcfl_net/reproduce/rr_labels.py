@@ -1,31 +1,38 @@
-"""RR-Cluster's table 4 and figure 3: how often labels are right, and accuracy, over the least size B of a cluster."""
+"""RR-Cluster's table 4 and figure 3: correct labels and accuracy over the minimum cluster size B."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, System, cells
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
 
-LAST = 10  # rounds whose labels are averaged
+LAST = 10  # number of last rounds over which labels are averaged
 PAPER_LABELS = {0: 39.06, 4: 43.75, 8: 87.50}  # Table 4 at epsilon 4; 0 is DP-IFCA
 CHANCE = 25.0
 
 
 def rebalanced(least: int) -> System:
-    """IFCA with clusters of at least `least`."""
+    """Return IFCA with a minimum cluster size."""
     return System(f"B={least}", {"name": "rr-cluster", "base": "ifca", "least": least}, {})
 
 
 def labels_of(result: Result) -> dict[str, float | None]:
-    """Shares of right labels in %, mean over the last rounds: as sent, as released; and of clients at the end, by least loss."""
+    """Read the share of correct labels of a run, in percent.
+
+    Args:
+        result: A finished run.
+
+    Returns:
+        "sent" and "released": mean over the last rounds, before and after noise. "settled": clients whose model of least loss
+        is correct at the end. None where the run has no such labels.
+    """
     lines_ = [line for line in runlog.read(RunFolder(result.folder).clusters) if line.get("view") == "observer"]
     judged = [line for line in lines_ if "label_accuracy" in line][-LAST:]
     settled = [line["assignment_accuracy"] for line in lines_ if "assignment_accuracy" in line]
@@ -42,16 +49,16 @@ def labels_of(result: Result) -> dict[str, float | None]:
 
 
 class Labels(Reproduction):
-    """Table 4: the paper counts correctly clustered clients; a noisy label and the label before noise are told apart here."""
+    """Table 4: the paper counts correctly clustered clients; this table separates labels before and after noise."""
 
     name = "rr-cluster/table4"
     paper = PAPER + ", Table 4"
-    title = "How often the labels of a round's clients are right, before and after the noise that the guarantee needs"
+    title = "Correct labels of a round's clients, before and after the guarantee's noise"
     leasts: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12), "paper": (0, 4, 6, 8, 12)}
     guarantees = ("labels-first", "expected", "paper")
 
     def compute(self, context: Context) -> ReproductionResult:
-        path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_balanced.yaml"
+        path = packaged(f"rr_cluster/{context.scale}_fmnist_balanced")
         rows = []
         for guarantee in self.guarantees:
             for least in self.leasts[context.scale]:
@@ -98,16 +105,16 @@ class Labels(Reproduction):
 
 
 class SmallestCluster(Reproduction):
-    """Figure 3: accuracy over B at epsilon 2; the paper sees an inverted U above DP-IFCA's 62.68 %."""
+    """Figure 3: accuracy over B at epsilon 2; the paper shows an inverted U above DP-IFCA's 62.68 %."""
 
     name = "rr-cluster/fig3"
     paper = PAPER + ", Figure 3"
-    title = "Accuracy over the least size of a cluster"
+    title = "Accuracy over the minimum cluster size"
     leasts: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12, 16, 20, 24), "paper": (0, 2, 4, 6, 8, 10, 12, 16, 20, 24)}
     seeds: Mapping[str, Sequence[int]] = {"laptop": (0,), "paper": (0, 1, 2)}
 
     def compute(self, context: Context) -> ReproductionResult:
-        path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_balanced.yaml"
+        path = packaged(f"rr_cluster/{context.scale}_fmnist_balanced")
         rows, series, claims = [], {}, []
         for guarantee in ("labels-first", "expected"):
             curve = []
@@ -127,9 +134,7 @@ class SmallestCluster(Reproduction):
                 f"{plain:.1f} % at B = 0, {best[1]:.1f} % at B = {best[0]:g}, {curve[-1][1]:.1f} % at B = {curve[-1][0]:g}",
                 inner and best[1] > plain, "one seed decides which models start ahead; the top is at an end",
             ))  # fmt: skip
-        figure = lines(
-            "rr-fig3", "Accuracy over B, epsilon 2", series, "B, updates that each cluster has at least", "accuracy, %"
-        )
+        figure = lines("rr-fig3", "Accuracy over B, epsilon 2", series, "B, minimum updates per cluster", "accuracy, %")
         return ReproductionResult(rows, claims, [figure])
 
 

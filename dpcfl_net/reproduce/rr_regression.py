@@ -1,9 +1,8 @@
-"""RR-Cluster's table 9: lines learnt from clients of four (or three) lines, with a model left dead or not, without privacy."""
+"""RR-Cluster's table 9: linear regression on four (or three) lines without privacy, and its dead models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data.regression import LINES
 from dpcfl_net.report.figures import Figure, axis, colour, spec
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.rr_accuracy import PAPER
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
@@ -27,18 +26,18 @@ SYSTEMS = {
     "RR-Cluster (IFCA)": {"name": "rr-cluster", "base": "ifca", "least": LEAST, "sampling_rate": 1.0},
 }
 SEEDS = {"laptop": tuple(range(5)), "paper": tuple(range(20))}
-USED = 0.05  # a model that fewer clients choose is dead
+USED = 0.05  # a model that a smaller share of clients chooses is dead
 
 
 class Regression(Reproduction):
-    """Four scenarios of 40 clients with 50 points each; the noise multiplier is that of epsilon 30,000, which is nothing."""
+    """Four scenarios with 40 clients of 50 points each; the noise multiplier is negligible (epsilon 30,000)."""
 
     name = "rr-cluster/table9"
     paper = PAPER + ", Table 9 (Appendix D.3)"
-    title = "Lines learnt without privacy: models that no client uses, with and without rebalancing"
+    title = "Linear regression without privacy: dead models with and without rebalancing"
 
     def compute(self, context: Context) -> ReproductionResult:
-        outcome, path = ReproductionResult([], []), Path("configs/rr_cluster/regression.yaml")
+        outcome, path = ReproductionResult([], []), packaged("rr_cluster/regression")
         dead: dict[tuple[str, str], list[int]] = {}
         shown = []
         for shape, sizes in CLUSTERS.items():
@@ -64,13 +63,21 @@ class Regression(Reproduction):
             shown.append(
                 [scenario, title, f"{sum(counts) / len(counts):.1f}", f"{sum(1 for c in counts if c)} of {len(counts)}"]
             )
-        outcome.tables.append(Table("Models that no client uses", ["scenario", "system", "mean", "runs with one"], shown))
+        outcome.tables.append(Table("Dead models", ["scenario", "system", "mean", "runs with a dead model"], shown))
         outcome.claims += [claim(scenario, dead) for scenario in dict.fromkeys(scenario for scenario, _ in dead)]
         return outcome
 
 
 def claim(scenario: str, dead: dict[tuple[str, str], list[int]]) -> Claim:
-    """With rebalancing no model is left dead where IFCA leaves some."""
+    """Claim that rebalancing leaves fewer dead models than IFCA.
+
+    Args:
+        scenario: Balance and noise of the lines.
+        dead: Dead models of each run by scenario and system.
+
+    Returns:
+        The claim.
+    """
     without, with_ = (dead[scenario, title] for title in ("IFCA", "RR-Cluster (IFCA)"))
     return Claim(
         f"{scenario}: IFCA leaves models dead, RR-Cluster fewer",
@@ -83,14 +90,14 @@ def claim(scenario: str, dead: dict[tuple[str, str], list[int]]) -> Claim:
 
 
 def models_of(result: Result) -> np.ndarray:
-    """Slopes and intercepts learnt, (M, 2)."""
+    """Return the learnt slopes and intercepts, (M, 2)."""
     found = Checkpoints(RunFolder(result.folder).checkpoints).newest()
     assert found is not None
     return np.asarray(found[1].models)
 
 
 def unused(result: Result) -> int:
-    """Models that next to no client names as its own after the last round."""
+    """Count the models with less than a share USED of the clients after the last round."""
     models = models_of(result)
     if len(models) == 1:
         return 0
@@ -100,14 +107,24 @@ def unused(result: Result) -> int:
 
 
 def off(result: Result) -> float:
-    """How far the line that is learnt worst is from the nearest model: root of the mean square over x in (-2, 2)."""
+    """Return the largest distance of a true line to its nearest model: root mean square over x in (-2, 2)."""
     true = np.array(LINES[: len(result.settings["data"]["clients"])])
     difference = true[:, None, :] - models_of(result)[None, :, :]
     return float(np.sqrt(difference[..., 0] ** 2 * 4 / 3 + difference[..., 1] ** 2).min(axis=1).max())
 
 
 def picture(title: str, sizes: Sequence[int], noise: float, result: Result) -> Figure:
-    """Points of every true line in its colour, and the learnt models as dashed lines."""
+    """Plot points of every true line in its colour, and the learnt models as dashed lines.
+
+    Args:
+        title: Title of the figure.
+        sizes: Clients per line.
+        noise: Standard deviation around the line.
+        result: A finished run.
+
+    Returns:
+        The figure.
+    """
     rng = np.random.default_rng(0)
     data: list[dict[str, Any]] = []
     for cluster in range(len(sizes)):

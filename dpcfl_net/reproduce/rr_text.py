@@ -1,10 +1,8 @@
-"""RR-Cluster's table 2: speaking roles of Shakespeare's plays as clients, the next character predicted by an LSTM."""
+"""RR-Cluster's table 2: an LSTM predicts the next character; clients are speaking roles of Shakespeare's plays."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
+from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, System, cells
 from dpcfl_net.results.tables import Table
 
@@ -27,14 +25,14 @@ SEEDS = {"laptop": (0,), "paper": (0, 1, 2)}
 
 
 class Table2(Reproduction):
-    """Nobody knows the true clusters here, if there are any."""
+    """Table 2; the true clusters, if there are any, are unknown."""
 
     name = "rr-cluster/table2"
     paper = PAPER + ", Table 2"
     title = "Shakespeare, 300 roles: accuracy of the next character"
 
     def compute(self, context: Context) -> ReproductionResult:
-        path = Path("configs/rr_cluster") / f"{context.scale}_shakespeare.yaml"
+        path = packaged(f"rr_cluster/{context.scale}_shakespeare")
         rows, found = [], {}
         for guarantee in USED[context.scale]:
             for system in SYSTEMS:
@@ -56,7 +54,15 @@ class Table2(Reproduction):
 
 
 def claim(guarantee: str, found: dict[tuple[str, str, int], float]) -> Claim:
-    """Rebalancing is above IFCA without it at every epsilon."""
+    """Claim that rebalancing improves IFCA at every epsilon.
+
+    Args:
+        guarantee: Key of GUARANTEES.
+        found: Accuracy in percent by guarantee, system and epsilon.
+
+    Returns:
+        The claim.
+    """
     gaps = {e: found[guarantee, "RR-Cluster (IFCA)", e] - found[guarantee, "DP-IFCA", e] for e in EPSILONS}
     measured = ", ".join(f"{gap:+.1f} points at epsilon {e:g}" for e, gap in gaps.items())
     cause = "roles do not fall into clusters that a next character tells apart: what helps is more updates for a model, and one model has most"

@@ -1,4 +1,4 @@
-"""Ways to tell the number of clusters from n first updates, to be compared: the paper's, this project's and others."""
+"""Rules that choose the number of clusters M from first updates: the paper's, this project's and others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ MOST = 8
 
 @dataclass(frozen=True, eq=False)
 class RoundEvidence:
-    """All that the rules see of one round: exact coordinates, fits of M = 1..most + 1 in M - 1 components, the known noise."""
+    """Input of the rules for one round.
+
+    Attributes:
+        updates: First updates, (n, p) float32.
+        points: Exact coordinates of the updates, (n, r).
+        fits: Mixture in M - 1 components by M, for M = 1..most + 1.
+        dimension: p.
+        deviation: Standard deviation of the noise per coordinate.
+        seed: Seed of the fits.
+    """
 
     updates: np.ndarray
     points: np.ndarray
@@ -28,7 +37,16 @@ class RoundEvidence:
 
     @classmethod
     def at(cls, updates: np.ndarray, deviation: float, seed: int) -> RoundEvidence:
-        """The evidence of (n, p) float32 updates whose noise has this deviation in every coordinate."""
+        """Fit the mixtures of one round.
+
+        Args:
+            updates: First updates, (n, p) float32.
+            deviation: Standard deviation of the noise per coordinate.
+            seed: Seed of the fits.
+
+        Returns:
+            The evidence.
+        """
         fits = {m: mixture.fit(updates, clusters=m, seed=seed) for m in range(1, most(len(updates)) + 2)}
         return cls(updates, coordinates(centred_gram(updates)), fits, updates.shape[1], deviation, seed)
 
@@ -42,28 +60,28 @@ class RoundEvidence:
 
 
 def most(rows: int) -> int:
-    """The largest M that is considered for so many updates."""
+    """Return the largest candidate for M, given the number of updates."""
     return min(MOST, rows // 2)
 
 
 def known_noise(evidence: RoundEvidence) -> int:
-    """This project's: the smallest M that with the known noise explains all, if told apart; else the largest fall."""
+    """Choose the smallest M that explains the updates at the known noise if it is separated, else the largest fall."""
     explained = next((m for m in (1, *evidence.candidates) if _explained(evidence, m)), None)
     return mixture.choose(evidence.scores, evidence.candidates, explained=explained)
 
 
 def largest_fall(evidence: RoundEvidence) -> int:
-    """What this project does where the noise is not known: of the M with effective MSS >= 2.5 the largest fall behind it."""
+    """Choose, among the M with effective MSS >= 2.5, the M with the largest fall to M + 1: the rule for unknown noise."""
     return mixture.choose(evidence.scores, evidence.candidates)
 
 
 def published(evidence: RoundEvidence) -> int:
-    """The paper's published code: the largest MSS in two scaled components."""
+    """Choose the largest MSS in two scaled components, as the paper's published code does."""
     return mixture.fit(evidence.updates, clusters=None, max_clusters=MOST, space="pca2", seed=evidence.seed).clusters
 
 
 def largest_plain(evidence: RoundEvidence) -> int:
-    """The paper as printed: the largest MSS of the mixture in all dimensions."""
+    """Choose the largest MSS of the mixture in all dimensions, as the paper is printed."""
     plain = {
         m: mixture.fit(evidence.updates, clusters=m, space="full", seed=evidence.seed).mss_plain for m in evidence.candidates
     }
@@ -71,19 +89,22 @@ def largest_plain(evidence: RoundEvidence) -> int:
 
 
 def directions(evidence: RoundEvidence) -> int:
-    """1 + the number of directions that reach beyond the edge of the known noise."""
+    """Return 1 + the number of directions beyond the edge of the known noise."""
     rows = len(evidence.points)
     return 1 + noise_spectrum.beyond(evidence.points, evidence.dimension, evidence.deviation, rows - 1)
 
 
 def above_null(evidence: RoundEvidence) -> int:
-    """The largest M whose effective MSS only 1 of 100 rounds of mere noise reach, at this n and p."""
+    """Choose the largest M whose effective MSS exceeds the .99 quantile of rounds with noise only, at this n and p."""
     cuts = null(len(evidence.points), evidence.dimension)[0]
     return max((m for m in evidence.candidates if evidence.fits[m].mss > cuts[m]), default=1)
 
 
 def gap(evidence: RoundEvidence) -> int:
-    """The gap statistic (Tibshirani, Walther, Hastie 2001) against mere noise: smallest M with gap(M) >= gap(M+1) - s(M+1)."""
+    """Choose the smallest M with gap(M) >= gap(M+1) - s(M+1), against noise only.
+
+    Source: Tibshirani, Walther, Hastie 2001 (gap statistic).
+    """
     _, mean, spread = null(len(evidence.points), evidence.dimension)
     within = {m: separation.within(evidence.points, fit.labels) for m, fit in evidence.fits.items()}
     gaps = {m: mean[m] - math.log(value) for m, value in within.items()}
@@ -91,7 +112,7 @@ def gap(evidence: RoundEvidence) -> int:
 
 
 def bayes(evidence: RoundEvidence) -> int:
-    """The smallest BIC of spherical mixtures in the first eight principal components, all M in the same space."""
+    """Choose the smallest BIC of spherical mixtures; every M uses the first eight principal components."""
     points = evidence.points[:, :MOST]
     n, d = points.shape
     floor = 1e-6 * float((points**2).sum()) / (n * d)
@@ -117,9 +138,16 @@ RULES: dict[str, Callable[[RoundEvidence], int]] = {
 
 @cache
 def null(rows: int, dimension: int, draws: int = 100) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
-    """By M, over rounds of mere noise of deviation 1: .99 quantile of the effective MSS; mean and s of log within-scatter.
+    """Simulate rounds with noise of standard deviation 1 only.
 
-    s is the deviation times sqrt(1 + 1 / draws), as the gap statistic has it.
+    Args:
+        rows: Number of updates (n).
+        dimension: Parameters of an update (p).
+        draws: Simulated rounds.
+
+    Returns:
+        By M: .99 quantile of the effective MSS; mean of the log within-scatter; its standard deviation times
+        sqrt(1 + 1 / draws), as in the gap statistic.
     """
     rng = np.random.default_rng([rows, dimension])
     looks = [_noise_fits(rng, rows, dimension, seed) for seed in range(draws)]
@@ -130,8 +158,8 @@ def null(rows: int, dimension: int, draws: int = 100) -> tuple[dict[int, float],
 
 
 def _noise_fits(rng: np.random.Generator, rows: int, dimension: int, seed: int) -> dict[int, tuple[float, float]]:
-    """By M: effective MSS and log within-scatter of one round of noise."""
-    # The triangular factor of a Wishart matrix (Bartlett) has the distances of rows of `dimension` normals.
+    """Return effective MSS and log within-scatter of one round of noise, by M."""
+    # The rows of a Wishart matrix's triangular factor (Bartlett) have the distances of rows of `dimension` normals.
     factor = np.tril(rng.standard_normal((rows, rows)), -1)
     factor[np.arange(rows), np.arange(rows)] = np.sqrt(rng.chisquare(dimension - np.arange(rows)))
     points = coordinates(centred_gram(factor))

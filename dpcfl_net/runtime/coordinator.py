@@ -16,7 +16,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import Protocol, digest, read_signed_protocol
+from dpcfl_net.core.protocol import Protocol, read_signed_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.signing import read_secret_file
@@ -26,7 +26,7 @@ from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import ServerEndpoint
+from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
 from dpcfl_net.transport.messages import resolve
 from dpcfl_net.transport.observer_link import ObserverOutbox
@@ -84,24 +84,16 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     client_steps = algorithm.client_steps()
     endpoint = ServerEndpoint(
         spec.bind,
-        run=protocol.run,
-        job=digest(protocol),
+        Link.of(protocol, own),
         clients={entry.id: entry.public_key for entry in protocol.roster},
         result_template=lambda task: resolve(client_steps[task].gives, algorithm.dims),
-        security=protocol.security,
-        keys=own,
         check=lambda client, task, tensors: check_release(algorithm, client, tensors),
-        on_message=records.message,
-        on_failure=lambda failure: say(f"refused: {failure}"),
-        transcript=transcript,
+        log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
     )
     curator = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
     outbox = None
     if spec.observer:
-        outbox = ObserverOutbox(
-            spec.observer, run=protocol.run, job=digest(protocol), security=protocol.security,
-            server_key=protocol.observer_key, keys=own, sender=COORDINATOR,
-        )  # fmt: skip
+        outbox = ObserverOutbox(spec.observer, Link.of(protocol, own, protocol.observer_key), sender=COORDINATOR)
     abort = True
     try:
         write_atomically(files.address(COORDINATOR), endpoint.address)

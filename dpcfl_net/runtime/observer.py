@@ -16,12 +16,12 @@ from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_set, plan_slices
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.transport import keys
+from dpcfl_net.transport.endpoint import Link
 from dpcfl_net.transport.keys import OBSERVER
 from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, Personal, Span
 
@@ -48,10 +48,7 @@ def run_observer(spec: ObserverSpec) -> None:
     protocol = job.protocol
     inbox = ObserverInbox(
         spec.bind,
-        run=protocol.run,
-        job=digest(protocol),
-        security=protocol.security,
-        keys=keys.read_pair(spec.keys, OBSERVER, protocol.observer_key),
+        Link.of(protocol, keys.read_pair(spec.keys, OBSERVER, protocol.observer_key)),
         coordinator_key=protocol.coordinator_key,
         client_keys={entry.id: entry.public_key for entry in protocol.roster},
         parameters=protocol.model.parameters,

@@ -34,7 +34,7 @@ from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
 from dpcfl_net.training.devices import Device
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent
+from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.messages import resolve
 from dpcfl_net.transport.observer_link import ObserverOutbox
@@ -217,9 +217,10 @@ class Worker:
         """The way to the observer, if there is one, from the first task on."""
         if self._outbox is None and self.spec.observer:
             self._outbox = ObserverOutbox(
-                self.spec.observer, run=self.job.protocol.run, job=digest(self.job.protocol), security=self.job.protocol.security,
-                server_key=self.job.protocol.observer_key, keys=self._keys(), sender=self.spec.client, context=self._context,
-            )  # fmt: skip
+                self.spec.observer,
+                Link.of(self.job.protocol, self._keys(), self.job.protocol.observer_key, self._context),
+                sender=self.spec.client,
+            )
         return self._outbox
 
     def _keys(self) -> tuple[str, str]:
@@ -263,16 +264,11 @@ class Worker:
         client_steps = algorithm.client_steps()
         endpoint = ClientEndpoint(
             self.spec.connect,
-            run=protocol.run,
-            job=digest(protocol),
+            Link.of(protocol, self._keys(), protocol.coordinator_key, self._context),
             client=self.spec.client,
             task_template=lambda task: resolve(client_steps[task].takes, algorithm.dims) if task in client_steps else None,
-            security=protocol.security,
-            server_key=protocol.coordinator_key,
-            keys=self._keys(),
-            context=self._context,
             on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
-            orphan_timeout_s=self.spec.orphan_timeout_s,
+            times=ClientTimes(orphan_timeout_s=self.spec.orphan_timeout_s),
         )
         abort = True
         try:

@@ -1,4 +1,4 @@
-"""Compute slots: how many workers of one host and user may compute at once, whatever run they are of; the others sleep."""
+"""Limit on the number of workers that compute at the same time on one host, across runs of one user."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from pathlib import Path
 
 from dpcfl_net.core.errors import RunFailed
 
-AGAIN_S = 1.0  # how soon a waiting worker looks for itself: a holder that was killed wakes nobody
+AGAIN_S = 1.0  # polling interval of a waiting worker: a holder that was killed sends no wake-up
 
 
 def host_folder() -> Path:
-    """The folder that all workers of this user on this host share until it restarts.
+    """Return the folder that all workers of this user on this host share until it restarts.
 
-    Below $XDG_RUNTIME_DIR, else /tmp, never below a home directory, which hosts may share. RunFailed if it is not this user's.
+    It lies below $XDG_RUNTIME_DIR or /tmp, never below a home directory, which hosts may share.
+
+    Raises:
+        RunFailed: If the folder cannot be created or belongs to another user.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -38,12 +41,15 @@ def host_folder() -> Path:
 
 
 class ComputeSemaphore:
-    """A counted lock between processes made of file locks: the kernel gives a slot back when its holder dies.
+    """Semaphore between processes, made of file locks: the kernel releases the slot of a dead holder.
 
     It calls flock itself, since a worker tries many locks without waiting and keeps their descriptors open between steps.
+    There is no queue, so a worker that is stopped while it waits blocks no other. Releasing a slot writes a byte to a pipe,
+    which wakes one waiter.
 
-    Nobody stands in a queue: a worker that is stopped while it waits holds nothing up. Who gives a slot back puts a byte into
-    a pipe, which wakes one of those that wait; a hundred of them cost a hundred wakes a second.
+    Args:
+        folder: Folder of the lock files, common to all workers.
+        count: Number of slots.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -57,7 +63,7 @@ class ComputeSemaphore:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Compute inside; blocks until a slot is free."""
+        """Hold a slot inside the context; blocks until one is free."""
         while (slot := self._take()) is None:
             self._sleep()
         try:
@@ -80,9 +86,9 @@ class ComputeSemaphore:
             try:
                 os.read(self._free, 1)
             except BlockingIOError:
-                return  # another one was faster
+                return  # another waiter took the byte
 
     def _wake(self) -> None:
         pending = int.from_bytes(fcntl.ioctl(self._free, termios.FIONREAD, bytes(4)), "little")
-        if pending < len(self._semaphore):  # more would wake the same workers for nothing
+        if pending < len(self._semaphore):  # more wake-ups than slots are useless
             os.write(self._free, b"x")

@@ -1,4 +1,4 @@
-"""Where a process computes: which GPU each worker is given, how a process is bound to its own, and what a lease gives back."""
+"""Devices: GPU assignment to workers, binding of a process to its GPU, and release of GPU memory after a lease."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ _CUDA_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Device:
-    """Where one worker computes. uuid: of a GPU or a MIG slice, None for the CPU.
+    """Device of one worker.
 
-    memory_fraction: most of the GPU's memory that this process may allocate. slots_per_gpu: workers that compute on that GPU
-    at once, each with a lease.
+    Attributes:
+        uuid: UUID of a GPU or a MIG slice; None: CPU.
+        memory_fraction: Fraction of the GPU's memory that this process may allocate; None: no limit.
+        slots_per_gpu: Workers that may compute on the GPU at the same time.
     """
 
     uuid: str | None = None
@@ -45,7 +47,7 @@ CPU = Device()
 
 
 class Settings(Protocol):
-    """What the configuration's runtime section says of devices."""
+    """Device settings of the configuration's `runtime` section."""
 
     device: str
     gpus: list[str]
@@ -55,10 +57,10 @@ class Settings(Protocol):
 
 
 class Movable(Protocol):
-    """A module, or what else holds tensors and can take them elsewhere."""
+    """A module or another holder of tensors."""
 
     def to(self, device: torch.device) -> Any:
-        """Move there."""
+        """Move the tensors to a device."""
 
 
 _current = CPU
@@ -66,12 +68,22 @@ _lent: list[Movable] = []
 
 
 def assign(settings: Settings, workers: int, gpus: Sequence[Gpu]) -> list[Device]:
-    """A device for each of so many workers; `gpus` are those that are there (`visible_gpus`).
+    """Assign a device to each worker.
 
-    auto: the GPUs if there are any and the installed torch is built with CUDA, else the CPU. cuda: all of them; cuda:N: the
-    N-th alone, from 0; settings.gpus: those and no other. round-robin deals them out in turn; free-memory gives the next
-    worker the GPU with most free memory for each worker that it would have. Raises ConfigError for a GPU that is asked for
-    and absent, naming what is there, for a torch without CUDA, and for free-memory where free memory is not known.
+    "auto" takes all GPUs if there are any and torch is built with CUDA, else the CPU; "cuda" takes all GPUs, "cuda:N" the N-th
+    only, and `settings.gpus` those listed. "round-robin" takes the GPUs in turn; "free-memory" takes the GPU with most free
+    memory per assigned worker.
+
+    Args:
+        settings: Device settings.
+        workers: Number of workers.
+        gpus: Available GPUs (`visible_gpus`).
+
+    Returns:
+        One device per worker.
+
+    Raises:
+        ConfigError: For a requested GPU that is absent, a torch without CUDA, or "free-memory" where free memory is unknown.
     """
     chosen = _chosen(settings, list(gpus))
     if not chosen:
@@ -82,7 +94,15 @@ def assign(settings: Settings, workers: int, gpus: Sequence[Gpu]) -> list[Device
 
 
 def deal(settings: Settings, workers: int) -> list[Device]:
-    """As `assign`, with the GPUs that are here; a configuration for the CPU does not ask for any."""
+    """Call `assign` with the GPUs of this machine, which are queried only if the settings may use them.
+
+    Args:
+        settings: Device settings.
+        workers: Number of workers.
+
+    Raises:
+        ConfigError: As `assign`.
+    """
     return assign(settings, workers, [] if settings.device == "cpu" else visible_gpus())
 
 
@@ -108,7 +128,7 @@ def _numbered(device: str, gpus: list[Gpu]) -> list[Gpu]:
 
 
 def _given(uuid: str, gpus: list[Gpu]) -> Gpu:
-    """The GPU that the user names. A MIG slice is taken as given unless nvidia-smi says that it is not there."""
+    """The GPU that the user lists; a MIG slice is accepted unless nvidia-smi lists others."""
     slices = mig_slices() if uuid.startswith("MIG-") else []
     if slices is None:
         return Gpu(uuid, "MIG", 0, 0)
@@ -143,10 +163,15 @@ def _cuda_build() -> bool:
 
 
 def use(device: Device) -> None:
-    """Bind this process to `device`, first thing in it: later CUDA could not be told which GPUs to see.
+    """Bind this process to a device; must come before CUDA is started.
 
-    A process on the CPU sees no GPU. On a GPU, float32 is IEEE float32 and only kernels that repeat their bits may run: any
-    other is an error. Raises RunFailed if CUDA was started already, here or before a fork, or cannot use that GPU.
+    A process on the CPU sees no GPU. On a GPU, float32 is IEEE float32 and only deterministic kernels may run; others raise.
+
+    Args:
+        device: The device.
+
+    Raises:
+        RunFailed: If CUDA was started already, here or before a fork, or cannot use the GPU.
     """
     global _current
     import torch
@@ -171,21 +196,20 @@ def use(device: Device) -> None:
 
 
 def torch_device() -> torch.device:
-    """What the engine of this process computes on: the CPU unless `use` said otherwise."""
+    """Return the torch device of this process: the CPU unless `use` chose a GPU."""
     import torch
 
     return torch.device("cpu" if _current.uuid is None else "cuda")
 
 
 def repeatable() -> bool:
-    """Whether this process would compute the same bits again after a crash, wherever it is started then."""
+    """Return whether another process anywhere would compute the same bits: True on the CPU."""
     return _current.uuid is None
 
 
 def strict_arithmetic() -> None:
-    """On a GPU: float32 without TF32, kernels that repeat their bits or none. A user's model may have set otherwise since.
-
-    Nothing on the CPU, whose kernels these settings would change.
+    """On a GPU, set float32 without TF32 and deterministic kernels again, in case a user's model changed them; no effect on the
+    CPU.
     """
     if _current.uuid is None:
         return
@@ -202,7 +226,14 @@ def strict_arithmetic() -> None:
 
 
 def lend(thing: Movable) -> torch.device:
-    """Take what keeps tensors between tasks to this process' device until `release`; gives that device. Nothing on the CPU."""
+    """Move an object that keeps tensors between tasks to this process's device until `release`; no effect on the CPU.
+
+    Args:
+        thing: The object.
+
+    Returns:
+        The device.
+    """
     device = torch_device()
     if _current.uuid is not None and not any(thing is other for other in _lent):
         thing.to(device)
@@ -211,7 +242,7 @@ def lend(thing: Movable) -> torch.device:
 
 
 def release() -> None:
-    """The end of a lease: what was lent comes back, and this process keeps no GPU memory but its context. Nothing on the CPU."""
+    """End a lease: move lent objects back to the CPU and free all GPU memory but the CUDA context; no effect on the CPU."""
     if _current.uuid is None:
         return
     import torch

@@ -1,8 +1,9 @@
-"""DP-SGD over one client's records, and evaluation: nothing that comes out depends on data but through the clipped, noised sum.
+"""DP-SGD on one client's records, and evaluation.
 
-The step is that of Abadi et al. 2016 with Poisson sampling and the expected batch size as divisor. Batches have one fixed
-shape, padded: neither speed nor rounding depends on which records exist. A record whose gradient, loss or norm is not
-finite is removed by selection before clipping, so that weights crafted to overflow on one record read nothing.
+All that leaves training depends on data only through the clipped, noised sum. The step follows Abadi et al. 2016 with Poisson
+sampling and the expected batch size as divisor. Batches have one fixed, padded shape, so that neither time nor rounding depends
+on which records exist. A record with a non-finite gradient, loss or norm is removed by selection before clipping, so that
+weights crafted to overflow on one record reveal nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dpcfl_net.training.gradient_engines import Engine, Forward, choose, process
 from dpcfl_net.training.layers import plan
 from dpcfl_net.training.losses import each_loss, each_right
 from dpcfl_net.training.plain_path import PlainPath
+from dpcfl_net.training.sgd import pieces
 
 EVALUATION_SLOTS = 128
 LARGEST_PIECE = 42
@@ -35,21 +37,33 @@ class Records(Protocol):
     """A client's own records."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of records."""
 
     def batch(self, rows: np.ndarray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (size, ...) float32, y (size,) int64: `rows` in slots 0.., the rest zeros with label 0."""
+        """Return x (size, ...) float32 and y (size,) int64: `rows` first, then zeros with label 0."""
 
 
 class Trainer:
-    """DP-SGD with one model, clip norm, learning rate and physical batch shape.
+    """DP-SGD of one model with a fixed clip norm, learning rate and physical batch.
 
-    module: the template, whose parameter values are never used. clip: bound on a record's gradient norm. batch_size: the
-    expected batch (it decides the physical shape alone; the divisor is rate * N of the slot). path: of `engines.choose`, or an
-    Engine that is taken as given. tap: is shown each step's noisy sum, (p,) float32, before it is divided. input_shape: of a
-    record, as `engines.choose` has it. Attributes `path`, `parameters` and `slots` (records a physical batch) tell what was
-    taken. Raises ConfigError for a task that is not classification, naming a layer without per-record gradients
-    (BatchNorm, LSTM) or one that does not fit the records, or a number out of range.
+    Args:
+        module: Template of the model; its parameter values are not used.
+        clip: Bound C on the L2 norm of a record's gradient, 1e-9 to 1e9.
+        learning_rate: Step size, positive.
+        batch_size: Expected batch; sets the physical batch only, the divisor is rate * N of the slot.
+        path: Engine as for `gradient_engines.choose`, or an `Engine`.
+        task: Must be "classification".
+        tap: Called with each step's noisy sum, (p,) float32, before the division.
+        input_shape: Shape of one record, as for `gradient_engines.choose`.
+
+    Attributes:
+        path: Name of the engine.
+        parameters: Number of parameters p.
+        slots: Records of a physical batch.
+
+    Raises:
+        ConfigError: For another task, a number out of range, or a layer that has no per-record gradients (BatchNorm, LSTM) or
+            does not fit the records.
     """
 
     def __init__(
@@ -75,13 +89,26 @@ class Trainer:
         self, theta: np.ndarray, data: Records, slot: DPSGDSlot, noise_multiplier: float, key: bytes,
         proximal: tuple[float, np.ndarray] | None = None, room: int | None = None,
     ) -> tuple[np.ndarray, SampledGaussian]:  # fmt: skip
-        """`slot.steps` steps of theta -= learning_rate * (noisy clipped sum) / (rate * N), and the event that really ran.
+        """Run `slot.steps` steps of theta -= learning_rate * (noisy clipped sum) / (rate * N).
 
-        theta: (p,) float32, not changed. key: the task's secret; batches and noise come from streams of their own under it,
-        so the same key gives the same bits and another key others. pull = (strength, centre): adds strength * (theta - centre)
-        to each step's gradient after the noise, for regularisers that do not look at data. room: of `pace.room`, cuts each
-        batch to so many records and computes on as many slots whatever was drawn; None: as many as are needed. Raises ValueError for a wrong
-        shape, an empty expected batch or a bad noise multiplier, before data is touched.
+        Batches and noise come from separate streams of `key`: the same key gives the same bits.
+
+        Args:
+            theta: Initial model, (p,) float32; not changed.
+            data: The client's records.
+            slot: Sampling rate and steps.
+            noise_multiplier: z; the noise has standard deviation z * clip.
+            key: Secret of the task.
+            proximal: (strength, centre): strength * (theta - centre) is added to each gradient after the noise.
+            room: Fixed number of records computed per step (`pace.room`); larger batches are cut. None: as many as drawn.
+
+        Returns:
+            The model, (p,) float32, and the event that was run.
+
+        Raises:
+            ValueError: For a wrong shape, an empty expected batch or a bad noise multiplier, before data is read.
+
+        Source: Abadi et al. 2016, Algorithm 1.
         """
         records = len(data)
         SampledGaussian(noise_multiplier, slot.rate, slot.steps)
@@ -109,9 +136,16 @@ class Trainer:
 
     @torch.no_grad()
     def clipped_sum(self, theta: np.ndarray, data: Records, rows: np.ndarray, room: int | None = None) -> np.ndarray:
-        """(p,) float64: the sum of the clipped gradients of the records `rows`, in theta's precision within a piece.
+        """Sum the clipped gradients of records.
 
-        room: as `train` has it.
+        Args:
+            theta: Model, (p,); its dtype is the precision of the gradients.
+            data: The client's records.
+            rows: Positions of the records.
+            room: As for `train`.
+
+        Returns:
+            The sum, (p,) float64.
         """
         processor()
         weights = _tensor(theta)
@@ -127,11 +161,20 @@ class Trainer:
 
 
 class Evaluator:
-    """Accuracy and loss in evaluation mode, on padded batches of one shape, each row on its own.
+    """Accuracy and loss in evaluation mode, on padded batches of one shape, each record independently.
 
-    task: "classification", or "regression" of one output (`losses`). input_shape: of a record, as `layers.plan` has it. Takes
-    models that DP-SGD cannot train, such as an LSTM; attribute `path`, "fast" or "plain", tells how. Raises ConfigError
-    naming a layer that mixes records (BatchNorm) or does not fit them.
+    Also evaluates models that DP-SGD cannot train, such as an LSTM.
+
+    Args:
+        module: Template of the model; its parameter values are not used.
+        task: "classification", or "regression" with one output (`losses`).
+        input_shape: Shape of one record, as for `layers.plan`.
+
+    Attributes:
+        path: "fast" or "plain".
+
+    Raises:
+        ConfigError: For a layer that mixes records (BatchNorm) or does not fit them.
     """
 
     def __init__(self, module: nn.Module, task: str = "classification", input_shape: tuple[int, ...] | None = None) -> None:
@@ -141,11 +184,28 @@ class Evaluator:
         self.path, self._task = "plain" if layers is None else "fast", task
 
     def count_correct(self, theta: np.ndarray, data: Records) -> int:
-        """How many records get their label as the largest logit; the smallest index wins a tie, non-finite logits are wrong."""
+        """Count the records whose label has the largest logit; ties go to the smallest index, non-finite logits are wrong.
+
+        Args:
+            theta: Model, (p,).
+            data: The records.
+        """
         return int(self.each(theta, data)[1].sum())
 
     def accuracy_and_loss(self, theta: np.ndarray, data: Records, base_model: np.ndarray | None = None) -> tuple[float, float]:
-        """Share of right records, and mean loss (inf if some outputs are not finite); ValueError without records."""
+        """Compute accuracy and mean loss.
+
+        Args:
+            theta: Model, (p,).
+            data: The records, at least one.
+            base_model: As for `each`.
+
+        Returns:
+            Accuracy, 0 to 1, and mean loss, inf if an output is not finite.
+
+        Raises:
+            ValueError: Without records.
+        """
         if len(data) == 0:
             raise ValueError("no records to evaluate on")
         losses, correct = self.each(theta, data, base_model)
@@ -153,9 +213,15 @@ class Evaluator:
 
     @torch.no_grad()
     def each(self, theta: np.ndarray, data: Records, base_model: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Of each record its loss, (n,) float64, and whether it is right, (n,) bool.
+        """Compute the loss and correctness of each record.
 
-        beside: a second model, (p,), whose outputs are added to those of `theta`.
+        Args:
+            theta: Model, (p,).
+            data: The records.
+            base_model: A second model, (p,), whose outputs are added.
+
+        Returns:
+            Losses, (n,) float64, and whether each record is right, (n,) bool.
         """
         processor()
         models = [_tensor(model) for model in (theta, base_model) if model is not None]
@@ -172,46 +238,52 @@ class Evaluator:
         return np.concatenate(losses), np.concatenate(right)
 
 
-def flatten(module: nn.Module) -> np.ndarray:
-    """All parameters in `named_parameters` order, each row-major: (p,) float32."""
-    return np.concatenate([p.detach().numpy().reshape(-1) for _, p in module.named_parameters()]).astype(np.float32)
-
-
 def poisson_rows(records: int, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Positions of a Poisson batch: each of 0..records-1 on its own with probability `rate`; at rate 1 exactly all."""
+    """Draw a Poisson batch: each record with probability `rate`, all records at rate 1.
+
+    Args:
+        records: Number of records N.
+        rate: Sampling rate, (0, 1].
+        rng: Source of the draws.
+
+    Returns:
+        Positions of the records.
+    """
     if rate == 1:
         return np.arange(records)
     return np.flatnonzero(rng.random(records) < rate)
 
 
 def physical_slots(batch_size: int) -> int:
-    """Slots of a physical batch for an expected batch.
+    """Compute the size of a physical batch for an expected batch size.
 
-    Equal pieces of at most `LARGEST_PIECE` that together leave 1.5 deviations of room: 13 of 14 Poisson batches need no more. A piece
-    costs about as much as six records before its first, so that shorter ones, though fewer of their slots stay empty, are
-    slower. (Measured on the CNN: 1.1 ms a piece and 0.18 ms a slot.)
+    Equal pieces of at most `LARGEST_PIECE` that leave 1.5 standard deviations of room, enough for 13 of 14 Poisson batches.
+    Measured on the CNN, a piece costs 1.1 ms and a slot 0.18 ms, so shorter pieces with fewer empty slots are slower.
     """
     return even(batch_size + 1.5 * math.sqrt(batch_size))
 
 
 def even(records: float) -> int:
-    """The size of equal pieces of at most `LARGEST_PIECE` that hold so many records."""
+    """Return the size of equal pieces of at most `LARGEST_PIECE` that hold `records` records."""
     return math.ceil(records / math.ceil(records / LARGEST_PIECE))
 
 
 def padded(rows: np.ndarray, room: int) -> tuple[int, list[np.ndarray]]:
-    """The size of equal pieces with room for `room` records, and `rows` cut into all of them, the last ones perhaps empty."""
+    """Cut rows into equal pieces with room for `room` records; the last pieces may be empty.
+
+    Args:
+        rows: Positions, at most `room`.
+        room: Records to make room for.
+
+    Returns:
+        Size of a piece, and the pieces.
+    """
     size = even(room)
     return size, [rows[start : start + size] for start in range(0, room, size)]
 
 
-def pieces(rows: np.ndarray, slots: int) -> list[np.ndarray]:
-    """`rows` cut into runs of at most `slots`."""
-    return [rows[start : start + slots] for start in range(0, len(rows), slots)]
-
-
 def _tensor(theta: np.ndarray) -> torch.Tensor:
-    # A model as it comes off the wire is read-only, which torch has no word for: that one is copied.
+    # torch has no read-only tensors: a model received over the wire is copied.
     return torch.from_numpy(np.require(theta, requirements=["C", "W"])).to(devices.torch_device())
 
 

@@ -1,7 +1,7 @@
-"""Per-record gradients of plain convolutional networks by hand: forward and backward in a few oneDNN calls.
+"""Per-record gradients of sequential convolutional networks, by explicit forward and backward passes in few oneDNN calls.
 
-Batched products of signals with shifted copies of the input give every record's convolution weight gradient at once; linear
-layers never form theirs. Tensors are channels_last, where this backend's pooling is fast.
+Batched products of signals with shifted copies of the input give all records' convolution weight gradients at once; those of
+linear layers are never formed. Tensors are channels_last, where oneDNN's pooling is fast.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ _relu_backward = torch.ops.aten.threshold_backward
 
 
 class FastPath:
-    """Forward and per-record backward of a planned network; theta is one flat tensor (p,), its dtype the precision."""
+    """Forward and per-record backward pass of a planned network.
+
+    Args:
+        layers: Layers of the network (`layers.plan`).
+    """
 
     def __init__(self, layers: list[Layer]) -> None:
         self._layers = layers
         self._first = next(i for i, layer in enumerate(layers) if isinstance(layer, (Conv, Dense)))
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(n, classes) for a batch."""
+        """Return logits, (n, classes), in evaluation mode; theta: (p,), its dtype is the precision."""
         return self._forward(self._weights(theta), x)[0]
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
+        """Return logits, (n, classes), and each record's gradient of its cross-entropy, as blocks."""
         weights = self._weights(theta)
         logits, kept = self._forward(weights, x)
         signal = torch.softmax(logits, 1)
@@ -84,8 +88,8 @@ class FastPath:
 
 
 def _conv_signal(layer: Conv, weight: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    how = (layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, [True, False, False])
-    return _convolution_backward(signal, inputs, weight, None, *how)[0]
+    geometry = (layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, [True, False, False])
+    return _convolution_backward(signal, inputs, weight, None, *geometry)[0]
 
 
 def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[GradientBlock]:

@@ -1,4 +1,4 @@
-"""Which engine computes a model's per-record gradients: the fastest one that gets them right."""
+"""Choice of the engine for a model's per-record gradients: the fastest one that computes them correctly."""
 
 from __future__ import annotations
 
@@ -20,27 +20,35 @@ from dpcfl_net.training.vmap_path import VmapPath
 
 
 class Forward(Protocol):
-    """One way to run a model."""
+    """A way to run a model."""
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(n, classes)."""
+        """Return logits, (n, classes), of x, (n, ...), under theta, (p,)."""
 
 
 class Engine(Forward, Protocol):
-    """One way to compute per-record gradients."""
+    """A way to compute per-record gradients."""
 
     def gradients(
         self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, list[clipping.GradientBlock]]:
-        """Logits, and parts whose gradients together are each record's."""
+        """Return logits, and blocks that together hold each record's gradient."""
 
 
 def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) -> tuple[str, Engine]:
-    """The engine of a model, and its name.
+    """Choose the engine of a model.
 
-    path: "fast", "opacus" and "vmap" insist; "auto" takes the fast path where it can, else the first of Opacus and vmap that
-    gives the gradients of autograd on made-up records. input_shape: of a record; if None "auto" does not try Opacus but
-    takes it. Raises ConfigError naming what no engine can do.
+    Args:
+        module: The model.
+        path: "fast", "opacus" or "vmap"; "auto" takes the fast path where possible, else the first of Opacus and vmap whose
+            gradients equal autograd's on synthetic records.
+        input_shape: Shape of one record; with None, "auto" takes Opacus without a comparison.
+
+    Returns:
+        Name of the engine, and the engine.
+
+    Raises:
+        ConfigError: If the name is unknown or no engine can train the model.
     """
     if path not in ("auto", "fast", "opacus", "vmap"):
         raise ConfigError(f"unknown path {path!r}, known: auto, fast, opacus, vmap")
@@ -58,8 +66,8 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
 
 
 def processor() -> None:
-    """Settings of the calling thread that every engine counts on."""
-    # Denormals slow arithmetic down by what is in the data; both settings belong to a thread or can be changed by others.
+    """Set flags of the calling thread that every engine relies on."""
+    # Denormals make time depend on data; both settings are per thread or may be changed by other code.
     torch.set_flush_denormal(True)
     torch.set_float32_matmul_precision("highest")
     devices.strict_arithmetic()
@@ -71,7 +79,7 @@ def _first_right(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, 
     reasons = []
     x = made_up.records(module, input_shape, made_up.RECORDS)
     with warnings.catch_warnings():
-        # What Opacus and torch remark on here is either tried below or told in the error.
+        # The warnings of Opacus and torch are covered by the comparison or the error below.
         warnings.simplefilter("ignore")
         true = gradient_errors.truth(module, made_up.values(module), x)
         for name, kind in (("opacus", OpacusPath), ("vmap", VmapPath)):

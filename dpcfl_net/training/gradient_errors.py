@@ -1,4 +1,4 @@
-"""How far an engine's per-record gradients are from those of autograd on one record at a time."""
+"""Errors of an engine's per-record gradients relative to autograd on one record at a time."""
 
 from __future__ import annotations
 
@@ -19,20 +19,28 @@ from dpcfl_net.training.plain_path import fill
 if TYPE_CHECKING:
     from dpcfl_net.training.gradient_engines import Engine
 
-# Of a gradient's norm. On the models of tests/real_models.py, up to 121 layers deep, rounding in float32 stays below 3e-5, and
-# what an engine gets wrong (a missing term, another record's row) is off by 0.25 and more at `made_up.values`. A sound model
-# whose rectifiers flip by rounding is not refused (`in_doubt`); a mistake below the bound passes, as small as it is.
+# Relative to the gradient's norm. On real models of up to 121 layers rounding in float32 stays below 3e-5, while an engine's
+# mistake (a missing term, another record's row) exceeds 0.25 at `made_up.values`. A sound model whose rectifiers flip by
+# rounding passes (`in_doubt`); so does a mistake below the bound.
 GRADIENT_BOUND = 1e-3
-# A gradient that cancels (of a bias before a normalisation) is rounding alone, some 1e-7 of the whole gradient's norm: a
-# tensor's error is measured against its own norm plus this share of the whole.
+# A gradient that cancels (a bias before a normalisation) is pure rounding, some 1e-7 of the whole gradient's norm: a tensor's
+# error is relative to its own norm plus this share of the whole.
 _SHARE = 1e-2
 
 
 @dataclass(frozen=True)
 class Truth:
-    """A model and its values `theta`, some records, the labels they are given, and their gradients, (p,) each, one record at a time.
+    """Reference gradients of a model by autograd, one record at a time.
 
-    The label is the class of the smallest logit, so that no gradient vanishes. unused: parameters without a gradient.
+    Labels are the classes of the smallest logit, so that no gradient vanishes.
+
+    Attributes:
+        module: The model.
+        theta: Parameter values, (p,).
+        x: Records, (n, ...).
+        labels: Labels, (n,) int64.
+        gradients: Gradient of each record, (p,).
+        unused: Names of parameters without a gradient.
     """
 
     module: nn.Module
@@ -44,7 +52,13 @@ class Truth:
 
 
 def truth(module: nn.Module, theta: torch.Tensor, x: torch.Tensor) -> Truth:
-    """Autograd on a copy of `module` in training mode, on this process' device in theta's precision."""
+    """Compute reference gradients on a copy of the model in training mode, on this process's device.
+
+    Args:
+        module: The model.
+        theta: Parameter values, (p,); its dtype is the precision.
+        x: Records, (n, ...).
+    """
     theta, x = (tensor.to(devices.torch_device(), theta.dtype) for tensor in (theta, x))
     placed = _placed(module, theta)
     each = [_gradient(placed, row[None], None) for row in x]
@@ -53,13 +67,23 @@ def truth(module: nn.Module, theta: torch.Tensor, x: torch.Tensor) -> Truth:
 
 
 def together(true: Truth) -> float:
-    """The error of the gradient of the records' losses in one batch, which is the sum of their own gradients."""
+    """Compute the error of the gradient of one batch with all records against the sum of their own gradients.
+
+    Args:
+        true: Reference gradients.
+    """
     found, _, _ = _gradient(_placed(true.module, true.theta), true.x, true.labels)
     return _error(found, torch.stack(true.gradients).sum(0), true.module)
 
 
 def by_record(engine: Engine, others: torch.Tensor, true: Truth) -> float:
-    """The largest error of the engine's gradients of the records, in one batch with others."""
+    """Compute the largest error of an engine's gradients of the records, in one batch with others.
+
+    Args:
+        engine: The engine.
+        others: Further records of the batch, (m, ...).
+        true: Reference gradients.
+    """
     x = torch.cat([true.x, others.to(true.x)])
     labels = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     labels[: len(true.labels)] = true.labels
@@ -70,10 +94,14 @@ def by_record(engine: Engine, others: torch.Tensor, true: Truth) -> float:
 
 
 def in_doubt(error: Callable[[Truth], float], true: Truth) -> float:
-    """`error` of the truth in float32; where it is above the bound, in float64 if the model can be computed so.
+    """Compute an error in float32, and again in float64 if it exceeds the bound and the model allows it.
 
-    A rectifier whose input is within rounding of zero may be open in one batch and shut in another, which moves a gradient by
-    1e-3 and more. With float64 that is a billion times less likely, and what is wrong stays wrong.
+    A rectifier whose input is within rounding of zero may be open in one batch and closed in another, which moves a gradient by
+    1e-3 and more. In float64 this is a billion times less likely, while real errors remain.
+
+    Args:
+        error: Computes the error from reference gradients.
+        true: Reference gradients in float32.
     """
     found = error(true)
     if found <= GRADIENT_BOUND:
@@ -92,7 +120,7 @@ def _placed(module: nn.Module, theta: torch.Tensor) -> nn.Module:
 
 @torch.enable_grad()
 def _gradient(module: nn.Module, x: torch.Tensor, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, set[str]]:
-    """(p,): the gradient of the records' summed cross-entropy, their labels, and the parameters without a gradient."""
+    """Gradient (p,) of the records' summed cross-entropy, their labels, and the parameters without a gradient."""
     names, parameters = zip(*module.named_parameters(), strict=True)
     logits = module(x)
     labels = logits.detach().argmin(1) if labels is None else labels
@@ -103,7 +131,7 @@ def _gradient(module: nn.Module, x: torch.Tensor, labels: torch.Tensor | None) -
 
 
 def _of_slot(parts: list[GradientBlock], slot: int, theta: torch.Tensor) -> torch.Tensor:
-    """(p,): the gradient of the record in one slot, unclipped."""
+    """Unclipped gradient (p,) of the record in one slot."""
     found = torch.full_like(theta, math.nan)
     for at, gradient in (part.gradient(slot) for part in parts):
         found[at : at + len(gradient)] = gradient
@@ -111,7 +139,7 @@ def _of_slot(parts: list[GradientBlock], slot: int, theta: torch.Tensor) -> torc
 
 
 def _error(found: torch.Tensor, true: torch.Tensor, module: nn.Module) -> float:
-    """The largest error of a parameter tensor's gradient: its L2 norm, relative to that of the true one."""
+    """Largest error over parameter tensors: L2 norm relative to the true gradient's."""
     sizes = [parameter.numel() for parameter in module.parameters()]
     whole = _norm(true)
     errors = [

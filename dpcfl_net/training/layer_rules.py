@@ -1,4 +1,4 @@
-"""Layers that a model may not have, found by their type, each with its replacement."""
+"""Layer types that a model must not have, each with its replacement."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-# Of torchvision and timm, which need not be installed: known by name, with the attribute that holds their probability.
+# Layers of torchvision and timm, which need not be installed, by name, with the attribute of their probability.
 _STOCHASTIC_DEPTH = {"StochasticDepth": "p", "DropPath": "drop_prob"}
 _NORM_LAYER = "torchvision's models take norm_layer=lambda channels: nn.GroupNorm(math.gcd(32, channels), channels)"
 
 
 def problems(module: nn.Module, by_record: bool) -> list[str]:
-    """One sentence for each kind of layer that mixes records, draws at random or keeps values outside the parameters.
+    """List the kinds of layers that mix records, draw random numbers or keep state outside the parameters.
 
-    by_record: also for layers of which no engine gives per-record gradients.
+    Args:
+        module: The model.
+        by_record: Include layers for which no engine has per-record gradients.
+
+    Returns:
+        One sentence for each kind of layer and problem.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for name, child in module.named_modules():
@@ -47,13 +52,13 @@ def _rules(child: nn.Module, by_record: bool) -> list[tuple[str, str]]:
 
 
 def _group_norm(layer: _BatchNorm) -> str:
-    # A vector has one value for each channel: in groups of one it would be normalised to zero.
+    # A vector has one value per channel: groups of one channel would normalise it to zero.
     groups = 1 if isinstance(layer, nn.BatchNorm1d) else math.gcd(32, layer.num_features)
     return f"nn.GroupNorm({groups}, {layer.num_features})"
 
 
 def _random(child: nn.Module) -> str:
-    """What to do about a layer that draws; empty for one that does not."""
+    """Advice about a layer that draws random numbers; empty for others."""
     if isinstance(child, (_DropoutNd, nn.AlphaDropout)) and child.p > 0:
         return "remove it, or set its probability to 0"
     if isinstance(child, (nn.RNNBase, nn.MultiheadAttention)) and child.dropout > 0:

@@ -1,4 +1,4 @@
-"""Plain convolutional networks as lists of layers over one flat vector of parameters; several such networks run at once."""
+"""Sequential convolutional networks as lists of layers over one flat parameter vector, and a joint forward pass of several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpcfl_net.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of stride, padding and dilation as given and one group; its weight starts at `at`, its bias follows."""
+    """A convolution with one group; its weight starts at offset `at`, followed by its bias."""
 
     shape: tuple[int, int, int, int]
     bias: bool
@@ -36,7 +36,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer; its weight (o, d) starts at `at`, its bias follows."""
+    """A linear layer; its weight (o, d) starts at offset `at`, followed by its bias."""
 
     shape: tuple[int, int]
     bias: bool
@@ -50,7 +50,7 @@ class Relu:
 
 @dataclass(frozen=True)
 class Flat:
-    """(n, ...) to (n, d)."""
+    """Flattening from (n, ...) to (n, d)."""
 
 
 Layer = Conv | Pool | Dense | Relu | Flat
@@ -58,16 +58,23 @@ Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def plan(module: nn.Module, input_shape: tuple[int, ...] | None = None) -> list[Layer] | None:
-    """The layers of a Sequential that this path can run on records of `input_shape`, or None for any other module.
+    """Convert a Sequential to layers that the fast path can run.
 
-    None as input_shape: shapes are not checked, and a first layer that is Linear is taken to read vectors. Raises
-    ConfigError naming the first layer that its input does not fit.
+    Args:
+        module: The model.
+        input_shape: Shape of one record; None: shapes are not checked, and a first layer that is Linear must read vectors.
+
+    Returns:
+        The layers; None for a module that the fast path does not support.
+
+    Raises:
+        ConfigError: For the first layer that does not fit its input.
     """
     if type(module) is not nn.Sequential:
         return None
     layers: list[Layer] = []
     at, flat, shape = 0, True, input_shape
-    # Not named_children: that leaves out a layer which stands there twice.
+    # named_children omits the second use of a layer.
     for name, child in zip(module._modules, module, strict=True):
         layer = _layer(child, at)
         if layer is None or (isinstance(layer, Dense) and not flat):
@@ -90,7 +97,7 @@ def plan(module: nn.Module, input_shape: tuple[int, ...] | None = None) -> list[
 
 
 def _shape_after(layer: Layer, shape: tuple[int, ...], name: str) -> tuple[int, ...] | None:
-    """The shape of a record behind `layer`; None where torch takes the layer's input and this path does not."""
+    """Shape of a record after `layer`; None where torch accepts the input and the fast path does not."""
     if isinstance(layer, Relu):
         return shape
     if isinstance(layer, Flat):
@@ -99,7 +106,7 @@ def _shape_after(layer: Layer, shape: tuple[int, ...], name: str) -> tuple[int, 
         wide, deep = layer.shape
         if not shape or shape[-1] != deep:
             raise ConfigError(f"{name} takes {deep} features, but its input has the shape {shape}")
-        # On a sequence or an image torch applies the layer to each row, which needs a sum over rows in its gradient.
+        # On sequences or images torch applies the layer to each row, whose gradients would have to be summed.
         return (wide,) if len(shape) == 1 else None
     return _places(layer, shape, name)
 
@@ -108,7 +115,7 @@ def _places(layer: Conv | Pool, shape: tuple[int, ...], name: str) -> tuple[int,
     if isinstance(layer, Pool) and len(shape) == 2:
         return None
     if len(shape) != 3 or (isinstance(layer, Conv) and shape[0] != layer.shape[1]):
-        # torch would take a batch of (height, width) for one image with a channel for each record.
+        # torch would read a batch of (height, width) as one image with a channel per record.
         channels = layer.shape[1] if isinstance(layer, Conv) else "channels"
         raise ConfigError(f"{name} takes ({channels}, height, width), but its input has the shape {shape}")
     window = list(layer.shape[2:]) if isinstance(layer, Conv) else layer.kernel
@@ -154,20 +161,30 @@ def _pair(value: Any) -> list[int]:
 
 
 def weights_of(layer: Conv | Dense, theta: torch.Tensor) -> Weights:
+    """Return views of the weight and bias of a layer in theta, (p,)."""
     end = layer.at + math.prod(layer.shape)
     return theta[layer.at : end].view(layer.shape), theta[end : end + layer.shape[0]] if layer.bias else None
 
 
 def channels_last(h: torch.Tensor) -> torch.Tensor:
-    # `contiguous` would leave one-channel images as they are, and pooling behind them ten times slower.
+    # `contiguous` leaves one-channel images unchanged, which makes later pooling ten times slower.
+    """Return images in channels_last memory format, and other tensors unchanged."""
     return h.to(memory_format=torch.channels_last) if h.dim() == 4 else h
 
 
 @torch.no_grad()
 def side_by_side(layers: list[Layer], thetas: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Outputs of M networks of the same layers for the same inputs: thetas (M, p), x (n, ...) to (M, n, classes).
+    """Compute the outputs of M networks with the same layers for the same inputs, in one grouped convolution per layer.
 
-    All of them go through one convolution, in groups: small networks one by one cost more in memory traffic than in sums.
+    For small networks, separate passes cost more in memory traffic than in arithmetic.
+
+    Args:
+        layers: Layers of the networks.
+        thetas: Parameters, (M, p).
+        x: Inputs, (n, ...).
+
+    Returns:
+        Outputs, (M, n, classes).
     """
     count, h = len(thetas), channels_last(x)
     first = True
@@ -180,8 +197,8 @@ def side_by_side(layers: list[Layer], thetas: torch.Tensor, x: torch.Tensor) -> 
             groups = 1 if first else count
             h = F.conv2d(h, weight, torch.cat(bias) if bias else None, layer.stride, layer.padding, layer.dilation, groups)
         elif isinstance(layer, Dense):
-            apart = h.expand(count, *h.shape) if first else h
-            h = torch.bmm(apart, torch.stack([own for own, _ in each]).transpose(1, 2))
+            batched = h.expand(count, *h.shape) if first else h
+            h = torch.bmm(batched, torch.stack([own for own, _ in each]).transpose(1, 2))
             h = h + torch.stack(bias)[:, None] if bias else h
         elif isinstance(layer, Pool):
             h = F.max_pool2d(h, layer.kernel, layer.stride, layer.padding)

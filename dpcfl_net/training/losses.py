@@ -1,4 +1,4 @@
-"""What a model's outputs are worth: the loss of each record and whether it counts as right, by task."""
+"""Loss and correctness of each record, by task."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Regression has no classes: a record counts as right when its prediction is this close to the target.
+# Largest error of a regression prediction that counts as right.
 REGRESSION_TOLERANCE = 0.5
 
 
 def each_loss(task: str, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """(n,): cross-entropy in nats of logits (n, classes) with labels int64 (n,), or the squared error of outputs (n, 1)."""
+    """Compute the loss of each record.
+
+    Args:
+        task: "classification" or "regression".
+        outputs: Logits (n, classes), or predictions (n, 1).
+        y: Labels (n,) int64, or targets (n,).
+
+    Returns:
+        Cross-entropy in nats, or squared error, (n,).
+    """
     from torch.nn import functional
 
     if task == "regression":
@@ -21,7 +30,16 @@ def each_loss(task: str, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 
 
 def each_right(task: str, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """(n,) bool: the largest logit is the label's, the first of equals; or the prediction is within `REGRESSION_TOLERANCE`."""
+    """Decide which records are right: the largest logit is the label's (ties: first index), or within `REGRESSION_TOLERANCE`.
+
+    Args:
+        task: "classification" or "regression".
+        outputs: Logits (n, classes), or predictions (n, 1).
+        y: Labels (n,) int64, or targets (n,).
+
+    Returns:
+        (n,) bool.
+    """
     import torch
 
     if task == "regression":

@@ -1,6 +1,6 @@
-"""Keep freed memory between steps and give it back after a task.
+"""Keep freed memory in the process between steps and return it to the system after a task.
 
-Left alone, glibc returns memory to the system after every layer: 2,200 page faults and a fifth of the time of a step.
+By default glibc returns memory after every layer, at 2,200 page faults and a fifth of the time of a step.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed() -> None:
-    """From now on this process keeps what it frees, up to 256 MiB. Does nothing on an allocator other than glibc's."""
+    """Keep up to 256 MiB of freed memory in this process; no effect on allocators other than glibc's."""
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(_TRIM_THRESHOLD, _KEEP)
         mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
 
 
 def give_back_freed() -> None:
-    """Return freed memory to the system, so that workers that wait stay small."""
+    """Return freed memory to the system, so that waiting workers stay small."""
     if (trim := _glibc("malloc_trim")) is not None:
         trim(0)
 

@@ -1,7 +1,7 @@
-"""Can DP-SGD train this network? Its parameters, its rows on their own, and the engine's gradients against autograd's.
+"""Check of whether DP-SGD can train a model: its parameters, independence of records, and per-record gradients.
 
-A record must not change the gradient of another: else clipping bounds nothing. This is tried, not proved: it finds mistakes,
-not malice. Code that waits for a certain record or parameter value can mix records unseen.
+Clipping bounds nothing if a record changes the gradient of another. The check tests this and finds mistakes, not malice: code
+that reacts to one particular record or parameter value can mix records unnoticed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dpcfl_net.training.gradient_errors import GRADIENT_BOUND
 from dpcfl_net.training.layers import plan
 from dpcfl_net.training.plain_path import fill
 
-# Of the largest logit. On the models of tests/real_models.py rounding in float32 stays below 4e-6, and what mixes records (a
-# mean, a sum, an order along the batch) moves logits by 0.1 and more at `made_up.values`. So a sound model would have to round
-# 25 times worse to be refused. What moves logits by less than the bound passes: it moves gradients by about as little.
+# Relative to the largest logit. On real models rounding in float32 stays below 4e-6, while mixing records (a mean, a sum, an
+# order along the batch) moves logits by 0.1 and more at `made_up.values`. A change below the bound passes: it moves gradients
+# by about as little.
 _LOGITS_BOUND = 1e-4
-_LOGITS_FLOOR = 1e-3  # below this size logits are compared absolutely: a last layer may start at zero
-_GRADIENT_NUMBERS = 2**26  # of one call of an engine: 256 MiB in float32, so that the check needs less memory than a run
+_LOGITS_FLOOR = 1e-3  # smaller logits are compared absolutely: a last layer may start at zero
+_GRADIENT_NUMBERS = 2**26  # per call of an engine: 256 MiB in float32, less than a run needs
 _MIXED = (
     "a record's {} with the other records of its batch, so no record's gradient can be clipped: does forward take a "
     "mean, a sum or a shape over the first dimension?"
@@ -39,9 +39,13 @@ _MIXED = (
 
 @dataclass(frozen=True)
 class Report:
-    """A model that passed: the engine that trains it, and the largest relative errors of its logits and gradients.
+    """Result of a check that passed.
 
-    path and gradient_error are None where only evaluation was checked. gradient_error: as `gradient_errors.by_record` has it.
+    Attributes:
+        path: Engine that trains the model; None if only evaluation was checked.
+        logits_error: Largest relative error of the logits.
+        gradient_error: Largest relative error of the gradients (`gradient_errors.by_record`); None if only evaluation was
+            checked.
     """
 
     path: str | None
@@ -53,15 +57,26 @@ def check(
     module: nn.Module, input_shape: tuple[int, ...], classes: int, by_record: bool = True, batch_size: int = 32,
     path: str = "auto",
 ) -> Report:  # fmt: skip
-    """Try a model on made-up records of `input_shape` at its own and at two other parameter values (`made_up.values`).
+    """Check a model on synthetic records at its own and two other parameter values (`made_up.values`).
 
-    by_record False: only what evaluation needs, for what is protected a client at a time. batch_size: the expected batch, as
-    `Trainer` has it. Raises ConfigError with every reason found why clipping record by record would fail, or bound nothing.
+    Args:
+        module: The model.
+        input_shape: Shape of one record.
+        classes: Number of logits.
+        by_record: False checks only evaluation, for client-level protection.
+        batch_size: Expected batch, as for `Trainer`.
+        path: Engine, as for `gradient_engines.choose`.
+
+    Returns:
+        Engine and errors.
+
+    Raises:
+        ConfigError: With the reasons why per-record clipping would fail or bound nothing.
     """
     if problems := _parameters(module) or layer_rules.problems(module, by_record):
         raise ConfigError(problems)
     with warnings.catch_warnings():
-        # What torch and Opacus remark on is either checked here or told in the error.
+        # The warnings of torch and Opacus are covered by the checks below.
         warnings.simplefilter("ignore")
         _copied(module)
         plan(module, input_shape)
@@ -94,7 +109,7 @@ def _checked(module: nn.Module, x: torch.Tensor, classes: int, by_record: bool, 
 
 
 def _gradients(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, name: str, engine: Engine) -> float:
-    """The largest relative error; ConfigError for gradients that are missing, not a record's own, or not autograd's."""
+    """Largest relative error; ConfigError for gradients that are missing, mix records, or differ from autograd's."""
     true = gradient_errors.truth(module, theta, x[:RECORDS])
     if true.unused:
         raise ConfigError(f"its logits do not depend on the parameters {', '.join(true.unused)}: remove them")
@@ -123,7 +138,7 @@ def _parameters(module: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def _logits(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, classes: int) -> float:
-    """The largest relative error; ConfigError for outputs that are no logits, drawn at random, or not a record's own."""
+    """Largest relative error; ConfigError for outputs that are not logits, random, or mix records."""
     module = copy.deepcopy(module).eval()
     fill(list(module.parameters()), theta)
     few = x[:RECORDS]
@@ -142,7 +157,7 @@ def _logits(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, classes: in
 
 
 def _with_others(module: nn.Module, x: torch.Tensor, expected: torch.Tensor) -> list[float]:
-    """The errors of the first records' logits alone and in one batch with the rest of `x`."""
+    """Errors of the first records' logits alone and in one batch with the rest of `x`."""
     mixed, together = _MIXED.format("logits change"), module(x)
     if len(together) != len(x):
         raise ConfigError(mixed)
@@ -181,7 +196,7 @@ def _copied(module: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _where(module: nn.Module, x: torch.Tensor, error: Exception) -> str:
-    """Which batch and layer raised, if it was in a forward pass."""
+    """Batch and layer that raised, if a forward pass did."""
     module, entered = copy.deepcopy(module).train(), []
     for name, child in module.named_modules():
         child.register_forward_pre_hook(lambda child, given, name=name: entered.append((name, child, given)))

@@ -1,4 +1,4 @@
-"""The models by name, their layout for the job's template, and their seeded first values."""
+"""Built-in models, their layout for the job's template, and their seeded initial values."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ CHARACTER_WIDTH, HIDDEN_WIDTH = 8, 64  # of char-lstm: embedding of a character,
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The model `name` for inputs (C, H, W) or (d,) and `classes` logits; ConfigError for one that does not fit.
+    """Build a model with torch's default initialisation (`initial` gives seeded values).
 
-    "cnn" is the network of R's Table 2 (28,938 parameters at 1x28x28), "small-cnn" has 9,098 at 1x28x28, "digits-cnn" 6,090 at
-    1x8x8, "resnet18" is torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). "char-lstm"
-    reads d character codes and gives the next one's logits (26,025 for 97 codes). One class means regression, which "linear"
-    alone does: one output. Parameter values are torch's default draw: `initial` gives the seeded ones.
-    `package.module:function` is the user's own, function(input_shape, classes).
+    "cnn" is the network of R's Table 2 (28,938 parameters at 1x28x28); "small-cnn" has 9,098 at 1x28x28, "digits-cnn" 6,090 at
+    1x8x8, "resnet18" torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). "char-lstm"
+    reads d character codes and returns the next one's logits (26,025 for 97 codes). "linear" is the only model for regression.
+
+    Args:
+        name: One of `NAMES`, or a plugin `package.module:function`, called as function(input_shape, classes).
+        input_shape: Shape of one record, (C, H, W) or (d,).
+        classes: Number of logits; 1: regression.
+
+    Raises:
+        ConfigError: If the name is unknown or the model does not fit the shape.
     """
     shape = tuple(int(side) for side in input_shape)
     if classes == 1 and name != "linear":
@@ -57,20 +63,35 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def layout(module: nn.Module) -> list[list[Any]]:
-    """[[name, [sides...]], ...] of every parameter, in the order in which they are flattened."""
+    """Return [[name, [sides...]], ...] of all parameters, in the order of the flat vector."""
     return [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
 
 
 def initial(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> np.ndarray:
-    """First values, (p,) float32: the same for the same seed on every machine of one torch version.
+    """Compute the initial values of a model; one seed gives the same values on all machines with one torch version.
 
-    Torch's default initialisation under `seed`; the caller's torch generator is left as it was.
+    Args:
+        name: As for `build`.
+        input_shape: As for `build`.
+        classes: As for `build`.
+        seed: Seed of torch's default initialisation; the caller's torch generator is not changed.
+
+    Returns:
+        Parameters, (p,) float32.
+
+    Raises:
+        ConfigError: As `build`.
     """
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(name, input_shape, classes)
+    return flatten(module)
+
+
+def flatten(module: nn.Module) -> np.ndarray:
+    """Concatenate all parameters in `named_parameters` order, each row-major, (p,) float32."""
     return np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]).astype(np.float32)
 
 
@@ -105,7 +126,7 @@ def _char_lstm(shape: tuple[int, ...], classes: int) -> nn.Module:
             self.output = nn.Linear(HIDDEN_WIDTH, classes)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            # No record may raise an error of its own: what is no code is taken for the nearest.
+            # No record may raise an error: invalid codes are clamped.
             codes = x.long().clamp(0, classes - 1)
             return self.output(self.lstm(self.embedding(codes))[0][:, -1])
 

@@ -1,4 +1,7 @@
-"""What the driver says of this machine's GPUs, asked through nvidia-smi: CUDA is never started by looking."""
+"""GPUs of this machine as nvidia-smi lists them; CUDA is not started.
+
+nvidia-smi instead of NVML (pynvml): a driver that hangs stops a child process with a time-out, not the launcher.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,14 @@ _SLICE = re.compile(r"MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU or a MIG slice. total, free: bytes; 0 where nvidia-smi does not tell, as of slices."""
+    """A GPU or a MIG slice.
+
+    Attributes:
+        uuid: Its UUID.
+        name: Product name.
+        total: Memory in bytes; 0 if unknown, as for slices.
+        free: Free memory in bytes; 0 if unknown.
+    """
 
     uuid: str
     name: str
@@ -26,11 +36,17 @@ class Gpu:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs that this process may give to workers, in CUDA's order; none where there is no nvidia-smi or no driver.
+    """List the GPUs that this process may assign to workers, in CUDA's order.
 
-    An existing CUDA_VISIBLE_DEVICES is honoured as CUDA does: numbers, UUIDs or beginnings of them, up to the first entry that
-    names no GPU; none at all if one is named twice. Raises ConfigError where its numbers do not say which GPU is meant,
-    RunFailed if nvidia-smi does not answer.
+    CUDA_VISIBLE_DEVICES is interpreted as by CUDA: numbers, UUIDs or their prefixes, up to the first entry without a GPU; an
+    entry named twice gives an empty list.
+
+    Returns:
+        The GPUs; empty without nvidia-smi or a driver.
+
+    Raises:
+        ConfigError: If the numbers in CUDA_VISIBLE_DEVICES are ambiguous.
+        RunFailed: If nvidia-smi does not answer.
     """
     gpus = _listed()
     allowed = os.environ.get(VISIBLE)
@@ -47,13 +63,13 @@ def visible_gpus() -> list[Gpu]:
 
 
 def mig_slices() -> list[Gpu] | None:
-    """The MIG slices that `nvidia-smi -L` lists; None where there is no nvidia-smi."""
+    """List the MIG slices of `nvidia-smi -L`; None without nvidia-smi."""
     text = _nvidia_smi("-L")
     return None if text is None else [Gpu(found[2], f"MIG {found[1]}", 0, 0) for found in _SLICE.finditer(text)]
 
 
 def memory_by_process() -> dict[int, int]:
-    """Bytes of GPU memory by process id, contexts included; ids are the host's, which a container's processes do not know."""
+    """Return GPU memory in bytes by process id, CUDA contexts included; ids are the host's, not those in a container."""
     found: dict[int, int] = {}
     for pid, used in _table("--query-compute-apps=pid,used_memory"):
         found[int(pid)] = found.get(int(pid), 0) + _bytes(used)
@@ -86,7 +102,7 @@ def _entry(gpus: list[Gpu], entry: str) -> Gpu | None:
 
 
 def named(gpus: list[Gpu], uuid: str) -> Gpu | None:
-    """The one GPU whose UUID begins so; None if there is none, or more than one."""
+    """Return the one GPU whose UUID starts with `uuid`; None if there is none or more than one."""
     found = [gpu for gpu in gpus if gpu.uuid.startswith(uuid)]
     return found[0] if len(found) == 1 else None
 
@@ -96,7 +112,7 @@ def _bytes(mebibytes: str) -> int:
 
 
 def _table(query: str) -> list[list[str]]:
-    """Lines of a CSV query as columns; the last column may hold commas."""
+    """Rows of a CSV query; the last column may hold commas."""
     columns = query.partition("=")[2].count(",")
     text = _nvidia_smi(query, "--format=csv,noheader,nounits") or ""
     lines = [[cell.strip() for cell in line.split(",", columns)] for line in text.splitlines()]
@@ -104,7 +120,7 @@ def _table(query: str) -> list[list[str]]:
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
-    """What it prints; empty if it fails, as it does without a driver; None if it is not installed."""
+    """Output of nvidia-smi; empty if it fails, for example without a driver; None if it is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -1,4 +1,4 @@
-"""Per-record gradients of any network that Opacus' GradSampleModule can do: slower, for what the fast path does not know."""
+"""Per-record gradients with Opacus' GradSampleModule, for networks that the fast path does not support."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from dpcfl_net.training.plain_path import PlainPath, fill
 
 
 class OpacusPath:
-    """The fast path's interface on Opacus; raises ConfigError naming each layer that cannot be trained record by record."""
+    """Engine on Opacus.
+
+    Args:
+        module: The model.
+
+    Raises:
+        ConfigError: For each layer that cannot be trained record by record.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._plain = PlainPath(module, by_record=True)
@@ -25,18 +32,18 @@ class OpacusPath:
         self._parameters = list(self._sampled.parameters())
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(n, classes) for a batch, in evaluation mode."""
+        """Return logits, (n, classes), in evaluation mode."""
         return self._plain.logits(theta, x)
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Logits (n, classes), and each record's gradient of its own cross-entropy, as parts."""
+        """Return logits, (n, classes), and each record's gradient of its cross-entropy, as blocks."""
         devices.lend(self._sampled)
         self._sampled.to(theta.dtype)
         fill(self._parameters, theta)
         with torch.enable_grad(), warnings.catch_warnings():
-            # The first layer's input needs no gradient, which torch remarks on at every batch.
+            # The first layer's input needs no gradient.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            # Layers that Opacus does not know go through vmap, which does some operations record by record and remarks on it.
+            # Layers that Opacus does not support go through vmap, which runs some operations record by record.
             warnings.filterwarnings("ignore", "There is a performance drop")
             logits = self._sampled(x.to(theta.dtype))
             F.cross_entropy(logits, y, reduction="sum").backward()

@@ -1,14 +1,15 @@
-"""Constant pace: every step computes on as many physical batches whatever was drawn, so that time tells nothing of a draw.
+"""Constant pace: every step computes the same number of physical batches, so that time does not reveal the sampled batch size.
 
-A step's Poisson batch is drawn as usual, and cut to `room` records, the same for every step of a client's whole plan. Let beta
-bound the chance that any batch of the run is larger. Coins do not depend on data, so the outputs M' of the run with cut batches
-and M of the run without differ by at most beta in total variation, on either of two adjacent data sets D and D':
+A step's Poisson batch is cut to `room` records, the same for every step of a client's plan. Let beta bound the probability that
+any batch of the run is larger. Sampling does not depend on data, so the outputs M' with cut batches and M without differ by at
+most beta in total variation, on either of two adjacent data sets D and D':
 
     P[M'(D) in S] <= P[M(D) in S] + beta <= e^epsilon P[M(D') in S] + delta' + beta
                   <= e^epsilon P[M'(D') in S] + delta' + (1 + e^epsilon) beta.
 
-So a part of delta is kept for (1 + e^epsilon) beta (`Protocol.kept_delta`), and the accountant gets the rest as delta'. beta is
-chosen for an epsilon of 3 times the target plus 10, so that the same holds of the larger epsilon under replacement of a record.
+So a part of delta is reserved for (1 + e^epsilon) beta (`Protocol.kept_delta`), and the accountant gets the rest as delta'.
+beta is chosen for an epsilon of 3 times the target plus 10, so that the same holds for the larger epsilon under replacement of
+a record.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ import math
 
 
 def covered_epsilon(epsilon: float) -> float:
-    """The largest epsilon for which the delta kept for cut batches is enough, where `epsilon` is the target."""
+    """Return the largest epsilon that the delta reserved for cut batches covers, where `epsilon` is the target."""
     return 3 * epsilon + 10
 
 
 def room(records: int, rate: float, steps: int, epsilon: float, kept_delta: float) -> int:
-    """Records that a step has room for.
+    """Compute how many records a step has room for.
 
     Args:
-        records: The client's N.
+        records: The client's number of records N.
         rate: Sampling rate of each step, in (0, 1].
-        steps: Sampled steps of the client's whole plan, over all of which beta is shared out.
-        epsilon: The target.
-        kept_delta: The part of delta that is kept for batches that are cut.
+        steps: Sampled steps of the client's whole plan, which share beta.
+        epsilon: Target epsilon.
+        kept_delta: Part of delta reserved for cut batches.
 
     Returns:
-        The least R with P[Binomial(records, rate) > R] <= beta / steps; `records` at rate 1.
+        The smallest R with P[Binomial(records, rate) > R] <= beta / steps; `records` at rate 1.
     """
     from scipy.stats import binom
 

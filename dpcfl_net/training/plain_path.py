@@ -1,4 +1,4 @@
-"""Outputs of any network, by its own forward: evaluation needs no gradient by record, so this takes what training does not."""
+"""Outputs of any network through its own forward pass, for evaluation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from dpcfl_net.training import devices, layer_rules
 
 
 class PlainPath:
-    """A copy of a network in evaluation mode, into which each model's values are written.
+    """A copy of a network in evaluation mode that runs any parameter values.
 
-    by_record: whether DP-SGD trains it. Raises ConfigError naming each layer that mixes records, draws at random, keeps values
-    outside the parameters, or has no gradients by record where it needs them.
+    Args:
+        module: The model.
+        by_record: Whether DP-SGD trains it.
+
+    Raises:
+        ConfigError: For each layer that mixes records, draws random numbers, keeps state outside the parameters, or (by_record)
+            has no per-record gradients.
     """
 
     def __init__(self, module: nn.Module, by_record: bool = False) -> None:
@@ -24,7 +29,7 @@ class PlainPath:
         self.module = copy.deepcopy(module).requires_grad_(True).eval()
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(n, classes) for a batch."""
+        """Return logits, (n, classes)."""
         devices.lend(self.module)
         self.module.to(theta.dtype)
         fill(list(self.module.parameters()), theta)
@@ -33,7 +38,7 @@ class PlainPath:
 
 
 def fill(parameters: list[nn.Parameter], theta: torch.Tensor) -> None:
-    """Write one flat model, (p,), into the parameters it is made of."""
+    """Write a flat model, (p,), into parameters."""
     at = 0
     with torch.no_grad():
         for parameter in parameters:

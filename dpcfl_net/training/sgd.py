@@ -1,4 +1,4 @@
-"""Plain mini-batch SGD over one client's records, for releases that a trusted server protects. Nothing here is private."""
+"""Plain mini-batch SGD on one client's records, for releases that a trusted server protects; nothing here is private."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from dpcfl_net.training import devices
 from dpcfl_net.training.layers import channels_last, plan, side_by_side
 from dpcfl_net.training.losses import each_loss
 
-KEPT = 4096  # records of a client that are made into floats once, not batch by batch
+KEPT = 4096  # largest client whose records are converted to floats once, not batch by batch
 
 
 class PlainSGD:
-    """`epochs` passes over shuffled batches with momentum and weight decay, on the parameters as one vector.
+    """Mini-batch SGD with momentum and weight decay on the flat parameter vector.
 
-    module: the template; its values are overwritten. task: "classification" or "regression". input_shape: of a record, as
-    `layers.plan` has it.
+    Args:
+        module: The model; its values are overwritten.
+        epochs: Passes over the shuffled records.
+        batch_size: Records of a batch; the last one may be smaller.
+        lr: Step size.
+        momentum: Momentum; its state starts at zero in every call.
+        weight_decay: L2 penalty added to the gradient.
+        task: "classification" or "regression".
+        input_shape: Shape of one record, as for `layers.plan`.
     """
 
     def __init__(
@@ -34,7 +41,7 @@ class PlainSGD:
         self._theta, self._gradient = _flattened(self._module)
 
     def to(self, device: torch.device) -> None:
-        """Take parameters and gradients there (`devices.lend`)."""
+        """Move parameters and gradients to a device (`devices.lend`)."""
         self._module.to(device)
         self._theta, self._gradient = _flattened(self._module)
 
@@ -47,10 +54,17 @@ class PlainSGD:
         proximal: tuple[float, np.ndarray] | None = None,
         base_model: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The model after this client's epochs, (p,) float32 to (p,) float32; `order` shuffles the batches.
+        """Train for the client's epochs.
 
-        pull = (mu, centre): adds mu (theta - centre) to every gradient (FedProx). beside: a second model, (p,), whose
-        outputs are added to this one's and which stays as it is (FedCAM). Momentum starts anew at every call.
+        Args:
+            theta: Initial model, (p,) float32.
+            data: The client's records.
+            order: Shuffles the batches.
+            proximal: (mu, centre): adds mu * (theta - centre) to every gradient (FedProx).
+            base_model: A second model, (p,), that is not changed and whose outputs are added to this one's (FedCAM).
+
+        Returns:
+            The trained model, (p,) float32.
         """
         device = devices.lend(self)
         offsets = None if base_model is None else self._outputs(base_model, data)
@@ -77,7 +91,16 @@ class PlainSGD:
 
     @torch.no_grad()
     def mean_losses(self, models: np.ndarray, data: Any, base_model: np.ndarray | None = None) -> np.ndarray:
-        """The mean loss on all records of each of the (M, p) models in evaluation mode, (M,) float64; inf if one is not finite."""
+        """Compute the mean loss of models on all records in evaluation mode.
+
+        Args:
+            models: Models, (M, p).
+            data: The client's records.
+            base_model: As for `train`.
+
+        Returns:
+            (M,) float64; inf where a loss is not finite.
+        """
         device = devices.lend(self)
         offsets = None if base_model is None else self._outputs(base_model, data)
         y = data.batch(np.arange(len(data)), len(data))[1].to(device)
@@ -88,7 +111,7 @@ class PlainSGD:
         return np.array(found)
 
     def _outputs_of(self, models: np.ndarray, data: Any) -> Iterable[torch.Tensor]:
-        """Outputs of each of the (M, p) models, of all at once where their layers allow it."""
+        """Outputs of each of the (M, p) models, jointly where their layers allow it."""
         if self._layers is None:
             return (self._outputs(model, data) for model in models)
         thetas = torch.from_numpy(np.array(models, np.float32)).to(self._theta.device)
@@ -96,7 +119,7 @@ class PlainSGD:
 
     @torch.no_grad()
     def _outputs(self, theta: np.ndarray, data: Any) -> torch.Tensor:
-        """Outputs of a model for every record in evaluation mode, in the data's order."""
+        """Outputs of a model for all records in evaluation mode, in the data's order."""
         self._theta.copy_(torch.from_numpy(np.array(theta, np.float32)))
         self._module.eval()
         try:
@@ -109,7 +132,7 @@ class PlainSGD:
         return outputs
 
     def _inputs(self, data: Any) -> Iterator[torch.Tensor]:
-        """All of a client's inputs in its order, 256 at a time."""
+        """The client's inputs in order, 256 at a time."""
         device = self._theta.device
         return (data.batch(piece, len(piece))[0].to(device) for piece in pieces(np.arange(len(data)), 256))
 
@@ -120,12 +143,12 @@ def _batch(data: Any, rows: np.ndarray, device: torch.device) -> tuple[torch.Ten
 
 
 def pieces(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """`rows` cut into runs of at most `size`."""
+    """Cut `rows` into pieces of at most `size`."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _flattened(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """One vector of all parameters and one of all gradients, of which the module's own are views from here on."""
+    """Make the parameters and gradients of a module views of two flat vectors, which are returned."""
     parameters = list(module.parameters())
     theta = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
     gradient = torch.zeros_like(theta)

@@ -1,4 +1,4 @@
-"""The traffic with one peer: what waits to be sent, in order and within the peer's credit, and what is arriving."""
+"""Traffic with one peer: outgoing messages in order and within the peer's credit, and the incoming message."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ Send = Callable[[Header, bytes, memoryview | None], bool]
 
 
 def new_id() -> str:
+    """Return 16 random bytes in hex."""
     return os.urandom(16).hex()
 
 
 class Stamp:
-    """Makes this side's headers: version, run, job, boot id, and a sequence number that only rises."""
+    """Headers of this side: version, run, job, boot id, and an increasing sequence number."""
 
     def __init__(self, run: str, job: str) -> None:
         self.run, self.job = run, job
         self.renew()
 
     def renew(self) -> None:
-        """A new boot id; the sequence starts again."""
+        """Draw a new boot id and restart the sequence."""
         self.boot, self._sequence = new_id(), 0
 
     def header(self, **fields: Any) -> Header:
+        """Return a header with the next sequence number and the given fields."""
         self._sequence += 1
         fields.setdefault("id", new_id())
         return Header(version=VERSION, run=self.run, job=self.job, boot=self.boot, sequence=self._sequence, **fields)
 
     def require_same(self, header: Header) -> None:
-        """WireError "version", "run" or "job" for a message that belongs elsewhere."""
+        """Raise WireError "version", "run" or "job" for a header of another run."""
         if header.version != VERSION:
             raise WireError("version", f"the peer speaks version {header.version}, this side {VERSION}")
         if header.run != self.run:
@@ -52,7 +54,17 @@ class Stamp:
 
 @dataclass
 class Stream:
-    """A message on its way out: header fields and payload, kept until it is acknowledged and sent again if need be."""
+    """An outgoing message with payload, kept for repetition until it is acknowledged.
+
+    Attributes:
+        fields: Header fields.
+        payload: The tensors.
+        id: Message id.
+        started: Whether the header was sent.
+        sent: Chunks sent.
+        credited: Chunks that the peer has confirmed.
+        handed_over: Time of the last chunk, monotonic clock, seconds.
+    """
 
     fields: dict[str, Any]
     payload: Payload
@@ -67,7 +79,12 @@ class Stream:
 
 
 class Channel:
-    """Both directions of the traffic with one peer."""
+    """Both directions of the traffic with one peer.
+
+    Args:
+        stamp: Makes the headers of this side.
+        send: Sends one message; returns False if the socket refuses it.
+    """
 
     def __init__(self, stamp: Stamp, send: Send) -> None:
         self._stamp, self._send = stamp, send
@@ -78,45 +95,44 @@ class Channel:
         self.sequence = 0
 
     def restart(self) -> None:
-        """Forget all that belonged to a connection that is gone."""
+        """Discard all state of a connection that has ended."""
         self._controls.clear()
         self._streams.clear()
         self.assembly = None
         self.sequence = 0
 
-    # out
-
     def say(self, kind: str, **fields: Any) -> None:
-        """Queue a message without payload; dropped if the peer has long stopped reading (repetition makes up for it)."""
+        """Queue a message without payload; it is dropped if the peer has long stopped reading, and repetition replaces it."""
         if len(self._controls) < CONTROLS:
             self._controls.append({"kind": kind, **fields})
 
     def push(self, stream: Stream) -> None:
-        """Queue a message with payload from its beginning; nothing happens while it is still on its way."""
+        """Queue a message with payload from its beginning, unless it is being sent already."""
         if stream not in self._streams:
             stream.rewind()
             self._streams.append(stream)
 
     def drop(self, message_id: str) -> None:
-        """Stop sending the message."""
+        """Stop sending a message."""
         self._streams = deque(stream for stream in self._streams if stream.id != message_id)
 
     def sending(self, message_id: str) -> bool:
+        """Return whether a message is being sent."""
         return any(stream.id == message_id for stream in self._streams)
 
     def credit(self, message_id: str, arrived: int) -> None:
-        """The peer has taken `arrived` chunks of the message."""
+        """Record that the peer has taken `arrived` chunks of a message."""
         for stream in self._streams:
             if stream.id == message_id:
                 stream.credited = max(stream.credited, min(arrived, stream.sent))
 
     def pump(self) -> bool:
-        """Send what may be sent now; False if the socket refused, so that this must be tried again soon."""
+        """Send as much as credit allows; returns False if the socket refused a message, which must be retried soon."""
         while self._controls:
             header = self._stamp.header(**self._controls[0])
             if not self._send(header, encode(header), None):
                 return False
-            if self._controls:  # sending can find the peer gone and empty the queues
+            if self._controls:  # `_send` empties the queues if the peer has left
                 self._controls.popleft()
         while self._streams:
             stream = self._streams[0]
@@ -130,7 +146,7 @@ class Channel:
         return True
 
     def _advance(self, stream: Stream) -> bool:
-        """Send the stream on as far as its credit goes; False if the socket refused."""
+        """Send a stream as far as its credit allows; False if the socket refused a message."""
         chunks = stream.payload.chunks
         if not stream.started:
             payload = stream.payload
@@ -147,18 +163,22 @@ class Channel:
             stream.sent += 1
         return True
 
-    # in
-
     def admit(self, header: Header) -> None:
-        """WireError "sequence" unless the message is newer than all before it."""
+        """Raise WireError "sequence" unless the header is newer than all before it."""
         if header.sequence <= self.sequence:
             raise WireError("sequence", f"message {header.sequence} after message {self.sequence}")
         self.sequence = header.sequence
 
     def begin(self, header: Header) -> Assembly | None:
-        """Make room for a message whose header has passed every check; returned at once if it has no payload.
+        """Start to receive a message whose header has passed every check.
 
-        A message that was still arriving gives way, so that one buffer is all a peer can claim.
+        A message that is still arriving is discarded, so that a peer can claim only one buffer.
+
+        Args:
+            header: The message's header.
+
+        Returns:
+            The complete message if it has no payload, else None.
         """
         assembly = Assembly(header)
         if not header.chunks:
@@ -168,18 +188,29 @@ class Channel:
         return None
 
     def ignore(self, message_id: str) -> None:
-        """Drop the message's chunks without a complaint: they were on their way when it was refused."""
+        """Discard the chunks of a refused message that are still on their way."""
         if self.assembly is not None and self.assembly.header.id == message_id:
             self.assembly = None
         remember(self._ignored, message_id, None)
 
     def take(self, header: Header, chunk: memoryview) -> Assembly | None:
-        """Add a chunk; the assembly if that completes it. WireError "chunk" if it has no place."""
+        """Add a chunk to the arriving message.
+
+        Args:
+            header: The chunk's header.
+            chunk: Its bytes.
+
+        Returns:
+            The message if the chunk completes it, else None.
+
+        Raises:
+            WireError: "chunk" if no arriving message expects it.
+        """
         assembly = self.assembly
         if assembly is None or assembly.header.id != header.parent:
             if header.parent in self._ignored:
                 return None
-            raise WireError("chunk", "a chunk of no message that is arriving")
+            raise WireError("chunk", "no message expects this chunk")
         if assembly.add(header.index, chunk):
             self.assembly = None
             return assembly
@@ -189,7 +220,7 @@ class Channel:
 
 
 def remember(known: OrderedDict[K, V], key: K, value: V) -> None:
-    """Put the newest last and let the oldest go beyond REMEMBERED."""
+    """Store an entry as the newest of at most `RECENT_MESSAGES`; the oldest are dropped."""
     known[key] = value
     known.move_to_end(key)
     while len(known) > RECENT_MESSAGES:

@@ -1,4 +1,4 @@
-"""A worker's end of the wire: one DEALER to a coordinator that is checked as strictly as it checks the worker."""
+"""A worker's end of the wire: one DEALER socket to a coordinator that is not trusted."""
 
 from __future__ import annotations
 
@@ -30,18 +30,29 @@ from dpcfl_net.transport.messages import (
     word,
 )
 from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
-from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, dial, join_curve, new_socket, receive, require_safe
+from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join_curve, new_socket, receive, require_safe
 
-BATCH = 256  # messages read before what waits is sent
-HANDSHAKES = 5  # failed ones in a row after which the server is taken for another one
+BATCH = 256  # messages read before queued messages are sent
+HANDSHAKES = 5  # failures in a row after which the server is not the expected one
 HELLO_S = 1.0
-PASSING = ("no-hello", "boot", "sequence", "stale-boot")  # what a message meets that crosses a reconnection: it is sent again
+PASSING = ("no-hello", "boot", "sequence", "stale-boot")  # errors of messages that cross a reconnection, which are sent again
 _FAILED = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 
 @dataclass(frozen=True)
 class ClientEvent:
-    """What `poll` reports: welcome (after each new connection), a task, a message that the coordinator turned down, bye."""
+    """Event that `ClientEndpoint.poll` reports.
+
+    Attributes:
+        kind: "welcome" (after each new connection), "task", "error" (the coordinator refused a message) or "bye".
+        id: Message id of the task, or of the refused message.
+        round: Round of the task.
+        task: Name of the task.
+        tensors: Tensors of the task.
+        code: Code of an error.
+        reason: Reason of an error.
+        arrived: Time when the task was complete, monotonic clock, seconds.
+    """
 
     kind: Literal["welcome", "task", "error", "bye"]
     id: str = ""
@@ -53,9 +64,28 @@ class ClientEvent:
     arrived: float = 0.0  # of a task: when it was complete, by the monotonic clock
 
 
+@dataclass(frozen=True)
+class ClientTimes:
+    """Time limits and intervals of a ClientEndpoint, in seconds.
+
+    Attributes:
+        heartbeat_s: Interval of heartbeats.
+        resend_s: Time without acknowledgement after which a result is sent again.
+        orphan_timeout_s: Silence of the coordinator after which `poll` raises RunFailed.
+        handshake_limit_s: Time without a completed handshake after which `poll` raises Refused.
+        duplicate_grace_s: Time during which the coordinator may report the key as connected already.
+    """
+
+    heartbeat_s: float = 2.0
+    resend_s: float = 30.0
+    orphan_timeout_s: float = 300.0
+    handshake_limit_s: float = 30.0
+    duplicate_grace_s: float = 35.0
+
+
 @dataclass
 class _Task:
-    """A task that was delivered; `answered` once `send_result` was called for it."""
+    """A delivered task; `answered` once `send_result` was called for it."""
 
     round: int
     task: str
@@ -63,45 +93,47 @@ class _Task:
 
 
 class ClientEndpoint:
-    """Takes tasks, sends results, each until it is acknowledged; on a new connection it says HELLO with a new boot id.
+    """Receives tasks and sends results, each until it is acknowledged; says HELLO with a new boot id on each new connection.
 
-    connect: the coordinator's "tcp://host:port". run, job: hex; a coordinator with others is left.
-    task_template: task name -> the tensors it must hold, None for a task that does not exist.
-    server_key: the coordinator's public CURVE key; keys: this side's (public, secret) pair.
-    check: called with (task name, tensors) before a task is delivered; raises Refused to turn it down.
-    One thread at a time may use it: the worker's I/O thread, with `register` to be woken by other threads.
+    Not thread-safe: one thread (the worker's I/O thread) uses it, and `register` lets other threads wake it.
+
+    Args:
+        connect: The coordinator's "tcp://host:port".
+        link: Run, job, keys and security.
+        client: Client id.
+        task_template: Returns the tensors of a task by its name, None for an unknown task.
+        check: Called with (task name, tensors) before a task is delivered; raises Refused to reject it.
+        on_failure: Called with {"time", "peer", "code", "reason"} for each broken message.
+        times: Time limits and intervals.
+
+    Attributes:
+        welcomed: Whether the coordinator has accepted this connection.
+        failures: Number of broken messages by code.
+
+    Raises:
+        ConfigError: If an address is not allowed or a key is missing.
     """
 
     def __init__(
         self,
         connect: str,
+        link: Link,
         *,
-        run: str,
-        job: str,
         client: int,
         task_template: Callable[[str], Template | None],
-        security: str = "curve",
-        server_key: str | None = None,
-        keys: tuple[str, str] | None = None,
         check: Callable[[str, dict[str, np.ndarray]], None] | None = None,
         on_failure: Callable[[dict[str, Any]], None] | None = None,
-        context: zmq.Context | None = None,
-        heartbeat_s: float = 2.0,
-        resend_s: float = 30.0,
-        orphan_timeout_s: float = 300.0,
-        handshake_limit_s: float = 30.0,
-        duplicate_grace_s: float = 35.0,
+        times: ClientTimes = ClientTimes(),
     ) -> None:
-        require_safe(connect, security)
-        if security == "curve" and (keys is None or server_key is None):
+        require_safe(connect, link.security)
+        if link.security == "curve" and (link.keys is None or link.server_key is None):
             raise ConfigError("a worker with security curve needs its key pair and the coordinator's public key")
         self.welcomed = False
         self._message_log = MessageLog(on_failure)
         self.failures = self._message_log.failures
         self._client, self._template, self._check = client, task_template, check
-        self._heartbeat_s, self._resend_s, self._orphan_s = heartbeat_s, resend_s, orphan_timeout_s
-        self._handshake_s, self._grace_s = handshake_limit_s, duplicate_grace_s
-        self._stamp = Stamp(run, job)
+        self._times = times
+        self._stamp = Stamp(link.run, link.job)
         self._channel = Channel(self._stamp, self._send)
         self._phase = "idle"
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
@@ -111,31 +143,36 @@ class ClientEndpoint:
         self._connected, self._server_boot, self._hellos = False, "", set[str]()
         self._handshakes, self._handshake_since, self._duplicate_since = 0, 0.0, 0.0
         self._next_heartbeat = self._next_hello = 0.0
-        self._clock = AwakeClock()  # a pause of this process is no silence of the coordinator
+        self._clock = AwakeClock()  # a pause of this process does not count as silence of the coordinator
         self._heard = self._clock.now()
-        self._own_context = context is None
-        self._context = context or zmq.Context()
+        self._own_context = link.context is None
+        self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER)
-        if keys is not None and server_key is not None and security == "curve":
-            join_curve(self._socket, keys, server_key)
+        join_curve(self._socket, link)
         self._monitor = self._socket.get_monitor_socket()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         dial(self._socket, connect)
 
-    # the owner's side
-
     @property
     def pending(self) -> int:
-        """Results that the coordinator has not yet acknowledged."""
+        """Number of results that the coordinator has not acknowledged."""
         return len(self._results)
 
     def poll(self, timeout_s: float) -> list[ClientEvent]:
-        """Move messages for at most `timeout_s` seconds; returns at once on news or when a source is readable.
+        """Move messages; return at once on an event or when a registered source is readable.
 
-        Raises Refused "handshake" if no coordinator with the right key is there or it does not know this key, Refused
-        with the coordinator's code if it turns HELLO down, and RunFailed if nothing was heard for orphan_timeout_s.
+        Args:
+            timeout_s: Longest wait in seconds.
+
+        Returns:
+            Events since the last call.
+
+        Raises:
+            Refused: "handshake" if no coordinator with the right key answers or it does not know this key; the coordinator's
+                code if it rejects HELLO.
+            RunFailed: If nothing was heard for `orphan_timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -157,8 +194,17 @@ class ClientEndpoint:
     def send_result(
         self, task_id: str, status: str, release: Payload | Mapping[str, np.ndarray] | bytes = b"", reason: str = ""
     ) -> None:
-        """Answer a delivered task: "release" with tensors (bytes: as `tensors.pack` made them), "lost", "stale" or "refused"
-        without. ValueError for a task that was never delivered."""
+        """Answer a delivered task.
+
+        Args:
+            task_id: Message id of the task.
+            status: "release" with tensors; "lost", "stale" or "refused" without.
+            release: Tensors, or bytes from `tensors.pack`.
+            reason: Reason for a status without tensors.
+
+        Raises:
+            ValueError: For an unknown task or status.
+        """
         task = self._tasks.get(task_id)
         if task is None or status not in STATUSES:
             raise ValueError(f"no task {task_id} was delivered, or {status!r} is no status")
@@ -172,7 +218,14 @@ class ClientEndpoint:
         self._pump()
 
     def heartbeat(self, phase: str) -> None:
-        """Say what the worker is doing; a delivered task and an acknowledged result set it by themselves."""
+        """Report the worker's phase; delivered tasks and acknowledged results set it automatically.
+
+        Args:
+            phase: One of `PHASES`.
+
+        Raises:
+            ValueError: For an unknown phase.
+        """
         if phase not in PHASES:
             raise ValueError(f"a phase is one of {', '.join(PHASES)}, got {phase!r}")
         if phase != self._phase:
@@ -180,12 +233,18 @@ class ClientEndpoint:
             self._next_heartbeat = 0.0
 
     def register(self, source: Any, callback: Callable[[], None]) -> None:
-        """Wake `poll` when the descriptor or socket is readable and call back; the callback must read it empty."""
+        """Wake `poll` when a source is readable.
+
+        Args:
+            source: A descriptor or socket.
+            callback: Called then; must read the source until it is empty.
+        """
         key = source if isinstance(source, (int, zmq.Socket)) else source.fileno()
         self._poller.register(key, zmq.POLLIN)
         self._sources[key] = callback
 
     def unregister(self, source: Any) -> None:
+        """Remove a source of `register`."""
         key = source if isinstance(source, (int, zmq.Socket)) else source.fileno()
         self._poller.unregister(key)
         del self._sources[key]
@@ -197,7 +256,7 @@ class ClientEndpoint:
             self._pump()
 
     def close(self, abort: bool = False) -> None:
-        """Close the socket; what is queued still leaves for up to 5 s unless `abort`."""
+        """Close the socket; queued messages are sent for up to 5 s unless `abort`."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0 if abort else BYE_LINGER_MS)
@@ -210,10 +269,8 @@ class ClientEndpoint:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(abort=kind is not None)
 
-    # connection
-
     def _watch(self) -> None:
-        """Read what the socket reports about its connection."""
+        """Handle the socket's connection events."""
         while self._monitor.poll(0):
             event = int(recv_monitor_message(self._monitor)["event"])
             if event == zmq.EVENT_CONNECTED and not self._handshake_since:
@@ -225,13 +282,13 @@ class ClientEndpoint:
                 raise Refused("handshake", "the coordinator does not know this worker's key")
             elif event in _FAILED:
                 self._handshakes += 1
-            elif event == zmq.EVENT_CLOSED:  # nobody listens there (any more): a coordinator that is not up is no wrong one
+            elif event == zmq.EVENT_CLOSED:  # no listener: a coordinator that is down is not a wrong one
                 self._handshakes, self._handshake_since = 0, 0.0
             elif event == zmq.EVENT_DISCONNECTED:
                 self._connected = self.welcomed = False
 
     def _greet(self) -> None:
-        """A new connection: new boot id, HELLO, and nothing of the old connection counts any more."""
+        """Start a new connection: new boot id, empty state, HELLO."""
         self._stamp.renew()
         self._channel.restart()
         self._connected, self.welcomed, self._server_boot = True, False, ""
@@ -245,21 +302,21 @@ class ClientEndpoint:
             self._hellos.add(header.id)
 
     def _tend(self) -> bool:
-        """What time brings: limits, HELLO, heartbeats, repetitions; then send. True if the socket refused something."""
+        """Check limits, send HELLO, heartbeats and repetitions when due; True if the socket refused a message."""
         now = time.monotonic()
-        stuck = self._handshake_since and now - self._handshake_since > self._handshake_s
+        stuck = self._handshake_since and now - self._handshake_since > self._times.handshake_limit_s
         if self._handshakes >= HANDSHAKES or stuck:
             raise Refused("handshake", "no coordinator with the expected key answers at this address")
-        if self._clock.now() - self._heard > self._orphan_s:
-            raise RunFailed(f"nothing was heard from the coordinator for {self._orphan_s:g} s")
+        if self._clock.now() - self._heard > self._times.orphan_timeout_s:
+            raise RunFailed(f"nothing was heard from the coordinator for {self._times.orphan_timeout_s:g} s")
         if self._connected and not self.welcomed and now >= self._next_hello:
             self._hello(now)
         if self.welcomed and now >= self._next_heartbeat:
-            self._next_heartbeat = now + self._heartbeat_s
+            self._next_heartbeat = now + self._times.heartbeat_s
             self._channel.say("HEARTBEAT", code=self._phase)
         if self.welcomed:
             for stream in self._results.values():
-                if not self._channel.sending(stream.id) and now - stream.handed_over > self._resend_s:
+                if not self._channel.sending(stream.id) and now - stream.handed_over > self._times.resend_s:
                     self._channel.push(stream)
         return self._pump()
 
@@ -273,8 +330,6 @@ class ClientEndpoint:
             return False
         return True
 
-    # in
-
     def _read(self) -> None:
         for _ in range(BATCH):
             arrived = receive(self._socket)
@@ -285,7 +340,7 @@ class ClientEndpoint:
     def _handle(self, arrived: Arrived) -> None:
         header: Header | None = None
         try:
-            if arrived.odd:
+            if arrived.malformed:
                 raise WireError("multipart", "a message is a header, or a header and one chunk")
             header = decode(arrived.header)
             if not self.welcomed:
@@ -303,13 +358,13 @@ class ClientEndpoint:
             self._refuse(header, error)
 
     def _answered_hello(self, header: Header) -> None:
-        """Before WELCOME only an answer to this boot's HELLO counts; anything else is left of an older connection."""
+        """Handle a message before WELCOME: only an answer to this boot's HELLO counts."""
         if header.kind not in ("WELCOME", "ERROR") or header.parent not in self._hellos:
             raise WireError("no-welcome", f"a {header.kind} before WELCOME")
         if header.kind == "ERROR" and header.code == "duplicate":
             now = time.monotonic()
             self._duplicate_since = self._duplicate_since or now
-            if now - self._duplicate_since < self._grace_s:
+            if now - self._duplicate_since < self._times.duplicate_grace_s:
                 return
         if header.kind == "ERROR":
             raise Refused(header.code, f"the coordinator refused this worker: {header.reason}")
@@ -346,7 +401,7 @@ class ClientEndpoint:
             raise WireError("kind", f"a coordinator does not send {kind}")
 
     def _settle(self, result_id: str) -> None:
-        """The coordinator has the result, or does not want it: it need not be kept."""
+        """Forget a result that the coordinator has received or refused."""
         self._channel.drop(result_id)
         if self._results.pop(result_id, None) is not None and not self._results and self._phase == "sending":
             self.heartbeat("idle")
@@ -376,7 +431,7 @@ class ClientEndpoint:
         self._events.append(ClientEvent("task", header.id, header.round, header.task, tensors, arrived=time.monotonic()))
 
     def _refuse(self, header: Header | None, error: WireError) -> None:
-        """Count and log a broken message; tell the coordinator if it was a task, so that it need not wait."""
+        """Count and log a broken message; report it to the coordinator if it belongs to a task."""
         self._message_log.failed("coordinator", error)
         if header is None or not self.welcomed or header.kind not in ("TASK", "CHUNK") or error.code in PASSING:
             return

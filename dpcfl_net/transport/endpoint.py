@@ -1,10 +1,12 @@
-"""The two ends of the wire: the coordinator's ServerEndpoint and a worker's ClientEndpoint."""
+"""Both ends of the wire: the coordinator's ServerEndpoint and a worker's ClientEndpoint."""
 
 from __future__ import annotations
 
-from dpcfl_net.transport.client import ClientEndpoint, ClientEvent
+from dpcfl_net.transport.client import ClientEndpoint, ClientEvent, ClientTimes
+from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.payload import Payload
 from dpcfl_net.transport.peers import ServerEvent
 from dpcfl_net.transport.server import ServerEndpoint
+from dpcfl_net.transport.sockets import Link
 
-__all__ = ["ClientEndpoint", "ClientEvent", "Payload", "ServerEndpoint", "ServerEvent"]
+__all__ = ["ClientEndpoint", "ClientEvent", "ClientTimes", "Link", "MessageLog", "Payload", "ServerEndpoint", "ServerEvent"]

@@ -1,4 +1,4 @@
-"""A guard over the connections of a listening socket: logs failed handshakes, cuts a connection whose message never ends."""
+"""Guard of a listening socket's connections: logs failed handshakes, cuts connections with endless messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from dpcfl_net.transport.messages import CHUNK, WINDOW
 
-UNREAD_LIMIT = 4 * WINDOW * CHUNK  # bytes a connection may have sent that no complete message has delivered
+UNREAD_LIMIT = 4 * WINDOW * CHUNK  # bytes a connection may send ahead of complete messages
 PERIOD_MS = 100
 _OVERHEAD = 64  # bytes a frame may need beyond its content (ZMTP and CURVE)
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
@@ -22,12 +22,16 @@ _FAILED = {
 
 
 class ConnectionGuard:
-    """Watches the connections of one bound socket from a thread of its own, also while the owner is busy elsewhere.
+    """Watches the connections of one bound socket in its own thread, also while the owner is busy.
 
-    libzmq holds a multipart message until its last frame has come and bounds frames in size but not in number, so an
-    endless message would fill the memory unseen. What a connection has sent (TCP_INFO) is compared with what it has
-    delivered, and it is cut when more than `unread_limit` bytes stand between. Very short messages take more memory than that:
-    about 5 times as much under CURVE, 20 times in clear. Without TCP_INFO (not Linux) only handshakes are logged.
+    libzmq keeps a multipart message until its last frame and limits the size of frames, not their number, so an endless message
+    would fill the memory unnoticed. The guard compares the bytes that a connection has sent (TCP_INFO) with those delivered,
+    and cuts it when the difference exceeds the limit. Very short frames take more memory than their bytes: about 5 times under
+    CURVE, 20 times without. Without TCP_INFO (not Linux) only handshakes are logged.
+
+    Args:
+        watched: The bound socket.
+        unread_limit: Largest difference in bytes.
     """
 
     def __init__(self, watched: zmq.Socket, unread_limit: int = UNREAD_LIMIT) -> None:
@@ -39,21 +43,22 @@ class ConnectionGuard:
         self._thread.start()
 
     def delivered(self, fd: int, size: int) -> None:
-        """Note that the owner has read a frame of `size` bytes from the connection."""
+        """Record that the owner has read a frame of `size` bytes from a connection."""
         if fd in self._delivered:
             self._delivered[fd] += size + _OVERHEAD
 
     def cut(self, fd: int) -> None:
-        """Shut the connection down; the peer may connect again."""
+        """Shut a connection down; the peer may connect again."""
         if fd in self._delivered:
             _shutdown(fd)
 
     def failures(self) -> list[tuple[str, str]]:
-        """(code, reason) of what went wrong since the last call."""
+        """Return (code, reason) of each failure since the last call."""
         found, self._failures = self._failures, []
         return found
 
     def close(self) -> None:
+        """Stop the thread."""
         self._watched.disable_monitor()
         self._thread.join()
 
@@ -91,7 +96,7 @@ class ConnectionGuard:
 
 
 def _bytes_received(fd: int) -> int | None:
-    """What TCP has received on the descriptor, or None where that cannot be asked."""
+    """Bytes that TCP has received on a descriptor; None where this is not available."""
     if not hasattr(socket, "TCP_INFO"):
         return None
     try:

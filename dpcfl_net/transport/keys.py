@@ -1,4 +1,4 @@
-"""CURVE key pairs of the connections: a folder for each process, so that none needs a place where others' secrets lie."""
+"""CURVE key pairs of the processes, each in its own folder."""
 
 from __future__ import annotations
 
@@ -9,39 +9,70 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.signing import read_key_file, read_secret_file, write_operator_key, write_pair
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
-NOISE_SEED = "noise.seed"  # beside the coordinator's keys, where it is trusted to add seeded noise
+NOISE_SEED = "noise.seed"  # in the coordinator's key folder, if it is trusted to add seeded noise
 CURVE_LENGTH = 40  # characters of z85 for 32 bytes
 LONGEST_FILE = 4096  # bytes
 
 
 def client_key(client: int) -> str:
-    """The name of a client's key files."""
+    """Return the name of a client's key files."""
     return f"client_{client:04d}"
 
 
 def make_keys(folder: Path, clients: int) -> None:
-    """Key pairs for everybody of one run on one machine: operator, coordinator, observer and the clients."""
+    """Write the key pairs of a run on one machine: operator, coordinator, observer and clients.
+
+    Args:
+        folder: Folder of all keys.
+        clients: Number of clients.
+
+    Raises:
+        ConfigError: As `write_pair`.
+    """
     make_operator_keys(folder)
     make_client_keys(folder, range(clients))
 
 
 def make_operator_keys(folder: Path) -> None:
-    """The operator's signing key, and the key pairs of coordinator and observer."""
+    """Write the operator's signing key and the key pairs of coordinator and observer.
+
+    Args:
+        folder: Folder of all keys.
+
+    Raises:
+        ConfigError: As `write_pair`.
+    """
     write_operator_key(folder / OPERATOR, OPERATOR)
     for name in (COORDINATOR, OBSERVER):
         write_keypair(folder, name)
 
 
 def make_client_keys(folder: Path, clients: Iterable[int]) -> None:
-    """The key pairs of some clients, where these will run."""
+    """Write the key pairs of some clients.
+
+    Args:
+        folder: Folder of all keys.
+        clients: Client ids.
+
+    Raises:
+        ConfigError: As `write_pair`.
+    """
     for client in clients:
         write_keypair(folder, client_key(client))
 
 
 def write_keypair(folder: str | Path, name: str) -> str:
-    """Write a new CURVE pair (z85 text) as name/name.public and name/name.secret in `folder`; returns the public key.
+    """Write a new CURVE pair (z85 text) as name/name.public and name/name.secret.
 
-    ConfigError as `write_pair`.
+    Args:
+        folder: Folder of all keys.
+        name: Name of the process.
+
+    Returns:
+        The public key.
+
+    Raises:
+        ConfigError: As `write_pair`.
     """
     import zmq
 
@@ -54,27 +85,47 @@ def write_keypair(folder: str | Path, name: str) -> str:
 
 
 def read_public(folder: str | Path, name: str) -> str:
-    """The public CURVE key, z85; ConfigError if it is missing or no key."""
+    """Read a public CURVE key, z85.
+
+    Args:
+        folder: Folder of all keys.
+        name: Name of the process.
+
+    Raises:
+        ConfigError: If the file is missing or holds no key.
+    """
     path = public_path(folder, name)
     return _z85(path, read_key_file(path))
 
 
 def read_secret(folder: str | Path, name: str) -> str:
-    """The secret CURVE key, z85; Refused "key-permissions" if anyone but its owner can read it."""
+    """Read a secret CURVE key, z85.
+
+    Args:
+        folder: Folder of all keys.
+        name: Name of the process.
+
+    Raises:
+        ConfigError: If the file is missing or holds no key.
+        Refused: "key-permissions" if anyone but its owner can read the file.
+    """
     path = secret_path(folder, name)
     return _z85(path, read_secret_file(path))
 
 
 def read_pair(folder: str | Path, name: str, signed: str) -> tuple[str, str]:
-    """Read a process's own CURVE pair: (public, secret), both z85.
+    """Read a process's own CURVE pair.
 
     Args:
         folder: Folder of all keys.
         name: Name of the process.
         signed: Its public key in the signed job.
 
+    Returns:
+        (public, secret), both z85.
+
     Raises:
-        ConfigError: If a file is missing, holds no key, or is not of this pair: nobody could connect.
+        ConfigError: If a file is missing, holds no key, or does not belong to this pair.
         Refused: "key-permissions" as `read_secret`.
     """
     import zmq
@@ -88,12 +139,12 @@ def read_pair(folder: str | Path, name: str, signed: str) -> tuple[str, str]:
 
 
 def public_path(folder: str | Path, name: str) -> Path:
-    """The file of a public key below the folder of all keys."""
+    """Return the path of a public key below the folder of all keys."""
     return Path(folder) / name / f"{name}.public"
 
 
 def secret_path(folder: str | Path, name: str) -> Path:
-    """The file of a secret key below the folder of all keys."""
+    """Return the path of a secret key below the folder of all keys."""
     return Path(folder) / name / f"{name}.secret"
 
 

@@ -1,4 +1,4 @@
-"""What an end of the wire keeps of its traffic: failures counted and told, a row per message, the transcript."""
+"""Log of one end of the wire: counts of failures, a row per message, and the transcript."""
 
 from __future__ import annotations
 
@@ -11,37 +11,49 @@ from dpcfl_net.transport.messages import Header, WireError
 from dpcfl_net.transport.transcript import Transcript
 
 QUIET = ("CHUNK", "CREDIT", "HEARTBEAT")  # kinds left out of the message log
-TOLD = "client-"  # before a code that a client's ERROR brings, which is of the client's own choice
-CODES = 128  # so many codes are told apart before all further ones that clients bring are counted together
+CLIENT_PREFIX = "client-"  # marks the code of a client's ERROR, which the client chooses
+CODES = 128  # distinct codes; further ones from clients are counted together
 
 Listen = Callable[[dict[str, Any]], None] | None
 
 
 class MessageLog:
-    """Passes on to whoever listens; `failures` counts broken rules by code in any case."""
+    """Counts and forwards failures, messages and transcript records.
 
-    def __init__(self, on_failure: Listen, on_message: Listen = None, transcript: Transcript | None = None) -> None:
+    Args:
+        on_failure: Called with {"time", "peer", "code", "reason"} for each broken message.
+        on_message: Called with a row for messages.jsonl per message; chunks count with their message, credits and heartbeats
+            are left out.
+        transcript: Records the bytes of each message.
+
+    Attributes:
+        failures: Number of broken messages by code.
+    """
+
+    def __init__(self, on_failure: Listen = None, on_message: Listen = None, transcript: Transcript | None = None) -> None:
         self.failures: Counter[str] = Counter()
         self._on_failure, self._on_message, self._transcript = on_failure, on_message, transcript
 
     def failed(self, name: str, error: WireError) -> None:
-        known = not error.code.startswith(TOLD) or error.code in self.failures or len(self.failures) < CODES
-        self.failures[error.code if known else f"{TOLD}other"] += 1
+        """Count and report a broken message of a peer."""
+        known = not error.code.startswith(CLIENT_PREFIX) or error.code in self.failures or len(self.failures) < CODES
+        self.failures[error.code if known else f"{CLIENT_PREFIX}other"] += 1
         if self._on_failure is not None:
             self._on_failure({"time": time.time(), "peer": name, "code": error.code, "reason": error.reason})
 
     def message(self, direction: str, name: str, header: Header, size: int) -> None:
-        """A row for messages.jsonl; `size` in bytes, header and payload."""
+        """Report one message; `size` is in bytes, header and payload."""
         if self._on_message is not None and header.kind not in QUIET:
             about = {"time": time.time(), "direction": direction, "peer": name, "kind": header.kind}
             self._on_message({**about, "round": header.round, "bytes": size, "id": header.id})
 
     def crossed(self, direction: str, name: str, data: bytes | memoryview, chunk: memoryview | None) -> None:
-        """One message as it crossed, for the transcript."""
+        """Record one message in the transcript."""
         if self._transcript is not None:
             self._transcript.record(direction, name, bytes(data), chunk)
 
     def tick(self, flush: bool = False) -> None:
+        """Write the transcript's buffer if due, or now with `flush`."""
         if self._transcript is not None:
             if flush:
                 self._transcript.flush()

@@ -1,4 +1,4 @@
-"""The closed schema of every message, its strict codec, and the match of announced tensors against a pinned template."""
+"""Closed schema of every message, its strict codec, and the comparison of announced tensors with a template."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dpcfl_net.core.types import TensorSpec
 VERSION = 1
 MAX_HEADER = 64 << 10  # bytes
 CHUNK = 1 << 20  # bytes of payload in one message
-WINDOW = 16  # chunks on their way to one peer that it has not yet confirmed
+WINDOW = 16  # unconfirmed chunks in flight to one peer
 MAX_PAYLOAD = 1 << 34  # bytes; above any model, below any overflow
 
 M = TypeVar("M", bound=BaseModel)
 Kind = Literal["HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE"]
 STATUSES = ("release", "lost", "stale", "refused")
 PHASES = ("idle", "receiving", "waiting", "computing", "sending")  # waiting: for a core
-CODES: dict[str, tuple[str, ...]] = {"RESULT": STATUSES, "HEARTBEAT": PHASES}  # what `code` may say, by kind
+CODES: dict[str, tuple[str, ...]] = {"RESULT": STATUSES, "HEARTBEAT": PHASES}  # allowed codes by kind
 
 _HEX64 = r"^[0-9a-f]{64}$"
 _HEX32 = r"^[0-9a-f]{32}$"
@@ -37,16 +37,32 @@ Row = Annotated[tuple[Name, Literal["f4", "i8"], Shape, Whole], Field(strict=Fal
 
 
 class WireError(Refused):
-    """A message that breaks the rules of the wire; `code` says which rule."""
+    """A message that breaks a rule of the protocol, named by `code`."""
 
 
 class Header(BaseModel):
     """One message without its payload.
 
-    id names the message, parent the one it answers (or, in a CHUNK, the one it is a part of); sequence rises with
-    every message of one boot. index: of a CHUNK its place; of a CREDIT how many chunks of the parent have arrived.
-    client: whom a HELLO claims to be (believed only without CURVE). No field can carry a privacy parameter, a loss,
-    an accuracy, a count or a label.
+    No field can carry a privacy parameter, a loss, an accuracy, a count or a label.
+
+    Attributes:
+        version: Version of the protocol.
+        run: Run id, hex.
+        job: Hash of the job, hex.
+        boot: Id of the sender's connection, hex.
+        sequence: Increases with every message of one boot.
+        id: Message id, hex.
+        kind: Kind of the message.
+        parent: Message that this one answers, or that a CHUNK belongs to.
+        round: Round of a task or result.
+        task: Name of the task.
+        tensors: Rows (name, dtype, shape, bytes) of the payload.
+        sha256: Hash of the payload, hex.
+        chunks: Number of chunks of the payload.
+        index: CHUNK: its position. CREDIT: number of the parent's chunks that have arrived.
+        client: HELLO: claimed client id, believed only without CURVE.
+        code: Status, phase or error code.
+        reason: Reason of an error, printable.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -71,17 +87,24 @@ class Header(BaseModel):
 
     @property
     def size(self) -> int:
-        """Bytes of the payload that the header announces."""
+        """Bytes of the announced payload."""
         return sum(row[3] for row in self.tensors)
 
 
 def encode(header: Header) -> bytes:
-    """The header as bytes; fields that hold their default stay out."""
+    """Encode a header; fields with their default value are left out."""
     return msgpack.packb(header.model_dump(exclude_defaults=True))
 
 
 def unpack_strict(data: bytes | memoryview) -> dict[str, Any]:
-    """One msgpack map within fixed limits of size, depth and type; WireError "header-too-large" or "not-msgpack"."""
+    """Decode one msgpack map within fixed limits of size, depth and type.
+
+    Args:
+        data: Bytes from any peer.
+
+    Raises:
+        WireError: "header-too-large" or "not-msgpack".
+    """
     if len(data) > MAX_HEADER:
         raise WireError("header-too-large", f"{len(data)} bytes, at most {MAX_HEADER} allowed")
     try:
@@ -96,7 +119,7 @@ def unpack_strict(data: bytes | memoryview) -> dict[str, Any]:
             max_map_len=32,
             max_ext_len=0,
             ext_hook=_no_ext,
-            object_pairs_hook=_said_once,
+            object_pairs_hook=_unique_keys,
         )
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise WireError("not-msgpack", plain(f"{type(error).__name__}: {error}", 120)) from None
@@ -106,7 +129,14 @@ def unpack_strict(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def decode(data: bytes | memoryview) -> Header:
-    """Inverse of `encode` for bytes from anyone: WireError and nothing else on whatever is not a well-formed header."""
+    """Decode a header, the inverse of `encode`.
+
+    Args:
+        data: Bytes from any peer.
+
+    Raises:
+        WireError: If they are not a well-formed header; no other exception is raised.
+    """
     header = validate(Header, unpack_strict(data))
     allowed = CODES.get(header.kind)
     if allowed and header.code not in allowed:
@@ -116,7 +146,15 @@ def decode(data: bytes | memoryview) -> Header:
 
 
 def validate(schema: type[M], found: dict[str, Any]) -> M:
-    """`found` as an instance of the schema; WireError "schema" names the first field that is unknown or mistyped."""
+    """Validate a map against a schema.
+
+    Args:
+        schema: pydantic model.
+        found: The map.
+
+    Raises:
+        WireError: "schema", with the first field that is unknown or mistyped.
+    """
     try:
         return schema.model_validate(found)
     except ValidationError as error:
@@ -126,7 +164,7 @@ def validate(schema: type[M], found: dict[str, Any]) -> M:
 
 
 def _check_payload(header: Header) -> None:
-    """Announced sizes agree with each other; Python's integers cannot overflow, so neither can a shape."""
+    """Check that the announced sizes agree; Python's integers cannot overflow."""
     for name, dtype, shape, size in header.tensors:
         if math.prod(shape) * int(dtype[1]) != size:
             raise WireError("schema", f"tensors: {plain(name, 40)} of shape {list(shape)} is not {size} bytes")
@@ -147,21 +185,21 @@ def _no_ext(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code}")
 
 
-def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A map that says no field twice: of two values the reader would believe one, and another reader the other."""
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Map from pairs; ValueError for a repeated key, since readers would disagree about its value."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is repeated")
     return found
 
 
 def plain(text: str, limit: int = 500) -> str:
-    """`text` fit for a `reason` and for one line of a log: no control characters, at most `limit` characters."""
+    """Return `text` without control characters, cut to `limit` characters."""
     return re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]", "?", text)[:limit]
 
 
 def word(text: str) -> str:
-    """`text` fit for a `code`."""
+    """Return `text` as an error code."""
     return re.sub(r"[^a-z0-9-]", "-", text.lower())[:64]
 
 
@@ -170,7 +208,7 @@ Dim = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class TensorTemplate:
-    """What one tensor must be: its dtype and its sides, each a number or an inclusive range (low, high)."""
+    """Required dtype and sides of a tensor; a side is a number or an inclusive range (low, high)."""
 
     dtype: str
     shape: tuple[Dim, ...] = ()
@@ -180,7 +218,15 @@ Template = Mapping[str, TensorTemplate]
 
 
 def resolve(specs: Mapping[str, TensorSpec], dims: Mapping[str, Dim]) -> dict[str, TensorTemplate]:
-    """Specs with named sides ("p", "M") as a template with their values; KeyError names a side without one."""
+    """Replace the named sides ("p", "M") of specs by their values.
+
+    Args:
+        specs: Specs by tensor name.
+        dims: Values of the named sides.
+
+    Raises:
+        KeyError: For a side without a value.
+    """
     return {
         name: TensorTemplate(spec.dtype, tuple(dims[side] if isinstance(side, str) else side for side in spec.shape))
         for name, spec in specs.items()
@@ -188,12 +234,28 @@ def resolve(specs: Mapping[str, TensorSpec], dims: Mapping[str, Dim]) -> dict[st
 
 
 def match_template(header: Header, template: Template) -> None:
-    """WireError "template" unless the announced tensors are exactly the pinned ones; runs before any chunk is accepted."""
+    """Compare a header's announced tensors with a template, before any chunk is accepted.
+
+    Args:
+        header: The header.
+        template: Required tensors.
+
+    Raises:
+        WireError: "template" if they differ.
+    """
     match_rows(header.tensors, template)
 
 
 def match_rows(rows: Iterable[Sequence[Any]], template: Template) -> None:
-    """WireError "template" unless rows of (name, dtype, shape, bytes) are exactly the pinned tensors."""
+    """Compare rows of (name, dtype, shape, bytes) with a template.
+
+    Args:
+        rows: The rows.
+        template: Required tensors.
+
+    Raises:
+        WireError: "template" if they differ.
+    """
     found = {row[0]: row for row in rows}
     if found.keys() != template.keys():
         odd = sorted(found.keys() ^ template.keys())

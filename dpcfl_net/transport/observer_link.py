@@ -1,4 +1,4 @@
-"""The one-way link to the observer: models from the coordinator, personal figures and timings from the workers."""
+"""One-way link to the observer: models from the coordinator, personal metrics and timings from the workers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dpcfl_net.transport.guard import UNREAD_LIMIT
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import CHUNK, VERSION, Header, WireError, plain, unpack_strict, validate
 from dpcfl_net.transport.payload import Assembly, Payload
-from dpcfl_net.transport.sockets import Arrived, Listener, dial, join_curve, new_socket, receive, require_safe
+from dpcfl_net.transport.sockets import Arrived, Link, Listener, dial, join_curve, new_socket, receive, require_safe
 
 COORDINATOR = "coordinator"
 BATCH = 256
 END_LINGER_MS = 30_000
-AHEAD = 4  # rounds of models that the coordinator may be ahead of what the observer has read
-Phase = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,19}$")]  # a word that the algorithm chooses for what people see
+AHEAD = 4  # rounds of models that the coordinator may send ahead of the observer
+Phase = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,19}$")]  # display name, chosen by the algorithm
 Work = Literal["train", "wait", "send", "aggregate", "cluster", "evaluate"]
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -35,7 +35,7 @@ Cluster = Annotated[int, Field(ge=0, le=10**6)]
 
 
 class Note(BaseModel):
-    """One message to the observer; the fields that its kind does not use keep their defaults."""
+    """One message to the observer; fields that its kind does not use keep their defaults."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -65,10 +65,16 @@ class Note(BaseModel):
 
 @dataclass(frozen=True)
 class Models:
-    """The cluster models after a round, (M, p) float32, and each client's cluster in client order.
+    """Cluster models after a round.
 
-    Of a trusted server, which alone knows them: the clients that it drew, the label that each sent, and the noisy label that it
-    released for each, where it releases labels.
+    Attributes:
+        round: The round.
+        phase: Phase of the algorithm.
+        assignment: Cluster of each client in client order; None: no cluster.
+        models: Models, (M, p) float32.
+        clients: Trusted server only: clients of the round.
+        labels: Trusted server only: label that each of these clients sent.
+        released: Trusted server only: noisy label released for each of these clients, if labels are released.
     """
 
     round: int
@@ -82,7 +88,14 @@ class Models:
 
 @dataclass(frozen=True)
 class Personal:
-    """A personal model on its own client's test data: accuracy as a fraction, mean loss in nats (None: not finite)."""
+    """Evaluation of a personal model on its client's test data.
+
+    Attributes:
+        client: Client id.
+        round: The round.
+        accuracy: 0 to 1.
+        loss: Mean loss in nats; None if not finite.
+    """
 
     client: int
     round: int
@@ -92,7 +105,7 @@ class Personal:
 
 @dataclass(frozen=True)
 class Span:
-    """Who did what when; times in seconds since the epoch."""
+    """A period of work of one process, in seconds since the epoch."""
 
     who: str
     what: str
@@ -103,7 +116,7 @@ class Span:
 
 @dataclass(frozen=True)
 class End:
-    """The coordinator is done."""
+    """End of the run, sent by the coordinator."""
 
     round: int
     reason: str
@@ -111,7 +124,7 @@ class End:
 
 @dataclass
 class _Sender:
-    """What the inbox knows of one sender: -1 the coordinator, otherwise a client id."""
+    """State of one sender: -1 for the coordinator, otherwise a client id."""
 
     boot: str = ""
     sequence: int = 0
@@ -120,42 +133,53 @@ class _Sender:
 
 
 class ObserverInbox:
-    """Listens for everyone's notes and answers nobody.
+    """Receives messages from all processes and answers none.
 
-    bind, run, job, security, keys, on_failure: as for ServerEndpoint. coordinator_key, client_keys: public CURVE keys;
-    models and the end are believed from the coordinator's key only, personal figures and spans of client i from its own
-    (with security "none", on loopback, senders are believed). parameters: p; max_models: the most rows, which together
-    bound what the inbox will ever hold. A sender that is further AHEAD is cut off ("flood") and may connect again.
+    Models and the end are accepted from the coordinator's key only, metrics and spans of client i from its own key (with
+    security "none", on loopback, senders are trusted). `parameters` and `max_models` bound the memory. A sender more than AHEAD
+    rounds ahead is cut off ("flood") and may connect again.
+
+    Args:
+        bind: "tcp://host:port", port * or 0 for a free one.
+        link: Run, job, keys and security.
+        coordinator_key: The coordinator's public CURVE key.
+        client_keys: Public CURVE key by client id.
+        parameters: Number of parameters p.
+        max_models: Largest number of models M.
+        on_failure: Called with {"time", "peer", "code", "reason"} for each broken message.
+
+    Attributes:
+        failures: Number of broken messages by code.
+        address: Bound address with its real port.
+
+    Raises:
+        ConfigError: As `Listener`.
     """
 
     def __init__(
         self,
         bind: str,
+        link: Link,
         *,
-        run: str,
-        job: str,
         coordinator_key: str,
         client_keys: Mapping[int, str],
         parameters: int,
         max_models: int,
-        security: str = "curve",
-        keys: tuple[str, str] | None = None,
         on_failure: Callable[[dict[str, Any]], None] | None = None,
-        context: zmq.Context | None = None,
     ) -> None:
         self._message_log = MessageLog(on_failure)
         self.failures = self._message_log.failures
-        self._run, self._job, self._parameters, self._max_models = run, job, parameters, max_models
-        self._curve = security == "curve"
+        self._run, self._job, self._parameters, self._max_models = link.run, link.job, parameters, max_models
+        self._curve = link.security == "curve"
         self._senders = {-1: _Sender(), **{client: _Sender() for client in client_keys}}
         self._boots: OrderedDict[str, None] = OrderedDict()
         self._by_key = {**{key: client for client, key in client_keys.items()}, coordinator_key: -1} if self._curve else {}
         unread = 4 * UNREAD_LIMIT + AHEAD * 4 * parameters * max_models
-        self._listener = Listener(zmq.PULL, bind, security, keys, self._by_key, context, unread)
+        self._listener = Listener(zmq.PULL, bind, link, self._by_key, unread)
         self._socket, self.address = self._listener.socket, self._listener.address
 
     def poll(self, timeout_s: float) -> list[Models | Personal | Span | End]:
-        """What has arrived, at once if there is anything, else after at most `timeout_s` seconds."""
+        """Return what has arrived; waits for at most `timeout_s` seconds if there is nothing."""
         found: list[Models | Personal | Span | End] = []
         deadline = time.monotonic() + timeout_s
         while True:
@@ -168,6 +192,7 @@ class ObserverInbox:
                 return found
 
     def close(self) -> None:
+        """Close the socket."""
         self._listener.close(0)
 
     def __enter__(self) -> ObserverInbox:
@@ -193,11 +218,11 @@ class ObserverInbox:
                 found.append(heard)
 
     def _checked(self, arrived: Arrived) -> tuple[Note, _Sender]:
-        """The note after the checks of key, schema, run, job and sequence, in this order."""
+        """The message after the checks of key, schema, run, job and sequence, in this order."""
         owner = self._by_key.get(arrived.user)
         if self._curve and owner is None:
             raise WireError("unknown-key", "a message without an authenticated key of the roster")
-        if arrived.odd:
+        if arrived.malformed:
             raise WireError("multipart", "a message is a header, or a header and one chunk")
         note: Note = validate(Note, unpack_strict(arrived.header))
         for name, expected in (("version", VERSION), ("run", self._run), ("job", self._job)):
@@ -236,14 +261,14 @@ class ObserverInbox:
             raise WireError("template", f"{note.models} models announced, at most {self._max_models} expected")
         if any(cluster is not None and cluster >= note.models for cluster in note.assignment):
             raise WireError("template", "an assignment to a cluster without a model")
-        if any(shown and len(shown) != len(note.clients) for shown in (note.labels, note.released)):
-            raise WireError("template", "labels of other clients than those that were drawn")
+        if any(labels and len(labels) != len(note.clients) for labels in (note.labels, note.released)):
+            raise WireError("template", "labels for other clients than those of the round")
         sender.note, sender.assembly = note, Assembly(_as_header(note, self._parameters))
         return None if note.models else self._finish(sender)
 
     def _add(self, note: Note, sender: _Sender, chunk: memoryview) -> Models | None:
         if sender.assembly is None:
-            raise WireError("chunk", "a chunk of no message that is arriving")
+            raise WireError("chunk", "no message expects this chunk")
         try:
             whole = sender.assembly.add(note.index, chunk)
         except WireError:
@@ -261,66 +286,84 @@ class ObserverInbox:
 
 
 class ObserverOutbox:
-    """Sends notes to the observer and never reads anything, so that nothing the observer knows can flow back.
+    """Sends messages to the observer and never reads, so that nothing flows back.
 
-    sender: "coordinator" or a client id; connect, run, job, security, server_key, keys: as for ClientEndpoint.
-    While the observer cannot be reached, sending waits; after patience_s the note is given up, and so are all after it that
-    do not go at once, until one does. `dropped` counts them. No observer ever stops a run.
+    While the observer cannot be reached, sending waits; after `patience_s` the message is dropped, and so are later ones that
+    cannot be sent at once, until one is sent. An observer never stops a run.
+
+    Args:
+        connect: The observer's "tcp://host:port".
+        link: Run, job, keys and security.
+        sender: "coordinator" or a client id.
+        patience_s: Longest wait, seconds.
+
+    Attributes:
+        dropped: Number of dropped messages.
+
+    Raises:
+        ConfigError: If the address is not allowed or a key is missing.
     """
 
     def __init__(
         self,
         connect: str,
+        link: Link,
         *,
-        run: str,
-        job: str,
         sender: str | int,
-        security: str = "curve",
-        server_key: str | None = None,
-        keys: tuple[str, str] | None = None,
-        context: zmq.Context | None = None,
         patience_s: float = 60.0,
     ) -> None:
-        require_safe(connect, security)
-        if security == "curve" and (keys is None or server_key is None):
+        require_safe(connect, link.security)
+        if link.security == "curve" and (link.keys is None or link.server_key is None):
             raise ConfigError("a link to the observer with security curve needs a key pair and the observer's public key")
         self.dropped = 0
-        self._run, self._job, self._boot, self._sequence = run, job, new_id(), 0
+        self._run, self._job, self._boot, self._sequence = link.run, link.job, new_id(), 0
         self._sender = -1 if sender == COORDINATOR else int(sender)
         self._patience_s, self._gave_up = patience_s, False
-        self._own_context = context is None
-        self._context = context or zmq.Context()
+        self._own_context = link.context is None
+        self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.PUSH)
-        if keys is not None and server_key is not None and security == "curve":
-            join_curve(self._socket, keys, server_key)
+        join_curve(self._socket, link)
         dial(self._socket, connect)
 
     def models(
-        self, round: int, phase: str, assignment: Sequence[int | None], models: np.ndarray, **shown: Sequence[int | None]
+        self, round: int, phase: str, assignment: Sequence[int | None], models: np.ndarray, **diagnostics: Sequence[int | None]
     ) -> None:
-        """Publish the models after a round: (M, p) float32, not to change until they have left; M may be 0.
+        """Publish the models after a round.
 
-        shown: a trusted server's `clients`, `labels` and `released`, as in `Models`.
+        Args:
+            round: The round.
+            phase: Phase of the algorithm.
+            assignment: Cluster of each client in client order.
+            models: (M, p) float32, M >= 0; must not change until they are sent.
+            diagnostics: A trusted server's `clients`, `labels` and `released`, as in `Models`.
         """
         payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
-        about: dict[str, Any] = {"round": round, "phase": phase, "assignment": list(assignment), "models": len(models), **shown}
-        sent = self._send("MODELS", sha256=payload.sha256, **about)
+        fields: dict[str, Any] = {
+            "round": round,
+            "phase": phase,
+            "assignment": list(assignment),
+            "models": len(models),
+        } | diagnostics
+        sent = self._send("MODELS", sha256=payload.sha256, **fields)
         for index, chunk in enumerate(payload.chunks):
             sent = sent and self._send("CHUNK", chunk=chunk, index=index)
         self.dropped += not sent
 
     def personal(self, round: int, accuracy: float, loss: float) -> None:
+        """Report a personal model's accuracy (0 to 1) and mean loss (nats)."""
         finite = float(loss) if math.isfinite(loss) else None
         self.dropped += not self._send("PERSONAL", round=round, accuracy=float(accuracy), loss=finite)
 
     def span(self, what: str, round: int, start: float, end: float) -> None:
+        """Report a period of work, in seconds since the epoch."""
         self.dropped += not self._send("SPAN", what=what, round=round, start=float(start), end=float(end))
 
     def end(self, round: int, reason: str = "") -> None:
+        """Report the end of the run."""
         self.dropped += not self._send("END", round=round, reason=plain(reason))
 
     def close(self, abort: bool = False) -> None:
-        """Close the socket; what is queued still leaves for up to 30 s unless `abort`."""
+        """Close the socket; queued messages are sent for up to 30 s unless `abort`."""
         self._socket.close(linger=0 if abort or self._gave_up else END_LINGER_MS)
         if self._own_context:
             self._context.term()
@@ -332,7 +375,7 @@ class ObserverOutbox:
         self.close(abort=kind is not None)
 
     def _send(self, kind: str, /, chunk: memoryview | None = None, **fields: Any) -> bool:
-        """One note; False if the observer did not take it in time."""
+        """Send one message; False if the observer did not accept it in time."""
         self._sequence += 1
         note = Note(
             version=VERSION,
@@ -353,7 +396,7 @@ class ObserverOutbox:
 
 
 def _as_header(note: Note, parameters: int) -> Header:
-    """The payload of a MODELS note in the terms of Assembly."""
+    """Header for Assembly with the payload of a MODELS message."""
     size = note.models * parameters * 4
     return Header(
         version=VERSION,

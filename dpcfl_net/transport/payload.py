@@ -1,4 +1,4 @@
-"""Payloads on the wire: tensors cut into chunks once and shared by many peers, and put together again within bounds."""
+"""Payloads: tensors cut into chunks once and shared by many peers, and their bounded reassembly."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from dpcfl_net.transport.messages import CHUNK, Header, WireError
 
 
 class Payload:
-    """Tensors ready to send: `rows` for the header, `sha256` of all bytes, `chunks` of at most 1 MiB.
+    """Tensors ready to send to any number of peers.
 
-    The arrays are not copied (only a chunk that spans two of them is), so they must not change while the payload is in use.
-    One Payload may be sent to any number of peers.
+    The arrays are not copied (except chunks that span two of them) and must not change while the payload is in use.
+
+    Attributes:
+        rows: Rows (name, dtype, shape, bytes) for the header.
+        size: Bytes in all.
+        chunks: Pieces of at most 1 MiB.
+        sha256: Hash of all bytes, hex; empty without bytes.
     """
 
     def __init__(self, rows: Sequence[Sequence[Any]], parts: Sequence[memoryview]) -> None:
@@ -32,12 +37,19 @@ class Payload:
 
     @classmethod
     def of(cls, tensors: Mapping[str, np.ndarray]) -> Payload:
-        """From named float32 or int64 arrays; ValueError names an array of any other dtype."""
+        """Create a payload from named arrays.
+
+        Args:
+            tensors: float32 or int64 arrays.
+
+        Raises:
+            ValueError: For another dtype.
+        """
         return cls(named.describe(tensors), named.buffers(tensors))
 
     @classmethod
     def from_packed(cls, packed: bytes) -> Payload:
-        """From the bytes that `tensors.pack` made; the tensors' bytes are sent exactly as they were packed."""
+        """Create a payload from the bytes of `tensors.pack`, which are sent unchanged."""
         if not packed:
             return cls((), ())
         rows, raw = msgpack.unpackb(packed, max_bin_len=1 << 40)
@@ -45,16 +57,16 @@ class Payload:
 
 
 def as_payload(tensors: Payload | Mapping[str, np.ndarray] | bytes) -> Payload:
-    """Whatever form the tensors have, as a Payload."""
+    """Convert tensors, or bytes of `tensors.pack`, to a Payload."""
     if isinstance(tensors, Payload):
         return tensors
     return Payload.from_packed(tensors) if isinstance(tensors, bytes) else Payload.of(tensors)
 
 
 def _cut(parts: Sequence[memoryview]) -> list[memoryview]:
-    """Pieces of CHUNK bytes (the last may be shorter) of the parts laid end to end."""
+    """Pieces of CHUNK bytes of the concatenated parts; the last may be shorter."""
     chunks: list[memoryview] = []
-    held: list[memoryview] = []  # the beginning of a chunk that goes on in the next part
+    held: list[memoryview] = []  # start of a chunk that continues in the next part
     missing = CHUNK
     for part in parts:
         at = 0
@@ -74,9 +86,12 @@ def _join(pieces: list[memoryview]) -> memoryview:
 
 
 class Assembly:
-    """One message whose payload is arriving: a single buffer of the announced size, filled in order.
+    """An arriving message: a buffer of the announced size, filled in order.
 
-    To be made only after the header has passed every check, the template included: the size is then known to be right.
+    Create it only after the header has passed every check, including the template, which makes its size trustworthy.
+
+    Args:
+        header: The message's header.
     """
 
     def __init__(self, header: Header) -> None:
@@ -86,7 +101,18 @@ class Assembly:
         self._digest = hashlib.sha256()
 
     def add(self, index: int, chunk: memoryview) -> bool:
-        """Take the next chunk; True if it was the last. WireError "chunk" on any other place or length."""
+        """Add the next chunk.
+
+        Args:
+            index: Position of the chunk.
+            chunk: Its bytes.
+
+        Returns:
+            Whether it was the last one.
+
+        Raises:
+            WireError: "chunk" for another position or length.
+        """
         start = index * CHUNK
         expected = min(CHUNK, len(self._buffer) - start)
         if index != self.received or chunk.nbytes != expected:
@@ -97,7 +123,11 @@ class Assembly:
         return self.received == self.header.chunks
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays, read-only; WireError "hash" on other bytes than announced, "non-finite" on a NaN or an infinity."""
+        """Return the arrays, read-only.
+
+        Raises:
+            WireError: "hash" if the bytes differ from the announced hash, "non-finite" for a NaN or an infinity.
+        """
         if self.header.size and self._digest.hexdigest() != self.header.sha256:
             raise WireError("hash", "the payload is not the one that the header announced")
         found = named.split([list(row) for row in self.header.tensors], self._buffer)
@@ -114,7 +144,16 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 
 def checked(assembly: Assembly, check: Any, *about: Any) -> dict[str, np.ndarray]:
-    """The assembly's tensors after the owner's own check (the norm bound), whose Refused becomes a WireError."""
+    """Return the tensors of a message after the owner's check (the norm bound).
+
+    Args:
+        assembly: The complete message.
+        check: Called with `about` and the tensors; None: no check.
+        about: First arguments of `check`.
+
+    Raises:
+        WireError: As `Assembly.tensors`, or with the code of the check's Refused.
+    """
     found = assembly.tensors()
     if check is not None:
         try:

@@ -1,4 +1,4 @@
-"""What the coordinator's endpoint knows of each client, and what it reports of them."""
+"""State of each client at the coordinator's endpoint, and the events it reports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,21 @@ from dpcfl_net.transport.messages import Header
 
 @dataclass(frozen=True)
 class ServerEvent:
-    """What `poll` reports.
+    """Event that `ServerEndpoint.poll` reports.
 
-    joined, left: the client's connection. phase: what it says it is doing. result: its answer to an open task, with
-    tensors where status is "release". failed: a broken message (client None: from no known client); with `id` set it
-    concerns the open task of that id, which is closed then: no answer will come.
+    Attributes:
+        kind: "joined" or "left" (connection), "phase" (heartbeat), "result" (answer to an open task) or "failed" (broken
+            message).
+        client: Client id; None if a broken message came from no known client.
+        round: Round of the task.
+        task: Name of the task.
+        id: Message id of the task. On "failed", that task is closed and gets no answer; empty if none is concerned.
+        status: Status of a result.
+        tensors: Tensors of a result with status "release".
+        phase: New phase of the client.
+        code: Error code of a broken message.
+        reason: Reason of a status or error.
+        bytes: Size of a result, header and payload.
     """
 
     kind: Literal["joined", "left", "result", "phase", "failed"]
@@ -38,7 +48,7 @@ class ServerEvent:
 
 @dataclass
 class OpenTask:
-    """A task without an answer as yet."""
+    """A task without an answer."""
 
     round: int
     task: str
@@ -50,7 +60,13 @@ class OpenTask:
 
 
 class Peer:
-    """What the endpoint knows of one client; it outlives the client's connections."""
+    """State of one client, which outlives its connections.
+
+    Args:
+        client: Client id.
+        stamp: Makes the headers.
+        send: Sends one message of this peer; returns False if the socket refuses it.
+    """
 
     def __init__(self, client: int, stamp: Stamp, send: Callable[[Peer, Header, bytes, memoryview | None], bool]) -> None:
         self.client = client
@@ -59,7 +75,7 @@ class Peer:
         self.boot = ""
         self.boots: OrderedDict[str, None] = OrderedDict()
         self.phase = "idle"
-        self.heard = 0.0  # when its last good message came, by the monotonic clock
+        self.heard = 0.0  # time of its last valid message, monotonic clock
         self.open: OpenTask | None = None
         self.answering = ""  # id of the latest RESULT to the open task
         self.delivered: OrderedDict[str, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The coordinator's end of the wire: one ROUTER that many workers connect to, none of them trusted."""
+"""The coordinator's end of the wire: one ROUTER socket for all workers, none of them trusted."""
 
 from __future__ import annotations
 
@@ -6,67 +6,70 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import zmq
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.transport.channel import Stamp, Stream, remember
-from dpcfl_net.transport.message_log import TOLD, MessageLog
+from dpcfl_net.transport.message_log import CLIENT_PREFIX, MessageLog
 from dpcfl_net.transport.messages import Header, Template, WireError, decode, encode, match_template, plain, word
 from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
 from dpcfl_net.transport.peers import OpenTask, Peer, ServerEvent
-from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Listener, receive
-from dpcfl_net.transport.transcript import Transcript
+from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, Listener, receive
 
-BATCH = 256  # messages read before what waits is sent
-FRESH_BEATS = 5  # heartbeats without which what a client last said is old
+BATCH = 256  # messages read before queued messages are sent
+FRESH_BEATS = 5  # missed heartbeats after which a client's phase is outdated
 FAILURES = 200  # broken messages after which a connection is cut
 
 
 class ServerEndpoint:
-    """Sends tasks, takes results. Every broken rule is counted in `failures` by its code, told to `on_failure` and to
-    the sender; no message from outside raises.
+    """Sends tasks and receives results.
 
-    bind: "tcp://host:port", port * or 0 for a free one; `address` has the real one.
-    run, job: hex; every message of every peer must carry the same.
-    clients: client id -> its public CURVE key (z85; unused with security "none").
-    keys: this side's (public, secret) CURVE pair.
-    result_template: task name -> the tensors a "release" must hold; other answers hold none.
-    check: called with (client, task name, tensors) before a result is believed; raises Refused to turn it down.
-    on_message: gets a row for messages.jsonl per message (chunks belong to their message; credits and heartbeats left out).
-    on_failure: gets {"time", "peer", "code", "reason"}.
-    Raises ConfigError for an address that is taken or, with security "none", not loopback.
-    One thread at a time may use it.
+    Every broken rule is counted in `failures` by its code, logged and reported to the sender; no message from outside raises.
+    Not thread-safe.
+
+    Args:
+        bind: "tcp://host:port", port * or 0 for a free one.
+        link: Run, job, keys and security.
+        clients: Public CURVE key by client id, z85; unused with security "none".
+        result_template: Returns the tensors of a "release" by the name of its task; other answers hold none.
+        check: Called with (client, task name, tensors) before a result is accepted; raises Refused to reject it.
+        log: Receives failures, messages and the transcript.
+        heartbeat_s: Interval of heartbeats, seconds.
+        resend_s: Time after which a task is sent again to an idle client, seconds.
+
+    Attributes:
+        ready: Connected clients.
+        failures: Number of broken messages by code.
+        bytes_up: Bytes received.
+        bytes_down: Bytes sent.
+        address: Bound address with its real port.
+
+    Raises:
+        ConfigError: For an address that is taken or, with security "none", not loopback.
     """
 
     def __init__(
         self,
         bind: str,
+        link: Link,
         *,
-        run: str,
-        job: str,
         clients: Mapping[int, str],
         result_template: Callable[[str], Template | None],
-        security: str = "curve",
-        keys: tuple[str, str] | None = None,
         check: Callable[[int, str, dict[str, np.ndarray]], None] | None = None,
-        on_message: Callable[[dict[str, Any]], None] | None = None,
-        on_failure: Callable[[dict[str, Any]], None] | None = None,
-        transcript: Transcript | None = None,
-        context: zmq.Context | None = None,
+        log: MessageLog | None = None,
         heartbeat_s: float = 2.0,
         resend_s: float = 5.0,
     ) -> None:
         self.ready: set[int] = set()
-        self._message_log = MessageLog(on_failure, on_message, transcript)
+        self._message_log = log or MessageLog()
         self.failures = self._message_log.failures
         self.bytes_up = self.bytes_down = 0
-        self._stamp = Stamp(run, job)
+        self._stamp = Stamp(link.run, link.job)
         self._template, self._check = result_template, check
         self._heartbeat_s, self._resend_s = heartbeat_s, resend_s
-        self._curve = security == "curve"
+        self._curve = link.security == "curve"
         self._by_key = {key: client for client, key in clients.items()} if self._curve else {}
         if self._curve and len(self._by_key) != len(clients):
             raise ConfigError("two clients of the roster have the same public key")
@@ -75,28 +78,35 @@ class ServerEndpoint:
         self._events: list[ServerEvent] = []
         self._next_heartbeat = 0.0
         self._peers = {client: Peer(client, self._stamp, self._send) for client in sorted(clients)}
-        self._listener = Listener(zmq.ROUTER, bind, security, keys, clients.values(), context)
+        self._listener = Listener(zmq.ROUTER, bind, link, clients.values())
         self._socket, self.address = self._listener.socket, self._listener.address
 
     @property
     def phases(self) -> dict[int, str]:
-        """What each connected client last said it is doing: idle, receiving, computing or sending."""
+        """Last reported phase of each connected client: idle, receiving, waiting, computing or sending."""
         return {client: self._peers[client].phase for client in sorted(self.ready)}
 
-    # the owner's side
-
     def waits(self, client: int) -> bool:
-        """True while a client says, and has said within the last seconds, that it waits for a core of its host."""
+        """Return whether a client has recently reported that it waits for a core of its host."""
         peer = self._peers[client]
         return (
             client in self.ready and peer.phase == "waiting" and time.monotonic() - peer.heard < FRESH_BEATS * self._heartbeat_s
         )
 
     def send_task(self, client: int, round: int, task: str, tensors: Payload | Mapping[str, np.ndarray]) -> str:
-        """Give the client a task, in place of the one it may still have open; returns its message id.
+        """Give a client a task in place of its open one.
 
-        It is kept, sent on over new connections, and sent again if the client says it is idle, until answered or cancelled.
-        Give one Payload to many clients to share its bytes. The arrays must not change meanwhile.
+        The task is kept, sent again over new connections or to an idle client, until it is answered or cancelled. A Payload may
+        be shared by many clients; its arrays must not change meanwhile.
+
+        Args:
+            client: Client id.
+            round: Round of the task.
+            task: Name of the task.
+            tensors: Tensors of the task.
+
+        Returns:
+            Message id of the task.
         """
         peer = self._peers[client]
         self.cancel(client)
@@ -108,14 +118,21 @@ class ServerEndpoint:
         return stream.id
 
     def cancel(self, client: int) -> None:
-        """Forget the client's open task; an answer that comes later is refused as "task-closed"."""
+        """Close the client's open task; a later answer is refused as "task-closed"."""
         peer = self._peers[client]
         if peer.open is not None:
             peer.channel.drop(peer.open.id)
             self._close_task(peer)
 
     def poll(self, timeout_s: float) -> list[ServerEvent]:
-        """Move messages for at most `timeout_s` seconds; returns as soon as there is something to report."""
+        """Move messages; return at once on an event.
+
+        Args:
+            timeout_s: Longest wait in seconds.
+
+        Returns:
+            Events since the last call.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             blocked = self._tend()
@@ -128,13 +145,13 @@ class ServerEndpoint:
                 return found
 
     def bye(self, client: int | None = None) -> None:
-        """Tell a client, or every connected one, to go."""
-        for told in sorted(self.ready if client is None else self.ready & {client}):
-            self._peers[told].channel.say("BYE")
+        """Tell a client, or all connected ones, to leave."""
+        for receiver in sorted(self.ready if client is None else self.ready & {client}):
+            self._peers[receiver].channel.say("BYE")
         self._pump()
 
     def close(self, abort: bool = False) -> None:
-        """Close the socket; what is queued still leaves for up to 5 s unless `abort`."""
+        """Close the socket; queued messages are sent for up to 5 s unless `abort`."""
         self._listener.close(0 if abort else BYE_LINGER_MS)
         self._message_log.tick(flush=True)
 
@@ -144,10 +161,8 @@ class ServerEndpoint:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(abort=kind is not None)
 
-    # out
-
     def _send(self, peer: Peer, header: Header, data: bytes, chunk: memoryview | None) -> bool:
-        """Hand one message of a peer's lane to the socket; False if the peer's queue is full just now."""
+        """Pass a peer's message to the socket; False if the peer's queue is full."""
         if peer.route is None:
             return True
         sent = self._send_to(peer.route, data, chunk)
@@ -162,7 +177,7 @@ class ServerEndpoint:
         return sent
 
     def _send_to(self, route: bytes, data: bytes, chunk: memoryview | None) -> bool | None:
-        """True if the socket took it, False if the peer's queue is full, None if the peer is gone."""
+        """True if the socket accepted it, False if the peer's queue is full, None if the peer has left."""
         try:
             self._socket.send_multipart([route, data] if chunk is None else [route, data, chunk], zmq.DONTWAIT, copy=False)
         except zmq.Again:
@@ -174,12 +189,12 @@ class ServerEndpoint:
         return True
 
     def _pump(self) -> bool:
-        """Send what every peer may get; True if a socket refused something."""
+        """Send queued messages of all peers; True if a socket refused one."""
         refused = [client for client in sorted(self.ready) if not self._peers[client].channel.pump()]
         return bool(refused)
 
     def _tend(self) -> bool:
-        """What time brings: heartbeats (they find who is gone), repetitions, news of other threads; then send."""
+        """Send heartbeats (which detect lost peers) and repetitions when due; True if a socket refused a message."""
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_s
@@ -194,8 +209,6 @@ class ServerEndpoint:
         self._message_log.tick()
         return self._pump()
 
-    # in
-
     def _read(self) -> None:
         for _ in range(BATCH):
             arrived = receive(self._socket, self._listener.guard)
@@ -205,7 +218,7 @@ class ServerEndpoint:
             self._handle(arrived)
 
     def _handle(self, arrived: Arrived) -> None:
-        """Check one message in the order of the threat model and act on it; drop it if its connection was cut for others."""
+        """Check one message in the order of the threat model and act on it; messages of a cut connection are dropped."""
         if self._route_failures.get(arrived.route, 0) > FAILURES:
             return
         header: Header | None = None
@@ -213,7 +226,7 @@ class ServerEndpoint:
         try:
             if self._curve and client is None:
                 raise WireError("unknown-key", "a message without an authenticated key of the roster")
-            if arrived.odd:
+            if arrived.malformed:
                 raise WireError("multipart", "a message is a header, or a header and one chunk")
             header = decode(arrived.header)
             self._message_log.crossed("up", self._name(client), arrived.header, arrived.chunk)
@@ -228,7 +241,7 @@ class ServerEndpoint:
             self._refuse(arrived, client, header, error)
 
     def _known(self, route: bytes, client: int | None, header: Header) -> Peer:
-        """The peer of a message on the connection that said HELLO, after the checks of boot and sequence."""
+        """Peer of a message on a connection that said HELLO, after the checks of boot and sequence."""
         peer = self._peers.get(client) if client is not None else None
         if peer is None or peer.route != route:
             raise WireError("no-hello", f"a {header.kind} before HELLO")
@@ -260,14 +273,14 @@ class ServerEndpoint:
         self._join(peer, route, header)
 
     def _alive(self, peer: Peer) -> bool:
-        """Whether the peer's connection still exists; if not, it has left."""
+        """Whether the peer's connection still exists; if not, it is marked as left."""
         if peer.route is not None and self._there(peer.route):
             return True
         self._left(peer)
         return False
 
     def _there(self, route: bytes) -> bool:
-        """Whether the connection still exists."""
+        """Whether a connection still exists."""
         header = self._stamp.header(kind="HEARTBEAT", code="idle")
         return self._send_to(route, encode(header), None) is not None
 
@@ -328,7 +341,7 @@ class ServerEndpoint:
         task = peer.open
         if task is None or header.parent != task.id:
             peer.channel.ignore(header.id)
-            raise WireError("task-closed", "an answer to no task that is open")
+            raise WireError("task-closed", "an answer to a task that is not open")
         peer.answering = header.id
         if (header.round, header.task) != (task.round, task.task):
             raise WireError("round", f"an answer for {header.task or 'no task'} in round {header.round}")
@@ -362,15 +375,13 @@ class ServerEndpoint:
         )
 
     def _client_refused(self, peer: Peer, header: Header) -> None:
-        """The client turned a message down; if it was the open task, no answer will come."""
+        """Handle a client's ERROR; if it concerns the open task, no answer will come."""
         error = WireError(header.code, header.reason)
-        self._message_log.failed(peer.name, WireError(f"{TOLD}{header.code}"[:64], header.reason))
+        self._message_log.failed(peer.name, WireError(f"{CLIENT_PREFIX}{header.code}"[:64], header.reason))
         self._events.append(self._failed(peer, error, peer.open is not None and peer.open.id == header.parent))
 
-    # failures
-
     def _refuse(self, arrived: Arrived, client: int | None, header: Header | None, error: WireError) -> None:
-        """Count, log and answer a broken message; close the task that it was to answer."""
+        """Count, log and answer a broken message; close the task that it answered."""
         peer = self._peers.get(client) if client is not None else None
         if peer is not None and peer.route != arrived.route:
             peer = None
@@ -378,7 +389,7 @@ class ServerEndpoint:
         about = "" if header is None else header.parent if header.kind == "CHUNK" else header.id
         remember(self._route_failures, arrived.route, self._route_failures.get(arrived.route, 0) + 1)
         if self._route_failures[arrived.route] > FAILURES and self._there(arrived.route):
-            self._listener.guard.cut(arrived.fd)  # of a connection that has ended the descriptor may be another's by now
+            self._listener.guard.cut(arrived.fd)  # only a live connection: the descriptor of an ended one may be reused
         if header is None or header.kind != "ERROR":
             answer = {"kind": "ERROR", "parent": about, "code": word(error.code), "reason": plain(error.reason)}
             if peer is not None:

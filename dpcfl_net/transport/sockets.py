@@ -1,4 +1,4 @@
-"""ZeroMQ sockets as the wire wants them: options, CURVE with an allow-list, and a guard against endless messages."""
+"""ZeroMQ sockets with the protocol's options, CURVE with an allow-list, and a guard against endless messages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,63 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
+from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard
 from dpcfl_net.transport.messages import WireError, plain
 
 DOMAIN = "dpcfl"
-HIGH_WATER = 64  # messages; four windows, so that flow control and not the mark sets the pace
+HIGH_WATER = 64  # messages; four windows, so that flow control sets the pace and not the mark
 MAX_FRAME = 2 << 20  # bytes
 FRAMES = 2  # header and one chunk
 BYE_LINGER_MS = 5000
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|\[[^\s\[\]]+\]|[^\s:/\[\]*\x00]+):(?P<port>\*|[0-9]{1,5})")
 
 
+@dataclass(frozen=True)
+class Link:
+    """Identity and security of one end of a connection.
+
+    Attributes:
+        run: Run id, hex; every message of a peer must carry the same.
+        job: Hash of the job, hex; every message of a peer must carry the same.
+        keys: This side's CURVE pair (public, secret), z85; None with security "none".
+        server_key: Public CURVE key of the listening side, z85, for the side that connects.
+        security: "curve", or "none" on loopback.
+        context: ZeroMQ context to use; None: a new one.
+    """
+
+    run: str
+    job: str
+    keys: tuple[str, str] | None = None
+    server_key: str | None = None
+    security: str = "curve"
+    context: zmq.Context | None = None
+
+    @classmethod
+    def of(
+        cls, protocol: Protocol, keys: tuple[str, str], server_key: str | None = None, context: zmq.Context | None = None
+    ) -> Link:
+        """Create the link of a job.
+
+        Args:
+            protocol: The job's protocol.
+            keys: This side's CURVE pair.
+            server_key: Public key of the listening side, for the side that connects.
+            context: ZeroMQ context to use.
+        """
+        return cls(protocol.run, digest(protocol), keys, server_key, protocol.security, context)
+
+
 def require_safe(address: str, security: str) -> None:
-    """ConfigError unless `security` is known and "none" stays on loopback."""
+    """Check an address and its security.
+
+    Args:
+        address: "tcp://host:port".
+        security: "curve" or "none".
+
+    Raises:
+        ConfigError: If the security is unknown, the address malformed, or "none" is not on loopback.
+    """
     if security not in ("curve", "none"):
         raise ConfigError(f"transport.security must be curve or none, got {security!r}")
     form = _ADDRESS.fullmatch(address)
@@ -36,7 +80,15 @@ def require_safe(address: str, security: str) -> None:
 
 
 def dial(made: zmq.Socket, address: str) -> None:
-    """Connect, now or once somebody listens there; ConfigError for an address that nobody can listen at."""
+    """Connect a socket, now or once the address is bound.
+
+    Args:
+        made: The socket.
+        address: "tcp://host:port".
+
+    Raises:
+        ConfigError: For an address that cannot exist.
+    """
     try:
         made.connect(address)
     except zmq.ZMQError as error:
@@ -51,11 +103,16 @@ def _is_loopback(host: str) -> bool:
 
 
 def new_socket(context: zmq.Context, kind: int, peers: int = 1) -> zmq.Socket:
-    """A socket with the limits and heartbeats of the wire; `peers` sizes the queue of connections not yet accepted.
+    """Create a socket with the protocol's limits and heartbeats.
 
-    libzmq 4.3 aborts the whole process if a peer goes away while its messages wait because a queue is full, and a heartbeat of
-    either side comes next. So a listening socket queues without a limit of its own (the ConnectionGuard has one, in bytes) and
-    leaves heartbeats to whoever connects: their TTL ends a connection of which nothing is heard.
+    libzmq 4.3 aborts the process if a peer leaves while its messages wait in a full queue and a heartbeat follows. So a
+    listening socket has no queue limit (the ConnectionGuard limits bytes) and sends no heartbeats; the time-to-live in the
+    other side's heartbeats ends silent connections.
+
+    Args:
+        context: ZeroMQ context.
+        kind: Socket type.
+        peers: Expected number of peers, for the queue of connections not yet accepted.
     """
     made = context.socket(kind)
     made.maxmsgsize = MAX_FRAME
@@ -77,9 +134,12 @@ def new_socket(context: zmq.Context, kind: int, peers: int = 1) -> zmq.Socket:
 
 
 class AllowList:
-    """Answers which CURVE keys may connect; remembers refusals until the owner's loop collects them.
+    """CURVE keys that may connect, and the refused ones until they are collected.
 
-    `callback` runs in the authenticator's thread: appending to and popping from a bounded list is all that is shared.
+    `callback` runs in the authenticator's thread and shares only a bounded list.
+
+    Args:
+        keys: Public keys, z85.
     """
 
     def __init__(self, keys: Collection[str]) -> None:
@@ -87,56 +147,64 @@ class AllowList:
         self._refused: list[str] = []
 
     def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether a key may connect."""
         known = domain == DOMAIN and key in self.keys
         if not known and len(self._refused) < 256:
             self._refused.append(key.decode("ascii", "replace"))
         return known
 
     def refusals(self) -> list[str]:
-        """The keys refused since the last call."""
+        """Return the keys refused since the last call."""
         found, self._refused = self._refused, []
         return found
 
 
 class Listener:
-    """A bound socket, under CURVE with an authenticator of its own, and what befalls its connections.
+    """A bound socket, under CURVE with its own authenticator, and a guard of its connections.
 
-    Raises ConfigError for an address that is taken or not allowed, and for missing keys.
+    Args:
+        kind: Socket type.
+        address: Address to bind.
+        link: Keys and security.
+        allowed: Public keys that may connect, z85.
+        unread_limit: As for ConnectionGuard.
+
+    Raises:
+        ConfigError: For an address that is taken or not allowed, and for missing keys.
     """
 
     def __init__(
         self,
         kind: int,
         address: str,
-        security: str,
-        keys: tuple[str, str] | None,
+        link: Link,
         allowed: Collection[str],
-        context: zmq.Context | None,
         unread_limit: int = UNREAD_LIMIT,
     ) -> None:
-        require_safe(address, security)
-        if security == "curve" and keys is None:
-            raise ConfigError("whoever listens with security curve needs a key pair")
-        self._own_context = context is None
-        self._context = context or zmq.Context()
+        require_safe(address, link.security)
+        if link.security == "curve" and link.keys is None:
+            raise ConfigError("a listening socket with security curve needs a key pair")
+        self._own_context = link.context is None
+        self._context = link.context or zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._allow = AllowList(allowed)
         self.socket = new_socket(self._context, kind, len(allowed))
         self.guard = ConnectionGuard(self.socket, unread_limit)
         try:
-            if keys is not None and security == "curve":
-                self._authenticator = _serve_curve(self.socket, keys, self._allow)
+            if link.keys is not None and link.security == "curve":
+                self._authenticator = _serve_curve(self.socket, link.keys, self._allow)
             self.address = _bind(self.socket, address)
         except BaseException:
             self.close(0)
             raise
 
     def news(self) -> list[WireError]:
-        """Refused keys, failed handshakes and cut connections since the last call."""
+        """Return refused keys, failed handshakes and cut connections since the last call."""
         refused = [("unknown-key", f"refused a connection with key {plain(key, 40)}") for key in self._allow.refusals()]
         return [WireError(code, reason) for code, reason in refused + self.guard.failures()]
 
     def close(self, linger_ms: int) -> None:
+        """Close the socket; queued messages are sent for up to `linger_ms` milliseconds."""
         self.guard.close()
         self.socket.close(linger=linger_ms)
         if self._authenticator is not None:
@@ -146,13 +214,13 @@ class Listener:
 
 
 def _serve_curve(made: zmq.Socket, keys: tuple[str, str], allow: AllowList) -> ThreadAuthenticator:
-    """Start the authenticator on the socket's context and make the socket a CURVE server; to be called before bind."""
+    """Start the authenticator and make the socket a CURVE server; must come before bind."""
     authenticator = ThreadAuthenticator(made.context)
     try:
         authenticator.start()
     except (zmq.ZMQError, RuntimeError) as error:
         authenticator.stop()
-        reason = f"the authenticator did not start ({error}), and without it strangers could connect"
+        reason = f"the authenticator did not start ({error}); without it any key could connect"
         raise Refused("authenticator", reason) from None
     authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=allow)
     made.curve_server = True
@@ -162,14 +230,15 @@ def _serve_curve(made: zmq.Socket, keys: tuple[str, str], allow: AllowList) -> T
     return authenticator
 
 
-def join_curve(made: zmq.Socket, keys: tuple[str, str], server_key: str) -> None:
-    """Make the socket a CURVE client that talks to the holder of `server_key` only."""
-    made.curve_publickey, made.curve_secretkey = (key.encode() for key in keys)
-    made.curve_serverkey = server_key.encode()
+def join_curve(made: zmq.Socket, link: Link) -> None:
+    """Make a socket a CURVE client that talks only to the holder of the link's server key; no effect without CURVE."""
+    if link.security == "curve" and link.keys is not None and link.server_key is not None:
+        made.curve_publickey, made.curve_secretkey = (key.encode() for key in link.keys)
+        made.curve_serverkey = link.server_key.encode()
 
 
 def _bind(made: zmq.Socket, address: str) -> str:
-    """Bind and return the address with its real port; ConfigError if the address is taken or wrong."""
+    """Bind and return the address with its real port; ConfigError if it is taken or wrong."""
     try:
         made.bind(address)
     except zmq.ZMQError as error:
@@ -179,20 +248,34 @@ def _bind(made: zmq.Socket, address: str) -> str:
 
 @dataclass(frozen=True)
 class Arrived:
-    """One multipart message: header and chunk (None if there is none) from the connection `route` of the key `user`."""
+    """One multipart message.
+
+    Attributes:
+        route: Connection, for ROUTER sockets.
+        user: Authenticated CURVE key, z85; empty without CURVE.
+        fd: Descriptor of the connection; -1 without a guard.
+        malformed: Whether it has no frames or too many, which are then left out.
+        header: First frame.
+        chunk: Second frame; None if there is none.
+    """
 
     route: bytes
     user: str
     fd: int
-    odd: bool
+    malformed: bool
     header: memoryview
     chunk: memoryview | None
 
 
 def receive(made: zmq.Socket, guard: ConnectionGuard | None = None) -> Arrived | None:
-    """The next message, None if there is none; one with no or too many frames comes with `odd` set and those left out.
+    """Receive the next message without waiting; excess frames are dropped one at a time.
 
-    Frames are read one at a time, and those too many are dropped as they are read.
+    Args:
+        made: The socket.
+        guard: Is told the size of each frame.
+
+    Returns:
+        The message; None if there is none.
     """
     routed = made.type == zmq.ROUTER
     wanted = routed + FRAMES
@@ -216,7 +299,7 @@ def receive(made: zmq.Socket, guard: ConnectionGuard | None = None) -> Arrived |
 
 
 def _user(frame: zmq.Frame) -> str:
-    """The authenticated CURVE key of the connection, "" without CURVE."""
+    """Authenticated CURVE key of the connection; empty without CURVE."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:

@@ -1,4 +1,4 @@
-"""The transcript: all that crossed the wire as the coordinator saw it, append-only and chained by hashes."""
+"""Transcript of all messages as the coordinator saw them: append-only, chained by hashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,16 @@ _FRAME = 5 + 2 + 32  # bytes of msgpack around a body: the pair, the two byte st
 
 @dataclass(frozen=True)
 class Record:
-    """One message: its header's bytes as they crossed, and (mode full) the one chunk that came with it."""
+    """One message of a transcript.
+
+    Attributes:
+        number: Position in the transcript, from 0.
+        time: Seconds since the epoch.
+        direction: "up" to the coordinator or "down" from it.
+        peer: Name of the peer.
+        header: Bytes of the header.
+        payload: The message's chunk, in mode "full" only.
+    """
 
     number: int
     time: float
@@ -39,11 +48,17 @@ class Record:
 
 
 class Transcript:
-    """Appends records to a file; each carries sha256(previous digest + its own bytes).
+    """Appends records to a file, each with sha256(previous digest + its bytes).
 
-    mode: "off" writes nothing, "headers" leaves payloads out, "full" keeps them.
-    An existing file is verified and continued, without a record that a crash cut in half.
-    Raises Refused "transcript-broken" if that file was changed, ConfigError if it cannot be written.
+    An existing file is verified and continued; a record that a crash cut in half is removed.
+
+    Args:
+        path: The file.
+        mode: "off" writes nothing, "headers" omits payloads, "full" keeps them.
+
+    Raises:
+        ConfigError: If the file cannot be written.
+        Refused: "transcript-broken" if the existing file was changed.
     """
 
     def __init__(self, path: str | Path, mode: Mode = "headers") -> None:
@@ -71,11 +86,18 @@ class Transcript:
 
     @property
     def head(self) -> str:
-        """The digest of the last record, hex: who knows it can tell whether the transcript was cut or written anew."""
+        """Digest of the last record, hex, which reveals truncation and rewriting."""
         return self._digest.hex()
 
     def record(self, direction: str, peer: str, header: bytes, payload: bytes | memoryview | None = None) -> None:
-        """Append one message as it crossed ("up" to the coordinator or "down" from it)."""
+        """Append one message.
+
+        Args:
+            direction: "up" to the coordinator or "down" from it.
+            peer: Name of the peer.
+            header: Bytes of the header.
+            payload: The message's chunk.
+        """
         if self._file is None:
             return
         kept = payload if self.mode == "full" else None
@@ -86,32 +108,41 @@ class Transcript:
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
-        """Write the buffer out if a second has gone by since the last time."""
+        """Write the buffer if a second has passed since the last time."""
         if time.monotonic() - self._flushed >= FLUSH_S:
             self.flush()
 
     def flush(self) -> None:
+        """Write the buffer."""
         if self._file is not None:
             self._file.flush()
         self._flushed = time.monotonic()
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def read(path: str | Path) -> Reader:
-    """The records of a transcript; see Reader."""
+    """Return a reader of a transcript's records."""
     return Reader(Path(path))
 
 
 class Reader:
-    """Iterates over a transcript's records and verifies the chain as it goes.
+    """Iterates over the records of a transcript and verifies the chain.
 
-    Refused "transcript-broken" names the first record that is not what was written. After the last record: `cut` tells
-    whether half a record follows (lost in a crash), `records` how many are whole, `digest` the chain's head, `good` the
-    bytes they take.
+    Iteration raises Refused "transcript-broken" with the first record that was changed.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        cut: Whether an incomplete record follows the last one (lost in a crash).
+        records: Number of complete records.
+        digest: Digest of the last record.
+        good: Bytes of the complete records.
     """
 
     def __init__(self, path: Path) -> None:
@@ -162,7 +193,7 @@ class Reader:
 
 
 def _well_formed(record: Record) -> bool:
-    """Whether the fields have their types: whoever makes the chain anew can write anything into it."""
+    """Whether the fields have their types: anyone can rebuild the chain with arbitrary content."""
     return (
         type(record.number) is int
         and type(record.time) is float
@@ -173,10 +204,14 @@ def _well_formed(record: Record) -> bool:
 
 
 def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.ndarray] | None]]:
-    """Every message but the chunks, in order of completion: its first record, its header and, in mode full, its tensors.
+    """Yield every complete message, chunks merged, in order of completion.
 
-    The tensors are None where payloads were not kept or are not what their header says (the coordinator had refused them);
-    a message of which chunks are missing is left out.
+    Args:
+        path: The file.
+
+    Yields:
+        First record, header and tensors. Tensors are None where payloads were not kept or do not fit their header (the
+        coordinator refused them).
     """
     arriving: dict[tuple[str, str], tuple[Record, Header, list[bytes | None]]] = {}
     for record in read(path):
@@ -199,7 +234,7 @@ def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.nd
 
 def _assemble(header: Header, chunks: list[bytes | None]) -> dict[str, np.ndarray] | None:
     whole = [chunk for chunk in chunks if chunk is not None]
-    if len(whole) < len(chunks) or sum(map(len, whole)) != header.size:  # nothing is put aside for bytes that are not there
+    if len(whole) < len(chunks) or sum(map(len, whole)) != header.size:  # allocate nothing for missing bytes
         return None
     try:
         assembly = Assembly(header)

@@ -119,7 +119,17 @@ def write_script(path: Path, overrides: list[str], out: Path, options: Options, 
     given = {"--address": options.address, "--bind": options.bind, "--root": options.root, "--python": options.python}
     again = [word for name, value in given.items() if value is not None for word in (name, value)]
     again += ["--ports", ",".join(map(str, options.ports))] if any(options.ports) else []
-    command = [sys.executable, "-m", "dpcfl_net.launch.cli", "launch", str(path.resolve()), *overrides, "--on", "slurm", *again]
+    command = [
+        sys.executable,
+        "-m",
+        "dpcfl_net.launch.cli",
+        "launch",
+        str(configuration.find(path).resolve()),
+        *overrides,
+        "--on",
+        "slurm",
+        *again,
+    ]
     command += ["--out", str(out.resolve())]
     write_text(to, slurm.script(command, name=config.name, **shape))
     print(f"{to}: submit it with sbatch {to}")

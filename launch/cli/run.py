@@ -16,7 +16,7 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment import job_files
 from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config import Config
-from dpcfl_net.experiment.cost_estimate import expectations, step_seconds
+from dpcfl_net.experiment.cost_estimate import estimate, step_seconds
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.federation.claim import noisy_plans
@@ -210,7 +210,7 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
 
 def _print_job(job: Job, config: Config) -> None:
     """The plan and what it will cost on a machine like this one."""
-    protocol, cost = job.protocol, expectations(job.protocol, config.runtime.max_live_workers)
+    protocol, cost = job.protocol, estimate(job.protocol, config.runtime.max_live_workers)
     z = sorted({round(noise, 5) for noise in noisy_plans(job.algorithm).values() if noise is not None})
     print(
         f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters"

@@ -24,7 +24,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import GaussianSlot, SampledGaussian, UnprotectedSlot
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.experiment.cost_estimate import expectations
+from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.base import Results
@@ -34,7 +34,7 @@ from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.client_draws import full_events, paper_events, selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.loss_weighting import draw, near_mass, printed_bounds, probabilities, sharp_bounds, top_mass
-from dpcfl_net.reproduce.base import find
+from dpcfl_net.reproduce.base import find, packaged
 from dpcfl_net.results import summary
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.verify import verify_run
@@ -491,7 +491,7 @@ def test_a_crash_in_mid_round_changes_no_draw(tmp_path, monkeypatch):
 
 def test_what_a_run_is_expected_to_cost(tmp_path):
     job = job_for(tmp_path, {"drawn": 2})
-    expected = expectations(job.protocol)
+    expected = estimate(job.protocol)
     assert expected["steps"] == 2 * ROUNDS * 9  # of the 4 * ROUNDS * 9 that are paid for
     assert expected["bytes_up"] == expected["bytes_down"] == 2 * ROUNDS * 4 * job.protocol.model.parameters
 
@@ -550,7 +550,7 @@ def test_figure_3_averages_rounds_then_seeds_and_says_what_holds(tmp_path):
     assert len(outcome.rows) == 2 * 3 * 2
     assert outcome.rows[0]["accuracy_worst"] == pytest.approx(0.2)
     assert outcome.tables[0].rows[1][2] == "25.0 +- 0.0"
-    assert as_printed.asked[0][0] == "configs/em_fdro/cifar10_laptop.yaml"
+    assert as_printed.asked[0][0] == str(packaged("em_fdro/cifar10_laptop"))
 
     (tmp_path / "other").mkdir()
     outcome = find("em-fdro/fig3")().compute(

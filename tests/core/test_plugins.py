@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -388,7 +389,8 @@ def test_first_values_come_from_the_seed_alone(module):
     torch.manual_seed(1)
     assert np.array_equal(first, models.initial("net:build", (1, 6, 6), 3, 4))
     assert not np.array_equal(first, models.initial("net:build", (1, 6, 6), 3, 5))
-    assert model_template("net:build", (1, 6, 6), 3, 0).parameters == len(first) == 36 * 5 + 5 + 5 * 3 + 3
+    images = SimpleNamespace(input_shape=(1, 6, 6), classes=3, task="classification")
+    assert model_template("net:build", images, 0).parameters == len(first) == 36 * 5 + 5 + 5 * 3 + 3
 
 
 def test_a_worker_refuses_another_model_than_the_jobs(module, tmp_path):
@@ -428,7 +430,7 @@ def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(mo
     assert job.algorithm.options.share == 0.25
     assert len(job.algorithm.plan(job.protocol.roster[0])) == resolved.rounds
     said = privacy_statement(job.protocol, None)["not_covered"]
-    assert "what the code of own_rounds:Half does with the records besides, in the client's process" in said
+    assert "any other use of the records by the code of own_rounds:Half in the client's process" in said
     del sys.modules["own_rounds"]
     (tmp_path / "own_rounds.py").unlink()
     with pytest.raises(Refused, match="no module 'own_rounds'"):

@@ -365,7 +365,7 @@ def test_many_clients_are_opened_in_one_go():
             assert torch.equal(own_x, expected[0])
             assert torch.equal(own_y, expected[1])
     for wrong in (pieces[2:4], []):
-        with pytest.raises(ValueError, match="alike"):
+        with pytest.raises(ValueError, match="one transformation"):
             open_many(asked, wrong)
 
 

@@ -12,14 +12,13 @@ from conftest import SMALL
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.runtime.coordinator import check_release
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import ClientEndpoint, ServerEndpoint
+from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
 from dpcfl_net.transport.messages import resolve
 
@@ -45,10 +44,10 @@ class Actor(threading.Thread):
     def run(self):
         protocol, algorithm = self.job.protocol, algorithm_of(self.job.protocol)
         name, client_steps = client_key(self.client), algorithm.client_steps()
+        entry = protocol.client(self.client)
         endpoint = ClientEndpoint(
-            self.address, run=protocol.run, job=digest(protocol), client=self.client,
-            task_template=lambda task: resolve(client_steps[task].takes, algorithm.dims), server_key=protocol.coordinator_key,
-            keys=(keys.read_public(self.folder, name), keys.read_secret(self.folder, name)),
+            self.address, Link.of(protocol, keys.read_pair(self.folder, name, entry.public_key), protocol.coordinator_key),
+            client=self.client, task_template=lambda task: resolve(client_steps[task].takes, algorithm.dims),
         )  # fmt: skip
         with contextlib.closing(endpoint):
             while not self.stop.is_set():
@@ -67,9 +66,9 @@ def federation(job, folder, answers, join_s=20, **options):
     protocol, algorithm = job.protocol, algorithm_of(job.protocol)
     client_steps = algorithm.client_steps()
     endpoint = ServerEndpoint(
-        "tcp://127.0.0.1:*", run=protocol.run, job=digest(protocol), clients={e.id: e.public_key for e in protocol.roster},
+        "tcp://127.0.0.1:*", Link.of(protocol, keys.read_pair(folder, COORDINATOR, protocol.coordinator_key)),
+        clients={e.id: e.public_key for e in protocol.roster},
         result_template=lambda task: resolve(client_steps[task].gives, algorithm.dims),
-        keys=(keys.read_public(folder, COORDINATOR), keys.read_secret(folder, COORDINATOR)),
         check=lambda client, task, tensors: check_release(algorithm, client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from dpcfl_net.reproduce.base import find
+from dpcfl_net.reproduce.base import find, packaged
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, SYSTEMS
 from dpcfl_net.results.compare import Result
 
@@ -57,7 +57,7 @@ def test_orderings_hold_when_they_do_and_are_reported_when_they_do_not(name):
     context = MadeUp(HONEST)
     outcome = find(name)().compute(context)
     assert all(claim.holds for claim in outcome.claims)
-    assert {config for config, _ in context.asked} == {f"configs/r_dpcfl/fig6/{stem}.yaml" for stem in CONFIGS["laptop"]}
+    assert {config for config, _ in context.asked} == {str(packaged(f"r_dpcfl/fig6/{stem}")) for stem in CONFIGS["laptop"]}
     assert len(outcome.rows) == 2 * 5 * len(SYSTEMS)  # two data sets; three seeds at epsilon 5, one each at 3 and 15
     assert len(outcome.figures) == 4
     assert len({figure.key for figure in outcome.figures}) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import socket
 import threading
@@ -20,7 +21,7 @@ import zmq
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.hostile_worker import AttackLog, play
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.transport.endpoint import ClientEndpoint, Payload, ServerEndpoint
+from dpcfl_net.transport.endpoint import ClientEndpoint, ClientTimes, Link, MessageLog, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import Header, TensorTemplate
 
 RUN, JOB, P = "ab12", "0" * 64, 1_250_000  # P float32: 5 MB, so that chunks and credit are at work
@@ -86,16 +87,22 @@ def more(things: tuple[int, ...], before: tuple[int, ...]) -> bool:
 
 
 def make_server(bind: str = "tcp://127.0.0.1:*", **changes: Any) -> ServerEndpoint:
-    given: dict[str, Any] = {"run": RUN, "job": JOB, "keys": SERVER}
-    given |= {"clients": {client: key[0] for client, key in KEYS.items()}}
-    given |= {"result_template": result_template, "check": bounded, "heartbeat_s": 0.1, "resend_s": 0.3}
-    return ServerEndpoint(bind, **(given | changes))
+    given: dict[str, Any] = {"run": RUN, "job": JOB, "keys": SERVER, "clients": {k: key[0] for k, key in KEYS.items()}}
+    given |= {"result_template": result_template, "check": bounded, "heartbeat_s": 0.1, "resend_s": 0.3} | changes
+    link, log = part_of(Link, given), part_of(MessageLog, given)
+    return ServerEndpoint(bind, link, log=log, **given)
 
 
 def make_client(address: str, client: int = 0, **changes: Any) -> ClientEndpoint:
     given: dict[str, Any] = {"run": RUN, "job": JOB, "client": client, "server_key": SERVER[0], "keys": KEYS[client]}
-    given |= {"task_template": task_template, "heartbeat_s": 0.1, "resend_s": 0.3}
-    return ClientEndpoint(address, **(given | changes))
+    given |= {"task_template": task_template, "heartbeat_s": 0.1, "resend_s": 0.3} | changes
+    link, times = part_of(Link, given), part_of(ClientTimes, given)
+    return ClientEndpoint(address, link, times=times, **given)
+
+
+def part_of(kind: Any, given: dict[str, Any]) -> Any:
+    """An object of those arguments that its class takes, which are removed from `given`."""
+    return kind(**{name: given.pop(name) for name in inspect.signature(kind).parameters if name in given})
 
 
 class Ends:

@@ -14,9 +14,10 @@ from torch.func import functional_call, grad, vmap
 
 from dpcfl_net.privacy import clipping
 from dpcfl_net.training import models
-from dpcfl_net.training.dpsgd import Trainer, flatten
+from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.layers import plan
+from dpcfl_net.training.models import flatten
 
 torch.set_num_threads(1)
 

@@ -9,9 +9,10 @@ from records import Images
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.training.dpsgd import Trainer, flatten
+from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.layers import plan
+from dpcfl_net.training.models import flatten
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilo
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training import models
-from dpcfl_net.training.dpsgd import Trainer, flatten, padded
+from dpcfl_net.training.dpsgd import Trainer, padded
+from dpcfl_net.training.models import flatten
 from dpcfl_net.training.pace import covered_epsilon, room
 from dpcfl_net.transport.keys import make_keys
 

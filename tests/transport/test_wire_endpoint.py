@@ -35,13 +35,14 @@ from wire_ends import (
     make_client,
     make_server,
     pair,
+    part_of,
     refusal,
     zmtp,
 )
 
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport.channel import new_id
-from dpcfl_net.transport.endpoint import Payload, ServerEndpoint
+from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, encode
 from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, ObserverOutbox, Personal, Span
 from dpcfl_net.transport.server import FAILURES
@@ -499,12 +500,12 @@ def test_message_log_has_one_row_a_message() -> None:
 
 def observer(**changes: Any) -> ObserverInbox:
     given: dict[str, Any] = {"run": RUN, "job": JOB, "coordinator_key": SERVER[0]}
-    given |= {"client_keys": {client: key[0] for client, key in KEYS.items()}}
-    return ObserverInbox("tcp://127.0.0.1:*", keys=OBSERVER, parameters=P, max_models=3, **(given | changes))
+    given |= {"client_keys": {client: key[0] for client, key in KEYS.items()}, "keys": OBSERVER} | changes
+    return ObserverInbox("tcp://127.0.0.1:*", part_of(Link, given), parameters=P, max_models=3, **given)
 
 
 def outbox(address: str, sender: str | int, keys: tuple[str, str], **changes: Any) -> ObserverOutbox:
-    return ObserverOutbox(address, run=RUN, job=JOB, sender=sender, server_key=OBSERVER[0], keys=keys, **changes)
+    return ObserverOutbox(address, Link(RUN, JOB, keys, OBSERVER[0]), sender=sender, **changes)
 
 
 def collect(inbox: ObserverInbox, count: int, failures: int = 0) -> list[Any]:

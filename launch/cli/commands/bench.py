@@ -1,0 +1,35 @@
+"""`dpcfl bench`: speed and memory on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dpcfl_net.launch.cli.commands.parameters import MOST_CLIENTS
+
+
+def bench(
+    what: Annotated[
+        str,
+        typer.Argument(help="dpsgd: speed against peers; live: a thousand clients on this machine; gpu: 21 workers on one GPU"),
+    ] = "dpsgd",
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: number of clients")] = 1000,
+    sampled: Annotated[
+        int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per round, and most connected at once")
+    ] = 100,
+    per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per process")] = 1,
+    slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at the same time")] = 1,
+) -> None:
+    """Measure DP-SGD against peers, a thousand clients on this machine, or sharing a GPU."""
+    from dpcfl_net.core.errors import ConfigError
+    from dpcfl_net.launch.cli import bench_dpsgd, bench_gpu, bench_live
+
+    if what not in ("dpsgd", "live", "gpu"):
+        raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd, live or gpu")
+    if what == "live":
+        bench_live.live(clients, sampled, group=per_worker)
+    elif what == "gpu":
+        bench_gpu.gpu(slots_per_gpu)
+    else:
+        bench_dpsgd.dpsgd()

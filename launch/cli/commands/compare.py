@@ -1,0 +1,23 @@
+"""`dpcfl compare`: finished runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
+    force: Annotated[bool, typer.Option("--force", help="also compare runs whose privacy or data differ, marked")] = False,
+    csv: Annotated[Path | None, typer.Option(help="write one line per run as CSV")] = None,
+    page: Annotated[Path | None, typer.Option(help="write plots and table as one HTML file")] = None,
+    fairness: Annotated[
+        bool, typer.Option("--fairness", help="add F_acc and F_loss, measured against models trained without privacy")
+    ] = False,
+) -> None:
+    """Compare finished runs over seeds; refuse runs whose privacy or data differ."""
+    from dpcfl_net.launch.cli import compare as comparison
+
+    comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness)

@@ -1,0 +1,18 @@
+"""`dpcfl data`: download data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")],
+    root: Annotated[Path | None, typer.Option(help="target folder")] = None,
+) -> None:
+    """Download a data set with torchvision."""
+    from dpcfl_net.data.datasets import fetch as download
+
+    typer.echo(f"{name} is in {download(name, root)}")

@@ -1,0 +1,62 @@
+"""Parameter types and checks that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MOST_CLIENTS, MOST_SECONDS, MOST_ROUNDS, MOST_EPSILON = 10_000, 1_000_000, 100_000, 100_000  # as in the configuration
+
+
+def above_zero(value: float) -> float:
+    """Refuse zero and negative numbers, as the configuration does."""
+    if not value > 0:
+        raise typer.BadParameter(f"{value:g} is not above 0")
+    return value
+
+
+def at_most(value: float | None, most: float) -> float | None:
+    """Refuse numbers outside (0, most]."""
+    if value is not None and not 0 < value <= most:
+        raise typer.BadParameter(f"{value:g} is not above 0 and at most {most:,}")
+    return value
+
+
+def seconds(value: float) -> float | None:
+    """Refuse durations outside (0, MOST_SECONDS]."""
+    return at_most(value, MOST_SECONDS)
+
+
+def epsilon(value: float | None) -> float | None:
+    """Refuse an epsilon outside (0, MOST_EPSILON]."""
+    return at_most(value, MOST_EPSILON)
+
+
+def delta(value: float | None) -> float | None:
+    """Refuse a delta outside (0, 1)."""
+    if value is not None and not 0 < value < 1:
+        raise typer.BadParameter(f"{value:g} is not between 0 and 1")
+    return value
+
+
+def budget(epsilon: float | None, delta: float | None) -> tuple[float, float] | None:
+    """The budget of a record as (epsilon, delta); None if neither is given."""
+    if epsilon is None and delta is None:
+        return None
+    if epsilon is None or delta is None:
+        raise typer.BadParameter(f"--budget-epsilon is {epsilon}, --budget-delta {delta}: give both or none")
+    return epsilon, delta
+
+
+_CONFIG = typer.Argument(help="YAML file of one experiment, or a name that `dpcfl configs` lists")
+Config = Annotated[Path, _CONFIG]
+OptionalConfig = Annotated[Path | None, _CONFIG]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")
+]
+Out = Annotated[Path, typer.Option(help="parent of the run folder")]
+Resume = Annotated[Path | None, typer.Option(help="resume a run that stopped, crashed or failed; takes no configuration")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN")]
+DataRoot = Annotated[Path | None, typer.Option(help="folder of the data sets")]

@@ -1,0 +1,111 @@
+"""`dpcfl keygen`, `coordinator`, `worker` and `observer`: start the processes of a run by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dpcfl_net.launch.cli.commands.parameters import MOST_CLIENTS, MOST_ROUNDS, above_zero, budget, delta, epsilon, seconds
+
+
+def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of clients")]) -> None:
+    """Create the keys of operator, coordinator, observer and clients."""
+    from dpcfl_net.transport.keys import make_keys
+
+    make_keys(folder, clients)
+    typer.echo(f"{clients + 2} connection keys and the operator's signing key in {folder}")
+
+
+def coordinator(
+    protocol: Annotated[Path, typer.Argument(help="protocol.json, the public part of a job")],
+    bind: Annotated[str, typer.Option(help="for example tcp://0.0.0.0:5700")],
+    keys: Annotated[Path, typer.Option(help="folder with the coordinator's key pair")],
+    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
+    observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
+    out: Annotated[Path, typer.Option(help="run folder; resumes from its checkpoints")] = Path("run"),
+    transcript: Annotated[
+        Literal["off", "headers", "full"], typer.Option(help="how much of every message to record")
+    ] = "headers",
+    quorum: Annotated[float, typer.Option(callback=above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
+    round_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds")] = 600.0,
+    join_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds")] = 120.0,
+) -> None:
+    """Start only the coordinator, on any host."""
+    from dpcfl_net.core.signing import read_operator_key
+    from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
+
+    key = read_operator_key(operator_key)
+    out.mkdir(parents=True, exist_ok=True)
+    spec = CoordinatorSpec(
+        protocol, key, bind, observer, keys, out, transcript,
+        quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout,
+    )  # fmt: skip
+    run_coordinator(spec)
+
+
+def worker(
+    job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
+    client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="number of this client in the roster")],
+    connect: Annotated[str, typer.Option(help="address of the coordinator")],
+    keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
+    operator_key: Annotated[Path, typer.Option(help="the operator's public key file, pinned here")],
+    observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
+    ledgers: Annotated[Path, typer.Option(help="folder of this client's ledger")] = Path("ledgers"),
+    book: Annotated[Path | None, typer.Option(help="folder of the record book, for jobs with ledger_scope dataset")] = None,
+    budget_epsilon: Annotated[
+        float | None, typer.Option(callback=epsilon, help="largest epsilon of all runs on a record together")
+    ] = None,
+    budget_delta: Annotated[float | None, typer.Option(callback=delta, help="at this delta")] = None,
+    max_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            callback=epsilon,
+            help="refuse jobs above this epsilon, and jobs without one (default: 100; jobs that declare no epsilon are served)",
+        ),
+    ] = None,
+    max_delta: Annotated[
+        float | None,
+        typer.Option(callback=delta, help="refuse jobs above this delta (default: 1 / number of this client's records)"),
+    ] = None,
+    data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    orphan_timeout: Annotated[
+        float, typer.Option(callback=seconds, help="exit after this many seconds without a coordinator")
+    ] = 60.0,
+    gpu: Annotated[str | None, typer.Option(help="UUID of the GPU (default: compute on the CPU)")] = None,
+    turns: Annotated[Path | None, typer.Option(help="workers that share this folder compute one at a time")] = None,
+) -> None:
+    """Start one client, on any host."""
+    from dpcfl_net.core.signing import read_operator_key
+    from dpcfl_net.core.types import Policy
+    from dpcfl_net.runtime.worker import run_worker
+    from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
+    from dpcfl_net.training.devices import Device
+
+    terms = Terms(Policy(max_epsilon, max_delta), book, budget(budget_epsilon, budget_delta))
+    key = read_operator_key(operator_key)
+    run_worker(
+        WorkerSpec(
+            job, client, connect, observer, keys, key, ledgers, terms, data_root, (turns, 1) if turns else None,
+            orphan_timeout, Device(gpu),
+        )
+    )  # fmt: skip
+
+
+def observer(
+    job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
+    bind: Annotated[str, typer.Option(help="for example tcp://0.0.0.0:5701")],
+    keys: Annotated[Path, typer.Option(help="folder with the observer's key pair")],
+    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
+    out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
+    data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
+    evaluate_every: Annotated[int, typer.Option(min=1, max=MOST_ROUNDS, help="evaluate every N rounds, and the last")] = 1,
+) -> None:
+    """Start only the observer, which measures outside the protocol."""
+    from dpcfl_net.core.signing import read_operator_key
+    from dpcfl_net.runtime.observer import ObserverSpec, run_observer
+
+    key = read_operator_key(operator_key)
+    out.mkdir(parents=True, exist_ok=True)
+    run_observer(ObserverSpec(job, key, bind, keys, out, data_root, evaluate_every))

@@ -1,0 +1,93 @@
+"""`dpcfl run` and the commands about one run: quickstart, job, inspect, verify, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpcfl_net.launch.cli.commands.parameters import Config, OptionalConfig, Out, Overrides, Resume, RunFolder
+
+
+def run(
+    config: OptionalConfig = None,
+    overrides: Overrides = None,
+    out: Out = Path("runs"),
+    resume: Resume = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check the configuration and print plan and cost; start nothing")
+    ] = False,
+) -> None:
+    """Run an experiment: coordinator, observer and one worker process per client on this machine."""
+    from dpcfl_net.core.errors import ConfigError
+    from dpcfl_net.launch.cli import run as runs
+
+    if resume is not None:
+        if config is not None or overrides or dry_run:
+            raise ConfigError("--resume takes no configuration, no overrides and no --dry-run: the job is signed")
+        raise typer.Exit(runs.resume(resume))
+    if config is None:
+        raise ConfigError("give a configuration file, or --resume RUN")
+    if dry_run:
+        runs.dry_run(config, overrides or [])
+        return
+    raise typer.Exit(runs.new(config, overrides or [], out))
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="parent of the run folders")] = Path("runs"),
+    config: Annotated[Path, typer.Option(help="YAML file, or a name that `dpcfl configs` lists")] = Path("quickstart"),
+) -> None:
+    """Run R-DPCFL, Global and Local at the same epsilon on scikit-learn's digits."""
+    from dpcfl_net.launch.cli import run as runs
+
+    raise typer.Exit(runs.quickstart(config, out))
+
+
+def job(
+    config: Config,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="folder for protocol.json, experiment.json and their signatures")] = Path("job"),
+    keys: Annotated[Path | None, typer.Option(help="folder of keys (default: OUT/keys, created if missing)")] = None,
+) -> None:
+    """Write a signed job: protocol, experiment and their signatures."""
+    from dpcfl_net.launch.cli import run as runs
+
+    runs.write_job(config, overrides or [], out, keys)
+
+
+def inspect(
+    folder: RunFolder,
+    client: Annotated[int | None, typer.Option(min=0, help="only this client")] = None,
+    round: Annotated[int | None, typer.Option("--round", min=0, help="only this round")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="largest number of messages to print")] = 200,
+) -> None:
+    """List the messages that the server saw."""
+    from dpcfl_net.launch.cli import run as runs
+
+    runs.inspect(folder, client, round, limit)
+
+
+def verify(
+    folder: RunFolder,
+    operator_key: Annotated[
+        Path | None, typer.Option(help="the operator's public key file (default: RUN/operator.pub)")
+    ] = None,
+) -> None:
+    """Check signatures, hash chains, ledgers, plan and messages; recompute epsilon."""
+    from dpcfl_net.launch.cli import run as runs
+
+    raise typer.Exit(runs.verify(folder, operator_key))
+
+
+def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None:
+    """Rewrite run.json and report.html of a run, or report.html of a sweep."""
+    from dpcfl_net.core.run_folder import SweepFolder
+    from dpcfl_net.launch.cli import run as runs
+    from dpcfl_net.report.sweep import write_sweep
+
+    if SweepFolder(folder).sweep.exists():
+        typer.echo(write_sweep(folder))
+    else:
+        runs.report(folder)

@@ -1,0 +1,32 @@
+"""`dpcfl sweep`: every combination of some settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpcfl_net.launch.cli.commands.parameters import Config
+
+
+def sweep(
+    config: Config,
+    axes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE,VALUE]...", help="e.g. privacy.epsilon=3,5,15 seed=0:4 algorithm.name=r-dpcfl,local"
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="parent of the sweep's folder, and of the store that all sweeps share")] = Path(
+        "runs"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells and their state; start nothing")] = False,
+) -> None:
+    """Run every combination of some settings; finished runs are not repeated."""
+    from dpcfl_net.launch import sweeps
+
+    if dry_run:
+        sweeps.dry_run(config, axes or [], out)
+        return
+    raise typer.Exit(sweeps.sweep(config, axes or [], out))
