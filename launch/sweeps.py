@@ -17,9 +17,9 @@ from typing import Any
 
 from dpcfl_net import __version__
 from dpcfl_net.core import yaml_file
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
-from dpcfl_net.core.files import write_atomically
 from dpcfl_net.core.plugins import short
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.experiment import config as configuration

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dpcfl_net.core.atomic import replacing
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import reason, replacing
+from dpcfl_net.core.files import reason
 from dpcfl_net.core.locks import locked
 
 FORMAT = 1

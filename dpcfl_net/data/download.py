@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dpcfl_net.core.atomic import replacing
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import replacing
 from dpcfl_net.core.vision import torchvision
 from dpcfl_net.data.readers import damaged
 

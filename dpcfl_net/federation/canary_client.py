@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core import tensors
-from dpcfl_net.core.files import write_atomically
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.types import Event, Release, Task
 from dpcfl_net.federation.base import ClientSide

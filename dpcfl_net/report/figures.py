@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcfl_net.results.number_format import number, plain
-from dpcfl_net.results.run_view import FirstRound, JsonLine, RunView, letter, listed, minority, numbers, sizes, whole
+from dpcfl_net.results.run_files import JsonLine, listed, numbers, whole
+from dpcfl_net.results.run_view import FirstRound, RunView, letter, minority, sizes
 
 COLOURS = 8
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpcfl_net.core.files import write_atomically
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report import figures
 from dpcfl_net.report.figures import Figure
@@ -15,7 +15,8 @@ from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.attack_results import results
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, yes
 from dpcfl_net.results.privacy_statement import statement
-from dpcfl_net.results.run_view import JsonLine, RunView, listed, read_run, sizes, whole
+from dpcfl_net.results.run_files import JsonLine, listed, whole
+from dpcfl_net.results.run_view import RunView, read_run, sizes
 
 Pair = tuple[str, str]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core.files import write_atomically
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.tables import Table

@@ -7,7 +7,8 @@ from typing import Any
 
 from dpcfl_net.report.figures import Figure, axis, spec
 from dpcfl_net.results.number_format import number
-from dpcfl_net.results.run_view import JsonLine, RunView, whole
+from dpcfl_net.results.run_files import JsonLine, whole
+from dpcfl_net.results.run_view import RunView
 
 ROUNDS, BARS, ROWS = 10, 1500, 40
 KINDS = {"train": "@c0", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "evaluate": "@c4", "wait": "@grid"}

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import read_bytes, write_atomically
+from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.run_folder import RunFolder
 
 

@@ -18,7 +18,7 @@ from dpcfl_net.core.locks import is_running
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.results.number_format import number, plain
 from dpcfl_net.results.privacy_statement import statement
-from dpcfl_net.results.run_view import JsonLine, JsonlTail, mapping, read_mapping, whole
+from dpcfl_net.results.run_files import JsonLine, JsonlTail, mapping, read_mapping, whole
 from dpcfl_net.results.tables import Table
 
 # Settings that do not change the experiment; runs that differ only in the seed are repetitions.

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.atomic import replacing
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import replacing
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import DataSettings, Slice, open_client, open_many, open_set, plan_slices

@@ -5,55 +5,17 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import opened, parse_json, read_text
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.runlog import parse
 from dpcfl_net.results.number_format import number
+from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, numbers, read_mapping, whole
 
-JsonLine = dict[str, Any]
 # Errors of damaged npz files besides OSError, ValueError and KeyError.
 NO_ARRAYS = (EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, MemoryError)
-
-
-class JsonlTail:
-    """Reads complete lines of a growing JSON-lines file from where the last call ended.
-
-    Attributes:
-        path: The file.
-        offset: Bytes read so far.
-        damaged: Damaged lines so far, which are left out.
-        torn: Whether the file ends within a line.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.offset, self.damaged, self.torn = path, 0, 0, False
-
-    def new(self) -> list[JsonLine]:
-        """Return the lines added since the last call; a file that shrank is read from its start.
-
-        Raises:
-            ConfigError: If the file cannot be read.
-        """
-        if not self.path.exists():
-            return []
-        with opened(self.path) as file:
-            if file.seek(0, 2) < self.offset:
-                self.offset = 0
-            file.seek(self.offset)
-            added = file.read()
-        whole = added[: added.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        self.torn = len(whole) < len(added)
-        parsed = [parse(raw, self.path.name) for raw in whole.splitlines()]
-        self.damaged += parsed.count(None)
-        return [line for line in parsed if line is not None]
 
 
 @dataclass(frozen=True)
@@ -178,29 +140,6 @@ def read_run(folder: Path | str) -> RunView:
     return view
 
 
-def read_mapping(path: Path, notes: list[str]) -> JsonLine:
-    """Read a JSON or YAML mapping.
-
-    Args:
-        path: The file.
-        notes: Receives a sentence if the file is damaged.
-
-    Returns:
-        The mapping; empty if the file is missing or damaged.
-    """
-    if not path.exists():
-        return {}
-    try:
-        text = read_text(path)
-        found = yaml_file.parse(text, path.name) if path.suffix == ".yaml" else parse_json(text, path.name)
-    except ConfigError:
-        found = None
-    if isinstance(found, dict):
-        return found
-    notes.append(f"{path.name} is damaged and was left out")
-    return {}
-
-
 def sort_metrics(
     lines: Iterable[JsonLine], served: dict[int, JsonLine], observed: dict[int, JsonLine], spent: dict[int, list[float | None]]
 ) -> None:
@@ -246,29 +185,6 @@ def minority(clusters: Sequence[int]) -> int | None:
 def letter(cluster: int) -> str:
     """Name a true cluster A, B, ..., to distinguish it from the server's numbered clusters."""
     return chr(ord("A") + cluster) if 0 <= cluster < 26 else f"#{cluster}"
-
-
-def listed(line: JsonLine, key: str) -> list[Any]:
-    """Return a list field, or an empty list."""
-    found = line.get(key)
-    return found if isinstance(found, list) else []
-
-
-def mapping(line: Mapping[str, Any], key: str) -> JsonLine:
-    """Return a mapping field, or an empty mapping."""
-    found = line.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def numbers(line: JsonLine, key: str) -> list[float | None]:
-    """Return a list field as numbers, None where one is not finite."""
-    return [number(item) for item in listed(line, key)]
-
-
-def whole(value: Any) -> int | None:
-    """Return a whole number >= 0, else None."""
-    found = number(value)
-    return int(found) if found is not None and found >= 0 and found == int(found) else None
 
 
 def _lines(path: Path, notes: list[str]) -> list[JsonLine]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from dpcfl_net import __version__
 from dpcfl_net.core import runlog, yaml_file
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, LedgerError
-from dpcfl_net.core.files import check_fields, read_object, write_atomically
+from dpcfl_net.core.files import check_fields, read_object
 from dpcfl_net.core.locks import is_running
 from dpcfl_net.core.protocol import PrivacyTarget, digest, read_protocol
 from dpcfl_net.core.run_folder import RunFolder

@@ -12,8 +12,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from dpcfl_net.core.atomic import sync_folder, write_durably
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.files import sync_folder, write_durably
 from dpcfl_net.core.types import State
 
 ARRAY = "__array__"

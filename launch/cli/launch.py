@@ -13,8 +13,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import read_object, write_atomically, write_text
+from dpcfl_net.core.files import read_object, write_text
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config import Config

@@ -19,7 +19,7 @@ from rich.text import Text
 from dpcfl_net.launch.cli.progress import AWAY, GONE, SENDING, TRAINING, WAITING, ProgressTail, ProgressView, tail_progress
 from dpcfl_net.results.number_format import duration, number, percent, plain, yes
 from dpcfl_net.results.privacy_statement import statement
-from dpcfl_net.results.run_view import mapping
+from dpcfl_net.results.run_files import mapping
 from dpcfl_net.results.tables import Table as Comparison
 
 __all__ = ["PlainLines", "ProgressTail", "ProgressView", "Screen", "open_screen", "print_summary", "tail_progress"]

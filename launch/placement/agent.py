@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net import __version__
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
-from dpcfl_net.core.files import write_atomically
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy

@@ -49,6 +49,7 @@ for module in (
     "dpcfl_net.runtime.worker_group",
     "dpcfl_net.training.models",
     "dpcfl_net.training.fast_path",
+    "filelock",
     "zmq.auth.thread",
     "safetensors.numpy",
 ):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpcfl_net import __version__
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
-from dpcfl_net.core.files import write_atomically
 from dpcfl_net.launch.placement.base import LOST, Node, Posting
 from dpcfl_net.launch.placement.connection import HostConnection
 from dpcfl_net.launch.placement.messages import (

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcfl_net.core import files
-from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.names import distance, hint, nearest
 
@@ -123,46 +122,3 @@ def test_the_distance_counts_edits(first, second, at):
     assert abs(len(first) - len(second)) <= distance(first, second) <= max(len(first), len(second))
     swapped = first[:at] + first[at : at + 2][::-1] + first[at + 2 :]
     assert distance(first, swapped) <= 1
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "a"
-    files.write_atomically(path, "é", b"b", memoryview(b"c"), mode=0o600)
-    assert (path.read_bytes(), path.stat().st_mode & 0o777) == ("ébc".encode(), 0o600)
-    with pytest.raises(TypeError), files.replacing(path) as file:
-        file.writelines([b"half", None])
-    monkeypatch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    with pytest.raises(OSError, match="full") as refused:
-        files.write_atomically(path, "other")
-    assert refused.value.filename == str(path)
-    assert path.read_text() == "ébc"
-    assert [left.name for left in tmp_path.iterdir()] == ["a"]
-
-
-def test_what_is_no_regular_file_is_not_replaced(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", tmp_path):
-        with pytest.raises(ConfigError, match="not a regular file"):
-            files.write_atomically(path, "b")
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_durable_write_flushes_the_file_before_the_folder(tmp_path, monkeypatch, durable):
-    path, flushed, real = tmp_path / "a", [], os.fsync
-    monkeypatch.setattr(files.os, "fsync", lambda handle: flushed.append((path.exists(), real(handle))[0]))
-    files.write_atomically(path, "b", durable=durable)
-    assert flushed == ([False, True] if durable else [])
-
-
-def test_drafts_of_a_crash_are_removed_and_nothing_else(tmp_path):
-    for name in (f".a.17{files.DRAFT}", "a", ".lock", f"b{files.DRAFT}"):
-        (tmp_path / name).write_text("x")
-    files.remove_drafts(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"a", ".lock", f"b{files.DRAFT}"}
-
-
-def test_canonical_json_is_one_text_for_one_value():
-    assert canonical_json({"b": [1.0, 0.1], "a": {"é": None}}) == b'{"a":{"\\u00e9":null},"b":[1.0,0.1]}'
-    for value in (float("nan"), [float("inf")]):
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            canonical_json(value)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import ConfigError, DataMissing
-from dpcfl_net.core.files import DRAFT
 from dpcfl_net.data import cache, datasets, download
 from dpcfl_net.data.datasets import fetch, load
 from dpcfl_net.data.partition import DataSettings, open_client, plan_slices, records_per_client

@@ -15,7 +15,8 @@ from dpcfl_net.report.page import key_figures, two_views, write_report
 from dpcfl_net.report.timeline import BARS, ROWS, timeline
 from dpcfl_net.results.number_format import duration, percent, size
 from dpcfl_net.results.privacy_statement import statement
-from dpcfl_net.results.run_view import JsonlTail, read_run
+from dpcfl_net.results.run_files import JsonlTail
+from dpcfl_net.results.run_view import read_run
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.files import read_text, write_atomically
+from dpcfl_net.core.files import read_text
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency, Event
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpcfl_net.core.files import Buffer, sync_folder, write_all, write_atomically
+from dpcfl_net.core.atomic import Buffer, sync_folder, write_all, write_atomically
 
 
 class Disk:
@@ -34,7 +34,7 @@ class Disk:
         self.sync(fd)
 
     def replace(self, path: Path, *chunks: Buffer) -> None:
-        """Replace a file (mode 0600) atomically; errors as `core.files.write_atomically`."""
+        """Replace a file (mode 0600) atomically; errors as `core.atomic.write_atomically`."""
         write_atomically(path, *chunks, durable=self.durable, mode=0o600)
 
     def remove(self, path: Path) -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.atomic import remove_drafts
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.files import read_bytes, remove_drafts
+from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.locks import try_lock
 from dpcfl_net.core.types import Event
 from dpcfl_net.privacy.ledger.durable import Disk

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.core.atomic import remove_drafts
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError, Refused
-from dpcfl_net.core.files import remove_drafts
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency, BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian
 from dpcfl_net.privacy.ledger.durable import Disk

@@ -1,0 +1,91 @@
+"""Atomic and durable writes of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import naming
+
+Buffer = bytes | bytearray | memoryview
+DRAFT = ".tmp"  # suffix of a file that replaces another once it is complete
+
+
+def write_atomically(path: Path, *chunks: str | Buffer, durable: bool = False, mode: int = 0o666) -> None:
+    """Replace a file; a reader or a crash finds the old content or the new, never a part.
+
+    Args:
+        path: The file; its folder must exist.
+        chunks: New content in order; text is written as UTF-8.
+        durable: Flush the file and its folder to the device before the call returns.
+        mode: Permission bits of the new file, reduced by the process's umask.
+
+    Raises:
+        ConfigError: If the path exists and is not a regular file.
+        OSError: If the file cannot be written; the error names `path`.
+    """
+    with replacing(path, durable=durable, mode=mode) as file:
+        for chunk in chunks:
+            write_all(file.fileno(), chunk.encode() if isinstance(chunk, str) else chunk)
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a draft that replaces `path` when the `with` block ends without an error.
+
+    Args, errors: see `write_atomically`.
+
+    Yields:
+        The draft, open for writing.
+    """
+    if path.exists() and not path.is_file():  # to replace a device would remove it for every process
+        raise ConfigError(f"cannot write {path}: it is there and is not a regular file")
+    draft = path.with_name(f".{path.name}.{os.getpid()}{DRAFT}")
+    with naming(path):
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.replace(draft, path)
+        except Exception:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        if durable:
+            sync_folder(path.parent)
+
+
+def write_durably(path: Path, data: Buffer) -> None:
+    """Write a file and flush it to the device; not atomic, for a file in a folder that is still a draft."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_all(handle: int, data: Buffer) -> None:
+    """Write all bytes to an open descriptor, in as many calls as the system needs."""
+    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush creations, renames and removals in a folder to the device."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove drafts that a crash left in a folder; the caller holds the lock of everything that writes there."""
+    for draft in folder.glob(f".*{DRAFT}"):
+        draft.unlink()

@@ -1,0 +1,55 @@
+"""Atomic writes, and canonical JSON."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from dpcfl_net.core import atomic
+from dpcfl_net.core.canonical import canonical_json
+from dpcfl_net.core.errors import ConfigError
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    atomic.write_atomically(path, "é", b"b", memoryview(b"c"), mode=0o600)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == ("ébc".encode(), 0o600)
+    with pytest.raises(TypeError), atomic.replacing(path) as file:
+        file.writelines([b"half", None])
+    monkeypatch.setattr(atomic.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full") as refused:
+        atomic.write_atomically(path, "other")
+    assert refused.value.filename == str(path)
+    assert path.read_text() == "ébc"
+    assert [left.name for left in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(ConfigError, match="not a regular file"):
+            atomic.write_atomically(path, "b")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_write_flushes_the_file_before_the_folder(tmp_path, monkeypatch, durable):
+    path, flushed, real = tmp_path / "a", [], os.fsync
+    monkeypatch.setattr(atomic.os, "fsync", lambda handle: flushed.append((path.exists(), real(handle))[0]))
+    atomic.write_atomically(path, "b", durable=durable)
+    assert flushed == ([False, True] if durable else [])
+
+
+def test_drafts_of_a_crash_are_removed_and_nothing_else(tmp_path):
+    for name in (f".a.17{atomic.DRAFT}", "a", ".lock", f"b{atomic.DRAFT}"):
+        (tmp_path / name).write_text("x")
+    atomic.remove_drafts(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", ".lock", f"b{atomic.DRAFT}"}
+
+
+def test_canonical_json_is_one_text_for_one_value():
+    assert canonical_json({"b": [1.0, 0.1], "a": {"é": None}}) == b'{"a":{"\\u00e9":null},"b":[1.0,0.1]}'
+    for value in (float("nan"), [float("inf")]):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            canonical_json(value)
