@@ -36,7 +36,7 @@ class Robustness(Reproduction):
 
     name = "em-fdro/fig3"
     paper = PAPER + ", Figures 2 and 3"
-    title = "Effect of tilting the draws to high losses on the worst client, the tail and all clients"
+    title = "What tilting the draws to high losses does for the worst client, the tail and everybody"
 
     def compute(self, context: Context) -> ReproductionResult:
         path, seeds = Path("configs/em_fdro") / f"{CONFIGS[context.scale]}.yaml", SEEDS[context.scale]
@@ -54,10 +54,9 @@ class Robustness(Reproduction):
             outcome.tables.append(table(drawn, runs))
             outcome.claims += claims(drawn, runs)
         outcome.notes += [
-            "Losses and updates are raw, as published: no run here has a finite epsilon, and the epsilon of the draws is no "
-            "guarantee.",
-            "Global accuracy is the mean over clients, each tested on records with its own label proportions; the paper tests "
-            "on the whole test set. Worst and tail are of these test accuracies; the paper's tail is of validation accuracies.",
+            "Losses and updates are raw, as published: no run here has a finite epsilon, and the epsilon of the draws is no promise.",
+            "Global accuracy is the mean over clients, each tested on records with its own label proportions; the paper tests on "
+            "the whole test set. Worst and tail are of these test accuracies; the paper's tail is of validation accuracies.",
         ]
         return outcome
 

@@ -67,8 +67,8 @@ class NumberUnknown(Reproduction):
         figure = lines("right", "M correct, by noise", by_noise, "noise multiplier (rounded)", "share of rounds", log_x=True)
         notes = [
             "Where the noise is so high that the clusters are lost even with known M, no rule can be correct.",
-            "The constants of this project's rule were chosen on seeds 100 to 104, except for the quarter that a split must reach, "
-            "which was added after seeds 0 to 9 had been seen.",
+            "The constants of this project's rule were chosen on seeds 100 to 104, but for the quarter that a split must reach, which was "
+            "added after seeds 0 to 9 had been looked at.",
         ]
         tables = [
             _table("By data and clusters", rows, lambda row: f"{row['dataset']}, {row['shift']}, {row['clients']}"),

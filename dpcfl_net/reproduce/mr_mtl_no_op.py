@@ -43,7 +43,7 @@ class NoOp(Reproduction):
         table = compare.table(compare.rows([*pulled, *alone]))
         note = (
             "Written as a term of the loss, the pull has no effect under Opacus: its optimiser replaces the gradient by the "
-            "clipped per-record sums, which do not contain the term (a test shows it). Such code computes lambda = 0 for any lambda."
+            "clipped per-record sums, in which the term is not (a test shows it). Such code computes lambda = 0 whatever it is given."
         )
         return ReproductionResult(
             rows, self.claims(dict(by_strength["accuracy_mean"]), local["accuracy_mean"]), [figure], [table], [note]

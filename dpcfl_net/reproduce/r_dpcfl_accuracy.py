@@ -170,9 +170,7 @@ def row_of(setting: str, result: Result) -> dict[str, Any]:
 def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
     """Why R-DPCFL may lag behind a baseline: wrong clusters or, if they are right, the cost of finding them."""
     if recovered[0] < recovered[1]:
-        return (
-            f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later selections do not correct errors"
-        )
+        return f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later selections do not correct wrong ones"
     noise = {
         name: statistics.fmean(float(r.privacy["noise_multiplier"]["max"]) for r in results if r.algorithm == name)
         for name in ("r-dpcfl", "local")

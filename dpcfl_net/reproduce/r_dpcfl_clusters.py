@@ -24,7 +24,7 @@ WAYS: dict[str, tuple[mixture.Space, str, str]] = {
         "full", "mss_plain", "centres are apart by estimation error alone, and the fewer members, the tighter a component looks",
     ),
     "M - 1 components, effective MSS (this project)": (
-        "spectral", "mss", "merging well separated clusters raises the score: hence this project uses another rule",
+        "spectral", "mss", "of well separated clusters those left after merging score most: hence the project's rule is another",
     ),
 }  # fmt: skip
 

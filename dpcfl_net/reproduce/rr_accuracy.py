@@ -77,7 +77,7 @@ FEDCAM = _pair(
 )  # fmt: skip
 HEADLINE = (FEDAVG, *IFCA)
 ALL = (FEDAVG, FEDPER, *IFCA, *FESEM, *FEDCAM)
-Accuracies = dict[tuple[str, str, str, int], list[float]]  # (setting, guarantee, system, epsilon) to accuracies of the seeds, %
+Found = dict[tuple[str, str, str, int], list[float]]  # (setting, guarantee, system, epsilon) to accuracies of the seeds, %
 
 
 class Table1(Reproduction):
@@ -88,7 +88,7 @@ class Table1(Reproduction):
     title = "Fashion-MNIST, 1000 clients: accuracy with and without rebalancing under what each guarantee really costs"
 
     def compute(self, context: Context) -> ReproductionResult:
-        outcome, found = ReproductionResult([], []), Accuracies()
+        outcome, found = ReproductionResult([], []), Found()
         few, many = SEEDS[context.scale]
         for setting in SETTINGS:
             path = Path("configs/rr_cluster") / f"{context.scale}_fmnist_{setting}.yaml"
@@ -142,7 +142,7 @@ def row_of(setting: str, guarantee: str, system: System, epsilon: float, result:
     }  # fmt: skip
 
 
-def table(setting: str, found: Accuracies) -> Table:
+def table(setting: str, found: Found) -> Table:
     """Return the paper's and the measured accuracy, with the standard error over seeds."""
     rows = []
     for system in ALL:
@@ -160,7 +160,7 @@ def _cell(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.1f}{error}"
 
 
-def figure(setting: str, found: Accuracies) -> Any:
+def figure(setting: str, found: Found) -> Any:
     """Return accuracy of the headline systems against epsilon, a line per guarantee."""
     series = {
         f"{system.title}, {guarantee}": [
@@ -174,13 +174,13 @@ def figure(setting: str, found: Accuracies) -> Any:
     return lines(f"table1-{setting}", f"{setting.capitalize()} clusters", series, "epsilon", "accuracy, %")
 
 
-def gain(found: Accuracies, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> float | None:
+def gain(found: Found, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> float | None:
     """Return the points that rebalancing adds; None if a system was not run."""
     both = [found.get((setting, guarantee, system.title, epsilon)) for system in pair]
     return None if not all(both) else statistics.fmean(both[1] or []) - statistics.fmean(both[0] or [])
 
 
-def _error(found: Accuracies, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> str:
+def _error(found: Found, setting: str, guarantee: str, pair: tuple[System, System], epsilon: int) -> str:
     """Standard error of a gain; empty with single runs."""
     both = [found[setting, guarantee, system.title, epsilon] for system in pair]
     if min(map(len, both)) < 2:
@@ -188,7 +188,7 @@ def _error(found: Accuracies, setting: str, guarantee: str, pair: tuple[System, 
     return f" +- {math.sqrt(sum(statistics.variance(values) / len(values) for values in both)):.1f}"
 
 
-def gains(found: Accuracies) -> list[Claim]:
+def gains(found: Found) -> list[Claim]:
     """Claim that rebalancing helps each base, as in the paper's table."""
     claims = []
     for setting in SETTINGS:
@@ -206,7 +206,7 @@ def gains(found: Accuracies) -> list[Claim]:
     return claims
 
 
-def larger_when_imbalanced(found: Accuracies) -> list[Claim]:
+def larger_when_imbalanced(found: Found) -> list[Claim]:
     """Claim that the gain is larger with unequal clusters (IFCA: 5.19, 3.94, 4.14 against 3.01, 2.17, 2.16 points)."""
     claims = []
     for guarantee in GUARANTEES:
@@ -222,7 +222,7 @@ def larger_when_imbalanced(found: Accuracies) -> list[Claim]:
     return claims
 
 
-def added_by_expected(found: Accuracies) -> Claim:
+def added_by_expected(found: Found) -> Claim:
     """Claim that rebalancing in expectation is above rebalancing noisy labels at the same epsilon."""
     gaps = _gaps(found, "expected", "labels-first")
     least = min(gaps, default=0.0)
@@ -232,7 +232,7 @@ def added_by_expected(found: Accuracies) -> Claim:
     )  # fmt: skip
 
 
-def _gaps(found: Accuracies, above: str, below: str) -> list[float]:
+def _gaps(found: Found, above: str, below: str) -> list[float]:
     pairs: Iterable[tuple[list[float] | None, list[float] | None]] = (
         (found.get((setting, above, IFCA[1].title, e)), found.get((setting, below, IFCA[1].title, e)))
         for setting in SETTINGS

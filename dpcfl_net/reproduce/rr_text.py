@@ -59,5 +59,5 @@ def claim(guarantee: str, found: dict[tuple[str, str, int], float]) -> Claim:
     """Claim that rebalancing is above IFCA without it at every epsilon."""
     gaps = {e: found[guarantee, "RR-Cluster (IFCA)", e] - found[guarantee, "DP-IFCA", e] for e in EPSILONS}
     measured = ", ".join(f"{gap:+.1f} points at epsilon {e:g}" for e, gap in gaps.items())
-    cause = "roles do not form clusters that differ in the next character: a model needs many updates, and a single model has the most"
+    cause = "roles do not fall into clusters that a next character tells apart: what helps is more updates for a model, and one model has most"
     return Claim(f"{guarantee}: rebalancing raises the accuracy of DP-IFCA", measured, min(gaps.values()) > 0, cause)
