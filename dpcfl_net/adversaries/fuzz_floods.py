@@ -33,15 +33,15 @@ def _hello_of_a_new_boot(speaker: Speaker) -> Said:
 
 def _result(speaker: Speaker, about: str) -> Said:
     arrays = arrays_for(speaker.rng, RESULTS["train"], honest=True)
-    return speaker.offer("RESULT", arrays, parent=about, round=1, task="train", code="release")
+    return speaker.announce("RESULT", arrays, parent=about, round=1, task="train", code="release")
 
 
 def _task_without_chunks(speaker: Speaker) -> Said:
-    return speaker.offer("TASK", {"models": np.zeros((1, 40), np.float32)}, round=1, task="train")
+    return speaker.announce("TASK", {"models": np.zeros((1, 40), np.float32)}, round=1, task="train")
 
 
 def _empty_task(speaker: Speaker) -> Said:
-    return speaker.offer("TASK", arrays_for(speaker.rng, TASKS["small"], True), round=1, task="small")
+    return speaker.announce("TASK", arrays_for(speaker.rng, TASKS["small"], True), round=1, task="small")
 
 
 KINDS: tuple[Say, ...] = (

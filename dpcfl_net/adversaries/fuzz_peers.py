@@ -10,7 +10,7 @@ from dpcfl_net.adversaries import fuzz_bytes
 from dpcfl_net.adversaries.fuzz_paper import PaperPoller, PaperSocket, on_paper
 from dpcfl_net.adversaries.fuzz_readers import Finding, require
 from dpcfl_net.adversaries.fuzz_speakers import JOB, RESULTS, RUN, TASKS, Said, Speaker, arrays_for, framed
-from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, heard, require_offered, require_small
+from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, received, require_delivered, require_small
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport import client, messages, server
 from dpcfl_net.transport.channel import RECENT_MESSAGES
@@ -64,7 +64,7 @@ class ServerSession:
         self.speakers = [Speaker(rng, b"route %d" % k, KEYS[k % 3], k % 3) for k in range(5)]
         self.speakers += [Speaker(rng, b"stranger", "key of a stranger", 1), Speaker(rng, b"nobody", "", 2)]
         self.tasks: dict[str, tuple[int, int, str]] = {}
-        self.let_in: dict[int, Connection] = {}
+        self.connections: dict[int, Connection] = {}
         self.boots: dict[int, list[str]] = {number: [] for number in KEYS}
         self.hellos: dict[str, tuple[int, bytes, messages.Header]] = {}
         self.earlier: list[list[bytes]] = []
@@ -92,10 +92,10 @@ class ServerSession:
         self.tally["accepted"] += not broken
         for event in events:
             if event.kind == "left":
-                self.let_in.pop(event.client or 0, None)
+                self.connections.pop(event.client or 0, None)
         self._look_at_answers()
         for event in events:
-            self._judge(event)
+            self._check_event(event)
 
     def _own(self) -> None:
         number, pick = self.rng.randrange(3), self.rng.random()
@@ -128,7 +128,7 @@ class ServerSession:
         rng, pick = self.rng, self.rng.random()
         if self.earlier and rng.random() < 0.04:
             return rng.choice(self.earlier)  # the same bytes again, from any speaker
-        connection = self.let_in.get(speaker.number)
+        connection = self.connections.get(speaker.number)
         due = next((name for name, task in self.tasks.items() if task[0] == speaker.number), fuzz_bytes.word(rng, 32))
         chunk: bytes | None = None
         if (connection is None or connection.boot != speaker.boot) and pick < 0.7:
@@ -151,15 +151,15 @@ class ServerSession:
         _, t, task = self.tasks.get(due, (0, 1, "train"))
         status = self.rng.choice(("release", "release", "release", *messages.STATUSES))
         arrays = arrays_for(self.rng, RESULTS[task]) if status == "release" or self.rng.random() < 0.1 else {}
-        return speaker.offer("RESULT", arrays, parent=due, round=t, task=task, code=status)
+        return speaker.announce("RESULT", arrays, parent=due, round=t, task=task, code=status)
 
     def _note(self, speaker: Speaker, frames: list[bytes]) -> None:
         """Record a message from a key of the roster."""
-        message = heard(frames)
+        message = received(frames)
         number = next((number for number, key in KEYS.items() if key == speaker.user), None)
         if message is None or number is None:
             return
-        connection = self.let_in.get(number)
+        connection = self.connections.get(number)
         if message.header.kind == "HELLO":
             self.hellos[message.header.id] = (number, speaker.route, message.header)
         elif message.whole and connection is not None and connection.route == speaker.route:
@@ -170,11 +170,11 @@ class ServerSession:
             answer = messages.decode(data)
             if answer.kind == "WELCOME":
                 require(answer.parent in self.hellos, "welcomed without a HELLO of a known key, of this run and job", answer)
-                self._let_in(route, *self.hellos[answer.parent])
+                self._accept(route, *self.hellos[answer.parent])
 
-    def _let_in(self, route: bytes, number: int, said_on: bytes, hello: messages.Header) -> None:
-        connection = self.let_in.get(number)
-        require(route == said_on, "welcomed on another connection than said HELLO", hello)
+    def _accept(self, route: bytes, number: int, hello_route: bytes, hello: messages.Header) -> None:
+        connection = self.connections.get(number)
+        require(route == hello_route, "welcomed on another connection than said HELLO", hello)
         if connection is not None and (connection.route, connection.boot) == (route, hello.boot):
             require(hello.sequence > connection.sequence, "welcomed a HELLO that is not new", hello)
             connection.sequence = hello.sequence
@@ -183,23 +183,24 @@ class ServerSession:
         require(alone, "a second connection was let in beside a living one", hello)
         require(hello.boot not in self.boots[number][-RECENT_MESSAGES:], "a boot was let in a second time", hello)
         self.boots[number].append(hello.boot)
-        self.let_in[number] = Connection(route, hello.boot, hello.sequence)
+        self.connections[number] = Connection(route, hello.boot, hello.sequence)
 
-    def _judge(self, event: ServerEvent) -> None:
+    def _check_event(self, event: ServerEvent) -> None:
         if event.kind == "failed":
             self.tasks.pop(event.id, None)
         if event.kind != "result":
             return
-        task, connection = self.tasks.pop(event.id, None), self.let_in.get(event.client or 0)
+        task, connection = self.tasks.pop(event.id, None), self.connections.get(event.client or 0)
         require(task == (event.client, event.round, event.task), "a result for a task that is not open like this", event)
         require(connection is not None, "a result of a client that was not let in", event)
         assert connection is not None
-        offers = [
-            offer for offer in connection.offers.values()
-            if (offer.header.kind, offer.header.parent, offer.header.round, offer.header.task, offer.header.code)
-            == ("RESULT", event.id, event.round, event.task, event.status)
-        ]  # fmt: skip
-        require_offered(offers, RESULTS[event.task] if event.status == "release" else {}, event.tensors)
+        expected = ("RESULT", event.id, event.round, event.task, event.status)
+        announcements = [
+            one
+            for one in connection.announcements.values()
+            if (one.header.kind, one.header.parent, one.header.round, one.header.task, one.header.code) == expected
+        ]
+        require_delivered(announcements, RESULTS[event.task] if event.status == "release" else {}, event.tensors)
         self.tally["delivered"] += 1
 
 
@@ -210,8 +211,8 @@ class ClientSession:
         self.rng, self.tally = rng, tally
         nowhere: Any = object()
         self.end = client.ClientEndpoint(
-            "tcp://127.0.0.1:1", Link(RUN, JOB, ("public", "secret"), "key", context=nowhere), client=1, task_template=TASKS.get,
-            check=lambda task, tensors: bounded(tensors),
+            "tcp://127.0.0.1:1", Link(RUN, JOB, ("public", "secret"), "key", context=nowhere), client=1,
+            task_template=TASKS.get, check=lambda task, tensors: bounded(tensors),
             times=client.ClientTimes(heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)), orphan_timeout_s=NEVER),
         )  # fmt: skip
         self.socket: PaperSocket = self.end._socket  # type: ignore[assignment]
@@ -240,7 +241,7 @@ class ClientSession:
 
     def hear(self, frames: list[bytes]) -> bool:
         """Feed one message and check the outcome."""
-        message, before = heard(frames), Counter(self.end.failures)
+        message, before = received(frames), Counter(self.end.failures)
         answer = message is not None and message.header.kind == "WELCOME" and message.header.parent in self.hellos
         if self.connection is not None and message is not None:
             self.connection.hear(message)
@@ -265,7 +266,7 @@ class ClientSession:
                 assert message is not None
                 self.connection = Connection(b"", message.header.boot, message.header.sequence)
             elif event.kind == "task":
-                self._judge(event)
+                self._check_event(event)
         return True
 
     def _own(self) -> None:
@@ -295,7 +296,7 @@ class ClientSession:
             said, chunk = speaker.chunk()
         elif pick < 0.85:
             task = rng.choice(("train", "train", "small"))
-            said = speaker.offer("TASK", arrays_for(rng, TASKS[task]), round=rng.randrange(4), task=task)
+            said = speaker.announce("TASK", arrays_for(rng, TASKS[task]), round=rng.randrange(4), task=task)
             if self.answered and rng.random() < 0.2:
                 said["id"] = rng.choice(sorted(self.answered))
         elif pick < 0.88:
@@ -308,15 +309,15 @@ class ClientSession:
         self.earlier = [*self.earlier[-50:], frames]
         return frames
 
-    def _judge(self, event: client.ClientEvent) -> None:
+    def _check_event(self, event: client.ClientEvent) -> None:
         """Check a delivered task."""
         require(self.connection is not None, "a task before a WELCOME", event)
         assert self.connection is not None
         require(event.id not in self.answered, "a task was given again that is answered", event)
-        offer = self.connection.offers.get(event.id)
-        said = None if offer is None else (offer.header.kind, offer.header.round, offer.header.task)
+        announcement = self.connection.announcements.get(event.id)
+        said = None if announcement is None else (announcement.header.kind, announcement.header.round, announcement.header.task)
         require(said == ("TASK", event.round, event.task), "a task that the coordinator did not give like this", event)
-        assert offer is not None
-        require_offered([offer], TASKS[event.task], event.tensors)
+        assert announcement is not None
+        require_delivered([announcement], TASKS[event.task], event.tensors)
         self.waiting.append(event.id)
         self.tally["delivered"] += 1

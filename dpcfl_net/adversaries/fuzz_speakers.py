@@ -42,7 +42,7 @@ class Speaker:
         base = {"version": messages.VERSION, "run": RUN, "job": JOB, "boot": self.boot, "sequence": self.sequence}
         return {**base, "id": fuzz_bytes.word(self.rng, 32), "kind": kind, **fields}
 
-    def offer(self, kind: str, arrays: dict[str, np.ndarray], **fields: Any) -> Said:
+    def announce(self, kind: str, arrays: dict[str, np.ndarray], **fields: Any) -> Said:
         """Return the header of a message with payload; `chunk` returns its chunks."""
         made = payload.Payload.of(arrays)
         rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in made.rows]

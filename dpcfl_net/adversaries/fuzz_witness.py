@@ -28,7 +28,7 @@ def bounded(tensors: dict[str, np.ndarray]) -> None:
 
 
 @dataclass
-class Offer:
+class Announcement:
     """A message with payload, and the chunks that followed in order."""
 
     header: Header
@@ -36,7 +36,7 @@ class Offer:
 
 
 @dataclass
-class Heard:
+class Received:
     """A message of this run and job; `whole` if it has the right number of frames."""
 
     header: Header
@@ -44,7 +44,7 @@ class Heard:
     whole: bool
 
 
-def heard(frames: list[bytes]) -> Heard | None:
+def received(frames: list[bytes]) -> Received | None:
     """Decode fed frames; None if they are no message of this run and job."""
     if len(frames) not in (1, 2):
         return None
@@ -54,41 +54,43 @@ def heard(frames: list[bytes]) -> Heard | None:
         return None
     if (header.version, header.run, header.job) != (VERSION, RUN, JOB):
         return None
-    return Heard(header, frames[1] if len(frames) == 2 else None, (header.kind == "CHUNK") == (len(frames) == 2))
+    return Received(header, frames[1] if len(frames) == 2 else None, (header.kind == "CHUNK") == (len(frames) == 2))
 
 
 @dataclass
 class Connection:
-    """An accepted connection: route, boot, highest sequence number, and all offers."""
+    """An accepted connection: route, boot, highest sequence number, and all announcements."""
 
     route: bytes
     boot: str
     sequence: int
-    offers: dict[str, Offer] = field(default_factory=dict)
+    announcements: dict[str, Announcement] = field(default_factory=dict)
 
-    def hear(self, message: Heard) -> None:
-        """Record an offer or chunk; messages of another boot or with an old sequence number are ignored."""
+    def hear(self, message: Received) -> None:
+        """Record an announcement or a chunk; messages of another boot or with an old sequence number are ignored."""
         header = message.header
         if header.boot != self.boot or header.sequence <= self.sequence:
             return
         self.sequence = header.sequence
-        offer = self.offers.get(header.parent)
+        announcement = self.announcements.get(header.parent)
         if not message.whole:
             return
         if header.kind in ("RESULT", "TASK"):
-            self.offers[header.id] = Offer(header)
-        elif message.chunk is not None and offer is not None and header.index == len(offer.chunks):
-            offer.chunks.append(message.chunk)
+            self.announcements[header.id] = Announcement(header)
+        elif message.chunk is not None and announcement is not None and header.index == len(announcement.chunks):
+            announcement.chunks.append(message.chunk)
 
 
-def require_offered(offers: list[Offer], template: dict[str, TensorTemplate], found: dict[str, np.ndarray]) -> None:
-    """Require that delivered tensors equal one of the offers bit for bit, fit the template, and are finite and bounded."""
+def require_delivered(
+    announcements: list[Announcement], template: dict[str, TensorTemplate], found: dict[str, np.ndarray]
+) -> None:
+    """Require that delivered tensors equal an announcement bit for bit, fit the template, and are finite and bounded."""
     raw = b"".join(found[name].tobytes() for name in sorted(found))
     digest = hashlib.sha256(raw).hexdigest() if raw else ""
-    shown = [(offer.header, len(offer.chunks)) for offer in offers]
+    shown = [(one.header, len(one.chunks)) for one in announcements]
     require(
-        any(b"".join(offer.chunks) == raw and offer.header.sha256 == digest for offer in offers),
-        "something was delivered that its sender did not offer", shown,
+        any(b"".join(one.chunks) == raw and one.header.sha256 == digest for one in announcements),
+        "something was delivered that its sender did not announce", shown,
     )  # fmt: skip
     require(found.keys() == template.keys(), "other tensors were delivered than the template's", shown)
     for name, pinned in template.items():

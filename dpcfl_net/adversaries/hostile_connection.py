@@ -17,7 +17,7 @@ from dpcfl_net.transport.channel import Stamp
 from dpcfl_net.transport.messages import Header, Template, decode, encode, resolve
 from dpcfl_net.transport.sockets import Link, join_curve
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
@@ -143,7 +143,7 @@ class HostileConnection:
         while self._monitor.poll(0):
             self._note(int(recv_monitor_message(self._monitor)["event"]))
 
-    def wait(self, found: Callable[[], Found], limit_s: float) -> Found:
+    def wait(self, found: Callable[[], T], limit_s: float) -> T:
         """Listen until `found` returns a true value, the connection ends or `limit_s` seconds pass; returns its last value."""
         deadline = time.monotonic() + limit_s
         while not (got := found()) and not self.closed and time.monotonic() < deadline:

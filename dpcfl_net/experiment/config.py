@@ -59,29 +59,39 @@ class Section(BaseModel):
 
 
 class ModelSettings(Section):
+    """The `model` section."""
+
     name: str = Field(default="cnn", description=f"{', '.join(models.NAMES)}, or your own: package.module:function")
 
 
 class DataSection(DataSettings):
+    """The `data` section."""
+
     root: str | None = Field(
         default=None, description="folder of the data sets; null: $DPCFL_DATA, else the user's cache folder"
     )
 
 
 class PrivacySection(PrivacyTarget):
+    """The `privacy` section."""
+
     noise_seed: str | None = Field(
         default=None,
         pattern=r"^[0-9a-f]{64}$",
-        description="noise seeded: secret of all noise, 64 hex digits; null: a new one for each run, written to its config.yaml",
+        description="noise seeded: secret of all noise, 64 hex digits; null: a new one for each run, in its config.yaml",
     )
 
 
 class BudgetSettings(Section):
+    """The `ledger.budget` section."""
+
     epsilon: float = Field(gt=0, le=MOST_EPSILON, description="limit on the epsilon of all runs on a record together")
     delta: float = Field(gt=0, lt=1, description="delta of that limit")
 
 
 class LedgerSettings(Section):
+    """The `ledger` section."""
+
     scope: Literal["run", "dataset"] = Field(
         default="run", description="run: budget of this run only; dataset: all runs on the same records are composed"
     )
@@ -93,10 +103,14 @@ class LedgerSettings(Section):
 
 
 class TransportSettings(Section):
+    """The `runtime.transport` section."""
+
     security: Literal["curve", "none"] = Field(default="curve", description="none: loopback only; declared in the statement")
 
 
 class RuntimeSettings(Section):
+    """The `runtime` section."""
+
     federation: Literal["network", "in-process"] = Field(
         default="network",
         description="in-process: all clients in one process without sockets, same bits; for sweeps and quick tests",
@@ -159,6 +173,8 @@ class RuntimeSettings(Section):
 
 
 class OutputSettings(Section):
+    """The `output` section."""
+
     transcript: Annotated[
         Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
     ] = Field(default="headers", description="content of the server's transcript")  # YAML reads a bare off as false
@@ -172,11 +188,13 @@ class OutputSettings(Section):
 
 
 class AuditSettings(Section):
+    """The `audit` section."""
+
     canaries: int = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="canaries in the record slots of an audited client, whose other slots are empty, for `dpcfl audit`; 0: no audit",
+        description="canaries in the record slots of an audited client, which has no other records, for `dpcfl audit`; 0: none",
     )
     client: Annotated[int, Field(ge=0, lt=MOST_CLIENTS)] | Literal["all"] = Field(
         default="all", description="audited client of the roster; its accuracy is meaningless"
@@ -312,7 +330,8 @@ def _combination_problems(config: Config) -> list[str]:
     problems = _model_problems(config.model.name)
     if (answers := config.rounds * sum(config.data.clients)) > MOST_ANSWERS:
         problems.append(
-            f"rounds is {config.rounds}: times the {sum(config.data.clients)} clients that is {answers:,}, must be at most {MOST_ANSWERS:,}"
+            f"rounds is {config.rounds}: times the {sum(config.data.clients)} clients that is {answers:,}, "
+            f"must be at most {MOST_ANSWERS:,}"
         )
     unknown_set = _name_problems("data.dataset", config.data.dataset, datasets.NAMES)
     if unknown_set:
@@ -408,7 +427,8 @@ def _audit_problems(config: Config) -> list[str]:
     problems, asked = [], f"audit.canaries is {audit.canaries}:"
     if privacy.unit == "client" or config.algorithm_class.plain_sgd(config.options, privacy):
         problems.append(
-            f"{asked} canaries are records under DP-SGD, and {config.algorithm['name']} with privacy.unit {privacy.unit!r} has none"
+            f"{asked} canaries are records under DP-SGD, which {config.algorithm['name']} with privacy.unit {privacy.unit!r} "
+            "does not run"
         )
     if config.runtime.federation == "in-process":
         problems.append(f"{asked} the audit reads a transcript: runtime.federation must be 'network'")

@@ -15,16 +15,16 @@ from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
-    "duration of tasks: the time of a step depends on the number of sampled records, and a server that knew these numbers would "
-    "learn more than epsilon allows (fix: local.pace: constant)"
+    "duration of tasks: the time of a step depends on the number of sampled records, and a server that knew these numbers "
+    "would learn more than epsilon allows (fix: local.pace: constant)"
 )
 NO_DEADLINE = (
     "duration of tasks, except for the number of sampled records, which steps hide: answers are sent as soon as they are ready "
     "(fix: local.deadline_s)"
 )
 COUNTS = (
-    "number of training and validation records of each client: the job lists them, and the guarantee compares clients with equal "
-    "numbers"
+    "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "
+    "equal numbers"
 )
 SERVER_SEES = "the server: it is trusted, and sees every sampled client's raw update and cluster identifier"
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "CPU", "Device", "Gpu", "assign", "deal", "lend", "release", "repeatable", "strict_arithmetic", "torch_device", "use", "visible_gpus",
+    "CPU", "Device", "Gpu", "assign", "deal", "lend", "release", "repeatable", "strict_arithmetic", "torch_device", "use",
+    "visible_gpus",
 ]  # fmt: skip
 
 # Read when CUDA starts. The proof in privacy/clipping.py is about IEEE arithmetic of the stated width, so nothing in the

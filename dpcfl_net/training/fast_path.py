@@ -36,7 +36,7 @@ class FastPath:
         return self._forward(self._weights(theta), x)[0]
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Return logits, (n, classes), and each record's gradient of its cross-entropy, as blocks."""
+        """Return logits and gradient blocks, as `Engine.gradients`."""
         weights = self._weights(theta)
         logits, kept = self._forward(weights, x)
         signal = torch.softmax(logits, 1)

@@ -32,7 +32,16 @@ class Engine(Forward, Protocol):
     def gradients(
         self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, list[clipping.GradientBlock]]:
-        """Return logits, and blocks that together hold each record's gradient."""
+        """Compute per-record gradients of the cross-entropy.
+
+        Args:
+            theta: Parameters, (p,); the dtype is the precision.
+            x: Records, (n, ...) float32.
+            y: Labels, (n,) int64.
+
+        Returns:
+            Logits, (n, classes), and blocks that together hold each record's gradient, (p,).
+        """
 
 
 def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) -> tuple[str, Engine]:

@@ -148,8 +148,8 @@ def _logits(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, classes: in
     with torch.random.fork_rng(devices=[]):
         trained, again = module(few), module(few)
     same = (
-        "it gives other logits for the same records a second time: forward draws (F.dropout?), though only the task's private key "
-        "may, or keeps something between calls; remove that"
+        "it gives other logits for the same records a second time: forward draws random numbers (F.dropout?), which only the "
+        "task's private key may, or keeps state between calls; remove that"
     )
     mode = "its logits in training are not those in evaluation: dropout or normalisation over the batch inside forward?"
     errors = [_logits_error(again, trained, same), _logits_error(trained, evaluated, mode)]

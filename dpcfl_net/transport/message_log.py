@@ -42,13 +42,27 @@ class MessageLog:
             self._on_failure({"time": time.time(), "peer": name, "code": error.code, "reason": error.reason})
 
     def message(self, direction: str, name: str, header: Header, size: int) -> None:
-        """Report one message; `size` is in bytes, header and payload."""
+        """Report one message to `on_message`.
+
+        Args:
+            direction: "up" to the coordinator or "down" from it.
+            name: Name of the peer.
+            header: The header.
+            size: Bytes of header and payload.
+        """
         if self._on_message is not None and header.kind not in QUIET:
             about = {"time": time.time(), "direction": direction, "peer": name, "kind": header.kind}
             self._on_message({**about, "round": header.round, "bytes": size, "id": header.id})
 
     def crossed(self, direction: str, name: str, data: bytes | memoryview, chunk: memoryview | None) -> None:
-        """Record one message in the transcript."""
+        """Record one message in the transcript.
+
+        Args:
+            direction: "up" to the coordinator or "down" from it.
+            name: Name of the peer.
+            data: Bytes of the header.
+            chunk: Its chunk; None without one.
+        """
         if self._transcript is not None:
             self._transcript.record(direction, name, bytes(data), chunk)
 

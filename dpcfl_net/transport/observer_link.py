@@ -105,7 +105,15 @@ class Personal:
 
 @dataclass(frozen=True)
 class Span:
-    """A period of work of one process, in seconds since the epoch."""
+    """A period of work of one process.
+
+    Attributes:
+        who: Name of the process.
+        what: Kind of work, one of `Work`.
+        round: The round.
+        start: Begin, seconds since the epoch.
+        end: End, seconds since the epoch.
+    """
 
     who: str
     what: str
@@ -350,12 +358,25 @@ class ObserverOutbox:
         self.dropped += not sent
 
     def personal(self, round: int, accuracy: float, loss: float) -> None:
-        """Report a personal model's accuracy (0 to 1) and mean loss (nats)."""
+        """Report the evaluation of a personal model.
+
+        Args:
+            round: The round.
+            accuracy: 0 to 1.
+            loss: Mean loss in nats.
+        """
         finite = float(loss) if math.isfinite(loss) else None
         self.dropped += not self._send("PERSONAL", round=round, accuracy=float(accuracy), loss=finite)
 
     def span(self, what: str, round: int, start: float, end: float) -> None:
-        """Report a period of work, in seconds since the epoch."""
+        """Report a period of work.
+
+        Args:
+            what: Kind of work, one of `Work`.
+            round: The round.
+            start: Begin, seconds since the epoch.
+            end: End, seconds since the epoch.
+        """
         self.dropped += not self._send("SPAN", what=what, round=round, start=float(start), end=float(end))
 
     def end(self, round: int, reason: str = "") -> None:
