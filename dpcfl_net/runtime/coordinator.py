@@ -16,10 +16,6 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import Refused
-<<<<<<< HEAD
-from dpcfl_net.core.files import write_atomically
-=======
->>>>>>> files
 from dpcfl_net.core.protocol import Protocol, read_signed_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say

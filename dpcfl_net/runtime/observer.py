@@ -15,11 +15,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
-<<<<<<< HEAD
-from dpcfl_net.core.files import write_atomically
-=======
 from dpcfl_net.core.atomic import write_atomically
->>>>>>> files
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_set, plan_slices

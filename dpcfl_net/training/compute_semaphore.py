@@ -43,11 +43,7 @@ def host_folder() -> Path:
 class ComputeSemaphore:
     """Semaphore between processes, made of file locks: the kernel releases the slot of a dead holder.
 
-<<<<<<< HEAD
-    It calls flock itself: a worker tries many locks without waiting and keeps their descriptors open between steps.
-=======
     It calls flock itself, since a worker tries many locks without waiting and keeps their descriptors open between steps.
->>>>>>> files
     There is no queue, so a worker that is stopped while it waits blocks no other. Releasing a slot writes a byte to a pipe,
     which wakes one waiter.
 
