@@ -10,8 +10,8 @@ import msgpack
 import numpy as np
 
 from dpcfl_net.adversaries import fuzz_bytes
-from dpcfl_net.adversaries.fuzz_paper import on_paper
 from dpcfl_net.adversaries.fuzz_peers import ClientSession, ServerSession
+from dpcfl_net.adversaries.fuzz_sockets import fake_sockets
 from dpcfl_net.adversaries.fuzz_speakers import RESULTS, TASKS, Said, Speaker, arrays_for
 from dpcfl_net.adversaries.fuzz_witness import HELD, require_small
 
@@ -69,7 +69,7 @@ class Floods:
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
         kinds = rng.sample(KINDS, len(KINDS))
-        with on_paper():
+        with fake_sockets():
             if rng.random() < 0.25:
                 _flood_client(ClientSession(rng, tally), kinds, reads=rng.random() < 0.5)
             else:

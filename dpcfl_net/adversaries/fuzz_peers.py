@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 from dpcfl_net.adversaries import fuzz_bytes
-from dpcfl_net.adversaries.fuzz_paper import PaperPoller, PaperSocket, on_paper
 from dpcfl_net.adversaries.fuzz_readers import Finding, require
+from dpcfl_net.adversaries.fuzz_sockets import FakePoller, FakeSocket, fake_sockets
 from dpcfl_net.adversaries.fuzz_speakers import JOB, RESULTS, RUN, TASKS, Said, Speaker, arrays_for, framed
 from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, received, require_delivered, require_small
 from dpcfl_net.core.errors import Refused
@@ -29,7 +29,7 @@ class Servers:
     name, share = "server", 0.15
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
-        with on_paper():
+        with fake_sockets():
             return _converse(ServerSession(rng, tally), rng.choice(LENGTHS))
 
 
@@ -39,7 +39,7 @@ class Clients:
     name, share = "client", 0.1
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
-        with on_paper():
+        with fake_sockets():
             return _converse(ClientSession(rng, tally), rng.choice(LENGTHS))
 
 
@@ -215,8 +215,8 @@ class ClientSession:
             task_template=TASKS.get, check=lambda task, tensors: bounded(tensors),
             times=client.ClientTimes(heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)), orphan_timeout_s=NEVER),
         )  # fmt: skip
-        self.socket: PaperSocket = self.end._socket  # type: ignore[assignment]
-        self.end._poller = PaperPoller(self.socket)  # type: ignore[assignment]
+        self.socket: FakeSocket = self.end._socket  # type: ignore[assignment]
+        self.end._poller = FakePoller(self.socket)  # type: ignore[assignment]
         self.speaker = Speaker(rng)
         self.earlier: list[list[bytes]] = []
         self.waiting: list[str] = []

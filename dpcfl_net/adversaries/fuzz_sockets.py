@@ -15,7 +15,7 @@ from dpcfl_net.transport import client, messages, payload, server
 SMALL_CHUNK = 64  # bytes, so that a few hundred bytes give many chunks
 
 
-class PaperFrame:
+class FakeFrame:
     """One frame as pyzmq returns it; `user` is the authenticated CURVE key, "" for none."""
 
     def __init__(self, data: bytes, more: bool, user: str) -> None:
@@ -29,20 +29,20 @@ class PaperFrame:
         return self._user
 
 
-class PaperSocket:
+class FakeSocket:
     """In-memory socket: receives fed frames, records sent ones; routes in `gone` are unreachable, `full` refuses all."""
 
     def __init__(self, kind: int) -> None:
         self.type = kind
-        self.frames: deque[PaperFrame] = deque()
+        self.frames: deque[FakeFrame] = deque()
         self.sent: list[list[bytes]] = []
         self.gone: set[bytes] = set()
         self.full = False
 
     def feed(self, frames: list[bytes], user: str = "") -> None:
-        self.frames.extend(PaperFrame(data, k + 1 < len(frames), user) for k, data in enumerate(frames))
+        self.frames.extend(FakeFrame(data, k + 1 < len(frames), user) for k, data in enumerate(frames))
 
-    def recv(self, flags: int, copy: bool) -> PaperFrame:
+    def recv(self, flags: int, copy: bool) -> FakeFrame:
         if not self.frames:
             raise zmq.Again
         return self.frames.popleft()
@@ -62,14 +62,14 @@ class PaperSocket:
     def poll(self, timeout: int = 0, flags: int = 0) -> int:
         return bool(self.frames)
 
-    def get_monitor_socket(self) -> PaperSocket:
-        return PaperSocket(zmq.PAIR)
+    def get_monitor_socket(self) -> FakeSocket:
+        return FakeSocket(zmq.PAIR)
 
     def connect(self, address: str) -> None:
         """Do nothing."""
 
 
-class PaperGuard:
+class FakeGuard:
     """Guard without connections."""
 
     def delivered(self, fd: int, size: int) -> None:
@@ -79,20 +79,20 @@ class PaperGuard:
         """Do nothing."""
 
 
-class PaperListener:
+class FakeListener:
     """Listener of a server's end."""
 
     def __init__(self, kind: int, address: str, *_: Any) -> None:
-        self.socket, self.address, self.guard = PaperSocket(kind), address, PaperGuard()
+        self.socket, self.address, self.guard = FakeSocket(kind), address, FakeGuard()
 
     def news(self) -> list[Any]:
         return []
 
 
-class PaperPoller:
+class FakePoller:
     """Poller that reports a socket while it has unread frames."""
 
-    def __init__(self, socket: PaperSocket) -> None:
+    def __init__(self, socket: FakeSocket) -> None:
         self._socket = socket
 
     def poll(self, timeout: int) -> list[tuple[Any, int]]:
@@ -100,12 +100,12 @@ class PaperPoller:
 
 
 @contextmanager
-def on_paper() -> Iterator[None]:
+def fake_sockets() -> Iterator[None]:
     """Create endpoints without sockets and with chunks of SMALL_CHUNK bytes inside the context; all other code is unchanged."""
     with ExitStack() as stack:
         for module in (messages, payload):
             stack.enter_context(mock.patch.object(module, "CHUNK", SMALL_CHUNK))
-        stack.enter_context(mock.patch.object(server, "Listener", PaperListener))
-        stack.enter_context(mock.patch.object(client, "new_socket", lambda context, kind: PaperSocket(kind)))
+        stack.enter_context(mock.patch.object(server, "Listener", FakeListener))
+        stack.enter_context(mock.patch.object(client, "new_socket", lambda context, kind: FakeSocket(kind)))
         stack.enter_context(mock.patch.object(client, "join_curve"))
         yield
