@@ -34,7 +34,7 @@ class MeanAccuracy(Reproduction):
     title = "Mean accuracy and recovery of all clusters against epsilon"
     measure: ClassVar[str] = "accuracy_mean"
     found: ClassVar[str] = "clusters_recovered"
-    whom: ClassVar[str] = "all clients"
+    group: ClassVar[str] = "all clients"
 
     def compute(self, context: Context) -> ReproductionResult:
         outcome = ReproductionResult([], [])
@@ -77,12 +77,12 @@ class MeanAccuracy(Reproduction):
         recovery = recoveries(results, self.found)
         missed = _cause(results, recovery["r-dpcfl"])
         return [
-            ordering(setting, self.whom, at, "oracle", "r-dpcfl", slack=SLACK),
-            ordering(setting, self.whom, at, "r-dpcfl", "local", cause=missed),
-            ordering(setting, self.whom, at, "r-dpcfl", "mr-mtl", cause=missed),
-            ordering(setting, self.whom, at, "r-dpcfl", "dp-ifca", cause=missed),
-            ordering(setting, self.whom, at, "local", "global"),
-            ordering(setting, self.whom, at, "mr-mtl", "global"),
+            ordering(setting, self.group, at, "oracle", "r-dpcfl", slack=SLACK),
+            ordering(setting, self.group, at, "r-dpcfl", "local", cause=missed),
+            ordering(setting, self.group, at, "r-dpcfl", "mr-mtl", cause=missed),
+            ordering(setting, self.group, at, "r-dpcfl", "dp-ifca", cause=missed),
+            ordering(setting, self.group, at, "local", "global"),
+            ordering(setting, self.group, at, "mr-mtl", "global"),
             Claim(
                 f"{setting}: R-DPCFL recovers {'all clusters' if self.found == 'clusters_recovered' else 'the minority'} "
                 "more often than DP-IFCA",
@@ -103,7 +103,7 @@ class MinorityAccuracy(MeanAccuracy):
     title = "Accuracy and recovery of the minority cluster against epsilon"
     measure = "accuracy_minority"
     found = "minority_recovered"
-    whom = "the minority"
+    group = "the minority"
 
 
 def by_system(results: Iterable[Result], measure: str) -> dict[float, dict[str, float]]:
@@ -125,7 +125,7 @@ def by_system(results: Iterable[Result], measure: str) -> dict[float, dict[str, 
 
 def ordering(
     setting: str,
-    whom: str,
+    group: str,
     at: Mapping[float, Mapping[str, float]],
     above: str,
     below: str,
@@ -137,7 +137,7 @@ def ordering(
 
     Args:
         setting: Name of the configuration.
-        whom: Clients that the accuracy covers, for the text.
+        group: Clients that the accuracy covers, for the text.
         at: Epsilon to system to accuracy, in [0, 1].
         above: The better system.
         below: The other system.
@@ -150,7 +150,7 @@ def ordering(
     gaps = {epsilon: own[above] - own[below] for epsilon, own in at.items()}
     measured = "; ".join(f"epsilon {e:g}: {100 * at[e][above]:.1f} against {100 * at[e][below]:.1f} %" for e in gaps)
     word = f"within {100 * slack:g} points of" if slack else "above"
-    text = f"{setting}: {above} is {'above or ' if slack else ''}{word} {below} in accuracy over {whom} at every epsilon"
+    text = f"{setting}: {above} is {'above or ' if slack else ''}{word} {below} in accuracy over {group} at every epsilon"
     return Claim(text, measured, min(gaps.values()) > -slack, cause)
 
 

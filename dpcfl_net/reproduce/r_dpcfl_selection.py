@@ -51,8 +51,8 @@ class SelectionCost(Reproduction):
         rows = [{"paid": name, **row_of(setting, result)} for name, results in found.items() for result in results]
         plans = [{"plan": f"N {p['records']}, E {p['rounds']}, {p['selections']} selections", **p} for p in (own, paper)]
         return ReproductionResult(rows, self.claims(paper, found), [], [_noise_table(plans), _accuracy_table(found)], [
-            "Subtraction adds noise, so a run that claims epsilon 5 spends less. Such a run is configured with its actual epsilon "
-            "and with selections of the same epsilon, 0.15 each."
+            "Subtraction adds noise, so a run that claims epsilon 5 spends less. "
+            "Such a run is configured with its actual epsilon and with selections of the same epsilon, 0.15 each."
         ])  # fmt: skip
 
     def claims(self, paper: dict[str, Any], found: dict[str, list[Result]]) -> list[Claim]:

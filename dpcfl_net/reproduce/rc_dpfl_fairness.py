@@ -34,8 +34,8 @@ class Fairness(Reproduction):
                 add_fairness(result.folder, result.settings["data"]["root"])
             self.add(outcome, stem, [compare.read_result(result.folder) for result in found])
         outcome.notes.append(
-            "For rc-dpfl and f-cdpfl epsilon 5 covers the noisy updates only; their raw cluster indices have no finite epsilon. "
-            "For the other systems it covers every release of a client."
+            "For rc-dpfl and f-cdpfl epsilon 5 covers the noisy updates only; their raw cluster indices have no finite "
+            "epsilon. For the other systems it covers every release of a client."
         )
         return outcome
 

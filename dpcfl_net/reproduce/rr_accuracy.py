@@ -115,8 +115,8 @@ class Table1(Reproduction):
         outcome.claims += [*gains(found), *larger_when_imbalanced(found), added_by_expected(found)]
         outcome.notes.append(
             "The paper claims its guarantee under add/remove, where it does not hold; its noise is used here as published. "
-            "data.csv has the epsilon of that noise under replacement of a client (epsilon_replace_one). It is smaller than the "
-            "paper's, because the paper's bound is loose. The paper's numbers come from its own network and tuning."
+            "data.csv has the epsilon of that noise under replacement of a client (epsilon_replace_one). It is smaller than "
+            "the paper's, because the paper's bound is loose. The paper's numbers come from its own network and tuning."
         )
         return outcome
 
