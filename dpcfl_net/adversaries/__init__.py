@@ -1,1 +1,1 @@
-"""Scripted malicious peers and a fuzzer, run against the product."""
+"""Scripted malicious peers and a fuzzer for testing dpcfl_net."""

@@ -28,27 +28,44 @@ from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Tra
 TRACED = 25  # memory is measured in one of so many runs
 MOST_TRACED = 16 << 20  # bytes that one run may hold at a time
 MEMORY = Path("/dev/shm")  # folder in memory, if there is one
-MOST_RESIDENT = 256 << 20  # bytes by which the process may grow over all inputs
+MOST_RESIDENT = 256 << 20  # allowed growth of the process over all inputs, bytes
 
 
 class Target(Protocol):
-    """Code to fuzz."""
+    """Code under test.
+
+    Attributes:
+        name: Name on the command line; part of the seed.
+        share: Share of all inputs, in [0, 1].
+    """
 
     name: str
     share: float
 
-    def run(self, rng: Random, tally: Counter[str]) -> int: ...
+    def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Generate and feed one or more inputs.
+
+        Args:
+            rng: Source of all randomness.
+            tally: Counts outcomes: "accepted", "delivered", or the code of a refusal.
+
+        Returns:
+            Number of inputs.
+
+        Raises:
+            Finding: If a property does not hold.
+        """
 
 
 @dataclass
 class FuzzResult:
-    """Outcome of a target's inputs.
+    """Outcome of a target.
 
     Attributes:
         inputs: Number of inputs.
-        seconds: Duration.
-        tally: Number of inputs by outcome.
-        peak: Most memory of a measured run, in bytes.
+        seconds: Wall time.
+        tally: Outcomes by code.
+        peak: Peak memory of a measured run, bytes.
     """
 
     inputs: int = 0
@@ -58,25 +75,24 @@ class FuzzResult:
 
 
 def targets(folder: Path) -> list[Target]:
-    """Create every target.
-
-    Args:
-        folder: Folder for targets that read files.
-    """
+    """Return all targets; targets that read files write them to `folder`."""
     return [Codec(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder)]
 
 
 def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
-    """Feed at least `inputs` inputs to one target.
+    """Fuzz one target.
 
     Args:
-        target: The target.
-        inputs: Number of inputs.
-        seed: Seed of the generators.
+        target: Code under test.
+        inputs: Minimum number of inputs.
+        seed: Seed of the inputs.
         first: Number of the first run.
 
+    Returns:
+        The outcome.
+
     Raises:
-        Finding: For the first violated property.
+        Finding: For the first property that does not hold; a note has the command that repeats it.
     """
     found, run = FuzzResult(), first
     began = time.monotonic()
@@ -88,7 +104,7 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
             else:
                 found.inputs += target.run(rng, found.tally)
         except Finding as finding:
-            finding.add_note(f"again: --target {target.name} --seed {seed} --first {run} --inputs 1")
+            finding.add_note(f"repeat: --target {target.name} --seed {seed} --first {run} --inputs 1")
             raise
         run += 1
     found.seconds = time.monotonic() - began
@@ -96,7 +112,7 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
 
 
 def _traced(target: Target, rng: Random, outcome: FuzzResult) -> int:
-    """One run under tracemalloc."""
+    """Run once under tracemalloc."""
     tracemalloc.start()
     try:
         count = target.run(rng, outcome.tally)
@@ -110,11 +126,18 @@ def _traced(target: Target, rng: Random, outcome: FuzzResult) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print a line for every target; returns 1 if a property is violated."""
+    """Fuzz the chosen targets and print a line for each.
+
+    Args:
+        arguments: Command line; default: sys.argv.
+
+    Returns:
+        Exit code: 1 if a property does not hold or the process grew too much, else 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m dpcfl_net.adversaries.fuzz", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--inputs", type=int, default=100_000, help="messages, files and payloads in all")
+    parser.add_argument("--inputs", type=int, default=100_000, help="total number of messages, files and payloads")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", help="only this one, with all the inputs")
+    parser.add_argument("--target", help="fuzz only this target, with all inputs")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     asked = parser.parse_args(arguments)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -140,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 max(total.peak, found.peak),
             )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    print(_line("in all", total))
+    print(_line("total", total))
     print(f"the process grew by {grown / 2**20:.0f} MiB; only typed refusals were raised, and no invalid input was accepted")
     return int(grown > MOST_RESIDENT)
 
@@ -149,11 +172,11 @@ def _line(name: str, found: FuzzResult) -> str:
     refused = found.tally.copy()
     accepted, delivered = refused.pop("accepted", 0), refused.pop("delivered", 0)
     codes = ", ".join(f"{code or '(none)'} {count}" for code, count in refused.most_common(12))
-    rest = f", and {len(refused) - 12} codes more" if len(refused) > 12 else ""
-    also = f", {delivered} delivered to the owner" if delivered else ""
+    rest = f", and {len(refused) - 12} more codes" if len(refused) > 12 else ""
+    also = f", {delivered} delivered" if delivered else ""
     return (
         f"{name}: {found.inputs} inputs in {found.seconds:.0f} s, {accepted} accepted{also}, {sum(refused.values())} refused "
-        f"({codes}{rest}), a run at most {found.peak / 2**20:.1f} MiB"
+        f"({codes}{rest}), peak of a run {found.peak / 2**20:.1f} MiB"
     )
 
 

@@ -38,7 +38,7 @@ LENGTHS = (0, 1, 0xFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 def word(rng: Random, size: int) -> str:
-    """Return `size` hex digits."""
+    """Return random hex digits."""
     return f"{rng.getrandbits(4 * size):0{size}x}"
 
 
@@ -53,7 +53,7 @@ def tensors(rng: Random) -> list[list[Any]]:
 
 
 def fields(rng: Random) -> dict[str, Any]:
-    """Return the fields of a valid header of any kind."""
+    """Return the fields of a valid header of a random kind."""
     kind = rng.choice(KINDS)
     found: dict[str, Any] = {
         "version": 1, "run": word(rng, 32), "job": word(rng, 64), "boot": word(rng, 32), "sequence": rng.randrange(1, 1 << 40),
@@ -78,7 +78,15 @@ def fields(rng: Random) -> dict[str, Any]:
 
 
 def value(rng: Random, depth: int = 0) -> Any:
-    """Return a random value that msgpack can encode, including extensions, time stamps and 64-bit integers."""
+    """Return a random msgpack value, including extensions, time stamps and 64-bit integers.
+
+    Args:
+        rng: Source of randomness.
+        depth: Nesting level; values below level 4 are scalars.
+
+    Returns:
+        The value.
+    """
     pick = rng.randrange(11 if depth < 4 else 8)
     if pick == 0:
         return rng.choice((None, True, False))
@@ -98,7 +106,15 @@ def value(rng: Random, depth: int = 0) -> Any:
 
 
 def changed_fields(rng: Random, found: dict[str, Any]) -> bytes:
-    """Encode a header with one to three fields replaced, removed, added or repeated."""
+    """Encode a header with one to three fields replaced, removed, added or repeated.
+
+    Args:
+        rng: Source of randomness.
+        found: Fields of a valid header.
+
+    Returns:
+        msgpack bytes.
+    """
     found, rows = dict(found), found.get("tensors")
     twice: list[tuple[str, Any]] = []
     for _ in range(rng.randrange(1, 4)):
@@ -132,7 +148,7 @@ def _changed_rows(rng: Random, rows: list[list[Any]]) -> list[Any]:
 
 
 def _map(pairs: list[tuple[str, Any]]) -> bytes:
-    """A map encoded pair by pair, so that keys may repeat."""
+    """Encode a map pair by pair, so that keys may repeat."""
     packer = msgpack.Packer(autoreset=False)
     packer.pack_map_header(len(pairs))
     for name, what in pairs:
@@ -150,19 +166,19 @@ def flipped(rng: Random, data: bytes) -> bytes:
 
 
 def cut(rng: Random, data: bytes) -> bytes:
-    """Remove the end, the beginning, or a piece in the middle."""
+    """Remove the end, the beginning, or a piece from the middle."""
     begin, end = sorted(rng.randrange(len(data) + 1) for _ in range(2))
     return rng.choice((data[:end], data[begin:], data[:begin] + data[end:]))
 
 
 def spliced(rng: Random, data: bytes) -> bytes:
-    """Join the beginning of one message with the end of another, or repeat a piece."""
+    """Join the beginning of one message and the end of another one, or of the same one."""
     other = msgpack.packb(fields(rng)) if rng.random() < 0.7 else data
     return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other) + 1) :]
 
 
 def lied(rng: Random, data: bytes) -> bytes:
-    """Insert a type byte that announces another type or length than what follows."""
+    """Insert a type byte whose type or length does not match the following bytes."""
     at, head = rng.randrange(len(data)), rng.choice(HEADS)
     width = {0xC5: 2, 0xC8: 2, 0xDA: 2, 0xDC: 2, 0xDE: 2, 0xC6: 4, 0xC9: 4, 0xDB: 4, 0xDD: 4, 0xDF: 4}.get(head, 1)
     length = (rng.choice(LENGTHS) & ((1 << 8 * width) - 1)).to_bytes(width, "big")
@@ -170,13 +186,13 @@ def lied(rng: Random, data: bytes) -> bytes:
 
 
 def nested(rng: Random, data: bytes) -> bytes:
-    """Return deeply nested arrays or maps, up to slightly more than the size that is read."""
+    """Return nested arrays or maps, up to slightly more than the maximum header size."""
     piece = rng.choice((b"\x91", b"\x81\xa1a", b"\xdd\x00\x00\x00\x01", b"\x9f"))
     return piece * rng.choice((10, 100, 600, 2000, messages.MAX_HEADER // len(piece) + 1))
 
 
 def noise(rng: Random, data: bytes) -> bytes:
-    """Return random bytes, or one encoded random value."""
+    """Return random bytes, or one random value."""
     return rng.randbytes(rng.randrange(300)) if rng.random() < 0.5 else msgpack.packb(value(rng))
 
 
@@ -185,7 +201,7 @@ CHANGES: tuple[Change, ...] = (flipped, flipped, cut, spliced, lied, lied, noise
 
 
 def header(rng: Random) -> bytes:
-    """Return a header: valid in one case of ten, else with broken fields or bytes."""
+    """Return the bytes of a header: valid in one of ten cases, else with changed fields or bytes."""
     pick = rng.random()
     found = fields(rng)
     if pick < 0.1:
@@ -198,7 +214,15 @@ def header(rng: Random) -> bytes:
 
 
 def document(rng: Random, text: bytes) -> bytes:
-    """Return a JSON document with a changed value, name or some changed bytes."""
+    """Change a value, a name or some bytes of a JSON document.
+
+    Args:
+        rng: Source of randomness.
+        text: Valid JSON.
+
+    Returns:
+        The changed document.
+    """
     if rng.random() < 0.4:
         return rng.choice((flipped, cut, noise))(rng, text)
     found = json.loads(text)

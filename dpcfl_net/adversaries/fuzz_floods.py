@@ -1,4 +1,4 @@
-"""Fuzz target: floods of one kind of message with changing content, under which no memory may grow."""
+"""Fuzz target for memory: floods of one kind of message with new values; no table of an endpoint may grow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgpack
 import numpy as np
 
 from dpcfl_net.adversaries import fuzz_bytes
-from dpcfl_net.adversaries.fuzz_paper import on_paper
 from dpcfl_net.adversaries.fuzz_peers import ClientSession, ServerSession
+from dpcfl_net.adversaries.fuzz_sockets import fake_sockets
 from dpcfl_net.adversaries.fuzz_speakers import RESULTS, TASKS, Said, Speaker, arrays_for
 from dpcfl_net.adversaries.fuzz_witness import HELD, require_small
 
@@ -60,16 +60,17 @@ KINDS: tuple[Say, ...] = (
 
 
 class Floods:
-    """Floods either end, after WELCOME, with one kind after another.
+    """Floods an accepted connection of either endpoint with one kind after another.
 
-    The peer reads its answers or does not, stays or reconnects for every second message, or has an unknown key.
+    The peer reads its answers or not, keeps its connection or reconnects for every second message, or is not in the roster.
     """
 
     name, share = "flood", 0.05
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Flood one endpoint with every kind of message."""
         kinds = rng.sample(KINDS, len(KINDS))
-        with on_paper():
+        with fake_sockets():
             if rng.random() < 0.25:
                 _flood_client(ClientSession(rng, tally), kinds, reads=rng.random() < 0.5)
             else:

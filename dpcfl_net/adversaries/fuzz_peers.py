@@ -1,4 +1,4 @@
-"""Fuzz targets with sessions: handshake and traffic of both ends, message by message, checked by an independent model."""
+"""Fuzz targets for sessions: handshake and traffic of both endpoints, judged message by message by a witness."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 from dpcfl_net.adversaries import fuzz_bytes
-from dpcfl_net.adversaries.fuzz_paper import PaperPoller, PaperSocket, on_paper
 from dpcfl_net.adversaries.fuzz_readers import Finding, require
+from dpcfl_net.adversaries.fuzz_sockets import FakePoller, FakeSocket, fake_sockets
 from dpcfl_net.adversaries.fuzz_speakers import JOB, RESULTS, RUN, TASKS, Said, Speaker, arrays_for, framed
 from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, heard, require_offered, require_small
 from dpcfl_net.core.errors import Refused
@@ -24,22 +24,26 @@ LENGTHS = (20, 60, 200)  # messages in a session
 
 
 class Servers:
-    """Sessions with a coordinator's end: three clients, two of them on two connections each, and strangers."""
+    """Sessions with a server endpoint: three clients, two of them with two connections each, and peers outside the roster."""
 
     name, share = "server", 0.15
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
-        with on_paper():
+        """Run one session; return its number of messages."""
+        """Run one session; return its number of messages."""
+        with fake_sockets():
             return _converse(ServerSession(rng, tally), rng.choice(LENGTHS))
 
 
 class Clients:
-    """Sessions with a worker's end, whose coordinator has the right key and is hostile."""
+    """Sessions with a client endpoint, whose coordinator is hostile and holds the right key."""
 
     name, share = "client", 0.1
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
-        with on_paper():
+        """Run one session; return its number of messages."""
+        """Run one session; return its number of messages."""
+        with fake_sockets():
             return _converse(ClientSession(rng, tally), rng.choice(LENGTHS))
 
 
@@ -52,7 +56,18 @@ def _converse(session: ServerSession | ClientSession, count: int) -> int:
 
 
 class ServerSession:
-    """A server's end, its peers, and the expected state: connections and open tasks."""
+    """A server endpoint, its peers, and the witness's state: accepted connections and open tasks.
+
+    Attributes:
+        end: The endpoint under test.
+        socket: Its fake socket.
+        speakers: Peers; the last two are outside the roster.
+        tasks: Message id to (client, round, task) of open tasks.
+        let_in: Accepted connection of each client.
+        boots: Accepted boot ids of each client.
+        hellos: Message id to (client, route, header) of each HELLO.
+        earlier: Recent messages, for replays.
+    """
 
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
@@ -70,7 +85,7 @@ class ServerSession:
         self.earlier: list[list[bytes]] = []
 
     def step(self) -> bool:
-        """Let the owner act at random, feed one message, and check the outcome."""
+        """Let the owner act with some probability, then feed one message; returns True: a server never ends a session."""
         if self.rng.random() < 0.15:
             self._own()
         speaker = self.rng.choice(self.speakers[:3] if self.rng.random() < 0.7 else self.speakers)
@@ -79,7 +94,11 @@ class ServerSession:
         return True
 
     def hear(self, speaker: Speaker, frames: list[bytes]) -> None:
-        """Feed one message and check the outcome."""
+        """Feed one message of a peer and judge the result.
+
+        Raises:
+            Finding: If the endpoint raises or accepts what it must refuse.
+        """
         self._note(speaker, frames)
         self.socket.feed([speaker.route, *frames], speaker.user)
         before = Counter(self.end.failures)
@@ -108,14 +127,14 @@ class ServerSession:
             self.reconnect(self.rng.choice(self.speakers))
 
     def ask(self, number: int, t: int, task: str) -> str:
-        """Give a client a task in place of its open one; returns its message id."""
+        """Send a client a task, in place of an open one; return its message id."""
         self._close(number)
         name = self.end.send_task(number, t, task, arrays_for(self.rng, TASKS[task], honest=True))
         self.tasks[name] = (number, t, task)
         return name
 
     def reconnect(self, speaker: Speaker) -> None:
-        """End the speaker's connection and start another."""
+        """Replace the speaker's connection by a new one."""
         self.socket.gone.add(speaker.route)
         speaker.route = b"route %d" % self.rng.getrandbits(60)
         speaker.renew()
@@ -124,7 +143,7 @@ class ServerSession:
         self.tasks = {name: task for name, task in self.tasks.items() if task[0] != number}
 
     def _message(self, speaker: Speaker) -> list[bytes]:
-        """The speaker's next message; most likely what the protocol expects."""
+        """Return the speaker's next message; the protocol's expected message is most likely."""
         rng, pick = self.rng, self.rng.random()
         if self.earlier and rng.random() < 0.04:
             return rng.choice(self.earlier)  # the same bytes again, from any speaker
@@ -154,7 +173,7 @@ class ServerSession:
         return speaker.offer("RESULT", arrays, parent=due, round=t, task=task, code=status)
 
     def _note(self, speaker: Speaker, frames: list[bytes]) -> None:
-        """Record a message from a key of the roster."""
+        """Record the message if its key is in the roster."""
         message = heard(frames)
         number = next((number for number, key in KEYS.items() if key == speaker.user), None)
         if message is None or number is None:
@@ -204,7 +223,17 @@ class ServerSession:
 
 
 class ClientSession:
-    """A client's end, its coordinator, and the expected state: WELCOME, offered and answered tasks."""
+    """A client endpoint, its coordinator, and the witness's state: the welcome, offers and answers.
+
+    Attributes:
+        end: The endpoint under test.
+        socket: Its fake socket.
+        speaker: The coordinator.
+        earlier: Recent messages, for replays.
+        waiting: Ids of delivered tasks without an answer.
+        answered: Ids of answered tasks.
+        sent: Ids of recent messages of the endpoint.
+    """
 
     def __init__(self, rng: Random, tally: Counter[str]) -> None:
         self.rng, self.tally = rng, tally
@@ -214,8 +243,8 @@ class ClientSession:
             check=lambda task, tensors: bounded(tensors),
             times=client.ClientTimes(heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)), orphan_timeout_s=NEVER),
         )  # fmt: skip
-        self.socket: PaperSocket = self.end._socket  # type: ignore[assignment]
-        self.end._poller = PaperPoller(self.socket)  # type: ignore[assignment]
+        self.socket: FakeSocket = self.end._socket  # type: ignore[assignment]
+        self.end._poller = FakePoller(self.socket)  # type: ignore[assignment]
         self.speaker = Speaker(rng)
         self.earlier: list[list[bytes]] = []
         self.waiting: list[str] = []
@@ -224,7 +253,7 @@ class ClientSession:
         self.connect()
 
     def connect(self) -> None:
-        """Start a new connection, on which the endpoint says HELLO."""
+        """Open a new connection; the endpoint sends HELLO."""
         self.end._connected = self.end.welcomed = False
         self.end._greet()
         self.end.poll(0)
@@ -233,13 +262,20 @@ class ClientSession:
         self.speaker.renew()
 
     def step(self) -> bool:
-        """Let the owner act at random, then feed one message; False if the endpoint has left its coordinator."""
+        """Let the owner act with some probability, then feed one message; return False if the endpoint left for good."""
         if self.rng.random() < 0.2:
             self._own()
         return self.hear(self._message())
 
     def hear(self, frames: list[bytes]) -> bool:
-        """Feed one message and check the outcome."""
+        """Feed one message of the coordinator and judge the result.
+
+        Returns:
+            False if the endpoint left its coordinator for good.
+
+        Raises:
+            Finding: If the endpoint raises or accepts what it must refuse.
+        """
         message, before = heard(frames), Counter(self.end.failures)
         answer = message is not None and message.header.kind == "WELCOME" and message.header.parent in self.hellos
         if self.connection is not None and message is not None:
@@ -269,7 +305,7 @@ class ClientSession:
         return True
 
     def _own(self) -> None:
-        """Answer a task, report a phase, or break the connection."""
+        """Answer a task, send a heartbeat, or break the connection."""
         pick = self.rng.random()
         if self.waiting and pick < 0.7:
             name = self.waiting.pop(0)
@@ -283,7 +319,7 @@ class ClientSession:
             self.connect()
 
     def _message(self) -> list[bytes]:
-        """The coordinator's next message; most likely what the protocol expects."""
+        """Return the coordinator's next message; the protocol's expected message is most likely."""
         rng, speaker, pick = self.rng, self.speaker, self.rng.random()
         chunk: bytes | None = None
         if self.earlier and rng.random() < 0.04:
@@ -309,7 +345,7 @@ class ClientSession:
         return frames
 
     def _judge(self, event: client.ClientEvent) -> None:
-        """Check a delivered task."""
+        """Judge a delivered task."""
         require(self.connection is not None, "a task before a WELCOME", event)
         assert self.connection is not None
         require(event.id not in self.answered, "a task was given again that is answered", event)

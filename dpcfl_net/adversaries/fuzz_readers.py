@@ -1,4 +1,4 @@
-"""Fuzz targets that read bytes: the codec, payloads in chunks, transcripts, and signed jobs."""
+"""Fuzz targets that read bytes: codec, payloads from chunks, transcripts, signed jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ SIZES = {"f4": 4, "i8": 8}
 
 
 class Finding(Exception):
-    """A violated property, with the input that shows it."""
+    """Violated property.
+
+    Args:
+        what: The property.
+        shown: Input that violates it.
+    """
 
     def __init__(self, what: str, shown: object) -> None:
         self.what, self.shown = what, shown
@@ -35,13 +40,35 @@ class Finding(Exception):
 
 
 def require(holds: object, what: str, shown: object) -> None:
-    """Raise Finding unless `holds`."""
+    """Check a property.
+
+    Args:
+        holds: Whether the property holds.
+        what: Message of the finding.
+        shown: Input to show.
+
+    Raises:
+        Finding: If the property does not hold.
+    """
     if not holds:
         raise Finding(what, shown)
 
 
 def attempt(call: Callable[[], T], tally: Counter[str], shown: object, allowed: type[Exception] = Refused) -> T | None:
-    """Call and count: "accepted", or the code of a refusal (then None is returned); raises Finding for any other exception."""
+    """Call the code under test and count the outcome.
+
+    Args:
+        call: The code under test.
+        tally: Counts "accepted" or the code of a refusal.
+        shown: Input to show in a finding.
+        allowed: Exception type of a refusal.
+
+    Returns:
+        The call's result; None if it refused.
+
+    Raises:
+        Finding: For any other exception.
+    """
     try:
         found = call()
     except allowed as error:
@@ -54,11 +81,12 @@ def attempt(call: Callable[[], T], tally: Counter[str], shown: object, allowed: 
 
 
 class Codec:
-    """Headers of messages, and messages to the observer, from bytes."""
+    """Decoding of message headers and of notes to the observer."""
 
     name, share = "codec", 0.5
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Decode one header."""
         data = fuzz_bytes.header(rng)
         if rng.random() < 0.1:
             attempt(lambda: messages.validate(observer_link.Note, messages.unpack_strict(data)), tally, data, WireError)
@@ -71,7 +99,7 @@ class Codec:
 
 
 def require_faithful(header: Header, data: bytes) -> None:
-    """Require that a header says exactly what the bytes say and survives re-encoding."""
+    """Check that a header has exactly the fields of its bytes and survives encoding."""
     pairs = msgpack.unpackb(data, object_pairs_hook=list, strict_map_key=False)
     said = dict(pairs)
     require(len(said) == len(pairs), "a field was said twice and one of them believed", data)
@@ -85,14 +113,14 @@ def require_faithful(header: Header, data: bytes) -> None:
 
 
 def same(value: Any, sent: Any) -> bool:
-    """Return whether values are equal in value and type; lists equal tuples."""
+    """Return whether two values are equal in value and type; lists equal tuples."""
     if isinstance(value, list | tuple) and isinstance(sent, list | tuple):
         return len(value) == len(sent) and all(same(one, two) for one, two in zip(value, sent, strict=True))
     return type(value) is type(sent) and value == sent
 
 
 def require_consistent(header: Header, data: bytes) -> None:
-    """Require that a header's announcements agree, computed independently from its fields."""
+    """Check that a header's fields are consistent, independently of its validator."""
     size = 0
     for _, dtype, shape, own in header.tensors:
         require(all(side >= 0 for side in shape) and math.prod(shape) * SIZES[dtype] == own, "a shape is not its size", data)
@@ -109,11 +137,12 @@ def require_consistent(header: Header, data: bytes) -> None:
 
 
 class Chunks:
-    """Payloads of a few chunks, in order or not, complete or not; needs small chunks."""
+    """Payloads of a few chunks, in or out of order, complete or truncated; needs small chunks."""
 
     name, share = "chunks", 0.08
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Assemble one payload."""
         sent = arrays(rng)
         made = payload.Payload.of(sent)
         header = Header(version=1, run="ab", job="0" * 64, boot="1" * 32, sequence=1, id="2" * 32, kind="RESULT",
@@ -139,7 +168,7 @@ class Chunks:
 
 
 def require_announced(found: dict[str, np.ndarray], header: Header, chunks: list[bytes]) -> None:
-    """Require that arrays are finite, have the announced rows, and have the bytes and hash that were sent."""
+    """Check that arrays match their header, the received bytes and the announced hash, and are finite."""
     raw = b"".join(array.tobytes() for array in found.values())
     rows = [
         (name, next(code for code, d in tensors.DTYPES.items() if d == a.dtype), a.shape, a.nbytes) for name, a in found.items()
@@ -151,7 +180,7 @@ def require_announced(found: dict[str, np.ndarray], header: Header, chunks: list
 
 
 def arrays(rng: Random) -> dict[str, np.ndarray]:
-    """Return up to three small arrays; one in eight is not finite."""
+    """Return one to three small arrays; one float array in eight has a value that is not finite."""
     found = {}
     for name in sorted({f"t{rng.randrange(9)}" for _ in range(rng.randrange(1, 4))}):
         count = rng.choice((0, 1, 3, 16, 17, 40))
@@ -165,7 +194,7 @@ def arrays(rng: Random) -> dict[str, np.ndarray]:
 
 
 def bent(rng: Random, index: int, chunks: list[bytes]) -> tuple[int, bytes]:
-    """Return a chunk; once in six times misplaced, cut, lengthened or changed."""
+    """Return the index and chunk unchanged or, once in six times, misplaced, truncated, extended or changed."""
     chunk = chunks[index] if index < len(chunks) else b"more"
     if rng.random() < 5 / 6:
         return index, chunk
@@ -180,7 +209,7 @@ def bent(rng: Random, index: int, chunks: list[bytes]) -> tuple[int, bytes]:
 
 
 class Transcripts:
-    """Transcripts with changed bytes, and transcripts with changed records and a rebuilt hash chain."""
+    """Transcripts changed without the hash chain (any byte), and with a recomputed hash chain."""
 
     name, share = "transcript", 0.06
 
@@ -189,7 +218,7 @@ class Transcripts:
         self._originals = [self._written(Random(seed)) for seed in range(4)]
 
     def _written(self, rng: Random) -> tuple[bytes, list[transcript.Record]]:
-        """A short transcript and its records."""
+        """Write a short transcript, full or headers only; return its bytes and records."""
         self._path.unlink(missing_ok=True)
         kept = transcript.Transcript(self._path, rng.choice(("full", "headers")))
         for _ in range(rng.randrange(3, 7)):
@@ -213,6 +242,7 @@ class Transcripts:
         return self._path.read_bytes(), list(transcript.read(self._path))
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Read one changed transcript."""
         data, records = rng.choice(self._originals)
         forged = rng.random() < 0.5
         changed = (
@@ -233,7 +263,7 @@ class Transcripts:
 
 
 def rechained(rng: Random, data: bytes) -> bytes:
-    """Change or add records of a transcript and rebuild numbers and hashes."""
+    """Change or add records of a transcript, then recompute its numbers and hash chain."""
     bodies = [body for body, _ in msgpack.Unpacker(io.BytesIO(data), max_buffer_size=1 << 24)]
     if rng.random() < 0.2:
         bodies[rng.randrange(len(bodies)) :] = _claims(rng)
@@ -248,7 +278,7 @@ def rechained(rng: Random, data: bytes) -> bytes:
 
 
 def _claims(rng: Random) -> list[bytes]:
-    """Records of a message that announces 64 MiB and has all its chunks, nearly empty."""
+    """Return the records of a message that announces 64 MiB and has all its chunks, almost empty."""
     count, small = 64, rng.choice((None, b"", b"x"))
     rows = [["t", "f4", [count * messages.CHUNK // 4], count * messages.CHUNK]]
     head = dict(fuzz_bytes.fields(rng), kind="RESULT", code="release", tensors=rows, chunks=count, sha256="0" * 64)
@@ -261,11 +291,11 @@ def _claims(rng: Random) -> list[bytes]:
 
 
 def _numbered(body: bytes, number: int) -> bytes:
-    """The record with the right number, if it still is a record."""
+    """Correct the number of a record, if it still is a record."""
     try:
         parts = msgpack.unpackb(body)
     except Exception:
-        return body  # what msgpack says of it is the target's business
+        return body  # the target under test has to refuse it
     return msgpack.packb([number, *parts[1:]]) if isinstance(parts, list) and len(parts) == 6 else body
 
 
@@ -285,7 +315,7 @@ def _changed_record(rng: Random, body: bytes, number: int) -> bytes:
 
 
 class Jobs:
-    """Signed jobs with changed bytes, signature or pinned key."""
+    """Signed jobs with changed protocol bytes, signature or pinned key."""
 
     name, share = "job", 0.06
 
@@ -297,6 +327,7 @@ class Jobs:
         self._signed = signing.sign(folder / "operator" / "operator.secret", self._data).encode()
 
     def run(self, rng: Random, tally: Counter[str]) -> int:
+        """Read one changed job."""
         what = rng.randrange(4)
         data = self._data if what == 1 else fuzz_bytes.document(rng, self._data)
         spoil = rng.choice((fuzz_bytes.flipped, fuzz_bytes.cut, fuzz_bytes.noise))

@@ -1,4 +1,4 @@
-"""Peers of a fuzzed session, which mostly follow the protocol."""
+"""Peers of a fuzzed session: mostly honest, sometimes not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ Said = dict[str, Any]
 
 
 class Speaker:
-    """One connection of a peer: its boot, its sequence numbers, and the chunks it has still to send."""
+    """Sender of one connection.
+
+    Attributes:
+        route: Route of the connection.
+        user: Authenticated key.
+        number: Client number that it claims.
+        boot: Current boot id.
+        sequence: Last sequence number.
+        owed: Chunks to send: (message id, index, bytes).
+        about: A message id that further messages refer to.
+    """
 
     def __init__(self, rng: Random, route: bytes = b"", user: str = "", number: int = 0) -> None:
         self.rng, self.route, self.user, self.number = rng, route, user, number
@@ -30,7 +40,7 @@ class Speaker:
         self.renew()
 
     def renew(self) -> None:
-        """Start a new boot or, once in five times, an old one."""
+        """Start with a new boot id or, once in five times, a used one."""
         old = self.boots and self.rng.random() < 0.2
         self.boot = self.rng.choice(self.boots) if old else fuzz_bytes.word(self.rng, 32)
         self.boots.append(self.boot)
@@ -38,12 +48,13 @@ class Speaker:
 
     def say(self, kind: str, **fields: Any) -> Said:
         """Return the fields of the next message."""
+        """Return the fields of the next message."""
         self.sequence += 1
         base = {"version": messages.VERSION, "run": RUN, "job": JOB, "boot": self.boot, "sequence": self.sequence}
         return {**base, "id": fuzz_bytes.word(self.rng, 32), "kind": kind, **fields}
 
     def offer(self, kind: str, arrays: dict[str, np.ndarray], **fields: Any) -> Said:
-        """Return the header of a message with payload; `chunk` returns its chunks."""
+        """Return the header of a message with payload; `chunk` returns its chunks afterwards."""
         made = payload.Payload.of(arrays)
         rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in made.rows]
         found = self.say(kind, tensors=rows, chunks=len(made.chunks), sha256=made.sha256, **fields)
@@ -51,7 +62,7 @@ class Speaker:
         return found
 
     def chunk(self) -> tuple[Said, bytes]:
-        """Return the next chunk, rarely with changed bytes; an unexpected one if none is left."""
+        """Return the next owed chunk, rarely with changed bytes; an unrelated chunk if none is owed."""
         parent, index, data = fuzz_bytes.word(self.rng, 32), 0, b"x" * self.rng.choice((0, 1, messages.CHUNK))
         if self.owed:
             parent, index, data = self.owed.pop(0)
@@ -61,7 +72,15 @@ class Speaker:
         return self.say("CHUNK", parent=parent, index=index), data
 
     def aside(self, kinds: tuple[str, ...], about: str) -> Said:
-        """Return a message without payload of one of the kinds, about a known message or an unknown one."""
+        """Return a message without payload.
+
+        Args:
+            kinds: Possible kinds.
+            about: A known message id, used in most cases; else a random one.
+
+        Returns:
+            Fields of the message.
+        """
         kind = self.rng.choice(kinds)
         about = about if self.rng.random() < 0.7 else fuzz_bytes.word(self.rng, 32)
         if kind == "HEARTBEAT":
@@ -74,7 +93,16 @@ class Speaker:
 
 
 def arrays_for(rng: Random, template: dict[str, TensorTemplate], honest: bool = False) -> dict[str, np.ndarray]:
-    """Return arrays that fit a template or, rarely, do not (shape, not finite, norm, extra tensor)."""
+    """Return arrays for a template; rarely with a wrong shape, a bad value or an extra array.
+
+    Args:
+        rng: Source of randomness.
+        template: Template by name.
+        honest: Whether all arrays fit the template and are finite.
+
+    Returns:
+        Arrays by name.
+    """
     found: dict[str, np.ndarray] = {}
     for name, pinned in template.items():
         shape = tuple(dim if isinstance(dim, int) else rng.randint(*dim) for dim in pinned.shape)

@@ -1,4 +1,4 @@
-"""Independent model of the protocol's rules, which checks what an endpoint accepts."""
+"""Independent check of accepted messages: a second implementation of the wire's rules, over the fed messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ BUFFER = 12 * WIDTH  # bytes of the largest payload that the templates allow
 
 
 def bounded(tensors: dict[str, np.ndarray]) -> None:
-    """Check the norm as the owner of an endpoint does; raises Refused "norm"."""
+    """Check the norms of tensors, as an endpoint's owner does.
+
+    Args:
+        tensors: Arrays by name.
+
+    Raises:
+        Refused: With code "norm" if a float array is longer than NORM.
+    """
     for array in tensors.values():
         if array.dtype.kind == "f" and np.linalg.norm(array.astype(np.float64)) > NORM:
             raise Refused("norm", "above the norm bound")
@@ -29,7 +36,7 @@ def bounded(tensors: dict[str, np.ndarray]) -> None:
 
 @dataclass
 class Offer:
-    """A message with payload, and the chunks that followed in order."""
+    """A message with payload, and its chunks in order."""
 
     header: Header
     chunks: list[bytes] = field(default_factory=list)
@@ -37,7 +44,13 @@ class Offer:
 
 @dataclass
 class Heard:
-    """A message of this run and job; `whole` if it has the right number of frames."""
+    """One message of this run and job.
+
+    Attributes:
+        header: Decoded header.
+        chunk: Second frame, None if there is none.
+        whole: Whether the number of frames fits the kind.
+    """
 
     header: Header
     chunk: bytes | None
@@ -45,7 +58,14 @@ class Heard:
 
 
 def heard(frames: list[bytes]) -> Heard | None:
-    """Decode fed frames; None if they are no message of this run and job."""
+    """Decode fed frames.
+
+    Args:
+        frames: Frames of one message.
+
+    Returns:
+        The message; None if it cannot be decoded or belongs to another run or job.
+    """
     if len(frames) not in (1, 2):
         return None
     try:
@@ -59,7 +79,14 @@ def heard(frames: list[bytes]) -> Heard | None:
 
 @dataclass
 class Connection:
-    """An accepted connection: route, boot, highest sequence number, and all offers."""
+    """An accepted connection.
+
+    Attributes:
+        route: Route of the peer.
+        boot: Boot id of the peer.
+        sequence: Highest sequence number.
+        offers: Offered messages by id.
+    """
 
     route: bytes
     boot: str
@@ -67,7 +94,7 @@ class Connection:
     offers: dict[str, Offer] = field(default_factory=dict)
 
     def hear(self, message: Heard) -> None:
-        """Record an offer or chunk; messages of another boot or with an old sequence number are ignored."""
+        """Record an offer or chunk; messages of another boot, and messages that are not new, are ignored."""
         header = message.header
         if header.boot != self.boot or header.sequence <= self.sequence:
             return
@@ -82,7 +109,16 @@ class Connection:
 
 
 def require_offered(offers: list[Offer], template: dict[str, TensorTemplate], found: dict[str, np.ndarray]) -> None:
-    """Require that delivered tensors equal one of the offers bit for bit, fit the template, and are finite and bounded."""
+    """Check that delivered tensors equal an offer bit for bit, match hash and template, and are finite and bounded.
+
+    Args:
+        offers: Offers that may have been delivered.
+        template: Template of the tensors.
+        found: Delivered tensors.
+
+    Raises:
+        Finding: If a property does not hold.
+    """
     raw = b"".join(found[name].tobytes() for name in sorted(found))
     digest = hashlib.sha256(raw).hexdigest() if raw else ""
     shown = [(offer.header, len(offer.chunks)) for offer in offers]
@@ -102,7 +138,7 @@ def require_offered(offers: list[Offer], template: dict[str, TensorTemplate], fo
 
 
 def require_small(end: Any) -> None:
-    """Require that no list, queue or table of the endpoint exceeds HELD entries and no buffer BUFFER bytes."""
+    """Check that no container inside the endpoint has more than HELD entries, and no buffer more than BUFFER bytes."""
     for what, size in _sizes(end, type(end).__name__, set()):
         most = BUFFER if what.endswith("_buffer") else HELD
         require(size <= most, "a list, queue, table or buffer grows with what peers send", (what, size))

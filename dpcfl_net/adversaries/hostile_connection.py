@@ -1,4 +1,4 @@
-"""Connection of a hostile worker: sends any frames and records all headers it receives."""
+"""Connection of the hostile worker: sends any bytes and records all answers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _HANDSHAKE_FAILED = (
 
 @dataclass(frozen=True)
 class Target:
-    """Target of an attack.
+    """Coordinator to attack, and identity of the attacker.
 
     Attributes:
         connect: The coordinator's "tcp://host:port".
         run: Run id, hex.
-        job: Hash of the job, hex.
-        client: Client id that the keys belong to.
-        other: Another client id.
-        releases: Tensors of a release by task name.
+        job: Job hash, hex.
+        client: Client number of the keys.
+        other: Another client's number.
+        releases: Task to the tensors of its release.
         security: "curve" or "none".
-        server_key: The coordinator's public key, z85.
-        keys: The client's (public, secret) pair, z85.
+        server_key: Public key of the coordinator, z85.
+        keys: (public, secret), z85.
     """
 
     connect: str
@@ -53,13 +53,16 @@ class Target:
 
     @classmethod
     def of(cls, protocol: Protocol, client: int, connect: str, key_folder: Path) -> Target:
-        """Create the target for a client of a job.
+        """Build the target for one client of a job.
 
         Args:
-            protocol: The job's protocol.
-            client: Client id.
+            protocol: Public part of the job.
+            client: Client number.
             connect: The coordinator's address.
-            key_folder: Folder of all keys.
+            key_folder: Folder with the client's key pair.
+
+        Returns:
+            The target.
 
         Raises:
             KeyError: If the client is not in the roster.
@@ -74,7 +77,7 @@ class Target:
             digest(protocol),
             client,
             next((entry.id for entry in protocol.roster if entry.id != client), client),
-            {task: resolve(half.gives, algorithm.dims) for task, half in algorithm.client_steps().items()},
+            {task: resolve(step.gives, algorithm.dims) for task, step in algorithm.client_steps().items()},
             protocol.security,
             protocol.coordinator_key,
             (keys.read_public(key_folder, name), keys.read_secret(key_folder, name)),
@@ -85,15 +88,15 @@ class HostileConnection:
     """One DEALER socket with its own context.
 
     Args:
-        target: Target of the attack.
-        keys: CURVE pair in place of the target's.
-        security: Security in place of the target's.
-        routing_id: Routing id to request, which no honest client does.
+        target: Coordinator and identity.
+        keys: (public, secret) in place of the target's.
+        security: "curve" or "none", in place of the target's.
+        routing_id: Requested routing id; honest clients request none.
 
     Attributes:
-        heard: Headers received.
-        sent: Short messages sent, for replay.
-        closed: "" while connected, "handshake" if rejected, "cut" if ended by the other side.
+        heard: Every received header.
+        sent: Short sent messages, for replays.
+        closed: "" for an open connection, "handshake" if it was never accepted, "cut" if the peer closed it.
     """
 
     def __init__(
@@ -115,13 +118,22 @@ class HostileConnection:
         self.socket.connect(target.connect)
 
     def say(self, kind: str, chunk: bytes | memoryview | None = None, **fields: Any) -> Header:
-        """Send a well-formed message and return its header."""
+        """Send one well-formed message with this connection's stamp.
+
+        Args:
+            kind: Kind of the message.
+            chunk: Second frame.
+            **fields: Further fields of the header.
+
+        Returns:
+            The header.
+        """
         header = self.stamp.header(kind=kind, **fields)
         self.send([encode(header)] if chunk is None else [encode(header), chunk])
         return header
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
-        """Send any frames as one message unless the connection has ended."""
+        """Send one message of any frames, unless the connection has ended; short messages are recorded in `sent`."""
         if sum(len(frame) for frame in frames) < 1 << 16:
             self.sent.append([bytes(frame) for frame in frames])
         while not self.closed:
@@ -133,7 +145,7 @@ class HostileConnection:
                 return
 
     def listen(self, timeout_s: float = 0.0) -> None:
-        """Read all messages, waiting for at most `timeout_s` seconds for the first."""
+        """Wait at most `timeout_s` seconds for a message or event, then read all that are available."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
@@ -144,14 +156,22 @@ class HostileConnection:
             self._note(int(recv_monitor_message(self._monitor)["event"]))
 
     def wait(self, found: Callable[[], Found], limit_s: float) -> Found:
-        """Listen until `found` returns a true value, the connection ends or `limit_s` seconds pass; returns its last value."""
+        """Listen until a condition holds, the connection ends, or time is up.
+
+        Args:
+            found: Condition; a true value ends the wait.
+            limit_s: Limit in seconds.
+
+        Returns:
+            Last value of `found`.
+        """
         deadline = time.monotonic() + limit_s
         while not (got := found()) and not self.closed and time.monotonic() < deadline:
             self.listen(min(0.1, max(0.0, deadline - time.monotonic())))
         return got or found()
 
     def hears(self, **wanted: Any) -> list[Header]:
-        """Return all received headers with the given field values."""
+        """Return all received headers with these field values."""
         self.listen()
         return [header for header in self.heard if all(getattr(header, name) == value for name, value in wanted.items())]
 

@@ -1,4 +1,4 @@
-"""Scripted malicious worker for tests of one's own coordinator: valid keys, hostile steps, and the reaction to each.
+"""Scripted malicious worker with valid keys, to test your own coordinator; reports the answer to each hostile step.
 
     python -m dpcfl_net.adversaries.hostile_worker RUN --client 3 --connect tcp://127.0.0.1:5700 --keys RUN/keys \
         --steps claim-identity,garbage,nan-update,'huge-update*'
@@ -26,15 +26,14 @@ from dpcfl_net.transport.payload import Payload
 
 @dataclass(frozen=True)
 class AttackLog:
-    """Reaction to one step.
+    """Result of one step.
 
     Attributes:
         step: Name of the step.
-        answer: WELCOME, ACK or ERROR; CLOSED (connection ended); SILENCE; NO-TASK (no task arrived to answer); BYE (the run is
-            over).
-        code: Code of an ERROR; for CLOSED "handshake" (rejected) or "cut".
-        reason: Reason of an ERROR.
-        round: Round of the answered task; 0 for other steps.
+        answer: WELCOME, ACK or ERROR of the coordinator; CLOSED; SILENCE; NO-TASK if no task arrived; BYE if the run ended.
+        code: Code of the answer; for CLOSED "handshake" (never accepted) or "cut" (closed by the coordinator).
+        reason: Reason of the answer.
+        round: Round of the answered task, 0 for other steps.
     """
 
     step: str
@@ -45,7 +44,7 @@ class AttackLog:
 
 
 class NotWelcome(Exception):
-    """A step needs an accepted connection and got this outcome instead."""
+    """The coordinator did not accept a connection that the step needs; `outcome` is (answer, code, reason)."""
 
     def __init__(self, answer: str, code: str, reason: str) -> None:
         self.outcome = answer, code, reason
@@ -53,7 +52,7 @@ class NotWelcome(Exception):
 
 
 class Attacker:
-    """Actions with one client's keys; arguments as for `play`."""
+    """Attacker with one client's keys; arguments as for `play`."""
 
     def __init__(self, target: Target, *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024) -> None:
         self.target, self.wait_s, self.task_s, self.flood = target, wait_s, task_s, flood
@@ -61,13 +60,17 @@ class Attacker:
         self._answered: set[str] = set()
 
     def fresh(self) -> HostileConnection:
-        """Open a new connection in place of the old one."""
+        """Replace the connection by a new one, before its HELLO."""
         self.close()
         self._line = HostileConnection(self.target)
         return self._line
 
     def welcomed(self) -> HostileConnection:
-        """Return the connection after HELLO, a new one if needed; raises NotWelcome."""
+        """Return an accepted connection; reconnect if there is none.
+
+        Raises:
+            NotWelcome: If the coordinator does not accept it.
+        """
         if self._line is not None and not self._line.closed and self._line.hears(kind="WELCOME"):
             return self._line
         line = self.fresh()
@@ -77,7 +80,15 @@ class Attacker:
         return line
 
     def hello(self, line: HostileConnection, client: int) -> tuple[str, str, str]:
-        """Say HELLO as `client`, repeatedly while an older connection of the key still exists."""
+        """Send HELLO as a client; repeat it while the coordinator still counts an older connection of the key.
+
+        Args:
+            line: The connection.
+            client: Claimed client number.
+
+        Returns:
+            (answer, code, reason).
+        """
         deadline = time.monotonic() + self.wait_s
         while True:
             found = self.reply(line, line.say("HELLO", client=client).id)
@@ -86,7 +97,15 @@ class Attacker:
             time.sleep(0.1)
 
     def reply(self, line: HostileConnection, *ids: str) -> tuple[str, str, str]:
-        """Return the reaction to messages with these ids, or to one without an id from now on."""
+        """Wait for an answer to messages with these ids, or to a message without a readable id.
+
+        Args:
+            line: The connection.
+            *ids: Message ids.
+
+        Returns:
+            (answer, code, reason).
+        """
 
         had = 0 if ids else len(line.heard)
 
@@ -98,7 +117,7 @@ class Attacker:
         return ("CLOSED", line.closed, "") if line.closed else ("SILENCE", "", "")
 
     def task(self) -> Header | None:
-        """Wait for the next task; None if the run ends first or none arrives in time."""
+        """Wait for the next task; None if the run ends first or no task arrives in time."""
         line = self.welcomed()
 
         def found() -> list[Header]:
@@ -115,7 +134,7 @@ class Attacker:
 
     @property
     def over(self) -> bool:
-        """Whether the coordinator has said BYE."""
+        """Return whether the coordinator has ended the run."""
         return self._line is not None and bool(self._line.hears(kind="BYE"))
 
     def close(self) -> None:
@@ -126,12 +145,12 @@ class Attacker:
 
 
 def _hello(a: Attacker) -> tuple[str, str, str]:
-    """HELLO with the key's client id"""
+    """HELLO with the number of the key"""
     return a.hello(a.fresh(), a.target.client)
 
 
 def _claim_identity(a: Attacker) -> tuple[str, str, str]:
-    """HELLO as another client; under CURVE the key decides"""
+    """HELLO as another client: under CURVE the key decides the identity"""
     return a.hello(a.fresh(), a.target.other)
 
 
@@ -149,20 +168,20 @@ def _no_curve(a: Attacker) -> tuple[str, str, str]:
 
 
 def _second_connection(a: Attacker) -> tuple[str, str, str]:
-    """connect a second time with the same key"""
+    """a second connection with the same key"""
     a.welcomed()
     with HostileConnection(a.target) as line:
         return a.reply(line, line.say("HELLO", client=a.target.client).id)
 
 
 def _before_hello(a: Attacker) -> tuple[str, str, str]:
-    """answer on a connection without HELLO"""
+    """an answer on a connection without HELLO"""
     line = a.fresh()
     return a.reply(line, line.say("RESULT", code="lost").id)
 
 
 def _replay(a: Attacker) -> tuple[str, str, str]:
-    """replay every byte of an earlier connection on a new one"""
+    """all bytes of an earlier connection on a new one"""
     line = a.welcomed()
     line.say("HEARTBEAT", code="computing")
     line.listen(0.2)
@@ -175,11 +194,11 @@ def _replay(a: Attacker) -> tuple[str, str, str]:
     if found is None:
         return a.reply(line)
     all_codes = ", ".join(h.code or h.kind for h in line.heard if h.kind in ("WELCOME", "ERROR"))
-    return found.kind, found.code, f"{len(recorded)} messages sent again: {all_codes}"
+    return found.kind, found.code, f"{len(recorded)} messages replayed: {all_codes}"
 
 
 def _endless_multipart(a: Attacker) -> tuple[str, str, str]:
-    """one message of 1 GiB in frames of 1 MiB, each within the frame limit"""
+    """one message of 1 GiB in valid frames of 1 MiB"""
     line = a.welcomed()
     line.send(endless(line, a.flood))
     return a.reply(line)
@@ -205,14 +224,17 @@ STEPS = {
 def play(
     target: Target, steps: Iterable[str], *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024
 ) -> Iterator[AttackLog]:
-    """Run steps in order and yield the reaction to each; ends early with BYE or NO-TASK if the run ends.
+    """Execute steps in order.
 
     Args:
-        target: Target of the attack.
-        steps: Names in STEPS; "name*3" repeats three times, "name*" until the run ends.
-        wait_s: Seconds to wait for an answer.
-        task_s: Seconds to wait for a task.
-        flood: Size of the endless message in MiB.
+        target: Coordinator and identity.
+        steps: Names of STEPS; "name*3" repeats a step three times, "name*" until the run ends.
+        wait_s: Limit for an answer, seconds.
+        task_s: Limit for a task, seconds.
+        flood: Size of the endless-multipart message, MiB.
+
+    Yields:
+        The result of each step; the last one is BYE or NO-TASK if the run ends first.
 
     Raises:
         ConfigError: For an unknown step.
@@ -263,7 +285,7 @@ def _do(attacker: Attacker, name: str) -> AttackLog:
 
 
 def _answer(attacker: Attacker, name: str) -> AttackLog:
-    """Take the next task and answer it as the step defines."""
+    """Answer the next task as the step requires."""
     task = attacker.task()
     if task is None:
         return AttackLog(name, "BYE" if attacker.over else "NO-TASK")
@@ -281,12 +303,19 @@ def _answer(attacker: Attacker, name: str) -> AttackLog:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a script against a coordinator and print a line for each step; returns the exit code."""
+    """Run the steps of the command line and print a line for each.
+
+    Args:
+        arguments: Command line; default: sys.argv.
+
+    Returns:
+        Exit code: 0, or that of the error.
+    """
     width = max(map(len, STEPS))
     parser = argparse.ArgumentParser(
         prog="python -m dpcfl_net.adversaries.hostile_worker",
         description="A malicious worker with a client's valid keys, for your own coordinator.",
-        epilog="steps (name*3: three times, name*: until the run ends):\n"
+        epilog="steps (name*3: three times; name*: until the run ends):\n"
         + "\n".join(f"  {name:<{width}}  {text}" for name, text in STEPS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""Scripted malicious server for tests of one's own workers: it holds the coordinator's keys and runs hostile steps.
+"""Scripted malicious server with the coordinator's keys, to test your own workers.
 
     python -m dpcfl_net.adversaries.malicious_coordinator JOB --bind tcp://127.0.0.1:5700 --keys KEYS --ledgers LEDGERS \
         --steps honest,again,other-model,beyond,rollback
@@ -39,20 +39,20 @@ Said = Literal["release", "refused", "stale", "lost", "unusable", "gone", "silen
 
 @dataclass(frozen=True)
 class AttackLog:
-    """Reaction of one client to one step.
+    """Result of one step for one client.
 
     Attributes:
         step: Name of the step.
-        client: Client id.
+        client: Client number.
         round: Requested round.
-        task: Name of the task.
+        task: Requested task.
         answer: Status of the answer; "unusable": an invalid release, "gone": the worker left, "silence": no answer.
         code: Code of a refusal.
-        reason: Reason of a refusal, in the client's words.
-        sha256: Hash of a release's tensors.
-        repeated: Whether the client sent these bytes before.
-        charges: Charges in the client's ledger before and after; None if it is not available.
-        holds: Whether the step gained nothing: no new bytes and no charge, unless the step is a paid one.
+        reason: The client's reason for a refusal.
+        sha256: Hash of the release's tensors.
+        repeated: Whether the client has sent these bytes before.
+        charges: Lines of the client's ledger before and after; None if the ledger is not accessible.
+        holds: Whether the step gained nothing: no new bytes and no charge, unless the step pays for them.
     """
 
     step: str
@@ -68,7 +68,7 @@ class AttackLog:
     holds: bool
 
     def __str__(self) -> str:
-        """Format the reaction as one line."""
+        """Format as one line."""
         got = f"{self.sha256[:12]}{' as before' if self.repeated else ''}" if self.sha256 else f"{self.code} {self.reason}"
         spent = "" if self.charges is None else f"charges {self.charges[0]} -> {self.charges[1]}"
         asked = f"round {self.round} {self.task}"
@@ -77,10 +77,7 @@ class AttackLog:
 
 
 class _Endpoint(ServerEndpoint):
-    """Coordinator's end of the wire with forged headers.
-
-    forged: replaces fields of a task's header; stamped: of every header. turned_down: tasks that a client refused.
-    """
+    """Server endpoint that forges task headers (`forged`) and all headers (`stamped`), and records refused tasks."""
 
     forged: dict[str, Any]
     stamped: dict[str, Any]
@@ -99,19 +96,16 @@ class MaliciousCoordinator:
     """Server with the job's public part and the coordinator's keys that sends arbitrary tasks.
 
     Args:
-        protocol: The job's protocol.
-        bind: "tcp://host:port", port * for a free one.
-        key_folder: Folder of all keys.
-        clients: Clients to wait for and ask; empty: the roster.
-        ledgers: The workers' folder of ledgers, if available.
-        out: Folder for the transcript with all payloads, messages and outcomes.
-        wait_s: Seconds to wait for a worker or an answer.
-
-    Attributes:
-        address: Bound address with its real port.
+        protocol: Public part of the job.
+        bind: "tcp://host:port"; port * for a free port, which `address` shows.
+        key_folder: Folder with the coordinator's key pair.
+        clients: Clients to attack; default: the roster.
+        ledgers: The workers' folder of ledgers, if it is readable.
+        out: Folder for transcript (with payloads), messages and outcomes.
+        wait_s: Limit for a worker or an answer, seconds.
 
     Raises:
-        ConfigError: For missing keys or an address that is taken.
+        ConfigError: If keys are missing or the address is in use.
     """
 
     def __init__(
@@ -131,7 +125,7 @@ class MaliciousCoordinator:
         self._ledgers = ledgers
         self._transcript = Transcript(out / TRANSCRIPT, "full") if out else None
         self._messages, self._outcomes = (Lines(out / name) if out else None for name in (MESSAGES, OUTCOMES))
-        self._half = usual_step(self.algorithm)
+        self._usual_step = usual_step(self.algorithm)
         self._asked: list[int] = []
         self._sent: dict[tuple[int, int], Tensors] = {}
         self._seen: set[tuple[int, str]] = set()
@@ -139,21 +133,21 @@ class MaliciousCoordinator:
         self.address = self._endpoint.address
 
     def join(self) -> list[int]:
-        """Wait for the clients and return those that are missing."""
+        """Wait for the clients; return those that did not connect."""
         self._wait_for(set(self.clients))
         return sorted(set(self.clients) - self._endpoint.ready)
 
     def play(self, step: Step) -> list[AttackLog]:
-        """Send a step to all connected clients.
+        """Execute one step with every connected client.
 
         Args:
             step: The step.
 
         Returns:
-            Reactions in client order.
+            Results in client order.
 
         Raises:
-            ConfigError: If the step needs an earlier one.
+            ConfigError: If the step needs an earlier step.
         """
         if step.restart:
             self._restart(step.job)
@@ -164,10 +158,10 @@ class MaliciousCoordinator:
         for client in here:
             tensors = self._sent.get((client, number)) if step.weights == "as-sent" else None
             if tensors is None:
-                tensors = make(self._half, self.algorithm, step.weights, number, client)
+                tensors = make(self._usual_step, self.algorithm, step.weights, number, client)
             if step.pays:
                 self._sent[client, number] = tensors
-            waiting[client] = self._endpoint.send_task(client, number, step.task or self._half.kind, tensors)
+            waiting[client] = self._endpoint.send_task(client, number, step.task or self._usual_step.kind, tensors)
         if step.pays:
             self._asked.append(number)
         answers = self._listen(dict(waiting))
@@ -178,7 +172,7 @@ class MaliciousCoordinator:
         return found
 
     def close(self) -> None:
-        """Send the workers home for up to two seconds, and close the address."""
+        """Dismiss the workers, for up to two seconds, and release the address."""
         deadline = time.monotonic() + 2
         while self._endpoint.ready and time.monotonic() < deadline:
             self._endpoint.bye()
@@ -217,7 +211,7 @@ class MaliciousCoordinator:
         return made
 
     def _restart(self, job: str) -> None:
-        """Restart at the same address without any state of earlier connections."""
+        """Restart at the same address without knowledge of earlier connections."""
         known = self._endpoint.ready or set(self.clients)
         self._endpoint.close(abort=True)
         self._endpoint = self._open(self.address, job)
@@ -229,7 +223,7 @@ class MaliciousCoordinator:
             self._endpoint.poll(0.5)
 
     def _listen(self, waiting: dict[int, str]) -> dict[int, ServerEvent | None]:
-        """Event that settles each client's task; None if nothing arrives or the worker left."""
+        """Return the event that completes each client's task; None if there is none or the worker left."""
         answers: dict[int, ServerEvent | None] = dict.fromkeys(waiting)
         deadline, gone = time.monotonic() + self.wait_s, dict[int, float]()
         while waiting and (now := time.monotonic()) < deadline:
@@ -262,7 +256,7 @@ class MaliciousCoordinator:
             holds = answer == "release" and spent <= 1
         else:
             holds = spent == 0 and answer != "unusable" and (repeated or not sha256)
-        task = step.task or self._half.kind
+        task = step.task or self._usual_step.kind
         return AttackLog(step.name, client, number, task, answer, code, reason, sha256, repeated, charges, holds)
 
     def _said(self, client: int, event: ServerEvent | None) -> tuple[Said, str, str]:
@@ -274,18 +268,21 @@ class MaliciousCoordinator:
         return event.status, code, reason  # type: ignore[return-value]
 
     def _charges(self, client: int) -> int | None:
-        """Number of debits in the client's ledger, without verification."""
+        """Count the debits in the client's ledger: all lines except the first, without verification."""
         path = self._ledgers / client_key(client) / "ledger.jsonl" if self._ledgers else None
         return None if path is None else path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
 def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[str], None] = print) -> Iterator[AttackLog]:
-    """Run steps in order and yield the reactions; ends when no client is left.
+    """Execute steps in order; stop when no client is connected.
 
     Args:
-        server: The server.
-        steps: The steps.
-        tell: Called with each reaction as a line.
+        server: The malicious server.
+        steps: Steps to execute.
+        tell: Prints a line per result.
+
+    Yields:
+        The result of each step and client.
     """
     for step in steps:
         found = server.play(step)
@@ -293,24 +290,31 @@ def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[st
             tell(str(outcome))
         yield from found
         if not found:
-            tell(f"{step.name:18} no client is here")
+            tell(f"{step.name:18} no client is connected")
             return
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a script against workers; returns 0 if every client held at every step, else 3."""
+    """Run the steps of the command line.
+
+    Args:
+        arguments: Command line; default: sys.argv.
+
+    Returns:
+        Exit code: 0 if every client held at every step, else 3.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m dpcfl_net.adversaries.malicious_coordinator", description=__doc__.splitlines()[0]
     )
     parser.add_argument("job", type=Path, help="folder with protocol.json: a job folder or a run folder")
     parser.add_argument("--bind", default="tcp://127.0.0.1:*", help="tcp://host:port; port * for a free one")
     parser.add_argument("--keys", type=Path, required=True, help="folder with the coordinator's key pair")
-    parser.add_argument("--clients", default="", help="wait for and ask these alone, for example 0,1; default: the roster")
-    parser.add_argument("--ledgers", type=Path, help="the workers' folder of ledgers, to see what is charged")
+    parser.add_argument("--clients", default="", help="attack only these clients, for example 0,1 (default: the roster)")
+    parser.add_argument("--ledgers", type=Path, help="the workers' folder of ledgers, to count charges")
     parser.add_argument("--out", type=Path, help="folder for transcript, messages and outcomes")
     parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for a worker or an answer")
     about = "; ".join(f"{step.name}: {step.says}" for step in SCRIPT)
-    parser.add_argument("--steps", default="all", help=f"names with commas between, or all, in this order. {about}")
+    parser.add_argument("--steps", default="all", help=f"names separated by commas, or all. {about}")
     given = parser.parse_args(arguments)
     steps = chosen(given.steps)
     if given.out is not None:
@@ -322,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ) as server:  # fmt: skip
         print(f"listening on {server.address}", flush=True)
         if absent := server.join():
-            print(f"clients {absent} did not come")
+            print(f"clients {absent} did not connect")
         outcomes = list(play(server, steps, lambda line: print(line, flush=True)))
     held = sum(outcome.holds for outcome in outcomes)
     print(f"{held} of {len(outcomes)} outcomes hold")

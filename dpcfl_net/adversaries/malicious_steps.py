@@ -1,4 +1,4 @@
-"""Steps of a malicious server as data: requested round, weights, and forged fields."""
+"""Steps of the malicious server as plain data: round, weights and forged fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpcfl_net.core.types import ClientStep
 Round = Literal["next", "skip", "last", "previous", "first", "left-out", "zero", "beyond"]
 Weights = Literal["honest", "as-sent", "other", "per-client", "nan", "infinite", "longer", "whole", "extra"]
 Tensors = dict[str, np.ndarray]
-SCALE = 0.1  # standard deviation of the weights: a client cannot tell them from trained ones
+SCALE = 0.1  # standard deviation of the weights; a client cannot distinguish them from trained weights
 FOREIGN = hashlib.sha256(b"another job").hexdigest()
 
 
@@ -25,16 +25,16 @@ class Step:
     """One request to every client.
 
     Attributes:
-        name: Name of the step.
+        name: Name on the command line.
         says: Description.
-        round: Requested round: "next" after the last requested one, "skip" two after it, "left-out" the latest one that was
-            skipped.
-        weights: Weights as for `make`.
-        task: Name of the task; empty: the one the plan pays for most often.
-        header: Replaced fields of the task's header.
+        round: "next" is one after the last requested round, "skip" two after it, "left-out" the latest earlier round that
+            was never requested.
+        weights: See `make`.
+        task: Task name; empty for the task that the plan pays for most often.
+        header: Fields that replace those of the task's header.
         restart: Whether the server restarts first, as after a crash.
-        job: Job hash of all later messages; empty: the right one.
-        pays: Whether an honest client may charge for the step and answer.
+        job: Job hash of all messages from now on; empty for the right one.
+        pays: Whether an honest client may charge the step and answer.
     """
 
     name: str
@@ -49,39 +49,42 @@ class Step:
 
 
 SCRIPT = (
-    Step("honest", "a task of the job, in its turn", pays=True),
-    Step("again", "the same round once more", "last", "as-sent"),
+    Step("honest", "a task of the job, in order", pays=True),
+    Step("again", "the same round again", "last", "as-sent"),
     Step("other-model", "the same round with another model", "last", "other"),
-    Step("skip", "the round after the next: rounds may be left out", "skip", pays=True),
-    Step("left-out", "the round that was left out", "left-out"),
+    Step("skip", "the round after the next: rounds may be skipped", "skip", pays=True),
+    Step("left-out", "the skipped round", "left-out"),
     Step("round-zero", "a round before the first", "zero"),
     Step("beyond", "a round after the job's last", "beyond"),
-    Step("other-task", "a kind of task that the job does not have", task="steal"),
+    Step("other-task", "a task that the job does not have", task="steal"),
     Step("noise-field", "a noise multiplier of 0 in the header", header={"noise_multiplier": 0.0}),
     Step("clip-field", "a clip norm of 1e9 in the header", header={"clip": 1e9}),
     Step("batch-field", "a batch of one record in the header", header={"batch_size": 1}),
-    Step("extra-tensor", "a noise multiplier as one more tensor", weights="extra"),
+    Step("extra-tensor", "a noise multiplier as an additional tensor", weights="extra"),
     Step("job-field", "another job's hash in the header of a task", header={"job": FOREIGN}),
     Step("not-finite", "weights with a NaN", weights="nan"),
     Step("infinite", "weights with an infinity", weights="infinite"),
-    Step("split", "a model of its own for each client", weights="per-client", pays=True),
-    Step("rollback", "the server runs an older state: the last round again", "last", "as-sent", restart=True),
-    Step("rollback-previous", "from that state, the round before", "previous", "as-sent"),
+    Step("split", "another model for each client", weights="per-client", pays=True),
+    Step("rollback", "the server restarts from an older state: the last round again", "last", "as-sent", restart=True),
+    Step("rollback-previous", "from that state, the previous round", "previous", "as-sent"),
     Step("rollback-first", "from that state, the first round", "first", "as-sent"),
-    Step("rollback-other", "once more from an older state, with other random numbers", "last", "other", restart=True),
-    Step("go-on", "a task of the job, in its turn, after all that", pays=True),
+    Step("rollback-other", "a second restart from an older state, with other random numbers", "last", "other", restart=True),
+    Step("go-on", "a task of the job, in order, after all these steps", pays=True),
     Step("other-shape", "weights of another architecture, one parameter longer", weights="longer"),
     Step("whole-numbers", "weights of another type", weights="whole"),
-    Step("other-job", "the server comes up with another job", restart=True, job=FOREIGN),
+    Step("other-job", "the server restarts with another job", restart=True, job=FOREIGN),
 )
 STEPS = {step.name: step for step in SCRIPT}
 
 
 def chosen(names: str) -> list[Step]:
-    """Return steps by their names.
+    """Return steps by name.
 
     Args:
-        names: Names separated by commas, or "all".
+        names: Names separated by commas; "all" for all steps.
+
+    Returns:
+        The steps, in the order of the names.
 
     Raises:
         ConfigError: For an unknown name.
@@ -98,25 +101,31 @@ def usual_step(algorithm: Algorithm) -> ClientStep:
     """Return the client step with weights that the first client's plan pays for most often.
 
     Args:
-        algorithm: The job's algorithm.
+        algorithm: Algorithm of the job.
+
+    Returns:
+        The client step.
 
     Raises:
         ConfigError: If no client step takes weights.
     """
     names = [slot.name for slot in algorithm.plan(algorithm.protocol.roster[0])]
-    paid = [half for half in algorithm.client_steps().values() if half.takes and set(half.bundle) <= set(names)]
+    paid = [step for step in algorithm.client_steps().values() if step.takes and set(step.bundle) <= set(names)]
     if not paid:
         raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights, so that none can be crafted")
-    return max(paid, key=lambda half: (min(map(names.count, half.bundle), default=0), -len(half.bundle)))
+    return max(paid, key=lambda step: (min(map(names.count, step.bundle), default=0), -len(step.bundle)))
 
 
 def round_number(round: Round, asked: list[int], rounds: int) -> int:
-    """Return the round that a step requests.
+    """Resolve the round of a step.
 
     Args:
-        round: Kind of round, as `Step.round`.
-        asked: Rounds requested so far, in order.
+        round: Symbolic round.
+        asked: Requested rounds, in order.
         rounds: Rounds of the job.
+
+    Returns:
+        Number of the round.
 
     Raises:
         ConfigError: If there is no such round.
@@ -132,23 +141,26 @@ def round_number(round: Round, asked: list[int], rounds: int) -> int:
     return found[0]
 
 
-def make(half: ClientStep, algorithm: Algorithm, weights: Weights, round: int, client: int) -> Tensors:
+def make(step: ClientStep, algorithm: Algorithm, weights: Weights, round: int, client: int) -> Tensors:
     """Create the tensors of a task: Gaussian numbers, equal for all clients in a round, changed as `weights` says.
 
     Args:
-        half: The client step.
+        step: Client step of the task.
         algorithm: The job's algorithm.
         weights: "honest" or "as-sent": unchanged. "other" or "per-client": other numbers for all, or for each client. "nan" or
             "infinite": one such value. "longer": one parameter more. "whole": integers. "extra": an additional tensor named
             noise_multiplier.
-        round: The round.
-        client: Client id.
+        round: Number of the round.
+        client: Client number.
+
+    Returns:
+        Tensors by name.
     """
     seed = {"other": [1, round], "per-client": [2, round, client]}.get(weights, [0, round])
     draw = np.random.Generator(np.random.PCG64(seed))
     longer = int(weights == "longer")
     made: Tensors = {}
-    for name, spec in sorted(half.takes.items()):
+    for name, spec in sorted(step.takes.items()):
         shape = [_most(algorithm.dims[side] if isinstance(side, str) else side) for side in spec.shape]
         shape[-1:] = [side + longer for side in shape[-1:]]
         made[name] = (draw.standard_normal(shape) * SCALE).astype("<f4" if spec.dtype == "f4" else "<i8")
