@@ -35,7 +35,7 @@ class NanProbe(Global):
     """
 
     name = "nan-probe"
-    paper = "an attack, not an algorithm: docs/threat-model.md, the NaN oracle"
+    paper = "an attack, not an algorithm: docs/attacks.md, the NaN oracle"
 
     class Options(base.Options):
         """What the server knows."""
