@@ -1,4 +1,4 @@
-"""A server that sends weights crafted towards one record, as algorithms: to clients as they are, and to clients that clip as Opacus does."""
+"""Algorithms whose server sends weights crafted for one record: with usual clients, and with clients that clip like Opacus."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from dpcfl_net.privacy.randomness import derive, stream
 if TYPE_CHECKING:
     import torch
 
-KNOWN = 256  # public records that the server has besides: the first of the test set
+KNOWN = 256  # public records that the server also has: the first of the test set
 AS_OPACUS = (
     "clipping as Opacus 1.6 does it: under crafted weights an update is not finite exactly if a chosen record is in the batch"
 )
 
 
 class NanProbe(Global):
-    """Global, but for the server: every round all clients get weights under which the loss of one record is not a number.
+    """As Global, but in every round all clients get weights under which the loss of one record is NaN.
 
-    The clients' half and the plan are those of Global. Run as `algorithm.name: dpcfl_net.attacks.nan_probe:NanProbe`.
+    Client step and plan are those of Global. Run as `algorithm.name: dpcfl_net.attacks.nan_probe:NanProbe`.
     """
 
     name = "nan-probe"
     paper = "an attack, not an algorithm: docs/attacks.md, the NaN oracle"
 
     class Options(base.Options):
-        """What the server knows."""
+        """The record that the server knows."""
 
         dataset: str = Field(default="digits", description="where the record comes from, of which the server has the test part")
         row: int = Field(default=0, ge=0, description="the record's row in the training part")
@@ -65,9 +65,9 @@ class NanProbe(Global):
 
 
 class NanProbeOnOpacus(NanProbe):
-    """The same server with clients that train by Opacus: same batches, same noise multiplier, its clipping, its noise.
+    """NanProbe with clients that train by Opacus: same batches and noise multiplier, Opacus' clipping and noise.
 
-    No guarantee holds: every client's plan says so, so that the signed job, the statement and the report do.
+    No guarantee holds. Every client's plan declares this, and so do the signed job, the statement and the report.
     """
 
     name = "nan-probe-on-opacus"
@@ -77,7 +77,7 @@ class NanProbeOnOpacus(NanProbe):
 
     @on_client(bundle=["train", "clipping"], takes={"model": MODEL}, gives={"update": MODEL})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """One round by Opacus. It reaches around `me`, which has no way to the records without the defence."""
+        """One round by Opacus; uses private members of `me`, which offers no access to the records without the defence."""
         slot = me._charge.slots["train"]
         assert isinstance(slot, DPSGDSlot)
         me._without_guarantee("clipping")
@@ -88,7 +88,19 @@ class NanProbeOnOpacus(NanProbe):
 
 
 def known(dataset: str, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The record (1, ...) and KNOWN public ones (n, ...), as models are fed; ConfigError for a row that is not there."""
+    """Load the known record and the public records.
+
+    Args:
+        dataset: Name of the data set.
+        row: Row of the record in the training part.
+
+    Returns:
+        Model inputs: the record, (1, *input shape), and at most KNOWN test records, (n, *input shape).
+
+    Raises:
+        ConfigError: If the row does not exist.
+        DataMissing: If the data set is not available.
+    """
     from dpcfl_net.data import datasets
     from dpcfl_net.data.records import ClientData
 
@@ -101,7 +113,21 @@ def known(dataset: str, row: int) -> tuple[torch.Tensor, torch.Tensor]:
 def train_by_opacus(
     module: Any, theta: np.ndarray, data: Any, slot: DPSGDSlot, noise_multiplier: float, key: bytes, *, clip: float, lr: float
 ) -> np.ndarray:
-    """What `Trainer.train` does, by Opacus' GradSampleModule and DPOptimizer: (p,) float32; the batches are the same ones."""
+    """Train like `Trainer.train`, on the same batches, with Opacus' GradSampleModule and DPOptimizer.
+
+    Args:
+        module: Model; copied.
+        theta: Initial parameters, (p,).
+        data: The client's records.
+        slot: Sampling rate and number of steps.
+        noise_multiplier: Noise over the clip norm.
+        key: Key of the task, from which batches and noise are drawn.
+        clip: Clip norm.
+        lr: Learning rate.
+
+    Returns:
+        Trained parameters, (p,) float32.
+    """
     import torch
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -123,7 +149,7 @@ def train_by_opacus(
         x, y = data.batch(rows, len(rows))
         optimizer.zero_grad()
         with warnings.catch_warnings():
-            # The first layer's input needs no gradient, which torch remarks on at every batch.
+            # torch warns at every batch that the first layer's input needs no gradient.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             torch.nn.functional.cross_entropy(wrapped(x), y).backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""A grid of images as one figure of the report page: rows under a line of text each, a word below every image."""
+"""Image grid as one figure of the report page: a title above each row, a caption below each image."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ import numpy as np
 
 from dpcfl_net.report.figures import spec
 
-LEAST = 24  # pixels of an image's side; smaller ones are drawn larger
-HEAD, FOOT, GAP = 0.42, 0.28, 0.12  # space above a row, below it for words, and between images, in sides of an image
-HEIGHT = 480  # pixels on the page, where it is wide enough
+LEAST = 24  # minimum side of an image in pixels; smaller images are enlarged
+HEAD, FOOT, GAP = 0.42, 0.28, 0.12  # space above a row, below it for captions, and between images, in image sides
+HEIGHT = 480  # pixels on the page, if it is wide enough
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """images: (k, C, H, W) with values from 0 to 1, one or three channels; words: k of them, or none."""
+    """One row of the grid.
+
+    Attributes:
+        title: Text above the row.
+        images: (k, C, H, W), values in [0, 1], one or three channels.
+        words: Caption of each image; empty for none.
+    """
 
     title: str
     images: np.ndarray
@@ -28,7 +34,17 @@ class Row:
 
 
 def grid(rows: list[Row]) -> dict[str, Any]:
-    """Rows of equally many images of one shape as a plotly figure; ValueError for channels that are no picture."""
+    """Draw rows of images as a plotly figure.
+
+    Args:
+        rows: Rows with equal numbers of images, all of one shape.
+
+    Returns:
+        Figure specification with an additional key `aspect` (width / height).
+
+    Raises:
+        ValueError: If the images have neither one nor three channels.
+    """
     count, channels, high, wide = rows[0].images.shape
     if channels not in (1, 3):
         raise ValueError(f"images of one or three channels, got {channels}")
@@ -73,7 +89,7 @@ def _note(text: str, x: float, y: float, across: str, down: str, size: int) -> d
 
 
 def png(pixels: np.ndarray) -> str:
-    """(H, W, 4) uint8, red, green, blue and opacity, as a data URI."""
+    """Encode RGBA pixels, (H, W, 4) uint8, as a PNG data URI."""
     high, wide, _ = pixels.shape
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)
     parts = [(b"IHDR", struct.pack(">IIBBBBB", wide, high, 8, 6, 0, 0, 0)), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")]
