@@ -1,1 +1,1 @@
-"""Attacks of a server on recorded runs, and audits."""
+"""Attacks by a server on recorded runs, and audits."""

@@ -1,4 +1,4 @@
-"""Gradient inversion: search for a record whose gradient matches the recorded one (Geiping et al. 2020)."""
+"""Gradient inversion: searches for a record whose gradient has the direction of the recorded one (Geiping et al. 2020)."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from torch.nn import functional
 from dpcfl_net.core.protocol import ModelTemplate
 
 STEPS = 600
-RATE = 0.1  # initial learning rate; inputs have a deviation of about one
+RATE = 0.1  # initial learning rate of Adam; inputs have a standard deviation of about 1
 STARTS = 3
-MATCHED = 5e-3  # cosine distance below which a search has converged; above, it is stuck
+MATCHED = 5e-3  # cosine distance below which a record counts as found; a search that ends above it is stuck
 
-# Weights of total variation at the start and at the end. A smooth start keeps the search out of poor minima. Where noise is in
-# the gradient a smooth end wins too: at epsilon 8 a last weight of 1e-4, .01, .1, 1 gave 9.2, 10.9, 11.6, 11.7 dB on MNIST, and
-# with less noise .1 was better than 1.
+# Initial and final weight of total variation. A smooth start keeps the search out of poor minima. With noise in the gradient a
+# smooth end is better too: at epsilon 8, final weights of 1e-4, .01, .1, 1 gave 9.2, 10.9, 11.6, 11.7 dB on MNIST; with less
+# noise .1 was better than 1.
 VARIATION, VARIATION_UNDER_NOISE = (0.3, 1e-4), (0.1, 0.1)
 
 Gradients = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Found:
-    """Records found by a search.
+class Inverted:
+    """Reconstructed records.
 
     Attributes:
-        records: (k, *input shape) float32, as the model is fed.
-        distance: (k,), 1 - cosine similarity to the recorded gradients.
+        records: Model inputs, (k, *input shape) float32.
+        distance: 1 - cosine similarity to the recorded gradients, (k,).
     """
 
     records: np.ndarray
@@ -41,11 +41,15 @@ class Found:
 
 
 def record_gradients(template: ModelTemplate, models: np.ndarray) -> Gradients:
-    """Return a function from records x (n, *input shape) and labels y (n,) to per-record gradients (n, p), differentiable in x.
+    """Per-record gradients of cross-entropy, each record at a model of its own.
 
     Args:
-        template: The model.
-        models: (n, p); row i is the model of record i.
+        template: Model architecture.
+        models: Parameters, (n, p).
+
+    Returns:
+        Function of x (n, *input shape) and y (n,) to gradients (n, p): row i is the gradient of record i at models[i].
+        It is differentiable in x, so that x can be fitted to given gradients.
     """
     from dpcfl_net.training.models import build
 
@@ -61,26 +65,26 @@ def record_gradients(template: ModelTemplate, models: np.ndarray) -> Gradients:
 
 def invert(
     template: ModelTemplate, models: np.ndarray, gradients: np.ndarray, labels: np.ndarray, *, noisy: bool, seed: int = 0
-) -> Found:
-    """Search for records that match recorded gradients.
+) -> Inverted:
+    """Reconstruct k records from their gradients.
 
-    Minimises the mean cosine distance over r rounds plus total variation, by Adam on the sign of the gradient. Clipping does not
-    change the direction, so it hides nothing. A search that is stuck is restarted; with noise the distance does not show this, and
-    there is one start.
+    Minimises cosine distance (mean over r rounds) plus total variation with Adam on the sign of the gradient. The loss depends
+    on the direction of the gradient only, so clipping does not protect. A stuck search is restarted. With noise, the distance
+    does not show whether a search is stuck, so there is one start.
 
     Args:
-        template: The model.
-        models: (k, r, p) float32; models of each record.
-        gradients: (k, r, p) float32; recorded gradients.
-        labels: (k,) labels.
-        noisy: Whether the gradients hold noise.
-        seed: Seed of the starts.
+        template: Model architecture.
+        models: Models at which the gradients were taken, (k, r, p).
+        gradients: Recorded gradients, (k, r, p).
+        labels: Labels of the records, (k,).
+        noisy: Whether the gradients contain noise.
+        seed: Seed of the initial records.
 
     Returns:
-        The k best records.
+        Records and their cosine distances.
 
-    Source: Geiping, Bauermeister, Droege, Moeller, "Inverting gradients: how easy is it to break privacy in federated learning?",
-    NeurIPS 2020, equation 4.
+    Source: Jonas Geiping, Hartmut Bauermeister, Hannah Droege, Michael Moeller, "Inverting gradients: how easy is it to break
+    privacy in federated learning?", NeurIPS 2020, equation 4.
     """
     torch.set_num_threads(1)
     best = _search(template, models, gradients, labels, noisy, seed)
@@ -97,7 +101,7 @@ def invert(
 
 def _search(
     template: ModelTemplate, models: np.ndarray, gradients: np.ndarray, labels: np.ndarray, noisy: bool, seed: int
-) -> Found:
+) -> Inverted:
     k, r, p = gradients.shape
     gradients_of = record_gradients(template, models.reshape(k * r, p))
     target = torch.from_numpy(np.array(gradients, np.float32).reshape(k * r, p))
@@ -109,37 +113,37 @@ def _search(
     for step in range(STEPS):
         done = step / STEPS
         optimiser.param_groups[0]["lr"] = RATE * ((1 + math.cos(math.pi * done)) / 2 + 1e-3)
-        own = gradients_of(x.repeat_interleave(r, 0), y)
-        distance = 1 - functional.cosine_similarity(own, target, dim=1).view(k, r).mean(1)
+        current = gradients_of(x.repeat_interleave(r, 0), y)
+        distance = 1 - functional.cosine_similarity(current, target, dim=1).view(k, r).mean(1)
         cost = (distance + first * (last / first) ** done * variation(x)).sum()
         (slope,) = torch.autograd.grad(cost, [x])
         x.grad = slope.sign()
         optimiser.step()
-    return Found(x.detach().numpy(), distance.detach().numpy())
+    return Inverted(x.detach().numpy(), distance.detach().numpy())
 
 
 def variation(x: torch.Tensor) -> torch.Tensor:
-    """Return the total variation of images (k, C, H, W), (k,): mean absolute difference of neighbours, horizontal plus vertical."""
+    """Anisotropic total variation, (k,): mean absolute difference of adjacent pixels of images (k, C, H, W)."""
     return x.diff(dim=3).abs().mean((1, 2, 3)) + x.diff(dim=2).abs().mean((1, 2, 3))
 
 
 def psnr(pictures: np.ndarray, originals: np.ndarray) -> np.ndarray:
-    """Compute the peak signal-to-noise ratio.
+    """Peak signal-to-noise ratio.
 
     Args:
-        pictures: (k, C, H, W), values in [0, 1].
-        originals: Same shape.
+        pictures: Images, (k, C, H, W), values in [0, 1].
+        originals: Reference images, same shape.
 
     Returns:
-        (k,) in dB, at most 100.
+        dB, (k,); at most 100, for equal images.
     """
     error = ((pictures.astype(np.float64) - originals) ** 2).mean(axis=(1, 2, 3))
-    found: np.ndarray = -10 * np.log10(np.maximum(error, 1e-10))
-    return found
+    decibels: np.ndarray = -10 * np.log10(np.maximum(error, 1e-10))
+    return decibels
 
 
 def _by_name(module: nn.Module, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Split (n, p) rows into the parameters of the module, (n, *shape) each."""
+    """Split flat parameters (n, p) into named parameters of the module, (n, *shape) each."""
     parts, at = {}, 0
     for name, parameter in module.named_parameters():
         parts[name] = rows[:, at : at + parameter.numel()].reshape(len(rows), *parameter.shape)

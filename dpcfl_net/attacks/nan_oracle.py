@@ -1,7 +1,7 @@
-"""NaN oracle on a recorded run: whether a record was in the batches of an update.
+"""NaN oracle on a recorded run: infers whether the batches of an update contained a known record.
 
-The server sent weights under which the loss of one record is not a number (nan_probe.py). If the record enters the clipped sum,
-the update is not finite whatever the noise: one exact bit per update, which no epsilon counts.
+The server sent weights under which the loss of one record is NaN (nan_probe.py). If such a record enters the clipped sum, the
+update is not finite for any noise: one exact bit per update, which no epsilon counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ KIND = "train"
 class Reading:
     """One recorded update.
 
-    Whether it was finite, and whether the record was in one of its batches, which only the experimenter knows.
+    Attributes:
+        client: Number of the client.
+        round: Round of the update.
+        finite: Whether the update is finite.
+        present: Ground truth: whether the record was in one of the update's batches.
     """
 
     client: int
@@ -42,18 +46,24 @@ class Reading:
 
     @property
     def right(self) -> bool:
-        """True if "not finite: the record was there" is correct."""
+        """Whether the guess "not finite, so present" is correct."""
         return self.finite != self.present
 
 
 def attack(run: Path) -> AttackResult:
-    """Read every update of the transcript and compare the answers with the batches that follow from the experiment's seed.
+    """Read every update in a run's transcript and score the answers with the ground truth.
+
+    The ground truth is drawn again from the noise seed of the experiment.
 
     Args:
         run: Run folder.
 
+    Returns:
+        The result; `facts` holds the counts.
+
     Raises:
-        ConfigError: If the run has no crafted weights, no full transcript, or batches that cannot be drawn again.
+        ConfigError: If the run has no crafted weights, no seeded noise, no full transcript, or no update.
+        DataMissing: If the data set is not available.
     """
     job = read_run_job(run)
     if not isinstance(job.algorithm, NanProbe):
@@ -62,12 +72,10 @@ def attack(run: Path) -> AttackResult:
             "dpcfl run configs/threats/nan_oracle.yaml"
         )
     if job.experiment.noise_seed is None:
-        raise ConfigError(
-            f"{run} has privacy.noise 'os', so nobody knows which records its batches held: record it with 'seeded'"
-        )
-    settings = configuration.load(RunFolder(run).config)
+        raise ConfigError(f"{run} has privacy.noise 'os', so the records of its batches are not known: record it with 'seeded'")
+    settings = configuration.load(run / "config.yaml")
     if settings.output.transcript != "full":
-        raise ConfigError(f"{run} has output.transcript {settings.output.transcript!r}: the updates are in a full one alone")
+        raise ConfigError(f"{run} has output.transcript {settings.output.transcript!r}: only a full one holds the updates")
     held = {entry.id: positions(job, entry.id, settings.data.root) for entry in job.protocol.roster}
     truth = {client: presence(job, client, own) for client, own in held.items()}
     readings = [Reading(client, t, finite, truth[client][t - 1]) for (client, t), finite in sorted(updates(run).items())]
@@ -77,7 +85,7 @@ def attack(run: Path) -> AttackResult:
 
 
 def updates(run: Path) -> dict[tuple[int, int], bool]:
-    """Return for each (client, round) of the transcript whether the update is finite."""
+    """Whether each received update is finite, by (client, round)."""
     found = {}
     for record, header, tensors in transcript.messages(RunFolder(run).transcript):
         if (record.direction, header.kind, header.code, header.task) == ("up", "RESULT", "release", KIND):
@@ -86,7 +94,16 @@ def updates(run: Path) -> dict[tuple[int, int], bool]:
 
 
 def positions(job: Job, client: int, root: str | None) -> np.ndarray:
-    """Return the positions of the known record among the client's records: none, or one whole number."""
+    """Find the known record among a client's records.
+
+    Args:
+        job: The run's job.
+        client: Number of the client.
+        root: Folder of the data sets.
+
+    Returns:
+        Its index, (1,) int64, or (0,) if the client does not hold it unrotated.
+    """
     options = job.algorithm.options
     settings, piece = client_slice(job, client, root)
     if settings.dataset != options.dataset or piece.quarter_turns:
@@ -95,37 +112,46 @@ def positions(job: Job, client: int, root: str | None) -> np.ndarray:
 
 
 def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
-    """Return for each round whether one of the records `held` was in a batch, drawn again from the keys of a seeded run."""
+    """Draw a client's batches again from the noise seed.
+
+    Args:
+        job: The job of a seeded run.
+        client: Number of the client.
+        held: Indices of the known record.
+
+    Returns:
+        For each round, whether one of `held` was in its batches.
+    """
     from dpcfl_net.training.dpsgd import poisson_rows
 
     entry, bundle = job.protocol.client(client), job.algorithm.client_steps()[KIND].bundle
     slot = next(slot for slot in job.algorithm.plan(entry) if isinstance(slot, DPSGDSlot))
-    seed, found = bytes.fromhex(job.experiment.noise_seed or ""), []
+    seed, present = bytes.fromhex(job.experiment.noise_seed or ""), []
     for t in range(1, job.protocol.rounds + 1):
         key = slot_key(seeded_key(seed, client, t, KIND, bundle), slot.name)
         batches = stream(key, "batches")
         drawn = [poisson_rows(entry.records, slot.rate, batches) for _ in range(slot.steps)]
-        found.append(bool(np.isin(held, np.concatenate(drawn)).any()))
-    return found
+        present.append(bool(np.isin(held, np.concatenate(drawn)).any()))
+    return present
 
 
 def result(job: Job, readings: list[Reading], holders: list[int]) -> AttackResult:
-    """Build the result with a table of clients."""
+    """Summarise the readings as sentences and a table with a row per client."""
     options, undefended = job.algorithm.options, isinstance(job.algorithm, NanProbeOnOpacus)
     present = sum(reading.present for reading in readings)
-    strange = sum(not reading.finite for reading in readings)
+    not_finite = sum(not reading.finite for reading in readings)
     right = sum(reading.right for reading in readings)
-    blind = max(present, len(readings) - present)
-    caught = sum(reading.present and not reading.finite for reading in readings)
+    baseline = max(present, len(readings) - present)
+    detected = sum(reading.present and not reading.finite for reading in readings)
     sentences = [
         f"The server knew row {options.row} of {options.dataset} and sent {len(job.protocol.roster)} clients, round after round, "
-        "finite weights under which that record's loss is not a number.",
-        f"Of {len(readings)} recorded updates {present} were trained on batches with the record. Not finite: {strange}, "
-        f"of which {caught} were trained with it and {strange - caught} without.",
-        f"Read as 'not finite: it was there', the answer is right {right} times; the commoner answer, always given, {blind} times.",
-        "The clients clip as Opacus 1.6 does: these are exact bits, and no epsilon counts them."
+        "finite weights under which that record's loss is NaN.",
+        f"Of {len(readings)} recorded updates {present} were trained on batches with the record. Not finite: {not_finite}, "
+        f"of which {detected} were trained with it and {not_finite - detected} without.",
+        f"The guess 'not finite, so present' is right {right} times; the more common answer, always given, {baseline} times.",
+        "The clients clip as Opacus 1.6 does: each update reveals one exact bit, and no epsilon counts it."
         if undefended
-        else "The clients take such a record out by selection before they clip: there is nothing to read.",
+        else "The clients remove such a record by selection before clipping, so there is nothing to read.",
     ]
     rows = []
     for client in sorted({reading.client for reading in readings}):
@@ -137,12 +163,12 @@ def result(job: Job, readings: list[Reading], holders: list[int]) -> AttackResul
     return AttackResult(
         name=NAME,
         title="The NaN oracle: is a known record in a client's batches?",
-        headline=f"{right} of {len(readings)} answers right ({blind} without looking): {strange} updates not finite, {present} with the record",
+        headline=f"{right} of {len(readings)} answers right ({baseline} without looking): {not_finite} updates not finite, {present} with the record",
         sentences=sentences,
         columns=["client", "holds it", "updates", "with the record", "not finite", "read right"],
         rows=rows,
         facts={
-            "undefended": undefended, "updates": len(readings), "present": present, "not_finite": strange, "right": right,
-            "blind": blind, "true_positives": caught, "false_positives": strange - caught, "holders": holders,
+            "undefended": undefended, "updates": len(readings), "present": present, "not_finite": not_finite, "right": right,
+            "blind": baseline, "true_positives": detected, "false_positives": not_finite - detected, "holders": holders,
         },
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Malicious server that sends weights crafted for one record, as algorithms: with the usual clients, and with clients that clip as Opacus does."""
+"""Algorithms whose server sends weights crafted for one record: with usual clients, and with clients that clip like Opacus."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from dpcfl_net.privacy.randomness import derive, stream
 if TYPE_CHECKING:
     import torch
 
-KNOWN = 256  # further public records of the server: the first of the test set
+KNOWN = 256  # public records that the server also has: the first of the test set
 AS_OPACUS = (
     "clipping as Opacus 1.6 does it: under crafted weights an update is not finite exactly if a chosen record is in the batch"
 )
 
 
 class NanProbe(Global):
-    """Global with a malicious server: each round all clients get weights under which the loss of one record is not a number.
+    """As Global, but in every round all clients get weights under which the loss of one record is NaN.
 
     Client step and plan are those of Global. Run as `algorithm.name: dpcfl_net.attacks.nan_probe:NanProbe`.
     """
 
     name = "nan-probe"
-    paper = "an attack, not an algorithm: docs/threat-model.md, the NaN oracle"
+    paper = "an attack, not an algorithm: docs/attacks.md, the NaN oracle"
 
     class Options(base.Options):
-        """What the server knows."""
+        """The record that the server knows."""
 
         dataset: str = Field(default="digits", description="where the record comes from, of which the server has the test part")
         row: int = Field(default=0, ge=0, description="the record's row in the training part")
@@ -65,9 +65,9 @@ class NanProbe(Global):
 
 
 class NanProbeOnOpacus(NanProbe):
-    """The same server with clients that train by Opacus: same batches and noise multiplier, Opacus's clipping and noise.
+    """NanProbe with clients that train by Opacus: same batches and noise multiplier, Opacus' clipping and noise.
 
-    There is no guarantee; every client's plan, and so the signed job, statement and report, declare it.
+    No guarantee holds. Every client's plan declares this, and so do the signed job, the statement and the report.
     """
 
     name = "nan-probe-on-opacus"
@@ -77,7 +77,7 @@ class NanProbeOnOpacus(NanProbe):
 
     @on_client(bundle=["train", "clipping"], takes={"model": MODEL}, gives={"update": MODEL})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Train one round by Opacus; it bypasses `me`, which offers no access to records without the defence."""
+        """One round by Opacus; uses private members of `me`, which offers no access to the records without the defence."""
         slot = me._charge.slots["train"]
         assert isinstance(slot, DPSGDSlot)
         me._without_guarantee("clipping")
@@ -88,13 +88,18 @@ class NanProbeOnOpacus(NanProbe):
 
 
 def known(dataset: str, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Load the records that the server knows.
+    """Load the known record and the public records.
+
+    Args:
+        dataset: Name of the data set.
+        row: Row of the record in the training part.
 
     Returns:
-        The target record (1, ...) and KNOWN public records (n, ...), as models are fed.
+        Model inputs: the record, (1, *input shape), and at most KNOWN test records, (n, *input shape).
 
     Raises:
         ConfigError: If the row does not exist.
+        DataMissing: If the data set is not available.
     """
     from dpcfl_net.data import datasets
     from dpcfl_net.data.records import ClientData
@@ -108,10 +113,20 @@ def known(dataset: str, row: int) -> tuple[torch.Tensor, torch.Tensor]:
 def train_by_opacus(
     module: Any, theta: np.ndarray, data: Any, slot: DPSGDSlot, noise_multiplier: float, key: bytes, *, clip: float, lr: float
 ) -> np.ndarray:
-    """Do the steps of `Trainer.train` by Opacus' GradSampleModule and DPOptimizer on the same batches.
+    """Train like `Trainer.train`, on the same batches, with Opacus' GradSampleModule and DPOptimizer.
+
+    Args:
+        module: Model; copied.
+        theta: Initial parameters, (p,).
+        data: The client's records.
+        slot: Sampling rate and number of steps.
+        noise_multiplier: Noise over the clip norm.
+        key: Key of the task, from which batches and noise are drawn.
+        clip: Clip norm.
+        lr: Learning rate.
 
     Returns:
-        (p,) float32 parameters.
+        Trained parameters, (p,) float32.
     """
     import torch
     from opacus import GradSampleModule

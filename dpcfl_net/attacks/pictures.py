@@ -1,4 +1,4 @@
-"""Grid of images as one figure of the report page, with text above rows and a word below images."""
+"""Image grid as one figure of the report page: a title above each row, a caption below each image."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ import numpy as np
 
 from dpcfl_net.report.figures import spec
 
-LEAST = 24  # pixels; smaller images are enlarged
-HEAD, FOOT, GAP = 0.42, 0.28, 0.12  # space above a row, below it and between images, in image sides
-HEIGHT = 480  # pixels on a wide page
+LEAST = 24  # minimum side of an image in pixels; smaller images are enlarged
+HEAD, FOOT, GAP = 0.42, 0.28, 0.12  # space above a row, below it for captions, and between images, in image sides
+HEIGHT = 480  # pixels on the page, if it is wide enough
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row: images (k, C, H, W) in [0, 1] with one or three channels, and k words or none."""
+    """One row of the grid.
+
+    Attributes:
+        title: Text above the row.
+        images: (k, C, H, W), values in [0, 1], one or three channels.
+        words: Caption of each image; empty for none.
+    """
 
     title: str
     images: np.ndarray
@@ -28,7 +34,13 @@ class Row:
 
 
 def grid(rows: list[Row]) -> dict[str, Any]:
-    """Build a plotly figure from rows with equally many images of one shape.
+    """Draw rows of images as a plotly figure.
+
+    Args:
+        rows: Rows with equal numbers of images, all of one shape.
+
+    Returns:
+        Figure specification with an additional key `aspect` (width / height).
 
     Raises:
         ValueError: If the images have neither one nor three channels.
@@ -77,7 +89,7 @@ def _note(text: str, x: float, y: float, across: str, down: str, size: int) -> d
 
 
 def png(pixels: np.ndarray) -> str:
-    """Encode (H, W, 4) uint8 RGBA pixels as a data URI."""
+    """Encode RGBA pixels, (H, W, 4) uint8, as a PNG data URI."""
     high, wide, _ = pixels.shape
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)
     parts = [(b"IHDR", struct.pack(">IIBBBBB", wide, high, 8, 6, 0, 0, 0)), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")]

@@ -1,4 +1,4 @@
-"""Reconstruction of clients' labels and images from recorded runs, compared with the truth."""
+"""Reconstructs labels and images from recorded runs and scores them against the ground truth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpcfl_net.attacks.inversion import MATCHED, Found, invert, psnr
+from dpcfl_net.attacks.inversion import MATCHED, Inverted, invert, psnr
 from dpcfl_net.attacks.label_inference import LabelReader
 from dpcfl_net.attacks.pictures import Row, grid
 from dpcfl_net.attacks.updates import Update, read_updates
@@ -20,19 +20,25 @@ from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job
 
-ROUNDS = 2  # rounds used if updates hold noise; without noise one is enough
-RECORDS, SHOWN = 6, 6  # default number of images to search; most that are drawn
+ROUNDS = 2  # first rounds used if updates are noisy; without noise one round is enough
+RECORDS, SHOWN = 6, 6  # images reconstructed by default; maximum number of images drawn
 
 CAPTION = (
     "PSNR under each image, against the original; runs are matched by record. Images: cosine distance and total variation "
-    "(Geiping, Bauermeister, Droege, Moeller 2020). Labels, the share that is read right: the last layer's gradient (Zhao, "
+    "(Geiping, Bauermeister, Droege, Moeller 2020). Labels, share read correctly: the last layer's gradient (Zhao, "
     "Mopuri, Bilen 2020)."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Job of a run, and the updates of its first rounds by slice, since client ids are permuted and differ between runs."""
+    """Job and first updates of a run.
+
+    Attributes:
+        job: The run's job.
+        updates: Updates by slice, not by client, since client ids differ between runs.
+        noisy: Whether clients added noise.
+    """
 
     job: Job
     updates: dict[int, list[Update]]
@@ -43,10 +49,10 @@ class Recording:
         return self.job.protocol.name
 
     @property
-    def gets(self) -> str:
-        """What the server receives, as text."""
+    def received(self) -> str:
+        """Description of the updates that the server receives."""
         if not self.noisy:
-            return "updates as they are"
+            return "raw updates"
         protocol = self.job.protocol
         if protocol.unprotected == [SEEDED]:
             return f"noisy updates of epsilon {protocol.privacy.epsilon:g}, if the noise were secret"
@@ -55,33 +61,44 @@ class Recording:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Data set, all slices and true labels by slice; known to the experimenter only."""
+    """Ground truth of the experimenter.
+
+    Attributes:
+        images: The data set.
+        slices: Records of each client, by slice.
+        labels: Labels of each slice's records.
+    """
 
     images: Images
     slices: list[Slice]
     labels: list[np.ndarray]
 
     def originals(self, slices: list[int]) -> np.ndarray:
-        """Return the single record of each slice as its client sees it, (k, C, H, W) in [0, 1]."""
-        found = [self.images.train_x[self.slices[k].train_rows[0]] for k in slices]
-        return np.stack([_seen(x, self.slices[k]) for x, k in zip(found, slices, strict=True)])
+        """The single record of each slice with the client's rotation, (k, C, H, W) in [0, 1]."""
+        records = [self.images.train_x[self.slices[k].train_rows[0]] for k in slices]
+        return np.stack([_rotated(x, self.slices[k]) for x, k in zip(records, slices, strict=True)])
 
     def mean_images(self, slices: list[int]) -> np.ndarray:
-        """Return the mean test image as each client sees it: the guess of an attacker that knows only the data set."""
+        """Baseline without a run: the mean test image with each client's rotation, (k, C, H, W) in [0, 1]."""
         mean = self.images.test_x.mean(axis=0)
-        return np.stack([_seen(mean, self.slices[k]) for k in slices])
+        return np.stack([_rotated(mean, self.slices[k]) for k in slices])
 
     def pictures(self, records: np.ndarray) -> np.ndarray:
-        """Convert records from model inputs to values in [0, 1]."""
-        found: np.ndarray = np.clip(records * self.images.std + self.images.mean, 0, 1)
-        return found
+        """Convert model inputs (k, C, H, W) to images with values in [0, 1]."""
+        images: np.ndarray = np.clip(records * self.images.std + self.images.mean, 0, 1)
+        return images
 
 
 @dataclass(frozen=True, eq=False)
 class ReconstructionResult:
-    """Result for one run.
+    """Result of the attack on one run.
 
-    Share of all clients' records with a correct label; pictures, PSNR and distance of k images if images were searched.
+    Attributes:
+        recording: The run.
+        labels: Share of labels read correctly, mean over clients.
+        pictures: Reconstructed images, (k, C, H, W) in [0, 1]; None if no image was searched, as for the next two.
+        psnr: PSNR of each image in dB, (k,).
+        distance: Cosine distance of each search, (k,).
     """
 
     recording: Recording
@@ -92,25 +109,28 @@ class ReconstructionResult:
 
     @property
     def stuck(self) -> int:
-        """Number of stuck searches, among those whose distance shows it."""
+        """Number of searches that did not reach the recorded gradient; 0 with noise, where none can."""
         return 0 if self.recording.noisy or self.distance is None else int((self.distance > MATCHED).sum())
 
 
 def attack(folder: Path, against: Path | None = None, records: int = RECORDS, root: str | None = None) -> AttackResult:
-    """Infer the labels of every client and search images of clients with one record, for one run or two side by side.
+    """Infer the labels of every client and reconstruct images, for one run or two side by side.
 
-    The search uses transcript and protocol only.
+    The search uses the transcript and the protocol alone. Images need clients with one record and one step.
 
     Args:
         folder: Run folder.
-        against: Run folder to compare with, or None.
-        records: Number of images to search.
-        root: Data folder; None for the default.
+        against: Second run folder, of the same data.
+        records: Number of images to reconstruct.
+        root: Folder of the data sets.
+
+    Returns:
+        The result with a table and, if images were searched, a figure.
 
     Raises:
-        ConfigError: If there is no full transcript, the runs have different data, the model has no last linear layer, or `records`
-            is out of range.
-        DataMissing: If the data set is not here.
+        ConfigError: If there is no full transcript, the runs have different data, the model has no last linear layer, or
+            records is out of range.
+        DataMissing: If the data set, the ground truth, is not available.
     """
     recordings = [read_recording(path) for path in (folder, against) if path is not None]
     _same_data(recordings)
@@ -124,16 +144,31 @@ def attack(folder: Path, against: Path | None = None, records: int = RECORDS, ro
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read the updates that the attack uses; ConfigError as `read_updates`."""
+    """Read the updates that the attack uses.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        ConfigError: As `read_updates`.
+    """
     job = read_run_job(folder)
-    found = read_updates(folder, job, ROUNDS)
-    noisy = any(update.noisy for own in found.values() for update in own)
-    used = {job.experiment.slices[client]: own[: ROUNDS if noisy else 1] for client, own in found.items()}
+    by_client = read_updates(folder, job, ROUNDS)
+    noisy = any(update.noisy for updates in by_client.values() for update in updates)
+    used = {job.experiment.slices[client]: updates[: ROUNDS if noisy else 1] for client, updates in by_client.items()}
     return Recording(job, used, noisy)
 
 
 def read_truth(job: Job, root: str | None) -> Truth:
-    """Load the data of a job; DataMissing if it is not here."""
+    """Load the ground truth of a job.
+
+    Args:
+        job: The run's job.
+        root: Folder of the data sets.
+
+    Raises:
+        DataMissing: If the data set is not available.
+    """
     settings = DataSettings.model_validate(job.experiment.data)
     images = open_set(settings, root)
     slices = plan_slices(settings, images, job.experiment.partition_seed)
@@ -141,47 +176,55 @@ def read_truth(job: Job, root: str | None) -> Truth:
 
 
 def no_image(recording: Recording) -> str | None:
-    """Return why images cannot be searched in a run, or None; an update must be one step on one record, an image."""
+    """Reason why images cannot be reconstructed, or None. An update must be one step on one record that is an image."""
     protocol = recording.job.protocol
     most = max(entry.records for entry in protocol.roster)
-    steps = max(update.steps for own in recording.updates.values() for update in own)
+    steps = max(update.steps for updates in recording.updates.values() for update in updates)
     shape = protocol.model.input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
-        return f"records of shape {tuple(shape)} are no images"
+        return f"records of shape {tuple(shape)} are not images"
     return (
         None if most == steps == 1 else f"an update of {recording.name} is of {most} records and {steps} steps, not one of each"
     )
 
 
-def reconstruct(recording: Recording, slices: list[int]) -> Found:
-    """Infer labels and search images, with the server's knowledge only; rows in the order of `slices`."""
+def reconstruct(recording: Recording, slices: list[int]) -> Inverted:
+    """Read labels and reconstruct images, with the server's knowledge alone.
+
+    Args:
+        recording: Updates of a run.
+        slices: Slices to attack.
+
+    Returns:
+        Records in the order of `slices`.
+    """
     protocol, reader = recording.job.protocol, LabelReader(recording.job.protocol)
-    own = [recording.updates[k] for k in slices]
-    rounds = min(map(len, own))
-    models = np.stack([[update.model for update in updates[:rounds]] for updates in own])
-    gradients = np.stack([[update.gradient(protocol.local) for update in updates[:rounds]] for updates in own])
-    labels = np.array([reader.counts(updates).argmax() for updates in own])
+    by_slice = [recording.updates[k] for k in slices]
+    rounds = min(map(len, by_slice))
+    models = np.stack([[update.model for update in updates[:rounds]] for updates in by_slice])
+    gradients = np.stack([[update.gradient(protocol.local) for update in updates[:rounds]] for updates in by_slice])
+    labels = np.array([reader.counts(updates).argmax() for updates in by_slice])
     return invert(protocol.model, models, gradients, labels, noisy=recording.noisy)
 
 
 def _outcome(recording: Recording, truth: Truth, slices: list[int], tried: list[int]) -> ReconstructionResult:
     reader = LabelReader(recording.job.protocol)
-    labels = float(np.mean([_right(truth.labels[k], reader.counts(recording.updates[k])) for k in slices]))
+    labels = float(np.mean([_correct_share(truth.labels[k], reader.counts(recording.updates[k])) for k in slices]))
     if not tried:
         return ReconstructionResult(recording, labels)
-    found = reconstruct(recording, tried)
-    shown = truth.pictures(found.records)
-    return ReconstructionResult(recording, labels, shown, psnr(shown, truth.originals(tried)), found.distance)
+    inverted = reconstruct(recording, tried)
+    pictures = truth.pictures(inverted.records)
+    return ReconstructionResult(recording, labels, pictures, psnr(pictures, truth.originals(tried)), inverted.distance)
 
 
-def _right(labels: np.ndarray, counts: np.ndarray) -> float:
-    """Share of a client's records whose labels are in the estimated counts."""
+def _correct_share(labels: np.ndarray, counts: np.ndarray) -> float:
+    """Share of a client's labels that the estimated counts match."""
     return float(np.minimum(np.bincount(labels, minlength=len(counts)), counts).sum() / len(labels))
 
 
-def _seen(image: np.ndarray, piece: Slice) -> np.ndarray:
-    found: np.ndarray = np.rot90(image, piece.quarter_turns, axes=(1, 2)) / 255
-    return found
+def _rotated(image: np.ndarray, piece: Slice) -> np.ndarray:
+    rotated: np.ndarray = np.rot90(image, piece.quarter_turns, axes=(1, 2)) / 255
+    return rotated
 
 
 def _same_data(recordings: list[Recording]) -> None:
@@ -198,19 +241,27 @@ def _same_data(recordings: list[Recording]) -> None:
 def result(
     outcomes: list[ReconstructionResult], truth: Truth, slices: list[int], tried: list[int], why: str | None
 ) -> AttackResult:
-    """Build the result: sentences, a table and, if images were searched, a grid."""
+    """Summarise outcomes as sentences, a table and, if images were searched, a grid.
+
+    Args:
+        outcomes: One per run.
+        truth: Ground truth.
+        slices: Slices whose labels were read.
+        tried: Slices whose images were searched.
+        why: Reason why no image was searched, or None.
+    """
     classes = outcomes[0].recording.job.protocol.model.classes
-    even = [np.full(classes, len(truth.labels[k]) / classes) for k in slices]
-    chance = float(np.mean([_right(truth.labels[k], counts) for k, counts in zip(slices, even, strict=True)]))
+    uniform = [np.full(classes, len(truth.labels[k]) / classes) for k in slices]
+    chance = float(np.mean([_correct_share(truth.labels[k], counts) for k, counts in zip(slices, uniform, strict=True)]))
     mean = None if why else psnr(truth.mean_images(tried), truth.originals(tried))
-    blind = ["no run: the test images' mean, labels alike", *_psnr_cells(mean), _percent(chance)]
+    baseline = ["no run: the test images' mean, equal label counts", *_psnr_cells(mean), _percent(chance)]
     return AttackResult(
         name="invert",
-        title="What the server can rebuild of records",
+        title="What the server can reconstruct of records",
         headline=_headline(outcomes, mean, chance),
-        sentences=_sentences(outcomes, why, len(tried), _beyond(chance, len(slices))),
-        columns=["run", "PSNR, dB", "least", "most", "labels"],
-        rows=[*(_cells(outcome) for outcome in outcomes), blind],
+        sentences=_sentences(outcomes, why, len(tried), _significant(chance, len(slices))),
+        columns=["run", "PSNR, dB", "min", "max", "labels"],
+        rows=[*(_cells(outcome) for outcome in outcomes), baseline],
         figure=None if why else _grid(outcomes, truth, tried),
         caption="" if why else CAPTION,
         facts={
@@ -222,63 +273,63 @@ def result(
 
 def _headline(outcomes: list[ReconstructionResult], mean: np.ndarray | None, chance: float) -> str:
     if mean is None:
-        read = ", ".join(f"{_percent(outcome.labels)} from {outcome.recording.gets}" for outcome in outcomes)
-        return f"Labels read right: {read}; {_percent(chance)} with equal counts."
-    rebuilt = ", ".join(f"{_mean(outcome.psnr)} dB from {outcome.recording.gets}" for outcome in outcomes)
-    return f"Images rebuilt at a PSNR of {rebuilt}; the data set's mean image, which takes no run, has {_mean(mean)} dB."
+        labels = ", ".join(f"{_percent(outcome.labels)} from {outcome.recording.received}" for outcome in outcomes)
+        return f"Labels read correctly: {labels}; {_percent(chance)} with equal counts."
+    images = ", ".join(f"{_mean(outcome.psnr)} dB from {outcome.recording.received}" for outcome in outcomes)
+    return f"Images reconstructed at a PSNR of {images}; the data set's mean image, which needs no run, has {_mean(mean)} dB."
 
 
-def _beyond(chance: float, clients: int) -> float:
-    """Share of labels that random guessing exceeds once in 30,000 times (four deviations)."""
+def _significant(chance: float, clients: int) -> float:
+    """Share of labels that guessing one record per client reaches with probability 1 / 30,000: four deviations."""
     return chance + 4 * math.sqrt(chance * (1 - chance) / clients)
 
 
-def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int, beyond: float) -> list[str]:
-    said = [
-        "The server uses what it has: the signed job, the models that it sent, the updates that came back. The experimenter's "
-        "truth judges the result and is used for nothing else."
+def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int, significant: float) -> list[str]:
+    sentences = [
+        "The server uses the signed job, the models that it sent and the updates that it received. The experimenter's ground "
+        "truth scores the result and is used for nothing else."
     ]
     for outcome in outcomes:
         recording = outcome.recording
         privacy = recording.job.protocol.privacy
         if privacy.trust == "trusted-server":
-            said.append(
-                f"{recording.name} promises epsilon {privacy.epsilon:g} for each {privacy.unit} to everybody but the server, which "
-                "adds the noise itself, after it has seen every update."
+            sentences.append(
+                f"{recording.name} promises epsilon {privacy.epsilon:g} for each {privacy.unit} against everyone except the "
+                "server, which adds the noise itself after it has seen every update."
             )
         if outcome.stuck:
-            said.append(
-                f"{recording.name}: {outcome.stuck} of {tried} searches stuck (cosine distance above {MATCHED}). That protects "
-                "nobody: more starts, or a better search, may find those images."
+            sentences.append(
+                f"{recording.name}: {outcome.stuck} of {tried} searches stuck (cosine distance above {MATCHED}). This "
+                "protects no one: more starts, or a better search, may find those images."
             )
-        if recording.noisy and outcome.labels > beyond:
-            said.append(
-                f"{recording.name}: labels are read more often than by chance in spite of the noise. Epsilon bounds what is learned "
-                "of a record; only at 0 is that nothing."
+        if recording.noisy and outcome.labels > significant:
+            sentences.append(
+                f"{recording.name}: labels are read correctly more often than by chance, despite the noise. Epsilon bounds "
+                "what is learned about a record; it is nothing only at epsilon 0."
             )
     if why:
-        said.append(f"Images were not searched: {why}.")
-    return said
+        sentences.append(f"Images were not searched: {why}.")
+    return sentences
 
 
 def _cells(outcome: ReconstructionResult) -> list[str]:
-    return [f"{outcome.recording.name}: {outcome.recording.gets}", *_psnr_cells(outcome.psnr), _percent(outcome.labels)]
+    return [f"{outcome.recording.name}: {outcome.recording.received}", *_psnr_cells(outcome.psnr), _percent(outcome.labels)]
 
 
-def _psnr_cells(found: np.ndarray | None) -> list[str]:
-    return ["–"] * 3 if found is None else [_mean(found), f"{found.min():.1f}", f"{found.max():.1f}"]
+def _psnr_cells(values: np.ndarray | None) -> list[str]:
+    return ["–"] * 3 if values is None else [_mean(values), f"{values.min():.1f}", f"{values.max():.1f}"]
 
 
-def _mean(found: np.ndarray | None) -> str:
-    return "–" if found is None else f"{found.mean():.1f}"
+def _mean(values: np.ndarray | None) -> str:
+    return "–" if values is None else f"{values.mean():.1f}"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _listed(found: np.ndarray | None) -> list[float] | None:
-    return None if found is None else [float(value) for value in found]
+def _listed(values: np.ndarray | None) -> list[float] | None:
+    return None if values is None else [float(value) for value in values]
 
 
 def _facts(outcome: ReconstructionResult) -> dict[str, object]:
@@ -295,5 +346,5 @@ def _grid(outcomes: list[ReconstructionResult], truth: Truth, tried: list[int]) 
         assert outcome.pictures is not None
         assert outcome.psnr is not None
         words = [f"{value:.1f} dB" for value in outcome.psnr[:SHOWN]]
-        rows.append(Row(f"Rebuilt: {outcome.recording.gets}", outcome.pictures[:SHOWN], words))
+        rows.append(Row(f"Reconstructed: {outcome.recording.received}", outcome.pictures[:SHOWN], words))
     return grid(rows)

@@ -1,4 +1,4 @@
-"""Information in repeated cluster selections: guesses of clients' clusters, measured, predicted and bounded."""
+"""Infers clients' clusters from repeated private selections: measured, predicted and bounded accuracy of the server's guess."""
 
 from __future__ import annotations
 
@@ -21,31 +21,33 @@ from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job
 from dpcfl_net.transport import transcript
 
-REPETITIONS = 4000  # simulations per predicted figure
-SHOWN = (1, 2, 5, 10, 20, 50, 100)  # numbers of selections with a table row
+REPETITIONS = 4000  # simulated runs of every client's choices for each predicted probability
+SHOWN = (1, 2, 5, 10, 20, 50, 100)  # numbers of choices with a row in the table
 
 # ---- theory
 
 
 @lru_cache(maxsize=256)
 def right_after(epsilon: float, clusters: int, rounds: int) -> tuple[float, ...]:
-    """Compute the probability of guessing a secret cluster correctly after 1..rounds selections with the given epsilon each.
+    """Compute the probability of guessing a secret cluster after 1..rounds choices that name it as often as epsilon allows.
 
-    A selection names the secret cluster with p = e^epsilon / (e^epsilon + clusters - 1) and any other with equal probability: the
-    exponential mechanism if the secret decides scores that are epsilon apart. With a uniform prior the best guess is the cluster
-    named most often; ties are broken at random. Exact: the secret is named n ~ Binomial(t, p) times, and the guess is correct with
-    probability sum_a P(a of the others named less often than n, the rest at most n times) / clusters, averaged over tie orders.
+    A choice names the secret cluster with the largest probability that epsilon allows, p = e^epsilon / (e^epsilon + clusters
+    - 1), and each other cluster with equal probability: the exponential mechanism with scores that are epsilon apart. With a uniform
+    prior, the best guess is the cluster named most often, with ties broken uniformly.
+
+    The result is exact. The secret cluster is named n ~ Binomial(t, p) times. It wins with probability
+    sum_a P(a of the others fewer than n times, the rest at most n times) / clusters, averaged over the order of breaking ties.
 
     Args:
-        epsilon: Epsilon of one selection.
-        clusters: Number of clusters.
-        rounds: Number of selections.
+        epsilon: Epsilon of one choice, >= 0.
+        clusters: Number of clusters, >= 1.
+        rounds: Number of choices, >= 0.
 
     Returns:
-        Probabilities after 1..rounds selections.
+        Probability after each number of choices, of length `rounds`.
 
     Raises:
-        ValueError: If epsilon is negative or NaN, clusters < 1 or rounds < 0.
+        ValueError: If an argument is out of range.
     """
     if not epsilon >= 0 or clusters < 1 or rounds < 0:
         raise ValueError(f"epsilon >= 0, clusters >= 1 and rounds >= 0, got {epsilon!r}, {clusters!r} and {rounds!r}")
@@ -60,9 +62,9 @@ def right_after(epsilon: float, clusters: int, rounds: int) -> tuple[float, ...]
 
 
 def _wins(n: int, others: int, rounds: int) -> np.ndarray:
-    """Probability that n votes win a random tie-break against `others` that share r votes at random: (rounds + 1,) over r."""
+    """P(n votes win, ties broken uniformly, against `others` that share r votes uniformly), (rounds + 1,) over r."""
     chance = np.zeros(rounds + 1)
-    fewer = np.eye(1, rounds + 1)[0]  # probability that each of the first `a` others has less than n
+    fewer = np.eye(1, rounds + 1)[0]  # each of the first `a` others has fewer than n votes
     for a in range(others + 1):
         level = fewer
         for c in range(a + 1, others + 1):
@@ -73,70 +75,103 @@ def _wins(n: int, others: int, rounds: int) -> np.ndarray:
 
 
 def _with_another(chance: np.ndarray, c: int, most: int) -> np.ndarray:
-    """Extend "c - 1 share r votes within their limits" to c, the new one with at most `most`; r = 0..len - 1."""
+    """Extend P(c - 1 clusters share r votes within their limits) to c, the new one with at most `most`; r = 0..len - 1."""
     own = _shares(c, len(chance))[:, : max(0, most + 1)]
     r, i = np.indices(own.shape)
-    found: np.ndarray = (own * chance[r - i]).sum(axis=1)  # own is 0 where i > r
-    return found
+    extended: np.ndarray = (own * chance[r - i]).sum(axis=1)  # own is 0 where i > r
+    return extended
 
 
 @lru_cache(maxsize=128)
 def _shares(c: int, size: int) -> np.ndarray:
-    """Binomial(i; r, 1 / c) at [r, i] for r, i < size: votes of one of c among r."""
+    """Binomial(i; r, 1 / c) at [r, i] for r, i < size: number of votes, of r, for one of c clusters."""
     from scipy.stats import binom
 
     draws = np.arange(size)
-    found: np.ndarray = binom.pmf(draws[None, :], draws[:, None], 1 / c)
-    return found
+    shares: np.ndarray = binom.pmf(draws[None, :], draws[:, None], 1 / c)
+    return shares
 
 
 # ---- the server's guess
 
 
 def votes_after(choices: Sequence[int], clusters: int) -> np.ndarray:
-    """Count how often each cluster was named in the first 1..T selections, (T, clusters)."""
+    """Count how often each cluster was named in the first 1..T choices.
+
+    Args:
+        choices: Named clusters, of length T.
+        clusters: Number of clusters.
+
+    Returns:
+        Counts, (T, clusters) int64.
+    """
     return np.cumsum(np.eye(clusters, dtype=np.int64)[np.asarray(choices, np.int64)], axis=0)
 
 
 def posterior(votes: np.ndarray, epsilon: float) -> np.ndarray:
-    """Return the posterior of the clusters under a uniform prior, proportional to e^(epsilon votes)."""
+    """Posterior over clusters, proportional to e^(epsilon votes).
+
+    Assumes a uniform prior, and choices that name the secret cluster e^epsilon times as often as each other one.
+
+    Args:
+        votes: Counts, (..., clusters).
+        epsilon: Epsilon of one choice.
+
+    Returns:
+        Probabilities, (..., clusters).
+    """
     weights = np.exp(epsilon * (votes - votes.max(axis=-1, keepdims=True)))
-    found: np.ndarray = weights / weights.sum(axis=-1, keepdims=True)
-    return found
+    probabilities: np.ndarray = weights / weights.sum(axis=-1, keepdims=True)
+    return probabilities
 
 
 def credit(votes: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Return the probability that the cluster named most often is the true one, ties broken at random; over (..., clusters) votes."""
+    """Probability that the cluster named most often, ties broken uniformly, is the true one.
+
+    Args:
+        votes: Counts, (..., clusters).
+        truth: True clusters, (...).
+
+    Returns:
+        Probabilities, (...).
+    """
     winners = votes == votes.max(axis=-1, keepdims=True)
     hit = np.take_along_axis(winners, truth[..., None], axis=-1)[..., 0]
     return hit / winners.sum(axis=-1)
 
 
 def predicted(scores: np.ndarray, eta: float, truth: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Simulate the attack on selections by the exponential mechanism.
+    """Simulate the probability of a correct guess for the exponential mechanism on given scores, over REPETITIONS draws.
 
     Args:
-        scores: (T, clusters) scores.
+        scores: Scores of each choice, (T, clusters).
         eta: Epsilon per unit of score.
-        truth: True cluster.
+        truth: Best cluster of each choice, (T,).
         rng: Random generator.
 
     Returns:
-        Probability of a correct guess after each of T selections, over REPETITIONS draws.
+        Probability after each number of choices, (T,).
     """
     noise = rng.gumbel(size=(REPETITIONS, *scores.shape))
     named = np.argmax(eta * (scores - scores.max(axis=1, keepdims=True)) + noise, axis=2)
     votes = np.cumsum(named[..., None] == np.arange(scores.shape[1]), axis=1)
-    found: np.ndarray = credit(votes, np.broadcast_to(truth, named.shape)).mean(axis=0)
-    return found
+    probability: np.ndarray = credit(votes, np.broadcast_to(truth, named.shape)).mean(axis=0)
+    return probability
 
 
 # ---- a recorded run
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Selections of one client, and the models it was asked about, by hash."""
+class History:
+    """Choices of one client.
+
+    Attributes:
+        client: Number of the client.
+        rounds: Round of each choice.
+        choices: Cluster named in each round.
+        models: Hash of the models that each choice was made from.
+    """
 
     client: int
     rounds: list[int]
@@ -146,11 +181,19 @@ class Seen:
 
 @dataclass(frozen=True)
 class Recording:
-    """All selections of a run as the server received them, and their mechanism; eta is None for raw selections."""
+    """All choices of a run, as the server received them.
+
+    Attributes:
+        folder: Run folder.
+        job: The run's job.
+        histories: Choices by client.
+        models: Cluster models by hash, (M, p) each.
+        eta: Epsilon of the mechanism per record; None if choices are raw.
+    """
 
     folder: Path
     job: Job
-    seen: list[Seen]
+    histories: list[History]
     models: dict[str, np.ndarray]
     eta: float | None
 
@@ -165,10 +208,13 @@ class Recording:
 
 
 def read_choices(folder: Path) -> Recording:
-    """Read every released selection in the transcript of a run.
+    """Read every released choice from the transcript of a run.
+
+    Args:
+        folder: Run folder.
 
     Raises:
-        ConfigError: If there is no full transcript or no selection.
+        ConfigError: If there is no full transcript, or no choice in it.
     """
     job = read_run_job(folder)
     algorithm = job.algorithm
@@ -178,7 +224,7 @@ def read_choices(folder: Path) -> Recording:
         raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
     asked: dict[str, str] = {}
     models: dict[str, np.ndarray] = {}
-    found: dict[tuple[int, int], tuple[int, str]] = {}
+    released: dict[tuple[int, int], tuple[int, str]] = {}
     for record, header, tensors in transcript.messages(path):
         if header.task not in asking or (header.chunks and tensors is None):
             continue
@@ -187,33 +233,43 @@ def read_choices(folder: Path) -> Recording:
             models.setdefault(header.sha256, tensors["models"])
         elif header.code == "release" and tensors is not None and header.parent in asked:
             client, hashed = int(record.peer.removeprefix("client ")), asked[header.parent]
-            if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a hostile client may name any number
-                found.setdefault((client, header.round), (int(tensors["choice"]), hashed))
-    if not found:
+            if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a malicious client may name any number
+                released.setdefault((client, header.round), (int(tensors["choice"]), hashed))
+    if not released:
         why = "it never asks for one" if not asking else "the transcript must be full: output.transcript=full"
         raise ConfigError(f"{folder} holds no choice of a cluster by algorithm {job.protocol.algorithm}: {why}")
     slots = {slot.name: slot for entry in job.protocol.roster for slot in algorithm.plan(entry)}
     chosen = [slots[name] for bundle in asking.values() for name in bundle if name in slots]
     eta = next((slot.eta for slot in chosen if isinstance(slot, SelectionSlot)), None)
     if eta is None and not any(isinstance(slot, UnprotectedSlot) for slot in chosen):
-        raise ConfigError(f"{folder}: the plan of {job.protocol.algorithm} holds no mechanism that chooses")
-    return Recording(folder, job, _by_client(found), models, eta)
+        raise ConfigError(f"{folder}: the plan of {job.protocol.algorithm} holds no selection mechanism")
+    return Recording(folder, job, _by_client(released), models, eta)
 
 
-def _by_client(found: Mapping[tuple[int, int], tuple[int, str]]) -> list[Seen]:
-    seen = []
-    for client in sorted({client for client, _ in found}):
-        rounds = sorted(t for who, t in found if who == client)
-        told = [found[client, t] for t in rounds]
-        seen.append(Seen(client, rounds, [choice for choice, _ in told], [hashed for _, hashed in told]))
-    return seen
+def _by_client(released: Mapping[tuple[int, int], tuple[int, str]]) -> list[History]:
+    histories = []
+    for client in sorted({client for client, _ in released}):
+        rounds = sorted(t for i, t in released if i == client)
+        answers = [released[client, t] for t in rounds]
+        histories.append(History(client, rounds, [choice for choice, _ in answers], [hashed for _, hashed in answers]))
+    return histories
 
 
 def true_scores(recording: Recording, root: str | None = None) -> list[np.ndarray]:
-    """Score each model on each client's own records; known to the experimenter only.
+    """Score the models of every choice on the client's own records.
+
+    This is the experimenter's ground truth, unknown to the server. Scores are those of the client: the number of correctly
+    classified records or, for raw choices, the negative mean loss.
+
+    Args:
+        recording: Choices of a run.
+        root: Folder of the data sets.
 
     Returns:
-        (T, M) float64 per client: number of correct records, or negative mean loss for raw selections; -inf for a missing model.
+        Scores of each client, (T, M) float64; -inf for a model that did not exist.
+
+    Raises:
+        DataMissing: If the data set is not available.
     """
     import torch
 
@@ -221,30 +277,30 @@ def true_scores(recording: Recording, root: str | None = None) -> list[np.ndarra
     from dpcfl_net.federation.client import Engine
 
     torch.set_num_threads(1)
-    engine, found = Engine.of(recording.job.protocol), []
-    for seen in recording.seen:
-        data = open_client(*client_slice(recording.job, seen.client, root), root)
-        known = {hashed: np.full(recording.clusters, -np.inf) for hashed in dict.fromkeys(seen.models)}
-        for hashed, scores in known.items():
+    engine, by_client = Engine.of(recording.job.protocol), []
+    for history in recording.histories:
+        data = open_client(*client_slice(recording.job, history.client, root), root)
+        by_model = {hashed: np.full(recording.clusters, -np.inf) for hashed in dict.fromkeys(history.models)}
+        for hashed, scores in by_model.items():
             models = recording.models[hashed]
             if recording.eta is None:
                 scores[: len(models)] = -engine.sgd.mean_losses(models, data)
             else:
                 scores[: len(models)] = [engine.evaluator.count_correct(model, data) for model in models]
-        found.append(np.stack([known[hashed] for hashed in seen.models]))
-    return found
+        by_client.append(np.stack([by_model[hashed] for hashed in history.models]))
+    return by_client
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Results after the first 1..T selections, averaged over clients that made so many.
+    """Probability of a correct guess after 1..T choices, averaged over clients.
 
     Attributes:
-        clients: Number of clients with so many selections.
-        measured: Share of correct guesses in this run.
-        predicted: Probability of a correct guess for the mechanism on these clients' scores; 1 for raw selections.
-        at_most: Theoretical bound for epsilon = eta N: all records of a client against it; 1 for raw selections.
-        one_record: Theoretical bound for epsilon = eta; 1 for raw selections.
+        clients: Number of clients with that many choices.
+        measured: In this run.
+        predicted: Of the mechanism on the clients' scores; 1 for raw choices.
+        at_most: Bound for epsilon = eta N, where all records of a client decide; 1 for raw choices.
+        one_record: Bound for epsilon = eta, where one record decides; 1 for raw choices.
         agreement: Adjusted Rand index between all guesses and the true clusters.
     """
 
@@ -257,47 +313,61 @@ class Curves:
 
 
 def curves(recording: Recording, scores: Sequence[np.ndarray], seed: int = 0) -> Curves:
-    """Run the attack on every client of a recording."""
+    """Attack every client of a recording.
+
+    Args:
+        recording: Choices of a run.
+        scores: Ground truth from `true_scores`.
+        seed: Seed of the simulation behind `predicted`.
+    """
     from dpcfl_net.clustering.metrics import adjusted_rand_index
 
     k, eta, rng = recording.clusters, recording.eta, np.random.default_rng(seed)
     rows: dict[str, list[Any]] = {"measured": [], "predicted": [], "at_most": [], "one_record": []}
     guesses: list[np.ndarray] = []
-    for seen, own in zip(recording.seen, scores, strict=True):
-        truth, length = own.argmax(axis=1), len(seen.choices)
-        votes = _votes(recording, seen)
+    for history, own in zip(recording.histories, scores, strict=True):
+        truth, length = own.argmax(axis=1), len(history.choices)
+        votes = _votes(recording, history)
         rows["measured"].append(list(credit(votes, truth)))
         rows["predicted"].append(np.ones(length) if eta is None else predicted(own, eta, truth, rng))
-        records = recording.job.protocol.client(seen.client).records
+        records = recording.job.protocol.client(history.client).records
         rows["at_most"].append(np.ones(length) if eta is None else right_after(eta * records, k, length))
         rows["one_record"].append(np.ones(length) if eta is None else right_after(eta, k, length))
         guesses.append(votes.argmax(axis=1))
-    lengths = [len(seen.choices) for seen in recording.seen]
+    lengths = [len(history.choices) for history in recording.histories]
     steps = range(max(lengths))
-    true = [recording.job.experiment.true_clusters[seen.client] for seen in recording.seen]
+    true = [recording.job.experiment.true_clusters[history.client] for history in recording.histories]
     agreement = [
         adjusted_rand_index(true, [int(guess[min(t, n - 1)]) for guess, n in zip(guesses, lengths, strict=True)]) for t in steps
     ]
-    means = {name: [float(np.mean([row[t] for row in found if t < len(row)])) for t in steps] for name, found in rows.items()}
+    means = {name: [float(np.mean([row[t] for row in each if t < len(row)])) for t in steps] for name, each in rows.items()}
     return Curves([sum(n > t for n in lengths) for t in steps], **means, agreement=agreement)
 
 
-def _votes(recording: Recording, seen: Seen) -> np.ndarray:
-    """Votes behind the guess after each selection: all so far, or only the latest for raw selections."""
+def _votes(recording: Recording, history: History) -> np.ndarray:
+    """Votes for the guess after each choice: all choices so far or, for raw choices, only the latest."""
     if recording.eta is None:
-        return np.eye(recording.clusters, dtype=np.int64)[seen.choices]
-    return votes_after(seen.choices, recording.clusters)
+        return np.eye(recording.clusters, dtype=np.int64)[history.choices]
+    return votes_after(history.choices, recording.clusters)
 
 
 # ---- the result
 
 
 def attack(folder: Path, against: Path | None = None, root: str | None = None) -> AttackResult:
-    """Run the attack on a recorded run and, for comparison, on a second one.
+    """Attack a recorded run and, for comparison, a second one.
+
+    Args:
+        folder: Run folder.
+        against: Second run folder.
+        root: Folder of the data sets.
+
+    Returns:
+        The result with a table and a figure.
 
     Raises:
         ConfigError: As `read_choices`.
-        DataMissing: If the data set is not here.
+        DataMissing: If the data set, the ground truth, is not available.
     """
     recording = read_choices(folder)
     scores = true_scores(recording, root)
@@ -306,17 +376,17 @@ def attack(folder: Path, against: Path | None = None, root: str | None = None) -
     theirs = None if other is None else curves(other, true_scores(other, root))
     sentences = _sentences(recording, own)
     if other is not None and theirs is not None:
-        sentences.append(f"{other.name}, beside it: {_measured(other, theirs)}.")
+        sentences.append(f"{other.name}, for comparison: {_measured(other, theirs)}.")
     columns, rows = _table(recording, own, other, theirs)
     return AttackResult(
         name="selections",
-        title="What cluster choices tell the server",
+        title="What cluster choices reveal to the server",
         headline=f"{recording.name}: {_measured(recording, own)}; by chance {1 / recording.clusters:.0%}.",
         sentences=sentences,
         columns=columns,
         rows=rows,
         figure=_figure(recording, own, other, theirs),
-        caption="Guess: the model that a client named most often. Right: the model that is best on the client's own records.",
+        caption="Guess: the model that a client named most often. Correct: the model that is best on the client's own records.",
         facts={
             "run": recording.name, "eta": recording.eta, "clusters": recording.clusters, **vars(own),
             "clients_seen": _clients(recording, scores),
@@ -325,12 +395,12 @@ def attack(folder: Path, against: Path | None = None, root: str | None = None) -
     )  # fmt: skip
 
 
-def _measured(recording: Recording, found: Curves) -> str:
-    count, how = len(found.measured), "raw" if recording.eta is None else "private"
+def _measured(recording: Recording, result: Curves) -> str:
+    count, how = len(result.measured), "raw" if recording.eta is None else "private"
     after = f"after one {how} choice each"
     if count > 1:
-        after += f", of {found.measured[-1]:.0%} after {count}"
-    return f"the server guesses the nearest model of {found.measured[0]:.0%} of the clients right {after}"
+        after += f", of {result.measured[-1]:.0%} after {count}"
+    return f"the server correctly guesses the nearest model of {result.measured[0]:.0%} of the clients {after}"
 
 
 def _sentences(recording: Recording, own: Curves) -> list[str]:
@@ -339,17 +409,17 @@ def _sentences(recording: Recording, own: Curves) -> list[str]:
         f"Guesses against the true clusters: adjusted Rand index {own.agreement[0]:.2f} after one choice and "
         f"{own.agreement[-1]:.2f} after {count} (1: the same partition, 0: chance)."
     )
-    updates = "What the updates themselves tell of a client's cluster is not counted here."
+    updates = "Information about clusters in the updates themselves is not counted here."
     if eta is None:
-        return ["Each choice is sent as it is: it is the answer, for its own round.", agreement, updates]
-    records = [recording.job.protocol.client(seen.client).records for seen in recording.seen]
+        return ["Each choice is sent raw, so it is the answer for its round.", agreement, updates]
+    records = [recording.job.protocol.client(history.client).records for history in recording.histories]
     many = f"{min(records)}" if min(records) == max(records) else f"{min(records)} to {max(records)}"
     return [
-        f"Each choice is made by the exponential mechanism with eta = {eta:.4g} per record. That protects one record: a secret that "
-        f"one record decides is guessed right at most with probability {own.one_record[-1]:.2f} after {count} choices.",
-        f"A client's cluster is no such secret, since all its {many} records speak for it together: the bound for it is that of "
-        f"epsilon {eta * min(records):.4g} a choice, {own.at_most[0]:.2f} after one and {own.at_most[-1]:.2f} after {count}. "
-        f"From the clients' real scores {own.predicted[0]:.2f} and {own.predicted[-1]:.2f} are expected.",
+        f"Each choice is made by the exponential mechanism with eta = {eta:.4g} per record. This protects one record: a "
+        f"secret that one record decides is guessed correctly with probability at most {own.one_record[-1]:.2f} after {count} choices.",
+        f"A client's cluster is not such a secret, since all its {many} records contribute to it. Its bound is that of epsilon "
+        f"{eta * min(records):.4g} per choice: {own.at_most[0]:.2f} after one and {own.at_most[-1]:.2f} after {count}. "
+        f"Expected from the clients' real scores: {own.predicted[0]:.2f} and {own.predicted[-1]:.2f}.",
         agreement,
         updates,
     ]
@@ -380,7 +450,7 @@ def _figure(recording: Recording, own: Curves, other: Recording | None, theirs: 
         traces.append(_trace(f"measured, {other.name}", theirs.measured, {"color": colour(3), "width": 2}, "lines+markers"))
     longest = max(len(trace["x"]) for trace in traces)
     traces.append(_trace("chance", [1 / recording.clusters] * longest, {"color": "@ink", "width": 1}))
-    layout = {"xaxis": axis("choices seen of each client"), "yaxis": axis("guessed right", range=[0, 1.03])}
+    layout = {"xaxis": axis("choices per client"), "yaxis": axis("guessed correctly", range=[0, 1.03])}
     return spec(traces, 360, **layout)
 
 
@@ -391,16 +461,16 @@ def _trace(name: str, y: Sequence[float], line: dict[str, Any], mode: str = "lin
 
 
 def _clients(recording: Recording, scores: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-    """Per client: selections, the server's strongest belief, and the true cluster."""
-    found = []
-    for seen, own in zip(recording.seen, scores, strict=True):
-        records = recording.job.protocol.client(seen.client).records
-        votes = _votes(recording, seen)[-1]
+    """Machine-readable facts of each client: its choices, the server's posterior, and the ground truth."""
+    clients = []
+    for history, own in zip(recording.histories, scores, strict=True):
+        records = recording.job.protocol.client(history.client).records
+        votes = _votes(recording, history)[-1]
         epsilon = math.inf if recording.eta is None else recording.eta * records
         belief = votes.astype(float) if math.isinf(epsilon) else posterior(votes, epsilon)
-        found.append({
-            "client": seen.client, "true_cluster": recording.job.experiment.true_clusters[seen.client],
-            "choices": seen.choices, "named": dict(sorted(Counter(seen.choices).items())),
+        clients.append({
+            "client": history.client, "true_cluster": recording.job.experiment.true_clusters[history.client],
+            "choices": history.choices, "named": dict(sorted(Counter(history.choices).items())),
             "posterior": [float(value) for value in belief], "nearest": [int(best) for best in own.argmax(axis=1)],
         })  # fmt: skip
-    return found
+    return clients

@@ -1,8 +1,9 @@
-"""Algorithm whose server inspects its own process for data that a server must not hold.
+"""Algorithm whose server dumps its own process, so that a test can search the dump for secrets.
 
     algorithm: {name: "dpcfl_net.attacks.server_probe:ServerProbe", out: FOLDER}
 
-writes FOLDER/found.json and FOLDER/memory.bin in the first round; a test searches these files. Otherwise it is `global`.
+writes FOLDER/found.json and FOLDER/memory.bin in the first round. The search is done by the test that knows the secrets.
+Otherwise the algorithm is `global`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _EMPTY = bytes(PAGE)
 
 
 class ServerProbe(Global):
-    """`global`, with a server that calls `look` first."""
+    """As `global`; the server dumps its process in the first round."""
 
     name = ""
     paper = "none: an attack"
 
     class Options(Options):
-        out: str = Field(description="folder for what is found")
+        out: str = Field(description="folder of the dump")
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         if t == 1:
@@ -43,10 +44,15 @@ class ServerProbe(Global):
 
 
 def look(out: Path) -> None:
-    """Write objects, modules, descriptors, mapped files, arguments and environment of this process, and its memory."""
+    """Dump this process.
+
+    Args:
+        out: Folder, created if missing. found.json gets objects, modules, descriptors, mapped files, arguments and
+            environment; memory.bin gets the memory.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    gc.unfreeze()  # include objects that a parent froze before the fork
-    found = {
+    gc.unfreeze()  # also lists objects that a parent froze before it forked
+    report = {
         "objects": dict(Counter(f"{type(item).__module__}.{type(item).__qualname__}" for item in gc.get_objects())),
         "modules": sorted(name for name in sys.modules if name.split(".")[0] == "dpcfl_net"),
         "descriptors": _descriptors(),
@@ -54,20 +60,20 @@ def look(out: Path) -> None:
         "arguments": Path("/proc/self/cmdline").read_text(errors="replace").split("\0"),
         "environment": {**os.environ, "": Path("/proc/self/environ").read_text(errors="replace")},
     }
-    (out / "found.json").write_text(json.dumps(found, indent=1))
+    (out / "found.json").write_text(json.dumps(report, indent=1))
     with (out / "memory.bin").open("wb") as file:
         for piece in _memory():
             file.write(piece)
 
 
 def _descriptors() -> dict[str, str]:
-    found: dict[str, str] = {}
+    descriptors: dict[str, str] = {}
     for name in os.listdir("/proc/self/fd"):
         try:
-            found[name] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # descriptor of this listing
+            descriptors[name] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the descriptor of this listing
             continue
-    return found
+    return descriptors
 
 
 def _maps() -> list[str]:
@@ -75,7 +81,7 @@ def _maps() -> list[str]:
 
 
 def _memory() -> Iterator[bytes]:
-    """Non-empty memory pages apart from code, including mapped data files."""
+    """Readable memory without code and empty pages; includes mapped data files."""
     with open("/proc/self/mem", "rb", buffering=0) as memory:
         for line in _maps():
             span, rights, _, _, _, *path = line.split(None, 5)
@@ -90,7 +96,7 @@ def _full_pages(memory: Any, at: int, size: int) -> bytes:
     try:
         memory.seek(at)
         piece: bytes = memory.read(size)
-    except (OSError, ValueError, OverflowError):  # unreadable mapping, such as [vvar]
+    except (OSError, ValueError, OverflowError):  # an unreadable mapping, such as one of the kernel
         return b""
     pages = (piece[k : k + PAGE] for k in range(0, len(piece), PAGE))
     return b"".join(page for page in pages if page != _EMPTY)

@@ -1,4 +1,4 @@
-"""Updates of a recorded run as its server received them: the model sent, the answer, and how it was computed."""
+"""Updates of a recorded run as the server received them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """Answer of one client in one round.
+    """Update of one client in one round.
 
     Attributes:
-        model: (p,) float32, model that it trained from.
-        change: (p,) float32, update that it sent.
-        steps: Local steps that the change is the sum of.
-        noisy: Whether the client added noise, by the signed plan.
+        client: Number of the client.
+        round: Round of the update.
+        model: Parameters that training started from, (p,) float32.
+        change: Released update, (p,) float32.
+        steps: Number of local steps.
+        noisy: Whether the client added noise, according to the signed plan.
     """
 
     client: int
@@ -38,49 +40,53 @@ class Update:
     noisy: bool
 
     def gradient(self, local: LocalTraining) -> np.ndarray:
-        """Return the mean gradient of the steps, (p,) float32; exact for one step: change = -lr (gradient + weight decay * model)."""
+        """Mean gradient of the steps, (p,) float32; exact for one step.
+
+        Args:
+            local: Local training of the protocol: change = - lr * (gradients + weight decay * model).
+        """
         return -self.change / np.float32(local.lr * self.steps) - np.float32(local.weight_decay) * self.model
 
 
 def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]:
-    """Read the updates of the first rounds.
+    """Read updates from the transcript of a run.
 
-    An update counts if it is of the whole model and the server knows which model it was trained from.
+    Only updates of the whole model count, and only if the server knows the model that training started from.
 
     Args:
         folder: Run folder.
-        job: Its job.
-        rounds: Number of rounds.
+        job: The run's job.
+        rounds: Number of rounds to read, from the first.
 
     Returns:
         Updates by client, in order of rounds.
 
     Raises:
-        ConfigError: If the transcript holds none.
+        ConfigError: If there is no transcript, or no such update in it.
     """
     path = RunFolder(folder).transcript
     if not path.exists():
         raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
     asked: dict[str, Tensors] = {}
     models: dict[str, Tensors] = {}
-    found: dict[tuple[int, int], Update] = {}
+    updates: dict[tuple[int, int], Update] = {}
     for client, header, tensors in _early(path, rounds):
         if header.kind == "TASK":
-            # Many clients get the same model; one copy is kept.
+            # Many clients get the same model: keep one copy of each.
             asked[header.id] = models.setdefault(header.sha256, tensors)
         elif header.code == "release" and header.parent in asked:
             update = _update(job, client, header, asked[header.parent], tensors)
             if update is not None:
-                found.setdefault((header.round, client), update)
-    if not found:
+                updates.setdefault((header.round, client), update)
+    if not updates:
         why = "it must be full (output.transcript=full), and the algorithm one whose clients send updates of a model they are sent"
         raise ConfigError(f"{folder}: no update of {job.protocol.algorithm} can be read from the transcript: {why}")
-    clients = sorted({client for _, client in found})
-    return {client: [found[key] for key in sorted(found) if key[1] == client] for client in clients}
+    clients = sorted({client for _, client in updates})
+    return {client: [updates[key] for key in sorted(updates) if key[1] == client] for client in clients}
 
 
 def _early(path: Path, rounds: int) -> Iterator[tuple[int, Header, Tensors]]:
-    """Tasks and results of the first rounds with kept tensors."""
+    """Tasks and results of the first rounds that still have their tensors."""
     for record, header, tensors in transcript.messages(path):
         if header.kind in ("TASK", "RESULT") and header.round <= rounds and header.tensors and tensors is not None:
             yield int(record.peer.removeprefix("client ")), header, tensors
@@ -100,7 +106,7 @@ def _update(job: Job, client: int, header: Header, sent: Tensors, back: Tensors)
 
 
 def _trained_from(sent: Tensors, back: Tensors) -> np.ndarray | None:
-    """Model that a client trained from: the only one it was sent, or the one it selected."""
+    """The model that training started from: the only one sent, or the one that the client names."""
     if "model" in sent:
         return sent["model"]
     named = back.get("choice", back.get("label"))

@@ -22,9 +22,9 @@ from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.attacks.audit import bounds
 from dpcfl_net.attacks.audit.audit import audit_run, judge
 from dpcfl_net.attacks.audit.bounds import Errors, Tail, TradeOff, by_gdp, by_guesses, gdp_epsilon
-from dpcfl_net.attacks.audit.gather import APART, EVERY_STEP, LIKELIHOOD, ROUNDS, SEED, SERVER, Scores
+from dpcfl_net.attacks.audit.gather import EVERY_STEP, LIKELIHOOD, SEED, SERVER, TWO_CLIENTS, TWO_ROUNDS, Scores
 from dpcfl_net.attacks.audit.record import Record
-from dpcfl_net.attacks.audit.scores import Apart, likelihood, measured, over_time
+from dpcfl_net.attacks.audit.scores import PairScores, likelihood, noise_deviation, round_differences
 from dpcfl_net.core import tensors
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.protocol import canonical
@@ -148,14 +148,14 @@ def test_a_sound_run_is_not_accused_and_much_of_its_epsilon_is_found(sound):
         assert 0.3 < found["guesses"] < 5
         assert found["tail"] == 0
         assert found["noise"] == pytest.approx(1, abs=0.03)
-    assert result.facts["stray"] < 1e-3
+    assert result.facts["discrepancy"] < 1e-3
 
 
 BROKEN = {
     less_noise: {("noise", LIKELIHOOD)},
     no_clipping: {("trade-off", LIKELIHOOD), ("tail", LIKELIHOOD)},
-    shared_noise: {("trade-off", APART)},
-    repeated_noise: {("trade-off", ROUNDS)},
+    shared_noise: {("trade-off", TWO_CLIENTS)},
+    repeated_noise: {("trade-off", TWO_ROUNDS)},
     one_batch: {("tail", LIKELIHOOD)},
 }
 
@@ -189,7 +189,7 @@ def test_a_known_seed_gives_everything_away_and_the_command_says_so(tmp_path, ca
     assert left.value.code == 3
     said = capsys.readouterr().out
     assert said.startswith("THE CLAIM DOES NOT HOLD")
-    assert "the noise seed, which the experiment names" in said
+    assert "the noise seed in the experiment" in said
     assert json.loads((folder / "attacks" / "audit.json").read_text())["facts"]["broken"] == result.facts["broken"]
 
 
@@ -428,7 +428,7 @@ def test_the_deviation_is_measured_whatever_the_canaries_add():
     bits = rng.random(3000) < 0.5
     for steps, rate, noise in ((1, 0.1, 0.9), (10, 0.3, 2.0), (1, 1.0, 0.7)):
         x = seen(rng, bits, steps, rate, noise, 30)
-        assert measured(x, steps, rate) == pytest.approx(noise, rel=0.03)
+        assert noise_deviation(x, steps, rate) == pytest.approx(noise, rel=0.03)
 
 
 def seen(rng, bits, steps, rate, noise, rounds) -> np.ndarray:
@@ -442,14 +442,14 @@ def test_differences_tell_a_record_where_noise_is_shared_and_no_more_than_they_m
     first, second = rng.random((2, 800)) < 0.5
     for steps, rounds in ((1, 200), (10, 20)):
         noise = z * math.sqrt(steps) * rng.standard_normal((rounds, 800))
-        shared, own = Apart(800), Apart(800)
+        shared, own = PairScores(800), PairScores(800)
         shared.add(*(seen(rng, bits, steps, rate, 0.0, rounds) + noise for bits in (first, second)), steps, rate)
         own.add(*(seen(rng, bits, steps, rate, z, rounds) for bits in (first, second)), steps, rate)
         assert ((shared.scores > 0) == first).mean() > 0.99
         right = ((own.scores > 0) == first).mean()
         assert 0.5 < right < 0.8  # alone it would be 0.75
-        over = [over_time(seen(rng, first, steps, rate, 0.0, rounds) + noise, noise, steps, rate)]
-        over.append(over_time(*(seen(rng, first, steps, rate, z, rounds) for _ in range(2)), steps, rate))
+        over = [round_differences(seen(rng, first, steps, rate, 0.0, rounds) + noise, noise, steps, rate)]
+        over.append(round_differences(*(seen(rng, first, steps, rate, z, rounds) for _ in range(2)), steps, rate))
         assert [((scores > 0) == first).mean() > 0.99 for scores in over] == [True, False]
 
 
@@ -460,13 +460,13 @@ def made_up(rng, noise: float, rate=0.1, rounds=100, m=1500) -> list[Scores]:
     """Scores of a mechanism that states a noise multiplier of 1.4."""
     bits, other = rng.random((2, m)) < 0.5
     x, y = (seen(rng, b, 1, rate, noise, rounds) for b in (bits, other))
-    apart = Apart(m)
+    apart = PairScores(m)
     apart.add(x, y, 1, rate)
-    scores = likelihood(x.ravel(), 1, rate, measured(x, 1, rate)).reshape(x.shape).sum(0)
+    scores = likelihood(x.ravel(), 1, rate, noise_deviation(x, 1, rate)).reshape(x.shape).sum(0)
     totals, squares = x.sum(0) / (STATED * math.sqrt(rounds)), (x**2).sum(0) / STATED**2
     plain = Scores(EVERY_STEP, LIKELIHOOD, scores, bits, totals, squares, np.full(m, rounds))
-    rounds_apart = over_time(x[: rounds // 2], x[rounds // 2 :], 1, rate)
-    return [plain, Scores(EVERY_STEP, APART, apart.scores, bits), Scores(EVERY_STEP, ROUNDS, rounds_apart, bits)]
+    rounds_apart = round_differences(x[: rounds // 2], x[rounds // 2 :], 1, rate)
+    return [plain, Scores(EVERY_STEP, TWO_CLIENTS, apart.scores, bits), Scores(EVERY_STEP, TWO_ROUNDS, rounds_apart, bits)]
 
 
 def test_sound_scores_are_never_accused_and_those_with_less_noise_are():

@@ -134,14 +134,14 @@ def test_an_update_is_the_gradient_of_its_record(recorded):
 def test_both_reports_show_the_grid_and_the_table(recorded, attacked):
     for folder in recorded.values():
         text = own_part(write_report(folder))
-        assert "What the server can rebuild of records" in text
+        assert "What the server can reconstruct of records" in text
         assert "aspect-ratio:" in text
         figure = json.loads(re.search(r"const figures = (.*);\n", text)[1])["attack-invert"]
         assert figure["data"][0]["source"].startswith("data:image/png;base64,")
         said = [note["text"] for note in figure["layout"]["annotations"]]
-        assert "Rebuilt: noisy updates of epsilon 8, if the noise were secret" in said
+        assert "Reconstructed: noisy updates of epsilon 8, if the noise were secret" in said
         assert sum(word.endswith(" dB") for word in said) == 4
-        assert ">raw: updates as they are</td>" in text
+        assert ">raw: raw updates</td>" in text
         assert "src=" not in text
 
 

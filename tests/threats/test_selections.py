@@ -133,7 +133,7 @@ def test_a_recorded_run_of_private_choices(recorded):
     recording = selections.read_choices(recorded)
     slot = next(s for s in recording.job.algorithm.plan(recording.job.protocol.roster[0]) if isinstance(s, SelectionSlot))
     assert recording.eta == slot.eta == pytest.approx(0.15)
-    assert [seen.client for seen in recording.seen] == list(range(8))
+    assert [history.client for history in recording.histories] == list(range(8))
     found = selections.curves(recording, selections.true_scores(recording))
     assert found.clients == [8]
     # Tens of records between the best model and the next, at .15 each: one choice is all it takes, as its bound allows ...

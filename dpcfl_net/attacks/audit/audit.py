@@ -1,4 +1,4 @@
-"""`dpcfl audit`: lower bounds on epsilon from a recorded run with canaries, and tests of its claim."""
+"""`dpcfl audit`: lower bound on epsilon from one recorded run with canaries, and a test of the run's claim."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.results.attack_results import AttackResult
 
-UNSURE = 0.05  # error probability of each bound shown
-FALSE_ALARM = 1e-3  # probability that a sound run fails any test
-STRAY = 0.05  # largest difference of taped sums and release, in units of clip; float32 errors are far smaller
+ALPHA = 0.05  # each displayed bound is wrong with this probability
+FALSE_ALARM = 1e-3  # maximum probability that a sound run fails any test
+MAX_DISCREPANCY = 0.05  # between taped sums and release, in units of the clip norm; float32 rounding is far below it
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lower bounds on epsilon from one score, each at 95 % confidence.
+    """Lower bounds on epsilon from one score, each at confidence 1 - ALPHA.
 
-    `tail` and the ratio of measured to stated noise are of the likelihood score only.
+    Attributes:
+        view: Name of the view.
+        kind: Name of the score.
+        errors: Errors of the test "score above 0".
+        guesses: Bound from guesses.
+        gdp: Bound from mu-GDP.
+        tail: Bound from the far tail; likelihood only.
+        noise: Measured over stated deviation of the noise; likelihood only.
+        broken: Tests that the claim fails.
     """
 
     view: str
@@ -32,7 +40,7 @@ class Bounds:
     gdp: float
     tail: float | None
     noise: float | None
-    broken: tuple[str, ...]  # failed tests
+    broken: tuple[str, ...]
 
 
 def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
@@ -40,15 +48,15 @@ def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
 
     Args:
         folder: Run folder.
-        false_alarm: Probability that a sound run fails any test.
+        false_alarm: Maximum probability that a sound run fails any test.
 
     Returns:
-        The result; `facts["broken"]` names the failed tests.
+        The result; `facts["broken"]` names every test that the claim fails.
 
     Raises:
-        ConfigError: If the run has no canaries or no round.
-        Refused: If it is not what was signed.
-        LedgerError: If a ledger is damaged.
+        ConfigError: If the run has no canaries, or no audited client was trained yet.
+        Refused: If the job or the canaries are not those that were signed.
+        LedgerError: If a ledger is broken.
     """
     record = Record(folder)
     gatherer = Gatherer(record)
@@ -56,45 +64,48 @@ def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
         raise ConfigError(f"{folder} holds no training of an audited client yet")
     plans = {repr(events): events for events in map(record.events, record.audit.clients)}
     nominal, privacy = TradeOff.of(list(plans.values())), record.protocol.privacy
-    found = judge(gatherer.scores, nominal, privacy.epsilon, privacy.delta, false_alarm)
-    broken = [f"{test} ({bounds.view}, {bounds.kind})" for bounds in found for test in bounds.broken]
-    if gatherer.stray > STRAY:
-        broken.append(f"releases are not the sums of the taped steps: off by {gatherer.stray:.3g} clip norms")
+    bounds = judge(gatherer.scores, nominal, privacy.epsilon, privacy.delta, false_alarm)
+    broken = [f"{test} ({each.view}, {each.kind})" for each in bounds for test in each.broken]
+    if gatherer.discrepancy > MAX_DISCREPANCY:
+        broken.append(f"releases are not the sums of the taped steps: off by {gatherer.discrepancy:.3g} clip norms")
     facts = {
         "claimed": privacy.epsilon, "delta": privacy.delta, "broken": broken, "false_alarm": false_alarm,
-        "canaries": record.audit.canaries, "clients": record.audit.clients, "stray": gatherer.stray,
-        "bounds": [asdict(bounds) for bounds in found],
+        "canaries": record.audit.canaries, "clients": record.audit.clients, "discrepancy": gatherer.discrepancy,
+        "bounds": [asdict(each) for each in bounds],
     }  # fmt: skip
-    return page(record, found, nominal, gatherer.notes, facts, UNSURE)
+    return page(record, bounds, nominal, gatherer.notes, facts, ALPHA)
 
 
 def judge(scores: Sequence[Scores], nominal: TradeOff, epsilon: float, delta: float, false_alarm: float) -> list[Bounds]:
-    """Compute bounds and tests of the claim.
+    """Compute bounds and test the claim.
 
-    Each score is tested by guesses and against the nominal trade-off; the likelihood also by its tail and its noise, with Bonferroni
-    correction over all. The mu-GDP bound is no separate test: where the nominal curve allows its point it proves nothing, and where
-    not, the trade-off test fails.
+    Each score is tested by guesses and against the nominal trade-off; the likelihood also by its tail and its noise. All tests
+    share one level (Bonferroni). The mu-GDP bound is not a test: where the nominal curve allows the point that the Gaussian
+    curve is drawn through, it proves nothing; elsewhere the trade-off test has failed already.
 
     Args:
         scores: Scores of the canaries.
-        nominal: Claimed trade-off.
+        nominal: Trade-off curve of what the ledgers were charged.
         epsilon: Claimed epsilon.
         delta: Claimed delta.
-        false_alarm: Probability that a sound run fails any test.
+        false_alarm: Maximum probability that a sound run fails any test.
+
+    Returns:
+        Bounds and failed tests of each score.
     """
     tests = sum(2 if score.totals is None else 4 for score in scores)
     return [_judged(score, nominal, epsilon, delta, false_alarm / tests) for score in scores]
 
 
 def _judged(scores: Scores, nominal: TradeOff, epsilon: float, delta: float, alpha: float) -> Bounds:
-    errors, broken, far, ratio = Errors.of(scores.values, scores.bits), [], None, None
+    errors, broken, tail_bound, ratio = Errors.of(scores.values, scores.bits), [], None, None
     if by_guesses(scores.values, scores.bits, delta, alpha) > epsilon:
         broken.append("guesses")
     if nominal.refuted(*errors.at_most(alpha)):
         broken.append("trade-off")
     if scores.totals is not None:
         tail = Tail.of(scores.totals, scores.bits)
-        far = tail.epsilon(delta, UNSURE)
+        tail_bound = tail.epsilon(delta, ALPHA)
         if tail.at_least(alpha) > nominal.most_true_positives(TAIL):
             broken.append("tail")
     if scores.squares is not None and scores.sums is not None:
@@ -102,5 +113,5 @@ def _judged(scores: Scores, nominal: TradeOff, epsilon: float, delta: float, alp
         ratio = noise.ratio
         if noise.too_little(alpha):
             broken.append("noise")
-    guesses = by_guesses(scores.values, scores.bits, delta, UNSURE)
-    return Bounds(scores.view, scores.kind, errors, guesses, by_gdp(errors, delta, UNSURE), far, ratio, tuple(broken))
+    guesses = by_guesses(scores.values, scores.bits, delta, ALPHA)
+    return Bounds(scores.view, scores.kind, errors, guesses, by_gdp(errors, delta, ALPHA), tail_bound, ratio, tuple(broken))

@@ -1,6 +1,6 @@
-"""Lower bounds on epsilon from canary scores: by guesses, by mu-GDP, by the tail; and the claimed trade-off.
+"""Lower bounds on epsilon from scores of canaries (guesses, mu-GDP, far tail), and the claimed trade-off curve.
 
-Every bound holds with confidence 1 - alpha; each function states its assumptions.
+Every bound holds with confidence 1 - alpha, under the assumptions in its docstring.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ import numpy as np
 from dpcfl_net.core.types import Event
 from dpcfl_net.privacy.accounting.accountant import deltas
 
-SHARES = (0.01, 0.02, 0.04, 0.10, 0.20)  # shares of canaries guessed in `by_guesses`
-TAIL = 1e-6  # probability that an empty slot exceeds the threshold of `Tail`
-MOST = 100.0  # largest bound reported
+SHARES = (0.01, 0.02, 0.04, 0.10, 0.20)  # shares of the canaries that `by_guesses` guesses
+TAIL = 1e-6  # probability that the total of an empty slot exceeds the threshold of `Tail`
+MAX_EPSILON = 100.0  # upper limit of every bound
 _EPSILONS = np.concatenate([np.arange(0.0, 12.0, 0.02), np.arange(12.0, 40.0, 0.25)])
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Error counts of the test "score above 0: the canary is in"."""
+    """Errors of the test "score above 0: the canary is in".
+
+    Attributes:
+        false_positives: Canaries that are out, taken for in.
+        outs: Canaries that are out.
+        false_negatives: Canaries that are in, taken for out.
+        ins: Canaries that are in.
+    """
 
     false_positives: int
     outs: int
@@ -31,12 +38,17 @@ class Errors:
 
     @classmethod
     def of(cls, scores: np.ndarray, bits: np.ndarray) -> Errors:
-        """Count errors for scores (n,) and bits (n,) bool; the threshold is fixed in advance."""
-        said = scores > 0
-        return cls(int((said & ~bits).sum()), int((~bits).sum()), int((~said & bits).sum()), int(bits.sum()))
+        """Count the errors; the threshold 0 is fixed before any score is known.
+
+        Args:
+            scores: Scores, (n,).
+            bits: Whether each canary is in, (n,) bool.
+        """
+        positive = scores > 0
+        return cls(int((positive & ~bits).sum()), int((~bits).sum()), int((~positive & bits).sum()), int(bits.sum()))
 
     def at_most(self, alpha: float) -> tuple[float, float]:
-        """Return upper limits of false positive and false negative rate, jointly with confidence 1 - alpha (Clopper, Pearson 1934)."""
+        """Joint upper limits of false positive and false negative rate at confidence 1 - alpha (Clopper, Pearson 1934)."""
         return (
             at_most(self.false_positives, self.outs, alpha / 2),
             at_most(self.false_negatives, self.ins, alpha / 2),
@@ -44,60 +56,73 @@ class Errors:
 
 
 def at_most(hits: int, trials: int, alpha: float) -> float:
-    """Return the Clopper-Pearson upper limit of a rate; 1 without trials."""
+    """Clopper-Pearson upper limit of a rate at confidence 1 - alpha; 1 without trials."""
     from scipy.stats import beta
 
     return 1.0 if hits >= trials else float(beta.ppf(1 - alpha, hits + 1, trials - hits))
 
 
 def at_least(hits: int, trials: int, alpha: float) -> float:
-    """Return the Clopper-Pearson lower limit of a rate."""
+    """Clopper-Pearson lower limit of a rate at confidence 1 - alpha."""
     return 1.0 - at_most(trials - hits, trials, alpha)
 
 
 def by_guesses(scores: np.ndarray, bits: np.ndarray, delta: float, alpha: float) -> float:
-    """Bound epsilon by the number of correct guesses.
+    """Lower bound on epsilon from the number of correct guesses.
 
-    The r/2 highest scores are guessed in and the r/2 lowest out, for each share r of `SHARES`, with Bonferroni correction. Assumes
-    independent fair bits, and nothing about scores or mechanism.
+    For each share r of SHARES, guesses the r/2 highest scores as in and the r/2 lowest as out; takes the best (Bonferroni).
+    Assumes that bits are independent fair coins, and nothing about scores or mechanism.
 
     Args:
-        scores: (n,) scores.
-        bits: (n,) bool; whether each canary is in.
-        delta: Delta.
+        scores: Scores, (n,).
+        bits: Whether each canary is in, (n,) bool.
+        delta: Delta of the bound.
         alpha: 1 - confidence.
 
-    Source: Steinke, Nasr, Jagielski 2023, Theorem 5.2 and the p-value of its proof.
+    Returns:
+        Epsilon, in [0, MAX_EPSILON].
+
+    Source: Steinke, Nasr, Jagielski 2023 (Theorem 5.2 and the p-value of its proof).
     """
     order = np.argsort(scores, kind="stable")
-    found = 0.0
+    best = 0.0
     for share in SHARES:
         half = max(1, round(share * len(scores) / 2))
-        right = int((~bits[order[:half]]).sum() + bits[order[-half:]].sum())
-        found = max(found, _guessed(len(scores), 2 * half, right, delta, alpha / len(SHARES)))
-    return found
+        correct = int((~bits[order[:half]]).sum() + bits[order[-half:]].sum())
+        best = max(best, _guessed(len(scores), 2 * half, correct, delta, alpha / len(SHARES)))
+    return best
 
 
-def _guessed(canaries: int, guesses: int, right: int, delta: float, alpha: float) -> float:
-    """Largest epsilon that the number of correct guesses refutes."""
-    return _largest(lambda epsilon: _guess_p_value(canaries, guesses, right, epsilon, delta) < alpha)
+def _guessed(canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
+    """Largest epsilon that this number of correct guesses refutes."""
+    return _largest(lambda epsilon: _guess_p_value(canaries, guesses, correct, epsilon, delta) < alpha)
 
 
-def _guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound on the probability of at least `right` correct of `guesses` guesses under (epsilon, delta)-DP."""
+def _guess_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """Upper bound on the probability of at least `correct` correct guesses against an (epsilon, delta)-DP mechanism."""
     from scipy.stats import binom
 
     accuracy = 1 / (1 + math.exp(-epsilon))
-    short = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, accuracy))  # P[right > B >= right - i], i = 1..right
-    worst = float((short / np.arange(1, right + 1)).max(initial=0.0))
-    return min(1.0, float(binom.sf(right - 1, guesses, accuracy)) + 2 * canaries * delta * worst)
+    short = np.cumsum(
+        binom.pmf(np.arange(correct - 1, -1, -1), guesses, accuracy)
+    )  # P[correct > B >= correct - i], i = 1..correct
+    worst = float((short / np.arange(1, correct + 1)).max(initial=0.0))
+    return min(1.0, float(binom.sf(correct - 1, guesses, accuracy)) + 2 * canaries * delta * worst)
 
 
 def by_gdp(errors: Errors, delta: float, alpha: float) -> float:
-    """Bound epsilon by the mu-GDP curve through the upper limits of both error rates.
+    """Lower bound on epsilon from the mu-GDP curve through the upper limits of both error rates.
 
-    Assumes independent canaries (isotropic noise, empty slots elsewhere) and a Gaussian trade-off curve; for another curve this is a
-    bound on mu and an estimate of epsilon.
+    Assumes independent canaries (isotropic noise, empty slots elsewhere) and a Gaussian trade-off curve. If the curve is not
+    Gaussian, the result bounds mu but only estimates epsilon.
+
+    Args:
+        errors: Errors of the test.
+        delta: Delta of the bound.
+        alpha: 1 - confidence.
+
+    Returns:
+        Epsilon, in [0, MAX_EPSILON].
 
     Source: Dong, Roth, Su 2022.
     """
@@ -108,7 +133,7 @@ def by_gdp(errors: Errors, delta: float, alpha: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Return epsilon at delta of a mu-GDP mechanism (Dong, Roth, Su 2022, Corollary 2.13); 0 for mu <= 0."""
+    """Epsilon at delta of a mu-GDP mechanism (Dong, Roth, Su 2022, Corollary 2.13); 0 if mu is not positive."""
     from scipy.stats import norm
 
     if not mu > 0:
@@ -122,10 +147,10 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 
 def _largest(holds: Callable[[float], bool]) -> float:
-    """Largest epsilon in [0, MOST] that satisfies a monotone condition; 0 if none does."""
+    """Largest epsilon in [0, MAX_EPSILON] for which a decreasing condition holds; 0 if none does."""
     if not holds(0.0):
         return 0.0
-    low, high = 0.0, MOST
+    low, high = 0.0, MAX_EPSILON
     while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -134,20 +159,25 @@ def _largest(holds: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class Tail:
-    """Number of inserted canaries whose total exceeds a threshold that an empty slot exceeds with probability `TAIL`."""
+    """Canaries whose total exceeds a threshold that an empty slot exceeds with probability TAIL.
+
+    Attributes:
+        hits: Canaries that are in, with a total above the threshold.
+        ins: Canaries that are in.
+    """
 
     hits: int
     ins: int
 
     @classmethod
     def of(cls, totals: np.ndarray, bits: np.ndarray) -> Tail:
-        """Count from totals: per canary the sum over all steps, divided by the deviation of the stated noise in it.
+        """Count the hits.
 
-        Assumes Gaussian noise; if the empty slots show a larger deviation than stated, theirs is used.
+        Assumes Gaussian noise. Uses the deviation measured on canaries that are out, if it is larger than the stated one.
 
         Args:
-            totals: (n,).
-            bits: (n,) bool.
+            totals: Sum over all steps, divided by the deviation of the stated noise in it, (n,).
+            bits: Whether each canary is in, (n,) bool.
         """
         from scipy.stats import norm
 
@@ -155,29 +185,34 @@ class Tail:
         return cls(int((totals[bits] > norm.isf(TAIL) * max(1.0, measured)).sum()), int(bits.sum()))
 
     def at_least(self, alpha: float) -> float:
-        """Return the lower limit of the true positive rate."""
+        """Lower limit of the true positive rate at confidence 1 - alpha."""
         return at_least(self.hits, self.ins, alpha)
 
     def epsilon(self, delta: float, alpha: float) -> float:
-        """Bound epsilon by: true positive rate <= e^epsilon * TAIL + delta; finds mechanisms that reveal a few records completely."""
+        """Lower bound on epsilon: true positives are at most e^epsilon * TAIL + delta. Detects full leaks of a few records."""
         surplus = self.at_least(alpha) - delta
-        return min(MOST, math.log(surplus / TAIL)) if surplus > TAIL else 0.0
+        return min(MAX_EPSILON, math.log(surplus / TAIL)) if surplus > TAIL else 0.0
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Sum of squares of a number of sums over empty slots, in units of the stated variance."""
+    """Noise measured on empty slots.
+
+    Attributes:
+        squares: Sum of squares, in units of the stated variance.
+        sums: Number of squares.
+    """
 
     squares: float
     sums: int
 
     @property
     def ratio(self) -> float:
-        """Measured over stated deviation of the noise."""
+        """Measured over stated deviation; NaN without sums."""
         return math.sqrt(self.squares / self.sums) if self.sums else math.nan
 
     def too_little(self, alpha: float) -> bool:
-        """Return True if the stated noise gives so small a sum with probability below alpha (chi-square; independent Gaussian noise)."""
+        """Whether the stated noise is this small with probability below alpha (chi-square; independent Gaussian noise)."""
         from scipy.stats import chi2
 
         return bool(self.sums and chi2.cdf(self.squares, self.sums) < alpha)
@@ -185,26 +220,31 @@ class Noise:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """Claimed trade-off of every test on one record: delta at many epsilons."""
+    """Claimed trade-off curve of a mechanism, as an upper bound for every test on one record.
+
+    Attributes:
+        epsilons: Grid, (k,).
+        deltas: Delta at each epsilon, (k,).
+    """
 
     epsilons: np.ndarray
     deltas: np.ndarray
 
     @classmethod
     def of(cls, plans: Sequence[Sequence[Event]]) -> TradeOff:
-        """Compute the weakest claim of several clients' events, under zero-out."""
+        """Weakest claim of several clients' events, under zero-out adjacency."""
         return cls(_EPSILONS, np.max([deltas(events, list(_EPSILONS)) for events in plans], axis=0))
 
     def refuted(self, false_positive: float, false_negative: float) -> bool:
-        """Return True if such error rates violate a + e^epsilon b >= 1 - delta, in either order, for some epsilon."""
+        """Whether error rates contradict the claim a + e^epsilon b >= 1 - delta for all epsilons, in both directions."""
         return false_negative < float(self.least_negatives(np.array([false_positive]))[0])
 
     def least_negatives(self, false_positives: np.ndarray) -> np.ndarray:
-        """Return the smallest false negative rate for each false positive rate (n,)."""
-        room, growth = 1 - self.deltas[:, None], np.exp(self.epsilons)[:, None]
-        both = np.maximum(room - growth * false_positives, (room - false_positives) / growth)
+        """Smallest false negative rate that the claim allows at each false positive rate, (n,)."""
+        mass, factor = 1 - self.deltas[:, None], np.exp(self.epsilons)[:, None]
+        both = np.maximum(mass - factor * false_positives, (mass - false_positives) / factor)
         return np.maximum(both.max(axis=0), 0.0)
 
     def most_true_positives(self, false_positive: float) -> float:
-        """Return the largest true positive rate for a false positive rate."""
+        """Largest true positive rate that the claim allows at a false positive rate."""
         return float(1 - self.least_negatives(np.array([false_positive]))[0])

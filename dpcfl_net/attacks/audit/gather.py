@@ -1,7 +1,8 @@
-"""Reads an audited run task by task and scores every canary in two views.
+"""Reads an audited run task by task and scores every canary in both views.
 
-The views: every single step, as the accountant assumes, and the release that the real server received. The scores: likelihood;
-differences of two clients and of two rounds, in which common noise cancels; and sums without the noise, for seeded noise.
+Views: every step, which is what the accountant assumes that a server sees; and what the real server received. Scores: the
+likelihood; differences of two clients and of two rounds, in which shared noise cancels; and sums without the noise, if it is
+derived from a seed.
 """
 
 from __future__ import annotations
@@ -16,16 +17,22 @@ from dpcfl_net.attacks.audit import scores
 from dpcfl_net.attacks.audit.record import Record, Training
 
 EVERY_STEP, SERVER = VIEWS = ("every step", "the server's view")
-LIKELIHOOD, ROUNDS = "likelihood", "difference of two rounds"
-APART, SEED = "difference of two clients", "less the seed's noise"
+LIKELIHOOD, TWO_ROUNDS = "likelihood", "difference of two rounds"
+TWO_CLIENTS, SEED = "difference of two clients", "less the seed's noise"
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One score of n canaries in one view; totals, squares and sums are of the likelihood only.
+    """One score of n canaries in one view. The last three are set for the likelihood only.
 
-    `totals` (n,): sums over the run, in deviations of the stated noise. `squares` (n,): sums of squares, in variances of the stated
-    noise, of `sums` (n,) values each.
+    Attributes:
+        view: Name of the view.
+        kind: Name of the score.
+        values: Scores, (n,).
+        bits: Whether each canary is in, (n,) bool.
+        totals: Sums over the run, divided by the deviation of the stated noise, (n,).
+        squares: Sums of squares, divided by the variance of the stated noise, (n,).
+        sums: Number of squares in each, (n,).
     """
 
     view: str
@@ -38,44 +45,52 @@ class Scores:
 
 
 class Gatherer:
-    """Collects scores of all audited clients' canaries. `stray`: largest difference of taped steps and releases."""
+    """Collects the scores of all audited clients' canaries.
+
+    Args:
+        record: The audited run.
+
+    Attributes:
+        discrepancy: Largest difference between the sum of taped steps and the release, in units of the clip norm.
+
+    Raises:
+        ConfigError: If a tape or the transcript does not match the run.
+    """
 
     def __init__(self, record: Record) -> None:
         self._record, clients = record, record.audit.clients
         self._seed, self._pairs = record.job.experiment.noise, list(zip(clients[::2], clients[1::2], strict=False))
         self._sums = {(view, client): _Sums.none(record.audit.canaries) for view in VIEWS for client in clients}
-        self._apart = {(view, pair): scores.Apart(record.audit.canaries) for view in VIEWS for pair in self._pairs}
+        self._pair_scores = {(view, pair): scores.PairScores(record.audit.canaries) for view in VIEWS for pair in self._pairs}
         self._compared: set[str] = set()
         self._unpaired = 0
-        self.stray = 0.0
+        self.discrepancy = 0.0
         for trainings in self._tasks():
             self._read(trainings)
 
     @property
     def scores(self) -> list[Scores]:
-        """Return every score that the run allows."""
-        seen = [view for view in VIEWS if any(self._sums[view, client].variance for client in self._record.audit.clients)]
-        found = [self._likelihood(view) for view in seen]
-        found += [Scores(view, ROUNDS, self._joined(view, "rounds"), self._bits()) for view in seen]
-        found += [self._differences(view) for view in VIEWS if view in self._compared]
+        """Every score that the run allows."""
+        views = [view for view in VIEWS if any(self._sums[view, client].variance for client in self._record.audit.clients)]
+        every = [self._likelihood(view) for view in views]
+        every += [Scores(view, TWO_ROUNDS, self._joined(view, "rounds"), self._bits()) for view in views]
+        every += [self._differences(view) for view in VIEWS if view in self._compared]
         if self._seed is not None:
-            found += [Scores(view, SEED, self._joined(view, "seed"), self._bits()) for view in seen]
-        return found
+            every += [Scores(view, SEED, self._joined(view, "seed"), self._bits()) for view in views]
+        return every
 
     @property
     def notes(self) -> list[str]:
-        """Return sentences on what could not be scored, and on the origin of the seed."""
+        """Sentences on what could not be scored and why, and on the source of the seed."""
         record, notes = self._record, []
         if record.why_unseen:
-            notes.append(f"What the real server sees is not measured: {record.why_unseen}.")
+            notes.append(f"The real server's view is not measured: {record.why_unseen}.")
         if len(record.audit.clients) == 1:
-            notes.append("One client is audited: noise that clients share would not be noticed (audit.client=all).")
+            notes.append("One client is audited: noise that clients share is not detected (audit.client=all).")
         if self._unpaired:
-            notes.append(f"{self._unpaired} tasks of two clients differ in noise or sampling, or lack one: not compared.")
+            notes.append(f"{self._unpaired} tasks of two clients differ in noise or sampling, or one is missing: not compared.")
         if self._seed is not None:
-            notes.append(
-                "All noise comes from the noise seed, which the experiment names: it was computed again and subtracted."
-            )
+            notes.append("All noise is derived from the noise seed in the experiment: it was computed again and subtracted.")
         return notes
 
     def _tasks(self) -> Iterator[dict[int, Training]]:
@@ -87,42 +102,42 @@ class Gatherer:
         yield from (tasks[key] for key in sorted(tasks))
 
     def _read(self, trainings: dict[int, Training]) -> None:
-        seen = {client: self._seen(training) for client, training in trainings.items()}
+        observed = {client: self._observed(training) for client, training in trainings.items()}
         for client, training in trainings.items():
             noise = None if self._seed is None else self._record.noise(training, self._seed)
-            for view, values in seen[client].items():
+            for view, values in observed[client].items():
                 self._sums[view, client].add(values, training, noise)
-            if len(seen[client]) == len(VIEWS):
-                taped, released = (seen[client][view].sum(0) for view in VIEWS)
-                self.stray = max(self.stray, float(np.abs(taped - released).max()))
+            if len(observed[client]) == len(VIEWS):
+                taped, released = (observed[client][view].sum(0) for view in VIEWS)
+                self.discrepancy = max(self.discrepancy, float(np.abs(taped - released).max()))
         for pair in self._pairs:
-            self._compare(pair, [trainings[client] for client in pair if client in trainings], seen)
+            self._compare(pair, [trainings[client] for client in pair if client in trainings], observed)
 
-    def _seen(self, training: Training) -> dict[str, np.ndarray]:
-        """Sums of a task in each view: (steps, m) and (1, m), float64."""
+    def _observed(self, training: Training) -> dict[str, np.ndarray]:
+        """Sums of one task in each view: (steps, m) and (1, m), float64."""
         steps = self._record.steps(training)
         rounds = None if self._record.why_unseen else self._record.rounds(training)
-        found = {EVERY_STEP: steps, SERVER: None if rounds is None else rounds[None]}
-        return {view: values.astype(np.float64) for view, values in found.items() if values is not None}
+        views = {EVERY_STEP: steps, SERVER: None if rounds is None else rounds[None]}
+        return {view: values.astype(np.float64) for view, values in views.items() if values is not None}
 
-    def _compare(self, pair: tuple[int, int], trainings: list[Training], seen: dict[int, dict[str, np.ndarray]]) -> None:
+    def _compare(self, pair: tuple[int, int], trainings: list[Training], observed: dict[int, dict[str, np.ndarray]]) -> None:
         if len({(training.slot, training.noise) for training in trainings}) != 1 or len(trainings) < 2:
             self._unpaired += 1
             return
         for view in VIEWS:
-            if all(view in seen[client] for client in pair):
-                first, second = (seen[client][view] for client in pair)
+            if all(view in observed[client] for client in pair):
+                first, second = (observed[client][view] for client in pair)
                 slot = trainings[0].slot
-                self._apart[view, pair].add(first, second, slot.steps // len(first), slot.rate)
+                self._pair_scores[view, pair].add(first, second, slot.steps // len(first), slot.rate)
                 self._compared.add(view)
 
     def _likelihood(self, view: str) -> Scores:
-        seen = {name: self._joined(view, name) for name in ("totals", "squares", "sums")}
-        return Scores(view, LIKELIHOOD, self._joined(view, "likelihood"), self._bits(), **seen)
+        sums = {name: self._joined(view, name) for name in ("totals", "squares", "sums")}
+        return Scores(view, LIKELIHOOD, self._joined(view, "likelihood"), self._bits(), **sums)
 
     def _differences(self, view: str) -> Scores:
-        values = np.concatenate([self._apart[view, pair].scores for pair in self._pairs])
-        return Scores(view, APART, values, np.concatenate([self._record.bits(first) for first, _ in self._pairs]))
+        values = np.concatenate([self._pair_scores[view, pair].scores for pair in self._pairs])
+        return Scores(view, TWO_CLIENTS, values, np.concatenate([self._record.bits(first) for first, _ in self._pairs]))
 
     def _joined(self, view: str, what: str) -> np.ndarray:
         return np.concatenate([getattr(self._sums[view, client], what) for client in self._record.audit.clients])
@@ -133,7 +148,7 @@ class Gatherer:
 
 @dataclass
 class _Sums:
-    """Running sums of one client in one view, (m,) each."""
+    """Running sums of one client in one view, (m,) each; `variance` is that of the noise in `plain`."""
 
     likelihood: np.ndarray
     seed: np.ndarray
@@ -142,7 +157,7 @@ class _Sums:
     sums: np.ndarray
     rounds: np.ndarray
     variance: float = 0.0
-    before: tuple[Training, np.ndarray] | None = None  # round that waits for its pair
+    before: tuple[Training, np.ndarray] | None = None  # unpaired round
 
     @classmethod
     def none(cls, canaries: int) -> _Sums:
@@ -153,7 +168,7 @@ class _Sums:
         return self.plain / math.sqrt(self.variance or 1.0)
 
     def add(self, values: np.ndarray, training: Training, noise: np.ndarray | None) -> None:
-        """Add sums (r, m) over equally many steps; noise (steps, m)."""
+        """Add one task: `values` (r, m) are sums of equal numbers of steps, `noise` is (steps, m)."""
         steps, rate = training.slot.steps // len(values), training.slot.rate
         self.likelihood += _scored(values, steps, rate)
         self.plain += values.sum(0)
@@ -165,16 +180,16 @@ class _Sums:
             self.seed += _scored(values - noise.reshape(len(values), steps, -1).sum(1), steps, rate)
 
     def _compare(self, training: Training, values: np.ndarray) -> None:
-        """Compare pairs of rounds with equal sampling; each round is in one pair at most."""
+        """Pair rounds with equal sampling; each round is in one difference only."""
         if self.before is None or self.before[0].slot != training.slot:
             self.before = training, values
             return
         steps = training.slot.steps // len(values)
-        self.rounds += scores.over_time(values, self.before[1], steps, training.slot.rate)
+        self.rounds += scores.round_differences(values, self.before[1], steps, training.slot.rate)
         self.before = None
 
 
 def _scored(values: np.ndarray, steps: int, rate: float) -> np.ndarray:
-    """Convert sums (r, m) to scores (m,)."""
-    each = scores.likelihood(values.ravel(), steps, rate, scores.measured(values, steps, rate))
+    """Scores (m,) of sums (r, m)."""
+    each = scores.likelihood(values.ravel(), steps, rate, scores.noise_deviation(values, steps, rate))
     return np.asarray(each.reshape(values.shape).sum(0))

@@ -1,4 +1,4 @@
-"""Result of an audit: sentences, a table, and measured errors against the claimed trade-off."""
+"""Result page of an audit: sentences, a table, and measured errors against the claimed trade-off curve."""
 
 from __future__ import annotations
 
@@ -20,52 +20,60 @@ COLUMNS = ["view", "score", "in, missed", "out, accused", "(a) guesses", "(b) mu
 
 
 def page(
-    record: Record, found: Sequence[Bounds], nominal: TradeOff, notes: Sequence[str], facts: dict[str, Any], unsure: float
+    record: Record, bounds: Sequence[Bounds], nominal: TradeOff, notes: Sequence[str], facts: dict[str, Any], alpha: float
 ) -> AttackResult:
-    """Build the result of an audit."""
+    """Assemble the result of an audit.
+
+    Args:
+        record: The audited run.
+        bounds: Bounds of each score.
+        nominal: Trade-off curve of what the ledgers were charged.
+        notes: Additional sentences.
+        facts: Machine-readable facts.
+        alpha: 1 - confidence of each bound.
+    """
     return AttackResult(
         name="audit",
-        title="Audit: epsilon from below",
-        headline=_headline(found, facts, unsure),
-        sentences=[*_sentences(record, facts, unsure), *notes],
+        title="Audit: a lower bound on epsilon",
+        headline=_headline(bounds, facts, alpha),
+        sentences=[*_sentences(record, facts, alpha), *notes],
         columns=COLUMNS,
-        rows=[_row(bounds) for bounds in found],
-        figure=_figure(found, nominal, unsure),
-        caption="What the claim allows any test on one record, and what the tests of this audit did: a point below the line breaks "
-        f"the claim. Points are upper limits ({1 - unsure:.0%}).",
+        rows=[_row(each) for each in bounds],
+        figure=_figure(bounds, nominal, alpha),
+        caption="Line: errors that the claim allows for any test on one record. Points: tests of this audit; a point below "
+        f"the line breaks the claim. Points are upper limits ({1 - alpha:.0%}).",
         facts=facts,
     )
 
 
-def _headline(found: Sequence[Bounds], facts: dict[str, Any], unsure: float) -> str:
+def _headline(bounds: Sequence[Bounds], facts: dict[str, Any], alpha: float) -> str:
     claim = f"epsilon {facts['claimed']:g} at delta {facts['delta']:g}"
     if facts["broken"]:
         return f"THE CLAIM DOES NOT HOLD ({claim}): {'; '.join(facts['broken'])}"
-    plain = [bounds for bounds in found if bounds.kind == LIKELIHOOD]
-    said = " and ".join(f"{bounds.gdp:.2f} in {_named(bounds.view)}" for bounds in plain)
-    return f"The claim stands: {claim}; measured at least {said} ({1 - unsure:.0%}, mu-GDP)"
+    measured = " and ".join(f"{each.gdp:.2f} in {_named(each.view)}" for each in bounds if each.kind == LIKELIHOOD)
+    return f"The claim stands: {claim}; measured at least {measured} ({1 - alpha:.0%}, mu-GDP)"
 
 
 def _named(view: str) -> str:
     return view if view == SERVER else "the view of every step"
 
 
-def _sentences(record: Record, facts: dict[str, Any], unsure: float) -> list[str]:
+def _sentences(record: Record, facts: dict[str, Any], alpha: float) -> list[str]:
     clients, protocol = record.audit.clients, record.protocol
-    who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
+    audited = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
     slots = sorted({protocol.client(client).records for client in clients})
     ins = int(sum(record.bits(client).sum() for client in clients))
-    every = record.audit.canaries * len(clients)
+    total = record.audit.canaries * len(clients)
     return [
-        f"The records of {who} were canaries, not data: {record.audit.canaries} in {' or '.join(map(str, slots))} slots each, "
-        f"{ins} of {every} in, the rest and all other slots empty. What the run says of accuracy means nothing.",
-        f"Which are in was drawn before the run and is sealed: the signed protocol holds the hash {protocol.experiment_hash[:16]}, "
-        "which the experiment part still has.",
-        f"Each bound holds with {1 - unsure:.0%} by itself. (a) the {SHARES[0]:.0%} to {SHARES[-1]:.0%} surest guesses, with no assumption on "
-        "noise or independence. (b) the Gaussian curve through the errors of the test 'score above 0', fixed beforehand: assumes "
-        f"isotropic noise. (c) canaries whose sum over the run is where Gaussian noise alone comes with a chance of {TAIL:g}.",
-        "The claim is tested by (a), by (c), by those errors against the trade-off of what the ledgers were charged, and by how much "
-        f"noise the empty slots show; a sound run fails any of these tests with a chance of at most {facts['false_alarm']:g}.",
+        f"The records of {audited} were canaries, not data: {record.audit.canaries} in {' or '.join(map(str, slots))} slots each, "
+        f"{ins} of {total} in, the rest and all other slots empty. The accuracy of this run means nothing.",
+        "The canaries that are in were drawn before the run. The signed protocol fixes them by the hash of the experiment "
+        f"part, {protocol.experiment_hash[:16]}, which still matches.",
+        f"Each bound holds with {1 - alpha:.0%} confidence alone. (a) the {SHARES[0]:.0%} to {SHARES[-1]:.0%} surest "
+        "guesses: no assumption on noise or independence. (b) the Gaussian curve through the errors of the test 'score above 0', "
+        f"fixed in advance: assumes isotropic noise. (c) canaries whose sum over the run lies where Gaussian noise alone has probability {TAIL:g}.",
+        "The claim is tested by (a), by (c), by those errors against the trade-off of what the ledgers were charged, and by the "
+        f"noise in the empty slots. A sound run fails any of these tests with probability at most {facts['false_alarm']:g}.",
     ]  # fmt: skip
 
 
@@ -79,21 +87,21 @@ def _row(bounds: Bounds) -> list[str]:
     ]  # fmt: skip
 
 
-def _figure(found: Sequence[Bounds], nominal: TradeOff, unsure: float) -> dict[str, Any]:
+def _figure(bounds: Sequence[Bounds], nominal: TradeOff, alpha: float) -> dict[str, Any]:
     rates = np.linspace(0, 1, 201)
     claimed = {
         "type": "scatter", "mode": "lines", "name": "claimed", "x": rates.tolist(), "y": nominal.least_negatives(rates).tolist(),
         "line": {"color": "@ink", "width": 2},
     }  # fmt: skip
     points = []
-    for index, bounds in enumerate(found):
-        x, y = bounds.errors.at_most(unsure)
+    for index, each in enumerate(bounds):
+        x, y = each.errors.at_most(alpha)
         points.append({
-            "type": "scatter", "mode": "markers", "name": f"{bounds.view}: {bounds.kind}", "x": [x], "y": [y],
+            "type": "scatter", "mode": "markers", "name": f"{each.view}: {each.kind}", "x": [x], "y": [y],
             "marker": {"color": figures.colour(index), "symbol": figures.SYMBOLS[index % len(figures.SYMBOLS)], "size": 11},
         })  # fmt: skip
     return figures.spec(
         [claimed, *points],
-        xaxis=figures.axis("canaries that are out and taken for in", range=[0, 1]),
-        yaxis=figures.axis("canaries that are in and missed", range=[0, 1]),
+        xaxis=figures.axis("canaries that are out, taken for in", range=[0, 1]),
+        yaxis=figures.axis("canaries that are in, missed", range=[0, 1]),
     )

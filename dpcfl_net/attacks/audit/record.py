@@ -1,4 +1,4 @@
-"""Canary observations of a recorded run: every step from the client's tap, every round from the transcript."""
+"""Canaries of a recorded run: every step as recorded by the client's tap, every round as received by the server."""
 
 from __future__ import annotations
 
@@ -29,22 +29,34 @@ from dpcfl_net.transport import transcript
 
 @dataclass(frozen=True)
 class Training:
-    """DP-SGD of one client in one task, as charged to its ledger."""
+    """DP-SGD of one client in one task, as charged to its ledger.
+
+    Attributes:
+        client: Number of the client.
+        round: Round of the task.
+        kind: Kind of the task.
+        bundle: Slots that the task was charged.
+        slot: The DP-SGD slot.
+        noise: Noise multiplier z of each step, in units of the clip norm.
+    """
 
     client: int
     round: int
     kind: str
     bundle: tuple[str, ...]
     slot: DPSGDSlot
-    noise: float  # z, of each step, in units of clip
+    noise: float
 
 
 class Record:
-    """Canaries of a run folder.
+    """Canaries, ledgers and updates of an audited run.
+
+    Args:
+        folder: Run folder.
 
     Raises:
         ConfigError: If the run was not audited.
-        Refused: If job or bits are not what was signed.
+        Refused: If the job or the canaries are not those that were signed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,24 +75,32 @@ class Record:
         self.algorithm = self.job.algorithm
 
     def bits(self, client: int) -> np.ndarray:
-        """Return whether each canary is in, (m,) bool."""
+        """Whether each of the client's canaries is in, (m,) bool."""
         return self.canaries.bits(client)
 
     def trainings(self, client: int) -> list[Training]:
-        """Return every DP-SGD that the client's ledger paid for, in order."""
+        """Read every DP-SGD that the client's ledger was charged for, in order.
+
+        Args:
+            client: Number of the client.
+
+        Raises:
+            ConfigError: If one task runs DP-SGD twice.
+            LedgerError: If the ledger is broken.
+        """
         slots, noise, found = self._slots(client), self._noise(client), []
         for line in self._charges(client):
             own = [slot for name in line.slots if isinstance(slot := slots[name], DPSGDSlot)]
             if len(own) > 1:
                 raise ConfigError(
-                    f"{self.protocol.algorithm} runs DP-SGD twice in one task: the taps do not tell which is which"
+                    f"{self.protocol.algorithm} runs DP-SGD twice in one task: the taps do not distinguish the two"
                 )
             if own:
                 found.append(Training(client, line.round, line.kind, tuple(line.slots), own[0], noise))
         return found
 
     def events(self, client: int) -> list[Event]:
-        """Return all events charged to the client's ledger, under zero-out."""
+        """Events of all charges in the client's ledger, under zero-out adjacency."""
         slots, noise = self._slots(client), self._noise(client)
         return [slots[name].event(noise, "zero-out") for line in self._charges(client) for name in line.slots]
 
@@ -97,7 +117,17 @@ class Record:
         return (line for line in read_ledger(ledger_folder(self.folder, client)) if line.job == own and line.events)
 
     def steps(self, training: Training) -> np.ndarray | None:
-        """Return each step's noisy sum along each canary, (steps, m) in units of clip; None if the tap has none, after a crash."""
+        """Read the taped sums of one task.
+
+        Args:
+            training: The task.
+
+        Returns:
+            Noisy sum of each step along each canary, (steps, m), in units of the clip norm; None without a tape (a crash).
+
+        Raises:
+            ConfigError: If the tape has another shape.
+        """
         sums = taped(ledger_folder(self.folder, training.client), training.round, training.kind)
         if sums is not None and sums.shape != (training.slot.steps, self.audit.canaries):
             raise ConfigError(f"the tape of client {training.client}, round {training.round} has the shape {sums.shape}")
@@ -105,13 +135,23 @@ class Record:
 
     @property
     def why_unseen(self) -> str:
-        """Return why the server's view is empty; an empty text if it is not."""
+        """Reason why the server's view cannot be scored; empty if it can."""
         if isinstance(self.algorithm, FromModel):
             return ""
         return f"{self.protocol.algorithm} sends the server no plain sum of steps"
 
     def rounds(self, training: Training) -> np.ndarray | None:
-        """Return the sum over the task's steps along each canary from the received update, (m,); None if none was received."""
+        """Read one task's sums from the update that the server received.
+
+        Args:
+            training: The task.
+
+        Returns:
+            Sum over the steps along each canary, (m,), in units of the clip norm; None if the server received no update.
+
+        Raises:
+            ConfigError: If the transcript is not full.
+        """
         return self._updates.get((training.client, training.round, training.kind))
 
     @cached_property
@@ -130,12 +170,20 @@ class Record:
         return found
 
     def _unscaled(self, training: Training, update: np.ndarray) -> np.ndarray:
-        """Undo the scaling of a step, -lr / (q N) times the noisy sum: (p,) to (m,), in units of clip."""
+        """Convert an update (p,) to sums (m,) in units of the clip norm; a step adds -lr / (q N) times its noisy sum."""
         local, records = self.protocol.local, self.protocol.client(training.client).records
         return -self.canaries.project(update) * training.slot.rate * records / (local.lr * local.clip)
 
     def noise(self, training: Training, seed: bytes) -> np.ndarray:
-        """Recompute the noise of a task along each canary from its seed, (steps, m) in units of clip."""
+        """Compute a task's noise again from the noise seed.
+
+        Args:
+            training: The task.
+            seed: Noise seed of the run.
+
+        Returns:
+            Noise of each step along each canary, (steps, m), in units of the clip norm.
+        """
         clip, nothing = self.protocol.local.clip, np.zeros(self.protocol.model.parameters)
         key = slot_key(seeded_key(seed, training.client, training.round, training.kind, training.bundle), training.slot.name)
         draws = stream(key, "noise")
