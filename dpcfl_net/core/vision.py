@@ -1,4 +1,4 @@
-"""The one door to torchvision, opened when it is needed: it is heavy, and stumbles over a torch without its operators."""
+"""Lazy import of torchvision, which is heavy and fails on a torch without its operators."""
 
 from __future__ import annotations
 
@@ -6,13 +6,29 @@ import importlib
 import sys
 from typing import Any
 
+from dpcfl_net.core.errors import ConfigError
+
 _kept: list[Any] = []
 
 
 def torchvision() -> Any:
-    """The torchvision module, also where torch has no compiled torchvision operators."""
+    """Import torchvision, also where torch has no compiled torchvision operators.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: If torchvision is not installed.
+        RuntimeError: If its build does not fit the installed torch.
+    """
     try:
         return importlib.import_module("torchvision")
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            raise
+        raise ConfigError(
+            "torchvision is not installed: pip install 'torchvision>=0.28', of the release that fits torch"
+        ) from None
     except RuntimeError as error:
         if not lacks_operators(error):
             raise
@@ -30,5 +46,5 @@ def torchvision() -> Any:
 
 
 def lacks_operators(error: Exception) -> bool:
-    """Whether importing torchvision failed for the reason that `torchvision` mends; it then succeeds anywhere."""
+    """Whether importing torchvision failed for the reason that `torchvision()` works around."""
     return isinstance(error, RuntimeError) and "torchvision::nms" in str(error)

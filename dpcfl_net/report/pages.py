@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.runlog import write_atomically
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.results.attack_results import AttackResult
@@ -42,7 +43,6 @@ def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = 
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     environment = Environment(
         loader=PackageLoader("dpcfl_net.report", "."),
@@ -52,8 +52,17 @@ def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = 
         lstrip_blocks=True,
     )
     specs = {figure.key: _finite(figure.spec) for figure in [*figures, *apart] if figure.spec is not None}
-    script = Markup(get_plotlyjs()) if specs else ""  # the installed library's own script, nothing from a run
+    script = Markup(_plotly_script()) if specs else ""
     return environment.get_template(template).render(figures=figures, specs=specs, plotly=script, **more)
+
+
+def _plotly_script() -> str:
+    """The script of the installed plotly, nothing from a run."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError:
+        raise ConfigError("plots need plotly: pip install 'plotly>=6.0'") from None
+    return str(get_plotlyjs())
 
 
 def numeric_columns(table: Table | AttackResult) -> list[bool]:
