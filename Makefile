@@ -11,8 +11,13 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 quickstart: $(STAMP)
 	$(VENV)/bin/dpcfl quickstart
 
+# Two stages: parts first, then whole runs. A failure in the first stops. pytest's summary line ends with the time of its stage.
+PYTEST = $(PY) -m pytest $(if $(filter 1,$(SLOW)),-m "slow or not slow",) $(PYTEST_ARGS)
 test: $(STAMP) lint
-	$(PY) -m pytest $(if $(filter 1,$(SLOW)),-m "slow or not slow",) $(PYTEST_ARGS)
+	@echo "stage 1 of 2: parts (gate, codec, accounting, models)"
+	$(PYTEST) --stage units
+	@echo "stage 2 of 2: whole runs"
+	$(PYTEST) --stage runs
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

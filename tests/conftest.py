@@ -17,6 +17,7 @@ import psutil
 import pytest
 import threat_table
 import yaml
+from stages import RUNS, UNITS, stage_of
 from threat_table import evidence  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +36,22 @@ SMALL = {
 
 def pytest_addoption(parser):
     parser.addoption("--threats", action="store_true", help="print the threat suite's table: expected, got, control")
+    parser.addoption(
+        "--stage", choices=(UNITS, RUNS), help="only the tests of one stage of `make test` (tests/support/stages.py)"
+    )
     parser.addoption("--record-golden", action="store_true", help="record the golden runs anew (tests/golden/runs.json)")
+
+
+def deselect_other_stage(items: list, stage: str) -> tuple[list, list]:
+    """Split collected tests into those of a stage and the rest."""
+    mine = [item for item in items if stage_of(item.path.relative_to(ROOT / "tests")) == stage]
+    return mine, [item for item in items if stage_of(item.path.relative_to(ROOT / "tests")) != stage]
+
+
+def pytest_collection_modifyitems(config, items):
+    if stage := config.getoption("--stage"):
+        items[:], others = deselect_other_stage(items, stage)
+        config.hook.pytest_deselected(items=others)
 
 
 @pytest.hookimpl(wrapper=True)

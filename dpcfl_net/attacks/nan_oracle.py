@@ -73,7 +73,7 @@ def attack(run: Path) -> AttackResult:
         )
     if job.experiment.noise_seed is None:
         raise ConfigError(f"{run} has privacy.noise 'os', so the records of its batches are not known: record it with 'seeded'")
-    settings = configuration.load(run / "config.yaml")
+    settings = configuration.load(RunFolder(run).config)
     if settings.output.transcript != "full":
         raise ConfigError(f"{run} has output.transcript {settings.output.transcript!r}: only a full one holds the updates")
     held = {entry.id: positions(job, entry.id, settings.data.root) for entry in job.protocol.roster}

@@ -1,4 +1,4 @@
-"""Deferred import of torchvision, also beside a torch without torchvision's compiled operators."""
+"""Lazy import of torchvision, which is heavy and fails on a torch without its operators."""
 
 from __future__ import annotations
 
@@ -6,13 +6,29 @@ import importlib
 import sys
 from typing import Any
 
+from dpcfl_net.core.errors import ConfigError
+
 _kept: list[Any] = []
 
 
 def torchvision() -> Any:
-    """Import torchvision; define its missing operators first if torch lacks them."""
+    """Import torchvision, also where torch has no compiled torchvision operators.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: If torchvision is not installed.
+        RuntimeError: If its build does not fit the installed torch.
+    """
     try:
         return importlib.import_module("torchvision")
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            raise
+        raise ConfigError(
+            "torchvision is not installed: pip install 'torchvision>=0.28', of the release that fits torch"
+        ) from None
     except RuntimeError as error:
         if not lacks_operators(error):
             raise

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.tables import Table
@@ -58,7 +59,6 @@ def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = 
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     environment = Environment(
         loader=PackageLoader("dpcfl_net.report", "."),
@@ -68,8 +68,17 @@ def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = 
         lstrip_blocks=True,
     )
     specs = {figure.key: _finite(figure.spec) for figure in [*figures, *apart] if figure.spec is not None}
-    script = Markup(get_plotlyjs()) if specs else ""  # the installed library's script; it holds nothing from a run
+    script = Markup(_plotly_script()) if specs else ""
     return environment.get_template(template).render(figures=figures, specs=specs, plotly=script, **more)
+
+
+def _plotly_script() -> str:
+    """The script of the installed plotly, nothing from a run."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError:
+        raise ConfigError("plots need plotly: pip install 'plotly>=6.0'") from None
+    return str(get_plotlyjs())
 
 
 def numeric_columns(table: Table | AttackResult) -> list[bool]:

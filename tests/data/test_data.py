@@ -440,3 +440,11 @@ def test_torchvision_imports_even_where_torch_lacks_its_operators():
     pytest.importorskip("PIL", reason="torchvision needs Pillow")
     code = "import dpcfl_net.data.download as d; print(d.torchvision().datasets.MNIST.__name__)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "MNIST"
+
+
+def test_a_missing_torchvision_is_named_with_the_command_that_installs_it(monkeypatch):
+    from dpcfl_net.core import vision
+
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ConfigError, match="torchvision is not installed: pip install"):
+        vision.torchvision()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,11 @@ def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None
 )
 def test_numbers_as_words(found: str, wanted: str) -> None:
     assert found == wanted
+
+
+def test_a_missing_plotly_is_named_with_the_command_that_installs_it(monkeypatch):
+    from dpcfl_net.report import pages
+
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ConfigError, match="plots need plotly: pip install"):
+        pages._plotly_script()
