@@ -25,6 +25,7 @@ from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.protocol import PROTOCOL, Protocol, digest, read_protocol
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
+from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ServerEndpoint, ServerEvent
 from dpcfl_net.transport.keys import COORDINATOR, client_key
@@ -168,15 +169,13 @@ class MaliciousCoordinator:
         self.close()
 
     def _open(self, bind: str, job: str = "") -> _Endpoint:
-        client_steps = self.algorithm.client_steps()
+        steps, sides = client_steps(self.algorithm), tensor_sides(self.algorithm)
         made = _Endpoint(
             bind,
             run=self.protocol.run,
             job=digest(self.protocol),
             clients={entry.id: entry.public_key for entry in self.protocol.roster},
-            result_template=lambda task: (
-                resolve(client_steps[task].gives, self.algorithm.dims) if task in client_steps else None
-            ),
+            result_template=lambda task: resolve(steps[task].gives, sides) if task in steps else None,
             security=self.protocol.security,
             keys=self._keys,
             on_message=self._messages.write if self._messages is not None else None,

@@ -16,6 +16,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.client import slot_key
 from dpcfl_net.federation.gate import seeded_key
 from dpcfl_net.privacy.randomness import stream
@@ -90,11 +91,11 @@ def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
     """For each round whether one of the records `held` was in its batches: drawn again from the keys of a seeded run."""
     from dpcfl_net.training.dpsgd import poisson_rows
 
-    entry, bundle = job.protocol.client(client), job.algorithm.client_steps()[KIND].bundle
+    entry, charges = job.protocol.client(client), client_steps(job.algorithm)[KIND].charges
     slot = next(slot for slot in job.algorithm.plan(entry) if isinstance(slot, DPSGDSlot))
     seed, found = bytes.fromhex(job.experiment.noise_seed or ""), []
     for t in range(1, job.protocol.rounds + 1):
-        key = slot_key(seeded_key(seed, client, t, KIND, bundle), slot.name)
+        key = slot_key(seeded_key(seed, client, t, KIND, charges), slot.name)
         batches = stream(key, "batches")
         drawn = [poisson_rows(entry.records, slot.rate, batches) for _ in range(slot.steps)]
         found.append(bool(np.isin(held, np.concatenate(drawn)).any()))

@@ -1,4 +1,4 @@
-"""A server half that looks through its own process for what no server may hold, as an algorithm of one's own.
+"""A server that looks through its own process for what no server may hold, as an algorithm of one's own.
 
     algorithm: {name: "dpcfl_net.attacks.server_probe:ServerProbe", out: FOLDER}
 

@@ -16,7 +16,8 @@ from dpcfl_net.core.files import check_fields, naming, read_bytes
 REQUIRED = {"metrics.jsonl": ("view", "round"), "clusters.jsonl": ("view", "round")}
 # Fields that are read again; others are for people.
 FIELDS: dict[str, tuple[type, ...]] = {
-    "view": (str,), "round": (int,), "time": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,),
+    "view": (str,), "round": (int,), "time": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,), "diagnostics": (dict,),
+    "label_accuracy": (dict,),
     "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,),
 }  # fmt: skip
 

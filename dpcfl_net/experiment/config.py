@@ -18,7 +18,7 @@ from pydantic import (
     model_serializer,
 )
 
-from dpcfl_net.algorithms.base import Algorithm, Setting, find, registry
+from dpcfl_net.algorithms.base import Algorithm, find, registry
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import allowed_keys, known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
@@ -31,6 +31,7 @@ from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.config_options import with_algorithm
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
 
 # Larger numbers are mistakes; within these limits a job is made in about a minute at most.
@@ -206,6 +207,16 @@ class Config(Section):
         """The chosen algorithm's validated options."""
         return self.algorithm_class.Options.model_validate({k: v for k, v in self.algorithm.items() if k != "name"})
 
+    @property
+    def setting(self) -> Setting:
+        """Public facts that the algorithm's options are checked against."""
+        return Setting(self.rounds, sum(self.data.clients), self.local, self.privacy, self.data.validation)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the chosen algorithm protects, needs and publishes under its options."""
+        return self.algorithm_class.capabilities_for(self.options, self.setting)
+
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Read a YAML file and `key=value` overrides; ConfigError holds every problem that was found."""
@@ -299,8 +310,7 @@ def _impossible(config: Config) -> list[str]:
     problems += _uncounted(config)
     problems += _unpaced(config)
     problems += _unauditable(config)
-    setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
-    return problems + config.algorithm_class.problems(config.options, setting)
+    return problems + config.algorithm_class.problems(config.options, config.setting)
 
 
 def _undivided(runtime: RuntimeSettings) -> list[str]:
@@ -326,8 +336,8 @@ def _unprotectable(config: Config) -> list[str]:
         problems.append(
             "ledger.scope is 'dataset': needs privacy.noise os, since runs with seeded noise have no epsilon to compose"
         )
-    if (privacy.unit, privacy.trust) not in algorithm.protects:
-        pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in algorithm.protects)
+    if (privacy.unit, privacy.trust) not in config.capabilities.protects:
+        pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in config.capabilities.protects)
         problems.append(
             f"privacy.unit is {privacy.unit!r}, privacy.trust {privacy.trust!r}: {algorithm.name} works with {pairs}"
         )
@@ -335,7 +345,7 @@ def _unprotectable(config: Config) -> list[str]:
         problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
     for name in ("momentum", "weight_decay"):
         value = getattr(config.local, name)
-        if value and not algorithm.plain_sgd(config.options, privacy):
+        if value and not config.capabilities.plain_sgd:
             problems.append(f"local.{name} is {value}: must be 0, the local step of {algorithm.name} is DP-SGD, which has none")
     return problems
 
@@ -345,7 +355,7 @@ def _unpaced(config: Config) -> list[str]:
     local, problems = config.local, []
     if local.deadline_s is not None and local.pace != "constant":
         problems.append(f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}")
-    if local.pace == "constant" and config.algorithm_class.plain_sgd(config.options, config.privacy):
+    if local.pace == "constant" and config.capabilities.plain_sgd:
         problems.append(f"local.pace is 'constant': belongs to DP-SGD, which {config.algorithm['name']} does not run here")
     if local.pace == "constant" and config.ledger.scope == "dataset":
         problems.append(
@@ -372,7 +382,7 @@ def _unauditable(config: Config) -> list[str]:
     if not audit.canaries:
         return []
     problems, asked = [], f"audit.canaries is {audit.canaries}:"
-    if privacy.unit == "client" or config.algorithm_class.plain_sgd(config.options, privacy):
+    if privacy.unit == "client" or config.capabilities.plain_sgd:
         problems.append(
             f"{asked} canaries are records under DP-SGD, and {config.algorithm['name']} with privacy.unit {privacy.unit!r} has none"
         )
@@ -409,7 +419,7 @@ def _of_data(config: Config, known_model: bool) -> list[str]:
     """What does not go together with the records that are there; what is the user's own is tried before anything starts."""
     images = open_set(config.data, config.data.root)
     problems = shift_problems(config.data, images)
-    by_record = not config.algorithm_class.plain_sgd(config.options, config.privacy)
+    by_record = not config.capabilities.plain_sgd
     if known_model and (images.task == "regression" or is_plugin(config.model.name) or is_plugin(config.data.dataset)):
         from dpcfl_net.experiment.build import model_template
 

@@ -65,7 +65,8 @@ def rounds_of(result: Result) -> dict[str, list[float]]:
     """Every measure by round, from what observer and server wrote."""
     written = [*runlog.read(result.folder / "metrics.jsonl"), *runlog.read(result.folder / "clusters.jsonl")]
     written.sort(key=lambda line: line["round"])
-    return {measure: [float(line[measure]) for line in written if measure in line] for measure in MEASURES}
+    figures = [{**line, **line.get("diagnostics", {})} for line in written]
+    return {measure: [float(line[measure]) for line in figures if measure in line] for measure in MEASURES}
 
 
 def over_seeds(runs: Sequence[Rounds], measure: str) -> list[float]:

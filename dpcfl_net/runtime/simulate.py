@@ -23,12 +23,12 @@ def simulate(
     torch.set_num_threads(1)
     algorithm, ledgers = job.algorithm, folder / "ledgers"
     hosts = Hosts(job, ledgers, data_root)
-    curator = CentralDPServer.of(algorithm, ledgers, job.experiment.noise, durable=False)
+    central_server = CentralDPServer.of(algorithm, ledgers, job.experiment.noise, durable=False)
     try:
         fed = InProcessFederation(job.protocol, hosts)
-        fed.curator = curator
+        fed.central_server = central_server
         return drive(algorithm, fed, Checkpoints(folder / "checkpoints"), on_round)
     finally:
         hosts.close()
-        if curator is not None:
-            curator.close()
+        if central_server is not None:
+            central_server.close()

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Annotated, Any, Literal
 
 import msgpack
@@ -16,6 +16,7 @@ import zmq
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import Assignment
 from dpcfl_net.transport.channel import new_id, remember
 from dpcfl_net.transport.guard import UNREAD_LIMIT
 from dpcfl_net.transport.message_log import MessageLog
@@ -27,7 +28,7 @@ COORDINATOR = "coordinator"
 BATCH = 256
 END_LINGER_MS = 30_000
 AHEAD = 4  # rounds of models that the coordinator may be ahead of what the observer has read
-Phase = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,19}$")]  # a word that the algorithm chooses for what people see
+Kind = Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,19}$")]  # of labels: a phrase for the report
 Work = Literal["train", "wait", "send", "aggregate", "cluster", "evaluate"]
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -47,12 +48,10 @@ class Note(BaseModel):
     kind: Literal["MODELS", "CHUNK", "PERSONAL", "SPAN", "END"]
     sender: Annotated[int, Field(ge=-1, le=10**6)]
     round: Round = 0
-    phase: Phase = "single"
     assignment: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
     models: Annotated[int, Field(ge=0, le=4096)] = 0
     clients: Annotated[list[Cluster], Field(max_length=10**5)] = []
-    labels: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
-    released: Annotated[list[Cluster], Field(max_length=10**5)] = []
+    labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=10**5)]], Field(max_length=8)] = {}
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     accuracy: Number = 0.0
@@ -65,19 +64,21 @@ class Note(BaseModel):
 
 @dataclass(frozen=True)
 class Models:
-    """The cluster models after a round, (M, p) float32, and each client's cluster in client order.
+    """The cluster models after a round.
 
-    Of a trusted server, which alone knows them: the clients that it drew, the label that each sent, and the noisy label that it
-    released for each, where it releases labels.
+    Attributes:
+        round: Round.
+        assignment: Cluster of each client.
+        models: (M, p) float32.
+        clients: Clients that a trusted server drew.
+        labels: Kind of label (as sent, as released) to the cluster of each of `clients`; None: not known.
     """
 
     round: int
-    phase: str
-    assignment: list[int | None]
+    assignment: Assignment
     models: np.ndarray
     clients: list[int] = field(default_factory=list)
-    labels: list[int | None] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
+    labels: dict[str, list[int | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class ObserverInbox:
             raise WireError("template", f"{note.models} models announced, at most {self._max_models} expected")
         if any(cluster is not None and cluster >= note.models for cluster in note.assignment):
             raise WireError("template", "an assignment to a cluster without a model")
-        if any(shown and len(shown) != len(note.clients) for shown in (note.labels, note.released)):
+        if any(len(labels) != len(note.clients) for labels in note.labels.values()):
             raise WireError("template", "labels of other clients than those that were drawn")
         sender.note, sender.assembly = note, Assembly(_as_header(note, self._parameters))
         return None if note.models else self._finish(sender)
@@ -257,7 +258,7 @@ class ObserverInbox:
         if note is None or assembly is None:
             return None
         models = assembly.tensors()["models"]
-        return Models(note.round, note.phase, note.assignment, models, note.clients, note.labels, note.released)
+        return Models(note.round, note.assignment, models, note.clients, note.labels)
 
 
 class ObserverOutbox:
@@ -296,15 +297,27 @@ class ObserverOutbox:
         dial(self._socket, connect)
 
     def models(
-        self, round: int, phase: str, assignment: Sequence[int | None], models: np.ndarray, **shown: Sequence[int | None]
+        self,
+        round: int,
+        assignment: Assignment,
+        models: np.ndarray,
+        clients: Sequence[int] = (),
+        labels: Mapping[str, Sequence[int | None]] = MappingProxyType({}),
     ) -> None:
-        """Publish the models after a round: (M, p) float32, not to change until they have left; M may be 0.
+        """Publish the models after a round.
 
-        shown: a trusted server's `clients`, `labels` and `released`, as in `Models`.
+        Args:
+            round: Round.
+            assignment: Cluster of each client.
+            models: (M, p) float32, not to change until they have left; M may be 0.
+            clients: As in `Models`.
+            labels: As in `Models`.
         """
         payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
-        about: dict[str, Any] = {"round": round, "phase": phase, "assignment": list(assignment), "models": len(models), **shown}
-        sent = self._send("MODELS", sha256=payload.sha256, **about)
+        shown: dict[str, Any] = {"clients": list(clients), "labels": {kind: list(values) for kind, values in labels.items()}}
+        sent = self._send(
+            "MODELS", sha256=payload.sha256, round=round, assignment=list(assignment), models=len(models), **shown
+        )
         for index, chunk in enumerate(payload.chunks):
             sent = sent and self._send("CHUNK", chunk=chunk, index=index)
         self.dropped += not sent

@@ -16,6 +16,7 @@ from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Results
+from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.runtime.coordinator import check_release
 from dpcfl_net.transport import keys
@@ -44,10 +45,10 @@ class Actor(threading.Thread):
 
     def run(self):
         protocol, algorithm = self.job.protocol, algorithm_of(self.job.protocol)
-        name, client_steps = client_key(self.client), algorithm.client_steps()
+        name, steps = client_key(self.client), client_steps(algorithm)
         endpoint = ClientEndpoint(
             self.address, run=protocol.run, job=digest(protocol), client=self.client,
-            task_template=lambda task: resolve(client_steps[task].takes, algorithm.dims), server_key=protocol.coordinator_key,
+            task_template=lambda task: resolve(steps[task].takes, tensor_sides(algorithm)), server_key=protocol.coordinator_key,
             keys=(keys.read_public(self.folder, name), keys.read_secret(self.folder, name)),
         )  # fmt: skip
         with contextlib.closing(endpoint):
@@ -65,12 +66,12 @@ class Actor(threading.Thread):
 def federation(job, folder, answers, join_s=20, **options):
     """A network federation over the given scripted workers."""
     protocol, algorithm = job.protocol, algorithm_of(job.protocol)
-    client_steps = algorithm.client_steps()
+    steps = client_steps(algorithm)
     endpoint = ServerEndpoint(
         "tcp://127.0.0.1:*", run=protocol.run, job=digest(protocol), clients={e.id: e.public_key for e in protocol.roster},
-        result_template=lambda task: resolve(client_steps[task].gives, algorithm.dims),
+        result_template=lambda task: resolve(steps[task].gives, tensor_sides(algorithm)),
         keys=(keys.read_public(folder, COORDINATOR), keys.read_secret(folder, COORDINATOR)),
-        check=lambda client, task, tensors: check_release(algorithm, client, tensors),
+        check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
     fed = NetworkFederation(protocol, endpoint, join_timeout_s=join_s, **options)

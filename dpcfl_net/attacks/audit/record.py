@@ -33,7 +33,7 @@ class Training:
     client: int
     round: int
     kind: str
-    bundle: tuple[str, ...]
+    charges: tuple[str, ...]
     slot: DPSGDSlot
     noise: float  # z, of each step, in units of clip
 
@@ -130,7 +130,7 @@ class Record:
     def noise(self, training: Training, seed: bytes) -> np.ndarray:
         """(steps, m): what a task's noise was along each canary, for who knows what all noise comes from; in units of clip."""
         clip, nothing = self.protocol.local.clip, np.zeros(self.protocol.model.parameters)
-        key = slot_key(seeded_key(seed, training.client, training.round, training.kind, training.bundle), training.slot.name)
+        key = slot_key(seeded_key(seed, training.client, training.round, training.kind, training.charges), training.slot.name)
         draws = stream(key, "noise")
         noises = (gaussian_on_grid(nothing, training.noise * clip, draws) for _ in range(training.slot.steps))
         return np.stack([self.canaries.project(noise) / clip for noise in noises])
