@@ -65,6 +65,7 @@ class Target:
             KeyError: If the client is not in the roster.
         """
         from dpcfl_net.algorithms.base import algorithm_of
+        from dpcfl_net.federation.capabilities import client_steps, tensor_sides
         from dpcfl_net.transport.keys import client_key
 
         algorithm, name = algorithm_of(protocol), client_key(protocol.client(client).id)
@@ -74,7 +75,7 @@ class Target:
             digest(protocol),
             client,
             next((entry.id for entry in protocol.roster if entry.id != client), client),
-            {task: resolve(half.gives, algorithm.dims) for task, half in algorithm.client_steps().items()},
+            {task: resolve(step.gives, tensor_sides(algorithm)) for task, step in client_steps(algorithm).items()},
             protocol.security,
             protocol.coordinator_key,
             (keys.read_public(key_folder, name), keys.read_secret(key_folder, name)),

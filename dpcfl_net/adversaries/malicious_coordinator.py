@@ -26,6 +26,7 @@ from dpcfl_net.core.protocol import Protocol, read_protocol
 from dpcfl_net.core.run_folder import MESSAGES, TRANSCRIPT, RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
+from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.privacy.ledger.ledger import LINES
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint, ServerEvent
@@ -199,14 +200,12 @@ class MaliciousCoordinator:
         self.close()
 
     def _open(self, bind: str, job: str = "") -> _Endpoint:
-        client_steps = self.algorithm.client_steps()
+        steps, sides = client_steps(self.algorithm), tensor_sides(self.algorithm)
         made = _Endpoint(
             bind,
             Link.of(self.protocol, self._keys),
             clients={entry.id: entry.public_key for entry in self.protocol.roster},
-            result_template=lambda task: (
-                resolve(client_steps[task].gives, self.algorithm.dims) if task in client_steps else None
-            ),
+            result_template=lambda task: resolve(steps[task].gives, sides) if task in steps else None,
             log=MessageLog(
                 on_failure=lambda failure: say(f"{failure['peer']}: {failure['code']} {failure['reason']}"),
                 on_message=self._messages.write if self._messages is not None else None,

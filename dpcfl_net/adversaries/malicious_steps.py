@@ -12,6 +12,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import ClientStep
+from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 
 Round = Literal["next", "skip", "last", "previous", "first", "left-out", "zero", "beyond"]
 Weights = Literal["honest", "as-sent", "other", "per-client", "nan", "infinite", "longer", "whole", "extra"]
@@ -104,10 +105,10 @@ def usual_step(algorithm: Algorithm) -> ClientStep:
         ConfigError: If no client step takes weights.
     """
     names = [slot.name for slot in algorithm.plan(algorithm.protocol.roster[0])]
-    paid = [half for half in algorithm.client_steps().values() if half.takes and set(half.bundle) <= set(names)]
+    paid = [step for step in client_steps(algorithm).values() if step.takes and set(step.charges) <= set(names)]
     if not paid:
         raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights, so that none can be crafted")
-    return max(paid, key=lambda half: (min(map(names.count, half.bundle), default=0), -len(half.bundle)))
+    return max(paid, key=lambda step: (min(map(names.count, step.charges), default=0), -len(step.charges)))
 
 
 def round_number(round: Round, asked: list[int], rounds: int) -> int:
@@ -132,11 +133,11 @@ def round_number(round: Round, asked: list[int], rounds: int) -> int:
     return found[0]
 
 
-def make(half: ClientStep, algorithm: Algorithm, weights: Weights, round: int, client: int) -> Tensors:
+def make(step: ClientStep, algorithm: Algorithm, weights: Weights, round: int, client: int) -> Tensors:
     """Create the tensors of a task: Gaussian numbers, equal for all clients in a round, changed as `weights` says.
 
     Args:
-        half: The client step.
+        step: The client step.
         algorithm: The job's algorithm.
         weights: "honest" or "as-sent": unchanged. "other" or "per-client": other numbers for all, or for each client. "nan" or
             "infinite": one such value. "longer": one parameter more. "whole": integers. "extra": an additional tensor named
@@ -148,8 +149,9 @@ def make(half: ClientStep, algorithm: Algorithm, weights: Weights, round: int, c
     draw = np.random.Generator(np.random.PCG64(seed))
     longer = int(weights == "longer")
     made: Tensors = {}
-    for name, spec in sorted(half.takes.items()):
-        shape = [_most(algorithm.dims[side] if isinstance(side, str) else side) for side in spec.shape]
+    sides = tensor_sides(algorithm)
+    for name, spec in sorted(step.takes.items()):
+        shape = [_most(sides[side] if isinstance(side, str) else side) for side in spec.shape]
         shape[-1:] = [side + longer for side in shape[-1:]]
         made[name] = (draw.standard_normal(shape) * SCALE).astype("<f4" if spec.dtype == "f4" else "<i8")
     first = min(made)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dpcfl_net.algorithms.base import MODEL, on_client
 from dpcfl_net.algorithms.client_level import OneModel
+from dpcfl_net.core.protocol import ModelTemplate
 from dpcfl_net.core.types import Release, TensorSpec
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 
 BODY = TensorSpec("f4", ("body",))
@@ -24,25 +26,22 @@ class DPFedPer(OneModel):
 
     name = "dp-fedper"
     paper = "Arivazhagan et al. 2019, Algorithm 2; 'DP-FedPer' in Yang, Hu, Kim, Li"
-    personal = True
-    stateful = True
 
-    @property
-    def update_size(self) -> int:
-        head = sum(math.prod(shape) for _, shape in self.protocol.model.layout[-2:])  # weight and bias of the last layer
-        return self.protocol.model.parameters - head
+    @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(
+            super().capabilities_for(options, setting), personal=True, holds_state=True, sides={"body": cls.update_size}
+        )
 
-    @property
-    def dims(self) -> dict[str, int | tuple[int, int]]:
-        return {**super().dims, "body": self.update_size}
+    @staticmethod
+    def update_size(model: ModelTemplate) -> int:
+        """Number of parameters of the body: all but weight and bias of the last layer."""
+        return model.parameters - sum(math.prod(shape) for _, shape in model.layout[-2:])
 
-    def personal_model(self, state: Mapping[str, Any]) -> Any:
-        return state.get("model")
-
-    @on_client(bundle=["raw"], takes={"model": MODEL}, gives={"update": BODY})
+    @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": BODY})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """The server's body under the own head (the first time, the server's head), trained together; the body's change."""
-        body = self.update_size
+        """Train the server's body under the client's head (at first the server's head); release the body's change."""
+        body = self.update_size(self.protocol.model)
         start = model.copy()
         if "model" in me.state:
             start[body:] = me.state["model"][body:]

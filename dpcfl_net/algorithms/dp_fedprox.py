@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import MODEL, on_client
+from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, on_client
 from dpcfl_net.algorithms.client_level import OneModel, Sampled
 from dpcfl_net.core.types import Release
 from dpcfl_net.federation.client import Client
 
 
 class DPFedProx(OneModel):
-    """As DP-FedAvg, with (mu / 2) ||theta - theta_server||^2 added to every client's loss."""
+    """DP-FedAvg with (mu / 2) ||theta - theta_server||^2 added to every client's loss."""
 
     name = "dp-fedprox"
     paper = "Li et al., MLSys 2020, equation 2; 'DP-FedProx' in Yang, Hu, Kim, Li"
@@ -20,7 +20,7 @@ class DPFedProx(OneModel):
     class Options(Sampled):
         mu: float = Field(default=0.1, ge=0, le=1e6, description="mu of the proximal term; 0 is dp-fedavg")
 
-    @on_client(bundle=["raw"], takes={"model": MODEL}, gives={"update": MODEL})
+    @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Local epochs pulled towards the model that the server sent."""
+        """Run local epochs with the proximal term centred at the server's model."""
         return Release(update=me.sgd("raw", model, proximal=(self.options.mu, model)) - model)

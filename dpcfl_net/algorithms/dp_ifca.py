@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import Options, Setting
+from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import Slot, State
+from dpcfl_net.core.types import Assignment, Slot, State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Setting
 
 
 class DPIFCA(Choosing):
-    """M models from different starts; in the first tenth of the rounds clients choose privately, then clusters are frozen."""
+    """M models from different initial values; clients choose privately in the first rounds, then clusters are frozen."""
 
     name = "dp-ifca"
     paper = "Liu, Hu, Wu, Smith 2022; Ghosh et al. 2020"
@@ -39,16 +40,16 @@ class DPIFCA(Choosing):
 
     def start(self, fed: Federation) -> State:
         models = np.stack([fed.initial_model(m) for m in range(self.options.clusters)])
-        return State(models, [None] * len(fed.clients), {"phase": "window"})
+        return State(models, [None] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        assignment: dict[int, Any] = dict(zip(fed.clients, state.assignment, strict=True))
+        assignment: Assignment
         if t <= self.window:
             phase = "window"
-            assignment, updates = self.choose(fed, state.models, assignment)
+            assignment, updates = self.choose(fed, state.models, state.assignment)
         else:
             phase = "frozen"
-            assignment = {i: 0 if m is None else m for i, m in assignment.items()}  # never chose: missing in every round
+            assignment = [0 if m is None else m for m in state.assignment]  # None: missing in every round of the window
             updates = self.train_each(fed, state.models, assignment)
         models = add_by_cluster(state.models, assignment, updates)
-        return State(models, [assignment[i] for i in fed.clients], {"phase": phase})
+        return State(models, assignment, diagnostics={"phase": phase})

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_epochs, on_client
-from dpcfl_net.core.protocol import ClientEntry, PrivacyTarget
-from dpcfl_net.core.types import DPSGDSlot, GaussianSlot, Release, Slot, State, TensorSpec, UnprotectedSlot
+from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, dpsgd_norm, full_epochs, on_client
+from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.types import DPSGDSlot, GaussianSlot, Release, Slot, State, TensorSpec, UnprotectedSlot, given
 from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation, Results
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.client_draws import paper_events, selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.loss_weighting import draw, probabilities, top_mass
@@ -21,6 +22,19 @@ from dpcfl_net.privacy.loss_weighting import draw, probabilities, top_mass
 LOSS = TensorSpec("f4")
 TOP = 5  # how many of the likeliest clients the reported mass is of
 CLIPPED = "updates leave the client without noise, and so do its losses, which are only clipped"
+
+
+def em_norm(algorithm: Algorithm, client: ClientEntry) -> float:
+    """Return the largest norm of an honest update: any without protection, a clipped one with its noise, or DP-SGD's."""
+    if algorithm.options.mode != "full":
+        return math.inf
+    if algorithm.protocol.privacy.unit == "sample":
+        return dpsgd_norm(algorithm, client)
+    noise = given(client.noise_multiplier) * (algorithm.protocol.model.parameters**0.5 + 12)
+    return algorithm.protocol.local.clip * (1 + noise)
+
+
+EM_UPDATE = TensorSpec("f4", ("p",), max_norm=em_norm)
 
 
 class EMFDRO(Algorithm):
@@ -37,8 +51,6 @@ class EMFDRO(Algorithm):
 
     name = "em-fdro"
     paper = "Yan, Guo, Liu, Liu, Algorithm 1"
-    protects = (("sample", "untrusted-server"), ("client", "untrusted-server"))
-    covers = ("model updates", "validation losses, and so the draws of clients that follow from them")
 
     class Options(Options):
         mode: Literal["paper", "selection", "full"] = Field(
@@ -56,6 +68,27 @@ class EMFDRO(Algorithm):
         )  # fmt: skip
 
     @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        rounds, each = setting.rounds, options.tilt
+        caveats: tuple[str, ...] = ()
+        if options.mode == "selection" and not cls.problems(options, setting):
+            asked = (options.tilt, setting.clients, options.drawn, rounds)
+            caveats = (
+                f"the draws by themselves, before somebody who sees nothing else and does not know the server's seed: epsilon "
+                f"{selection_epsilon(*asked):.4g} if one client's clipped losses may change and the models are given, "
+                f"{unconditional_epsilon(*asked):.4g} if it moves the others' losses through the models",
+            )
+        return Capabilities(
+            expected_releases=float(options.drawn * rounds),  # the first losses of all clients are negligible
+            protects=(("sample", "untrusted-server"), ("client", "untrusted-server")),
+            covers=("model updates", "validation losses, and so the draws of clients that follow from them"),
+            caveats=caveats,
+            claim_of_paper=f"client-level epsilon {rounds * each:g} for the draws of {rounds} rounds, {each:g} for each "
+            "(Proposition 4.4)",
+            plain_sgd=options.mode != "full" or setting.privacy.unit == "client",
+        )
+
+    @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         problems = []
         if options.drawn > setting.clients:
@@ -68,10 +101,6 @@ class EMFDRO(Algorithm):
             why = "every client of the public roster answers, so that nobody's absence can be hidden"
             problems.append(f"privacy.adjacency is 'zero-out': must be replace-one with privacy.unit client: {why}")
         return problems
-
-    @classmethod
-    def plain_sgd(cls, options: Any, privacy: PrivacyTarget) -> bool:
-        return bool(options.mode != "full" or privacy.unit == "client")
 
     # ---- what is paid for
 
@@ -90,38 +119,7 @@ class EMFDRO(Algorithm):
             return loss, GaussianSlot("update")
         return loss, DPSGDSlot("update", *full_epochs(self.protocol.local, client))
 
-    @property
-    def claim_of_paper(self) -> str | None:  # type: ignore[override]
-        rounds, each = self.protocol.rounds, self.options.tilt
-        return f"client-level epsilon {rounds * each:g} for the draws of {rounds} rounds, {each:g} for each (Proposition 4.4)"
-
-    @property
-    def caveats(self) -> list[str]:
-        """What holds of the draws alone, which is not what the server sees."""
-        if self.options.mode != "selection":
-            return []
-        asked = (self.options.tilt, len(self.clients), self.options.drawn, self.protocol.rounds)
-        return [
-            f"the draws by themselves, before somebody who sees nothing else and does not know the server's seed: epsilon "
-            f"{selection_epsilon(*asked):.4g} if one client's clipped losses may change and the models are given, "
-            f"{unconditional_epsilon(*asked):.4g} if it moves the others' losses through the models"
-        ]
-
-    def max_update_norm(self, client: ClientEntry) -> float:
-        """Any without protection; a clipped one and its noise, or one of DP-SGD."""
-        if self.options.mode != "full":
-            return math.inf
-        if self.protocol.privacy.unit == "sample":
-            return super().max_update_norm(client)
-        assert client.noise_multiplier is not None
-        return self.protocol.local.clip * (1 + client.noise_multiplier * (self.protocol.model.parameters**0.5 + 12))
-
-    @property
-    def expected_releases(self) -> float:
-        """Those with an update: the first losses of all are beside them next to nothing."""
-        return float(self.options.drawn * self.protocol.rounds)
-
-    # ---- server half
+    # ---- server
 
     def start(self, fed: Federation) -> State:
         n = len(fed.clients)
@@ -134,7 +132,9 @@ class EMFDRO(Algorithm):
             losses |= self.told(fed.call(self.evaluate, common={"model": model}))
         known = [loss for loss in losses.values() if loss is not None]
         usual = statistics.fmean(known) if known else 0.0
-        scores = [usual if loss is None else loss for loss in losses.values()]  # who never answered counts as the average
+        scores = [
+            usual if loss is None else loss for loss in losses.values()
+        ]  # a client that never answered counts as the average
         epsilon, tau = self.options.tilt, self.options.tau
         chances = probabilities(scores, epsilon, tau)
         drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.drawn, fed.rng("draw")))
@@ -142,38 +142,39 @@ class EMFDRO(Algorithm):
         losses |= self.told(results)
         records = {entry.id: float(entry.records) for entry in self.protocol.roster}
         moved = add_mean(state.models, results.column("update"), records)
-        told = {"p_max": float(chances.max()), "top_mass": top_mass(chances, TOP), "drawn": drawn}
-        return State(moved, state.assignment, {"losses": list(losses.values()), "draws": told})
+        shown = {
+            "p_max": float(chances.max()),
+            "top_mass": top_mass(chances, TOP),
+            "drawn": [int(i in drawn) for i in fed.clients],
+        }
+        return State(moved, state.assignment, {"losses": [*losses.values()]}, shown)
 
     def told(self, results: Results) -> dict[int, float]:
-        """The losses of those that answered; noise, or a hostile client, leads out of the range that an honest loss has."""
+        """Return the losses of the clients that answered, clipped to the range of an honest loss (noise may leave it)."""
         top = math.inf if self.options.mode == "paper" else self.options.tau
         return {client: min(max(float(loss), 0.0), top) for client, loss in results.column("loss").items()}
 
-    def describe(self, state: State) -> dict[str, Any]:
-        return {**super().describe(state), "more": state.memory["draws"]}
+    # ---- client steps
 
-    # ---- client half
-
-    @on_client(bundle=["loss"], takes={"model": MODEL}, gives={"loss": LOSS})
+    @on_client(charges=["loss"], takes={"model": MODEL}, gives={"loss": LOSS})
     def evaluate(self, me: Client, model: np.ndarray) -> Release:
         """Line 3."""
         return Release(loss=self.loss(me, model))
 
-    @on_client(bundle=["loss", "update"], takes={"model": MODEL}, gives={"loss": LOSS, "update": MODEL})
+    @on_client(charges=["loss", "update"], takes={"model": MODEL}, gives={"loss": LOSS, "update": EM_UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Lines 3 and 5: the loss of the model as it came, and what training adds to it."""
+        """Lines 3 and 5: the loss of the received model, and the update from training it."""
         return Release(loss=self.loss(me, model), update=self.update(me, model))
 
     def loss(self, me: Client, model: np.ndarray) -> np.ndarray:
-        """L_i, as the mode lets it go."""
+        """L_i, protected as the mode says."""
         if self.options.mode == "full":
             return np.array(me.noisy_loss("loss", model, self.options.tau), np.float32)
         top = math.inf if self.options.mode == "paper" else self.options.tau
         return np.array(me.validation_loss("loss", model, top), np.float32)
 
     def update(self, me: Client, model: np.ndarray) -> np.ndarray:
-        """g_i, as the mode lets it go."""
+        """g_i, protected as the mode says."""
         if self.options.mode != "full":
             return me.sgd("update", model) - model
         if self.protocol.privacy.unit == "client":

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import Options, Setting
+from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.shared_steps import Choosing, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Slot, State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 
 
 class FCDPFL(Choosing):
-    """M models from different starts; every round each client names the model of least training loss and trains it.
+    """M models from different initial values; every round each client names the model of least training loss and trains it.
 
     The paper sends the index as it is, which has no finite epsilon; `select: exponential` is the private twin.
     """
 
     name = "f-cdpfl"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version), section 5"
-    claim_of_paper = "record-level (epsilon, delta) for updates and indices; a raw argmin has no finite epsilon"
 
     class Options(Options):
         clusters: int = Field(ge=1, le=64, examples=[4], description="M")
@@ -33,12 +34,17 @@ class FCDPFL(Choosing):
         )
 
     @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        claim = "record-level (epsilon, delta) for updates and indices; a raw argmin has no finite epsilon"
+        return replace(super().capabilities_for(options, setting), claim_of_paper=claim)
+
+    @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         return too_many_clusters(options.clusters, setting.clients)
 
     @property
     def raw(self) -> bool:
-        """Whether indices leave without protection; with one model there is nothing to tell."""
+        """True if indices leave the client without protection."""
         return bool(self.options.select == "argmin")
 
     def plan(self, client: ClientEntry) -> list[Slot]:
@@ -48,10 +54,8 @@ class FCDPFL(Choosing):
 
     def start(self, fed: Federation) -> State:
         models = np.stack([fed.initial_model(m) for m in range(self.options.clusters)])
-        return State(models, [None] * len(fed.clients), {"phase": "window"})
+        return State(models, [None] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        before = dict(zip(fed.clients, state.assignment, strict=True))
-        assignment, updates = self.choose(fed, state.models, before, raw=self.raw)
-        models = add_by_cluster(state.models, assignment, updates)
-        return State(models, [assignment[i] for i in fed.clients], state.memory)
+        assignment, updates = self.choose(fed, state.models, state.assignment, raw=self.raw)
+        return State(add_by_cluster(state.models, assignment, updates), assignment, diagnostics={"phase": "window"})

@@ -1,4 +1,4 @@
-"""Global: one model for everybody, the mean of the clients' DP-SGD updates (DPFedAvg at sample level)."""
+"""Global: one model for all clients, moved by the mean of the clients' DP-SGD updates (DPFedAvg at sample level)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpcfl_net.federation.base import Federation
 
 
 class Global(FromModel):
-    """DPFedAvg: every round all clients train from the one model and the server adds the mean of their deltas."""
+    """DPFedAvg: every round all clients train from the model, and the server adds the mean of their updates."""
 
     name = "global"
     paper = "McMahan et al. 2017 with the local step of Abadi et al. 2016; 'Global' in Malekmohammadi et al., TMLR 2025"

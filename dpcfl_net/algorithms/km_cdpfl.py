@@ -2,59 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import Options, Setting
+from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.shared_steps import FromModel, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Slot, State
 from dpcfl_net.federation.aggregation import mean
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 
 
 class KMCDPFL(FromModel):
-    """A model theta_i for each client at the server; each moves by the mean delta of its client's k-means cluster.
+    """The server holds a model theta_i per client; it moves by the mean update of the client's k-means cluster.
 
-    Models of clients that were always put together stay equal; those that were not never meet again.
+    Models of clients that always shared a cluster stay equal; models that once differ never become equal again.
     """
 
     name = "km-cdpfl"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version), section 5; Werner et al. 2023"
-    model_per_client = True
 
     class Options(Options):
         clusters: int = Field(ge=1, le=64, examples=[4], description="M, the centres of k-means")
 
     @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), model_per_client=True, published_models=setting.clients)
+
+    @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         return too_many_clusters(options.clusters, setting.clients)
-
-    @property
-    def published_models(self) -> int:
-        return len(self.clients)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         return [*self.training(client, self.protocol.rounds)]
 
     def start(self, fed: Federation) -> State:
         models = np.repeat(fed.initial_model()[None], len(fed.clients), axis=0)
-        return State(models, [None] * len(fed.clients), {"phase": "myopic"})
+        return State(models, [None] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        row = {i: k for k, i in enumerate(fed.clients)}
-        updates = self.train_each(fed, state.models, row)
+        updates = self.train_each(fed, state.models, [*fed.clients])  # row i is client i's
         cluster = self.cluster(updates, fed.seed("k-means")) if updates else {}
         models = state.models.copy()
         for m in set(cluster.values()):
-            members = {i: delta for i, delta in updates.items() if cluster[i] == m}
-            models[[row[i] for i in members]] += mean(members)
-        return State(models, [cluster.get(i, a) for i, a in zip(fed.clients, state.assignment, strict=True)], state.memory)
+            members = {i: update for i, update in updates.items() if cluster[i] == m}
+            models[[*members]] += mean(members)
+        assignment = [cluster.get(i, m) for i, m in enumerate(state.assignment)]
+        return State(models, assignment, diagnostics={"phase": "myopic"})
 
     def cluster(self, updates: dict[int, np.ndarray], seed: int) -> dict[int, int]:
-        """k-means of the round's deltas: client -> 0..M-1 (fewer if fewer clients answered)."""
+        """Cluster the round's updates by k-means: client -> 0..M-1 (fewer if fewer clients answered)."""
         from sklearn.cluster import KMeans
 
         points = np.stack([*updates.values()]).astype(np.float64)

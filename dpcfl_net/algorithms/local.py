@@ -1,8 +1,8 @@
-"""Local: every client trains alone; nothing but an empty answer ever leaves it, and its steps are charged all the same."""
+"""Local: every client trains alone and releases an empty answer; its steps are charged as for other algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,19 @@ from dpcfl_net.algorithms.base import Algorithm, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 
 
 class Local(Algorithm):
-    """E*K local epochs of DP-SGD from the common start, in rounds so that it is compared at the same points."""
+    """E K local epochs of DP-SGD from the common initial model, in rounds, for comparison at the same points."""
 
     name = "local"
     paper = "'Local' in Malekmohammadi et al., TMLR 2025"
-    personal = True
+
+    @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), personal=True)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         rate, steps = full_epochs(self.protocol.local, client)
@@ -27,16 +31,14 @@ class Local(Algorithm):
 
     def start(self, fed: Federation) -> State:
         nothing = np.empty((0, self.protocol.model.parameters), dtype=np.float32)
-        return State(models=nothing, assignment=[None] * len(fed.clients), memory={"phase": "personal"})
+        return State(models=nothing, assignment=[None] * len(fed.clients), diagnostics={"phase": "personal"})
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         fed.call(self.train)
         return state
 
-    def personal_model(self, state: Mapping[str, Any]) -> Any:
-        return state.get("model")
-
-    @on_client(bundle=["train"], takes={}, gives={})
+    @on_client(charges=["train"], takes={}, gives={})
     def train(self, me: Client) -> Release:
+        """Run one round of DP-SGD on the client's own model."""
         me.state["model"] = me.dpsgd("train", me.state["model"] if "model" in me.state else me.initial_model())
         return Release()

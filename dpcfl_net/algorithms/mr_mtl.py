@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, full_epochs, on_client
+from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, dpsgd_norm, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State
+from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State, TensorSpec
 from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 
 
-class MRMTL(Algorithm):
-    """Every client keeps a model of its own, pulled towards the mean of all by lambda (theta_i - mean).
+def pulled_norm(algorithm: Algorithm, client: ClientEntry) -> float:
+    """Return the largest norm of an honest update: DP-SGD's, and what the pull towards the mean adds.
 
-    The pull is added after clipping and noise: it does not look at data, so it is free, and clipping cannot eat it.
-    (Written as a term of the loss it has no effect under Opacus, whose optimiser overwrites the gradient with the sum of
-    the clipped per-record gradients, in which the term is not.)
+    If r = (1 - lr lambda)^S of the distance D from the mean is left after S steps, whose noise and clipped sums are at most
+    B long, a round moves theta_i by at most B + (1 - r) D, and D grows by at most 2 B a round.
+    """
+    _, steps = full_epochs(algorithm.protocol.local, client)
+    left = (1 - algorithm.protocol.local.lr * algorithm.options.lam) ** steps
+    return dpsgd_norm(algorithm, client) * (1 + 2 * algorithm.protocol.rounds * (1 - left))
+
+
+PULLED = TensorSpec("f4", ("p",), max_norm=pulled_norm)
+
+
+class MRMTL(Algorithm):
+    """Every client keeps its own model, pulled towards the mean of all models by lambda (theta_i - mean).
+
+    The pull is added after clipping and noise: it does not depend on data, so it costs no epsilon and is not clipped.
+    (As a term of the loss it has no effect under Opacus, whose optimiser overwrites the gradient with the sum of the
+    clipped per-record gradients, which does not contain the term.)
     """
 
     name = "mr-mtl"
     paper = "Liu, Hu, Wu, Smith 2022, Algorithm A1"
-    personal = True
 
     class Options(Options):
         lam: float = Field(default=0.1, ge=0, le=1e6, description="lambda of the pull to the mean; 0 is Local")
+
+    @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), personal=True)
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
@@ -41,29 +59,16 @@ class MRMTL(Algorithm):
         return [DPSGDSlot("train", *full_epochs(self.protocol.local, client))] * self.protocol.rounds
 
     def start(self, fed: Federation) -> State:
-        return State(fed.initial_model()[None], [None] * len(fed.clients), {"phase": "personal"})
+        return State(fed.initial_model()[None], [None] * len(fed.clients), diagnostics={"phase": "personal"})
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         updates = fed.call(self.train, common={"mean": state.models[0]}).column("update")
         records = {entry.id: float(entry.records) for entry in self.protocol.roster}
-        return State(add_mean(state.models, updates, records), state.assignment, state.memory)
+        return replace(state, models=add_mean(state.models, updates, records))
 
-    def personal_model(self, state: Mapping[str, Any]) -> Any:
-        return state.get("model")
-
-    def max_update_norm(self, client: ClientEntry) -> float:
-        """Longer than by noise and clipped sums alone: the pull, too, moves theta_i, by what it is away from the mean.
-
-        With r = (1 - lr lambda)^S left of its distance D from the mean after S steps, whose noise and sums alone are at most
-        B long, a round moves theta_i by at most B + (1 - r) D, and D grows by at most 2 B a round.
-        """
-        _, steps = full_epochs(self.protocol.local, client)
-        left = (1 - self.protocol.local.lr * self.options.lam) ** steps
-        return super().max_update_norm(client) * (1 + 2 * self.protocol.rounds * (1 - left))
-
-    @on_client(bundle=["train"], takes={"mean": MODEL}, gives={"update": MODEL})
+    @on_client(charges=["train"], takes={"mean": MODEL}, gives={"update": PULLED})
     def train(self, me: Client, mean: np.ndarray) -> Release:
-        """A round from the own model, which is never reset to the mean."""
+        """Train the client's own model, which is never reset to the mean."""
         theta = me.state["model"] if "model" in me.state else me.initial_model()
         me.state["model"] = me.dpsgd("train", theta, proximal=(self.options.lam, mean))
         return Release(update=me.state["model"] - theta)

@@ -1,7 +1,8 @@
-"""O-DPCFL: DPFedAvg inside the true clusters, which the operator writes into the signed job in plain sight."""
+"""O-DPCFL: DPFedAvg inside the true clusters, which the operator writes into the signed job, readable by the server."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,33 +12,27 @@ from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Slot, State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 
 
 class Oracle(FromModel):
-    """The upper bound of every clustered method: R(i) is the true cluster from round 1."""
+    """Upper bound of the clustered methods: R(i) is the true cluster from round 1."""
 
     name = "oracle"
     paper = "O-DPCFL in Malekmohammadi et al., TMLR 2025"
-    uses_oracle = True
 
-    @property
-    def published_models(self) -> int:
-        return max(self.truth) + 1
-
-    @property
-    def truth(self) -> list[int]:
-        """The true cluster of each client in client order."""
-        truth: Any = self.protocol.oracle
-        return list(truth)
+    @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), uses_oracle=True, published_models=setting.true_clusters)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         return [*self.training(client, self.protocol.rounds)]
 
     def start(self, fed: Federation) -> State:
-        models = np.repeat(fed.initial_model()[None], self.published_models, axis=0)
-        return State(models, [*self.truth], {"phase": "fixed"})
+        assert self.protocol.oracle is not None
+        models = np.repeat(fed.initial_model()[None], self.setting.true_clusters, axis=0)
+        return State(models, [*self.protocol.oracle], diagnostics={"phase": "fixed"})
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        cluster = dict(zip(fed.clients, self.truth, strict=True))
-        updates = self.train_each(fed, state.models, cluster)
-        return State(add_by_cluster(state.models, cluster, updates), state.assignment, state.memory)
+        updates = self.train_each(fed, state.models, state.assignment)
+        return replace(state, models=add_by_cluster(state.models, state.assignment, updates))

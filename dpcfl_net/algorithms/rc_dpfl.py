@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.r_dpcfl import RDPCFL, Clustering
-from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import DPSGDSlot, Slot
+from dpcfl_net.core.types import Assignment, Slot
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 
 
 class RCDPFL(RDPCFL):
-    """As R-DPCFL, but within a cluster updates weigh as their clients' records, and choices are argmins, to the last round."""
+    """R-DPCFL with updates weighted by records within a cluster, and raw argmin choices in every round after E_c."""
 
     name = "rc-dpfl"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version), Algorithm 1"
-    claim_of_paper = "record-level (epsilon, delta), the sensitivity of a choice being 'effectively zero'; it is not"
 
     class Options(Options):
         clusters: int | Literal["auto"] = Field(default="auto", description="M, or auto: chosen by effective separation")
@@ -26,17 +27,23 @@ class RCDPFL(RDPCFL):
         clustering: Clustering = Field(default=Clustering(), description="the mixture")
         warm_start: bool = Field(default=False, description="start cluster models from the posterior-weighted first updates")
 
+    @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        claim = "record-level (epsilon, delta), the sensitivity of a choice being 'effectively zero'; it is not"
+        return replace(super().capabilities_for(options, setting), claim_of_paper=claim)
+
     @property
     def weights(self) -> dict[int, float]:
         return {entry.id: float(entry.records) for entry in self.protocol.roster}  # N_i
 
-    def last_choice(self, soft_until: int) -> int:
+    @property
+    def window(self) -> int:
+        """All rounds: choices go on to the last one."""
         return self.protocol.rounds
 
-    def plan(self, client: ClientEntry) -> list[Slot]:
-        later = self.protocol.rounds - 1
-        argmins = [] if self.options.clusters == 1 else self.argmins(later)  # E_c may be 1: then every round from 2 on
-        return [DPSGDSlot("first", 1.0, self.protocol.local.epochs), *self.training(client, later), *argmins]
+    def choice_slots(self) -> list[Slot]:
+        # E_c may be 1: then every round from 2 on.
+        return [] if self.options.clusters == 1 else [*self.argmins(self.protocol.rounds - 1)]
 
-    def choices(self, fed: Federation, models: Any, assignment: dict[int, Any]) -> Any:
+    def choices(self, fed: Federation, models: np.ndarray, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:
         return self.choose(fed, models, assignment, raw=True)

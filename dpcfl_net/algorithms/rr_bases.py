@@ -1,4 +1,4 @@
-"""The clustering methods that random rebalancing composes with: how a client finds its cluster, and what it trains."""
+"""Clustering methods under random rebalancing: how a client finds its cluster, and what it trains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class IFCA:
     """IFCA (Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020): the cluster of least training loss; its model is trained."""
 
     stateful: ClassVar[bool] = False
-    shared: ClassVar[int] = 0  # models beside the k of the clusters, which every client trains; they come first
+    shared: ClassVar[int] = 0  # models besides the k of the clusters, which every client trains; they come first
 
     def assign(self, me: Client, models: np.ndarray) -> int:
         """s = argmin_j F(theta_j)."""

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import INDEX, MODELS, Setting, on_central_server, on_client
-from dpcfl_net.algorithms.client_level import ClientLevel, Sampled, sampling_of
+from dpcfl_net.algorithms.base import INDEX, MODELS, on_central_server, on_client
+from dpcfl_net.algorithms.client_level import ClientLevel, Sampled, round_slot, sampling_of
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core.types import CentralSlot, Event, FixedSizeGaussian, Release, Slot, State, TensorSpec, UnprotectedSlot
 from dpcfl_net.federation.base import Federation, Results
-from dpcfl_net.federation.central_dp import Contribution, Desk
+from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.federation.central_dp import CentralContext, Contribution
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.client_level import joint_noise, labels_first_sensitivity
 
-UPDATE = TensorSpec("f4", ("update",))
+BLOCKS = TensorSpec("f4", ("update",))  # of the shared model, if there is one, and of the cluster's
 AS_PUBLISHED = (
     "the published claim does not hold: dividing by a private cluster size has no finite epsilon under add/remove, "
     "for which it is made"
@@ -50,13 +52,29 @@ class RRCluster(ClientLevel):
         )
 
     @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        base, paper = BASES[options.base], options.guarantee == "paper"
+        models = base.shared + options.clusters
+        claim = f"client-level epsilon {setting.privacy.epsilon:g} (Theorem 4.2, by Wang et al. 2019)"
+        return replace(
+            super().capabilities_for(options, setting),
+            holds_state=base.stateful and not paper,
+            max_models=models,
+            published_models=models,
+            shared_models=base.shared,
+            sides={"update": lambda model: model.parameters * (1 + base.shared)},
+            claim_of_paper=claim if paper else None,
+            sound_events=(lambda z: sound_events(options, setting, z)) if paper and not base.stateful else None,
+        )
+
+    @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         problems = super().problems(options, setting)
-        drawn, wanted = options.sampling_rate * setting.clients, options.clusters * options.least
-        if wanted > drawn + 1e-9:
+        per_round, wanted = options.sampling_rate * setting.clients, options.clusters * options.least
+        if wanted > per_round + 1e-9:
             problems.append(
                 f"algorithm.least is {options.least}: {options.clusters} clusters of at least so many need {wanted} clients a round, "
-                f"{options.sampling_rate:g} of {setting.clients} are {drawn:g}"
+                f"{options.sampling_rate:g} of {setting.clients} are {per_round:g}"
             )
         sampling = sampling_of(options.sampling, setting.privacy.adjacency)
         if options.guarantee == "expected" and sampling == "fixed":
@@ -72,141 +90,126 @@ class RRCluster(ClientLevel):
             )
         return problems
 
-    @classmethod
-    def holds_state(cls, options: Any) -> bool:
-        return BASES[options.base].stateful and options.guarantee != "paper"
-
     @property
     def base(self) -> IFCA:
         return BASES[self.options.base]()
 
     @property
-    def max_models(self) -> int:
-        return int(self.base.shared + self.options.clusters)
-
-    @property
-    def dims(self) -> dict[str, int | tuple[int, int]]:
-        return {**super().dims, "update": self.protocol.model.parameters * (1 + self.base.shared)}
-
-    def models_of(self, client: int, cluster: int | None) -> tuple[int, ...]:
-        """FedCAM adds the outputs of the first model, which all share, to those of the cluster's."""
-        return (*range(self.base.shared), self.base.shared + (cluster or 0))
+    def min_cluster_size(self) -> int:
+        """B."""
+        return int(self.options.least)
 
     # ---- what is paid for
 
     def central_plan(self) -> list[Slot]:
-        rounds, share = self.protocol.rounds, self.options.labels_share
+        rounds = self.protocol.rounds
         if self.options.guarantee == "expected":
-            return [self.central_slot()] * rounds
-        released = self.central_slot(("labels", share), ("sums", 1 - share))
+            return [round_slot(self.options, self.setting)] * rounds
+        released = labels_slot(self.options, self.setting)
         if self.options.guarantee == "labels-first":
             return [released] * rounds
         return [released, UnprotectedSlot("claim", AS_PUBLISHED)] * rounds
 
-    @property
-    def claim_of_paper(self) -> str | None:  # type: ignore[override]
-        if self.options.guarantee != "paper":
-            return None
-        return f"client-level epsilon {self.protocol.privacy.epsilon:g} (Theorem 4.2, by Wang et al. 2019)"
-
-    def sound_events(self) -> list[Event] | None:
-        """As published, but for what labels really move when a client is replaced: sqrt(2) C_s instead of C_s."""
-        z = self.protocol.curator_noise_multiplier
-        if self.options.guarantee != "paper" or self.base.stateful or z is None:
-            return None
-        slot = self.central_plan()[0]
-        assert isinstance(slot, CentralSlot)
-        sound = joint_noise(slot.part_noise(z, "sums"), slot.part_noise(z, "labels") / math.sqrt(2))
-        return [FixedSizeGaussian(sound, int(slot.sample_size), slot.population, self.protocol.rounds)]
-
-    # ---- server half
+    # ---- server
 
     def start(self, fed: Federation) -> State:
-        """Every model its own first values: equal ones would never part."""
-        models = np.stack([fed.initial_model(k) for k in range(self.max_models)])
-        return State(models, [None] * len(fed.clients), {"phase": "clusters"})
+        """Every model has its own initial values: equal models would stay equal."""
+        models = np.stack([fed.initial_model(k) for k in range(self.capabilities.max_models)])
+        return State(models, [None] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        half = {"labels-first": self.labels_then_sums, "expected": self.blocks, "paper": self.as_published}[
-            self.options.guarantee
-        ]
-        released = fed.release(half, models=state.models)
+        steps = {"labels-first": self.labels_then_sums, "expected": self.blocks, "paper": self.as_published}
+        released = fed.release(steps[self.options.guarantee], models=state.models)
         if released is None:
             return state
-        steps, sizes = self.means(released)
-        models = state.models + (self.options.server_lr * steps).astype(np.float32)
-        return State(models, state.assignment, {"phase": "clusters", "sizes": sizes})
+        moves, sizes = self.means(released)
+        models = state.models + (self.options.server_lr * moves).astype(np.float32)
+        return State(models, state.assignment, diagnostics={"phase": "clusters", "sizes": sizes})
 
     def means(self, released: Any) -> tuple[np.ndarray, list[float]]:
         """The noisy mean update of every model, (M, p), and the sizes that they were divided by."""
         shared, sums = self.base.shared, released["sums"].astype(np.float64)
         steps = np.zeros_like(sums)
-        steps[:shared] = sums[:shared] / self.drawn
+        steps[:shared] = sums[:shared] / self.clients_per_round
         if self.options.guarantee == "expected":
             counts = released["counts"].astype(np.float64)
-            steps[shared:] = rebalanced_in_expectation(sums[shared:], counts, self.options.least)
+            steps[shared:] = rebalanced_in_expectation(sums[shared:], counts, self.min_cluster_size)
             return steps, [float(count) for count in counts]
         sizes = np.bincount(released["slots"], minlength=self.options.clusters)
         filled = np.flatnonzero(sizes)  # an empty cluster keeps its model
         steps[shared + filled] = sums[shared + filled] / sizes[filled, None]
         return steps, [float(size) for size in sizes]
 
-    def describe(self, state: State) -> dict[str, Any]:
-        return {"phase": "clusters", "sizes": state.memory.get("sizes")}
+    # ---- central steps
 
-    # ---- curator half
-
-    @on_central_server(bundle=["round"])
-    def labels_then_sums(self, me: Desk, models: np.ndarray) -> Release:
+    @on_central_server(charges=["round"])
+    def labels_then_sums(self, me: CentralContext, models: np.ndarray) -> Release:
         """Noisy labels of uniformly shuffled slots; then sums over the clusters that rebalancing makes of them."""
         return self.released(me, models, labels_first_sensitivity(1.0, self.options.label_clip)[1], "surplus")
 
-    @on_central_server(bundle=["round", "claim"])
-    def as_published(self, me: Desk, models: np.ndarray) -> Release:
+    @on_central_server(charges=["round", "claim"])
+    def as_published(self, me: CentralContext, models: np.ndarray) -> Release:
         """The same with noise for C_s on a label, and donors from whole clusters (Algorithm 2, lines 7 and 11-12)."""
         me.without_guarantee("claim")
         return self.released(me, models, self.options.label_clip, "any")
 
-    def released(self, me: Desk, models: np.ndarray, label_sensitivity: float, donors: Literal["surplus", "any"]) -> Release:
+    def released(
+        self, me: CentralContext, models: np.ndarray, label_sensitivity: float, donors: Literal["surplus", "any"]
+    ) -> Release:
         """A round that releases labels: what each slot was labelled, which cluster it counts for, and the sums."""
         k, slots = self.options.clusters, me.sample("round")
         answers = self.collect(me, models, slots)
         labels = [int(answers[i]["label"]) if i in answers else None for i in slots]
         noisy = me.noisy_labels("round", "labels", labels, k, self.options.label_clip, label_sensitivity).argmax(axis=1)
-        placed = rebalance(noisy, k, self.options.least, me.rng("round", "rebalancing"), donors)
+        placed = rebalance(noisy, k, self.min_cluster_size, me.rng("round", "rebalancing"), donors)
         sums, _ = self.sums(me, answers, dict(zip(slots, placed.tolist(), strict=True)))
-        me.show_observer(clients=slots, labels=labels, released=noisy.tolist())
+        me.show_observer(clients=slots, labels={"as sent": labels, "as released": noisy.tolist()})
         return Release(slots=placed.astype(np.int64), sums=sums)
 
-    @on_central_server(bundle=["round"])
-    def blocks(self, me: Desk, models: np.ndarray) -> Release:
+    @on_central_server(charges=["round"])
+    def blocks(self, me: CentralContext, models: np.ndarray) -> Release:
         """Each client's update in its cluster's block, beside a count: noisy sums and counts, and no label."""
         answers = self.collect(me, models, me.sample("round"))
         where = {i: min(max(int(answer["label"]), 0), self.options.clusters - 1) for i, answer in answers.items()}
         sums, counts = self.sums(me, answers, where, counts={i: self.base.shared + label for i, label in where.items()})
-        me.show_observer(clients=list(answers), labels=[where[i] for i in answers], released=[])
+        me.show_observer(clients=list(answers), labels={"as sent": [where[i] for i in answers]})
         assert counts is not None
         return Release(sums=sums, counts=counts[self.base.shared :].astype(np.float32))
 
-    def collect(self, me: Desk, models: np.ndarray, sample: list[int]) -> Results:
-        """The raw labels and updates of the round's clients."""
+    def collect(self, me: CentralContext, models: np.ndarray, sample: list[int]) -> Results:
+        """Collect the raw labels and updates of the round's clients."""
         return me.call(self.assign_and_train, {client: {"models": models} for client in sample})
 
-    def sums(self, me: Desk, answers: Results, where: dict[int, int], counts: dict[int, int] | None = None) -> Any:
-        """Noisy sums of the updates over the clusters that clients are put in."""
+    def sums(self, me: CentralContext, answers: Results, where: dict[int, int], counts: dict[int, int] | None = None) -> Any:
+        """Return noisy sums of the updates over the clusters that clients are put in."""
         parts = {i: self.contribution(answer["update"], where[i]) for i, answer in answers.items()}
         p, clip = self.protocol.model.parameters, self.protocol.local.clip
-        return me.noisy_sums("round", "sums", parts, (self.max_models, p), clip, counts)
+        return me.noisy_sums("round", "sums", parts, (self.capabilities.max_models, p), clip, counts)
 
     def contribution(self, update: np.ndarray, cluster: int) -> Contribution:
         """Which blocks of the sums an update is added to: the shared model's, if there is one, and the cluster's."""
         parts = np.split(update, 1 + self.base.shared)
         return [*((row, parts[row]) for row in range(self.base.shared)), (self.base.shared + cluster, parts[-1])]
 
-    # ---- client half
+    # ---- client step
 
-    @on_client(bundle=["raw"], takes={"models": MODELS}, gives={"label": INDEX, "update": UPDATE})
+    @on_client(charges=["raw"], takes={"models": MODELS}, gives={"label": INDEX, "update": BLOCKS})
     def assign_and_train(self, me: Client, models: np.ndarray) -> Release:
-        """Find the own cluster, train its model; label and update as they are."""
+        """Find the client's cluster and train its model; release the raw label and update."""
         label = self.base.assign(me, models)
         return Release(label=np.int64(label), update=self.base.train(me, models, label))
+
+
+def labels_slot(options: Any, setting: Setting) -> CentralSlot:
+    """Return the central slot of a round that releases noisy labels, then sums."""
+    return round_slot(options, setting, ("labels", options.labels_share), ("sums", 1 - options.labels_share))
+
+
+def sound_events(options: Any, setting: Setting, z: float) -> list[Event]:
+    """Return events that hold for guarantee `paper` at noise multiplier z.
+
+    They differ from the published ones in how far a label moves when a client is replaced: sqrt(2) C_s instead of C_s.
+    """
+    slot = labels_slot(options, setting)
+    sound = joint_noise(slot.part_noise(z, "sums"), slot.part_noise(z, "labels") / math.sqrt(2))
+    return [FixedSizeGaussian(sound, int(slot.sample_size), slot.population, setting.rounds)]

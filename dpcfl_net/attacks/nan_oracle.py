@@ -17,6 +17,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.client import slot_key
 from dpcfl_net.federation.gate import seeded_key
 from dpcfl_net.privacy.randomness import stream
@@ -124,11 +125,11 @@ def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
     """
     from dpcfl_net.training.dpsgd import poisson_rows
 
-    entry, bundle = job.protocol.client(client), job.algorithm.client_steps()[KIND].bundle
+    entry, charges = job.protocol.client(client), client_steps(job.algorithm)[KIND].charges
     slot = next(slot for slot in job.algorithm.plan(entry) if isinstance(slot, DPSGDSlot))
     seed, present = bytes.fromhex(job.experiment.noise_seed or ""), []
     for t in range(1, job.protocol.rounds + 1):
-        key = slot_key(seeded_key(seed, client, t, KIND, bundle), slot.name)
+        key = slot_key(seeded_key(seed, client, t, KIND, charges), slot.name)
         batches = stream(key, "batches")
         drawn = [poisson_rows(entry.records, slot.rate, batches) for _ in range(slot.steps)]
         present.append(bool(np.isin(held, np.concatenate(drawn)).any()))

@@ -10,12 +10,13 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms import base
-from dpcfl_net.algorithms.base import MODEL, on_client
+from dpcfl_net.algorithms.base import MODEL, UPDATE, on_client
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State, UnprotectedSlot
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.randomness import derive, stream
 
@@ -44,7 +45,7 @@ class NanProbe(Global):
         row: int = Field(default=0, ge=0, description="the record's row in the training part")
 
     @classmethod
-    def problems(cls, options: Any, setting: base.Setting) -> list[str]:
+    def problems(cls, options: Any, setting: Setting) -> list[str]:
         try:
             known(options.dataset, options.row)
         except ConfigError as error:
@@ -75,7 +76,7 @@ class NanProbeOnOpacus(NanProbe):
     def plan(self, client: ClientEntry) -> list[Slot]:
         return [*super().plan(client), *[UnprotectedSlot("clipping", AS_OPACUS)] * self.protocol.rounds]
 
-    @on_client(bundle=["train", "clipping"], takes={"model": MODEL}, gives={"update": MODEL})
+    @on_client(charges=["train", "clipping"], takes={"model": MODEL}, gives={"update": UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
         """One round by Opacus; uses private members of `me`, which offers no access to the records without the defence."""
         slot = me._charge.slots["train"]

@@ -16,6 +16,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import SelectionSlot, UnprotectedSlot
 from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.report.figures import axis, colour, spec
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job
@@ -218,7 +219,7 @@ def read_choices(folder: Path) -> Recording:
     """
     job = read_run_job(folder)
     algorithm = job.algorithm
-    asking = {name: half.bundle for name, half in algorithm.client_steps().items() if "choice" in half.gives}
+    asking = {name: step.charges for name, step in client_steps(algorithm).items() if "choice" in step.gives}
     path = RunFolder(folder).transcript
     if not path.exists():
         raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
@@ -239,7 +240,7 @@ def read_choices(folder: Path) -> Recording:
         why = "it never asks for one" if not asking else "the transcript must be full: output.transcript=full"
         raise ConfigError(f"{folder} holds no choice of a cluster by algorithm {job.protocol.algorithm}: {why}")
     slots = {slot.name: slot for entry in job.protocol.roster for slot in algorithm.plan(entry)}
-    chosen = [slots[name] for bundle in asking.values() for name in bundle if name in slots]
+    chosen = [slots[name] for charges in asking.values() for name in charges if name in slots]
     eta = next((slot.eta for slot in chosen if isinstance(slot, SelectionSlot)), None)
     if eta is None and not any(isinstance(slot, UnprotectedSlot) for slot in chosen):
         raise ConfigError(f"{folder}: the plan of {job.protocol.algorithm} holds no selection mechanism")

@@ -13,6 +13,7 @@ from dpcfl_net.core.protocol import LocalTraining
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import DPSGDSlot, GaussianSlot
 from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.messages import Header
 
@@ -98,10 +99,10 @@ def _update(job: Job, client: int, header: Header, sent: Tensors, back: Tensors)
         return None
     entry, local = job.protocol.client(client), job.protocol.local
     slots = {slot.name: slot for slot in job.algorithm.plan(entry)}
-    bundle = [slots[name] for name in job.algorithm.client_steps()[header.task].bundle]
-    steps = [slot.steps for slot in bundle if isinstance(slot, DPSGDSlot)]
+    charged = [slots[name] for name in client_steps(job.algorithm)[header.task].charges]
+    steps = [slot.steps for slot in charged if isinstance(slot, DPSGDSlot)]
     plain = local.epochs * -(-entry.records // local.batch_size)
-    noisy = any(isinstance(slot, DPSGDSlot | GaussianSlot) for slot in bundle)
+    noisy = any(isinstance(slot, DPSGDSlot | GaussianSlot) for slot in charged)
     return Update(client, header.round, model, change, steps[0] if steps else plain, noisy)
 
 

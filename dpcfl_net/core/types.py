@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -211,18 +211,25 @@ Slot = DPSGDSlot | GaussianSlot | SelectionSlot | UnprotectedSlot | RawSlot | Ce
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a task or release: dtype "f4" or "i8"; dims are sizes or names ("p" parameters, "M" clusters)."""
+    """One tensor of a task or release.
+
+    Attributes:
+        dtype: "f4" or "i8".
+        shape: Sides as sizes or names ("p" parameters, "M" models in a task, or the algorithm's own).
+        max_norm: Maps (algorithm, client's roster entry) to the largest L2 norm that the server accepts; None: any.
+    """
 
     dtype: Literal["f4", "i8"]
     shape: tuple[int | str, ...] = ()
+    max_norm: Callable[[Any, Any], float] | None = None
 
 
 @dataclass(frozen=True)
 class ClientStep:
-    """What a client half's declaration pins: the slots it spends and every tensor that crosses the wire."""
+    """A declared step: its task name, the slots that one task charges, and the tensors that it takes and gives."""
 
     kind: str
-    bundle: tuple[str, ...]
+    charges: tuple[str, ...]
     takes: Mapping[str, TensorSpec]
     gives: Mapping[str, TensorSpec]
 
@@ -237,7 +244,7 @@ class Task:
 
 
 class Release:
-    """The only thing a client half may return: named arrays, all of them outputs of charged mechanisms."""
+    """The only thing that a client step may return: named arrays, all of them outputs of charged mechanisms."""
 
     def __init__(self, **tensors: np.ndarray | np.generic) -> None:
         self.tensors = {name: np.asarray(value) for name, value in tensors.items()}
@@ -254,15 +261,24 @@ class Answer:
     cached: bool = False
 
 
+# The cluster of each client, indexed by client id; None for a client without a cluster.
+Assignment = list[int | None]
+
+
 @dataclass
 class State:
-    """The whole of a server half between rounds: plain, serialisable, enough to go on from.
+    """The server's whole state between rounds: plain, serialisable, sufficient to resume.
 
-    models: (M, p) float32, one row a cluster (no rows: personal models only).
-    assignment: the cluster of each client in client order; None where a client has none.
-    memory: what else the algorithm keeps: msgpack-able scalars, lists, dicts with string keys, numpy arrays.
+    Attributes:
+        models: (M, p) float32, one row per cluster (no rows: personal models only).
+        assignment: Cluster of each client; see `Assignment`.
+        memory: What else the algorithm needs: msgpack-able scalars, lists, dicts with string keys, numpy arrays.
+        diagnostics: Figures for logs and the report, computed from what the server may see. A word or number per round, a
+            list with a number per cluster or per client, or a mapping of arrays (written once, as NAME.npz). Names are
+            shown as they are. Two have defaults: `phase`, the word for the round, and `sizes`, the clients per cluster.
     """
 
     models: np.ndarray
-    assignment: list[int | None]
+    assignment: Assignment
     memory: dict[str, Any] = field(default_factory=dict)
+    diagnostics: dict[str, Any] = field(default_factory=dict)

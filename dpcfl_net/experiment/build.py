@@ -119,7 +119,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
             config.model.name,
             images,
             derive_seed(root, "initial model"),
-            by_record=not config.algorithm_class.plain_sgd(config.options, config.privacy),
+            by_record=not config.capabilities.plain_sgd,
             batch_size=config.local.batch_size,
         ),
         roster=[
@@ -137,7 +137,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
         server_seed=hashlib.sha256(b"server\0" + root).hexdigest(),
         ledger_scope=config.ledger.scope,
         security=config.runtime.transport.security,
-        oracle=experiment.true_clusters if config.algorithm_class.uses_oracle else None,
+        oracle=experiment.true_clusters if config.capabilities.uses_oracle else None,
         experiment_hash=digest(experiment),
     )
     protocol = calibrated(protocol)

@@ -18,7 +18,7 @@ from pydantic import (
     model_serializer,
 )
 
-from dpcfl_net.algorithms.base import Algorithm, Setting, registry
+from dpcfl_net.algorithms.base import Algorithm, registry
 from dpcfl_net.algorithms.base import find as find_algorithm
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import allowed_keys, known_keys, nearest_key, sentences
@@ -33,6 +33,7 @@ from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.config_options import with_algorithm
 from dpcfl_net.experiment.config_overrides import merge, override, plain
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
 
 PACKAGED = Path(__file__).parents[1] / "configs"  # configurations that come with the package
@@ -232,6 +233,16 @@ class Config(Section):
         """Validated options of the chosen algorithm."""
         return self.algorithm_class.Options.model_validate({k: v for k, v in self.algorithm.items() if k != "name"})
 
+    @property
+    def setting(self) -> Setting:
+        """Public facts that the algorithm's options are checked against."""
+        return Setting(self.rounds, sum(self.data.clients), self.local, self.privacy, self.data.validation)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the chosen algorithm protects, needs and publishes under its options."""
+        return self.algorithm_class.capabilities_for(self.options, self.setting)
+
 
 def find(name: str | Path) -> Path:
     """Find a configuration by path or by the name of a packaged one.
@@ -352,8 +363,7 @@ def _combination_problems(config: Config) -> list[str]:
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
     problems += _audit_problems(config)
-    setting = Setting(config.rounds, sum(config.data.clients), config.local, config.privacy, config.data.validation)
-    return problems + config.algorithm_class.problems(config.options, setting)
+    return problems + config.algorithm_class.problems(config.options, config.setting)
 
 
 def _device_problems(runtime: RuntimeSettings) -> list[str]:
@@ -379,8 +389,8 @@ def _privacy_problems(config: Config) -> list[str]:
         problems.append(
             "ledger.scope is 'dataset': needs privacy.noise os, since runs with seeded noise have no epsilon to compose"
         )
-    if (privacy.unit, privacy.trust) not in algorithm.protects:
-        pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in algorithm.protects)
+    if (privacy.unit, privacy.trust) not in config.capabilities.protects:
+        pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in config.capabilities.protects)
         problems.append(
             f"privacy.unit is {privacy.unit!r}, privacy.trust {privacy.trust!r}: {algorithm.name} works with {pairs}"
         )
@@ -388,7 +398,7 @@ def _privacy_problems(config: Config) -> list[str]:
         problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
     for name in ("momentum", "weight_decay"):
         value = getattr(config.local, name)
-        if value and not algorithm.plain_sgd(config.options, privacy):
+        if value and not config.capabilities.plain_sgd:
             problems.append(f"local.{name} is {value}: must be 0, since {algorithm.name} trains by DP-SGD, which has none")
     return problems
 
@@ -398,7 +408,7 @@ def _pace_problems(config: Config) -> list[str]:
     local, problems = config.local, []
     if local.deadline_s is not None and local.pace != "constant":
         problems.append(f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}")
-    if local.pace == "constant" and config.algorithm_class.plain_sgd(config.options, config.privacy):
+    if local.pace == "constant" and config.capabilities.plain_sgd:
         problems.append(f"local.pace is 'constant': belongs to DP-SGD, which {config.algorithm['name']} does not run here")
     if local.pace == "constant" and config.ledger.scope == "dataset":
         problems.append(
@@ -425,7 +435,7 @@ def _audit_problems(config: Config) -> list[str]:
     if not audit.canaries:
         return []
     problems, asked = [], f"audit.canaries is {audit.canaries}:"
-    if privacy.unit == "client" or config.algorithm_class.plain_sgd(config.options, privacy):
+    if privacy.unit == "client" or config.capabilities.plain_sgd:
         problems.append(
             f"{asked} canaries are records under DP-SGD, which {config.algorithm['name']} with privacy.unit {privacy.unit!r} "
             "does not run"
@@ -463,7 +473,7 @@ def _data_problems(config: Config, known_model: bool) -> list[str]:
     """Problems of settings with the data set and the model; plugins are tried before anything starts."""
     images = open_set(config.data, config.data.root)
     problems = shift_problems(config.data, images)
-    by_record = not config.algorithm_class.plain_sgd(config.options, config.privacy)
+    by_record = not config.capabilities.plain_sgd
     if known_model and (images.task == "regression" or is_plugin(config.model.name) or is_plugin(config.data.dataset)):
         from dpcfl_net.experiment.build import model_template
 

@@ -14,6 +14,7 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.types import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.federation.capabilities import client_steps
 
 # Measured with the small CNN: memory of the shared libraries, and of each further worker.
 _SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20
@@ -31,12 +32,13 @@ def estimate(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         in bytes.
     """
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
-    asked = algorithm.expected_releases
-    if algorithm.plain_sgd(algorithm.options, protocol.privacy):
+    able = algorithm.capabilities
+    asked = able.expected_releases
+    if able.plain_sgd:
         records = [entry.records for entry in protocol.roster]
         each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
         steps, seen, selections = round(asked * each), round(asked * protocol.local.epochs * sum(records) / n), 0
-        models_down = asked * (algorithm.max_models - 1)
+        models_down = asked * (able.max_models - 1)
     else:
         gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
         share = asked / (n * protocol.rounds)  # a plan holds every round, though a round may sample clients
@@ -45,10 +47,9 @@ def estimate(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         selections = sum(
             isinstance(slot, SelectionSlot | UnprotectedSlot) for entry in protocol.roster for slot in algorithm.plan(entry)
         )
-        models_down = selections * (algorithm.max_models - 1)  # for a selection a client gets every model
-    sends = any(
-        set(spec.shape) & {"p", "update", "body"} for half in algorithm.client_steps().values() for spec in half.gives.values()
-    )
+        models_down = selections * (able.max_models - 1)  # for a selection a client gets every model
+    given_back = [spec for step in client_steps(algorithm).values() for spec in step.gives.values()]
+    sends = any(isinstance(side, str) for spec in given_back for side in spec.shape)  # a whole model or a part of it
     up = round(4 * p * asked) if sends else 0
     return {
         "clients": n,
@@ -86,7 +87,7 @@ def step_seconds(job: Job, root: str | None, steps: int = 8) -> float:
     entry, local = job.protocol.roster[0], job.protocol.local
     settings, piece = client_slice(job, entry.id, root)
     theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
-    if job.algorithm.plain_sgd(job.algorithm.options, job.protocol.privacy):
+    if job.algorithm.capabilities.plain_sgd:
         one_epoch = job.protocol.model_copy(update={"local": local.model_copy(update={"epochs": 1})})
         engine, few = Engine.of(one_epoch), replace(piece, train_rows=piece.train_rows[: steps * local.batch_size])
         data = open_client(settings, few, root)

@@ -49,10 +49,11 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     algorithm, by_client = algorithm_of(protocol), protocol.privacy.unit == "client"
     z = [noise for noise in noisy_plans(algorithm).values() if noise is not None]
     least = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
-    covered, not_covered = list(algorithm.covers), [*algorithm.caveats, *NOT_COVERED]
+    able = algorithm.capabilities
+    covered, not_covered = list(able.covers), [*able.caveats, *NOT_COVERED]
     if by_client:
         not_covered.append(COUNTS)
-    elif not algorithm.plain_sgd(algorithm.options, protocol.privacy) and protocol.local.deadline_s is None:
+    elif not able.plain_sgd and protocol.local.deadline_s is None:
         not_covered.append(FREE_PACE if protocol.local.pace == "free" else NO_DEADLINE)
     if protocol.privacy.delta >= 1 / least:
         what, count = ("clients", "n") if by_client else ("records", "N")
@@ -72,7 +73,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         not_covered.append("the network: messages on loopback are not encrypted")
     if protocol.oracle is not None:
         not_covered.append("cluster membership: the job lists the oracle's true clusters")
-    elif not by_client and algorithm.max_models > 1:
+    elif not by_client and able.max_models > 1:
         not_covered.append(CLUSTERS_SHOW)
     privacy = protocol.privacy
     return {
@@ -87,7 +88,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "noise_multiplier": {"min": min(z), "max": max(z)} if z else None,
         "epsilon_spent": 0.0,
         "epsilon_replace_one": replace_one,
-        "claim_of_paper": algorithm.claim_of_paper,
+        "claim_of_paper": able.claim_of_paper,
         "ledger_scope": protocol.ledger_scope,
         "covered": covered,
         "not_covered": not_covered,
@@ -109,8 +110,8 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
     algorithm = algorithm_of(protocol)
     plans = [plan_events(list(plan), z, "replace-one") for plan, z in noisy_plans(algorithm).items() if z is not None]
     if protocol.unprotected:
-        sound = algorithm.sound_events()
-        plans = [] if sound is None else [sound]
+        sound, noise = algorithm.capabilities.sound_events, protocol.curator_noise_multiplier
+        plans = [] if sound is None or noise is None else [sound(noise)]
     delta = protocol.accounted_delta
 
     def spent(events: list[Event]) -> float:

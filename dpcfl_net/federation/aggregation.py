@@ -1,4 +1,4 @@
-"""How updates become models: one place, in client order, in float64, so that the same updates give the same bits."""
+"""Aggregation of updates: in client order and in float64, so that the same updates give the same bits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dpcfl_net.core.types import Assignment
+
 
 def mean(updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None = None) -> np.ndarray:
-    """Mean over clients, (p,) float32, plain or by public weights; ValueError when there is none."""
+    """Return the mean over clients, (p,) float32, plain or by public weights; ValueError without updates."""
     if not updates:
         raise ValueError("no update to average")
     total, share = np.zeros(next(iter(updates.values())).shape, dtype=np.float64), 0.0
@@ -20,20 +22,28 @@ def mean(updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None 
 
 
 def add_mean(models: np.ndarray, updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None = None) -> np.ndarray:
-    """One model, (1, p), moved by the mean of the updates; where there is none, because a crash cost them all, it stays."""
+    """Add the mean update to the one model, (1, p); without updates (a crash lost them all) the model stays."""
     return models + mean(updates, weights) if updates else models
 
 
 def add_by_cluster(
     models: np.ndarray,
-    assignment: Mapping[int, int],
+    assignment: Assignment,
     updates: Mapping[int, np.ndarray],
     weights: Mapping[int, float] | None = None,
 ) -> np.ndarray:
-    """theta_m += mean of the deltas of cluster m's clients (R, Algorithm 1); an empty cluster keeps its model.
+    """Add to each cluster's model the mean update of its clients; an empty cluster keeps its model.
 
-    models: (M, p) float32; assignment: client -> cluster; updates: client -> (p,) float32; weights: as in `mean`.
-    Returns (M, p) float32.
+    Args:
+        models: (M, p) float32.
+        assignment: Cluster of each client.
+        updates: Client to its (p,) float32 update.
+        weights: Public weight of each client; None weighs all alike.
+
+    Returns:
+        The new models, (M, p) float32.
+
+    Source: Malekmohammadi et al. 2025, Algorithm 1, lines 24-28.
     """
     moved = models.copy()
     for cluster in range(len(models)):

@@ -1,4 +1,4 @@
-"""How a server half reaches client halves: the same four words whether the clients are objects or processes."""
+"""Federation: how the server calls client steps, with the same interface in one process and over the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
-from dpcfl_net.core.types import ClientStep, Slot
+from dpcfl_net.core.types import Slot
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 
 if TYPE_CHECKING:
     from dpcfl_net.federation.central_dp import CentralDPServer
@@ -19,28 +20,21 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class ClientSide(Protocol):
-    """What the client's floor needs to know of an algorithm; `algorithms.base.Algorithm` is one."""
+    """The part of an algorithm that the client runtime uses; `algorithms.base.Algorithm` implements it."""
 
     protocol: Job
+    options: Any
+    setting: Setting
+    capabilities: Capabilities
 
     @property
     def name(self) -> str: ...
 
-    @property
-    def protects(self) -> tuple[tuple[str, str], ...]: ...
-
-    @property
-    def dims(self) -> dict[str, int | tuple[int, int]]: ...
+    def problems(self, options: Any, setting: Setting) -> list[str]: ...
 
     def plan(self, client: ClientEntry) -> list[Slot]: ...
 
-    def unmet(self) -> list[str]: ...
-
     def central_plan(self) -> list[Slot]: ...
-
-    def client_steps(self) -> dict[str, ClientStep]: ...
-
-    def personal_model(self, state: Mapping[str, Any]) -> Any: ...
 
 
 class Results(Mapping[int, Arrays]):
@@ -65,9 +59,9 @@ class Results(Mapping[int, Arrays]):
 
 
 class Federation:
-    """The server half's view of its clients. Subclasses say how a task travels; nothing else differs."""
+    """The server's view of its clients. Subclasses define how a task travels."""
 
-    curator: CentralDPServer | None = None  # a trusted server's own gate, where the job has one
+    central_server: CentralDPServer | None = None  # a trusted server's own gate, if the job has one
 
     def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
         self.protocol, self.quorum = protocol, quorum
@@ -93,11 +87,20 @@ class Federation:
         return 0
 
     def call(self, method: Any, *, common: Arrays | None = None, each: Mapping[int, Arrays] | None = None) -> Results:
-        """Run a client half on every client (or on those named in `each`) and gather the releases.
+        """Run a client step on every client (or on those named in `each`) and gather the releases.
 
-        common: tensors that everybody gets; each: client -> tensors of its own. An answer that a crash cost counts towards
-        the quorum, though it is missing from the results: nobody can give another. Raises RunFailed when fewer than the
-        quorum answer.
+        An answer that a crash lost counts towards the quorum, though it is missing from the results: there is no other.
+
+        Args:
+            method: The client step.
+            common: Tensors for all clients.
+            each: Client to its own tensors.
+
+        Returns:
+            The releases in client order.
+
+        Raises:
+            RunFailed: If fewer clients than the quorum answer.
         """
         asked = sorted(self.clients if each is None else each)
         tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
@@ -111,10 +114,10 @@ class Federation:
         return Results(asked, answers)
 
     def release(self, method: Any, **tensors: np.ndarray) -> Arrays | None:
-        """Run a curator half behind the trusted server's gate: its release, or None where a crash cost the round."""
-        if self.curator is None:
+        """Run a central step behind the trusted server's gate: its release, or None if a crash lost the round."""
+        if self.central_server is None:
             raise RunFailed(f"{self.protocol.algorithm} needs a trusted server, and this job has none")
-        return self.curator.release(self, method.central_step.kind, tensors)
+        return self.central_server.release(self, method.central_step.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         """Ask, and gather the releases; sets `missing`, `lost` and `answered`."""
@@ -129,7 +132,7 @@ class Federation:
         return derive_seed(f"{self.protocol.server_seed}/{self.round}".encode(), purpose, 31)
 
     def initial_model(self, number: int = 0) -> np.ndarray:
-        """theta_init, (p,) float32, the same for everybody who reads the protocol; other numbers are other draws."""
+        """theta_init, (p,) float32, the same for every reader of the protocol; other numbers give other initial values."""
         from dpcfl_net.training.models import initial
 
         m = self.protocol.model

@@ -1,4 +1,4 @@
-"""A trusted server's own gate: it samples clients, sees what they send, and publishes nothing but what its ledger paid for."""
+"""Trusted server: samples clients, sees their raw releases, and publishes only what its own gate has charged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.tensors import unpack
-from dpcfl_net.core.types import CentralSlot, ClientStep, Event, Release, Slot, Task, UnprotectedSlot
+from dpcfl_net.core.types import CentralSlot, Event, Release, Slot, Task, UnprotectedSlot
 from dpcfl_net.federation.base import Arrays, Federation, Results
+from dpcfl_net.federation.capabilities import central_steps
 from dpcfl_net.federation.gate import Charge, Gate
 from dpcfl_net.privacy.client_level import COUNT_SCALE
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -28,34 +29,35 @@ Contribution = list[tuple[int, np.ndarray]]  # (block, vector): where parts of o
 
 
 class CentralServerSide(Protocol):
-    """What a curator needs to know of an algorithm."""
+    """The part of an algorithm that a central server uses."""
 
     protocol: Job
 
     def central_plan(self) -> list[Slot]: ...
 
-    def central_steps(self) -> dict[str, ClientStep]: ...
-
 
 class CentralDPServer:
-    """Runs curator halves: debit first, then sample, collect and add noise; the release is stored before anybody sees it.
+    """Runs central steps: charges first, then samples, collects and adds noise; the release is stored before it is published.
 
     After a crash the same key gives the same sample and the same noise, and clients answer with the same bytes.
-    `shown` is for the observer alone: what the last half told it, which is no part of the release.
+
+    Attributes:
+        shown: What the last central step told the observer (`show_observer`); no part of the release.
+        gate: The server's own privacy gate.
     """
 
     def __init__(self, algorithm: CentralServerSide, ledger: Ledger, noise_seed: bytes | None) -> None:
         self._algorithm, self._ledger = algorithm, ledger
-        self._steps, protocol = algorithm.central_steps(), algorithm.protocol
+        self._steps, protocol = central_steps(algorithm), algorithm.protocol
         plan = algorithm.central_plan()
         names = {slot.name for slot in plan}
-        self.diagnostics: dict[str, Any] = {}
+        self.shown: dict[str, Any] = {}
         self.gate = Gate(
             job_hash=digest(protocol),
             client=NOBODY,
             rounds=protocol.rounds,
             plan=plan,
-            bundles={kind: half.bundle for kind, half in self._steps.items() if set(half.bundle) <= names},
+            charges={kind: step.charges for kind, step in self._steps.items() if set(step.charges) <= names},
             noise_multiplier=protocol.curator_noise_multiplier,
             adjacency=protocol.privacy.adjacency,
             ledger=ledger,
@@ -66,7 +68,7 @@ class CentralDPServer:
     def of(
         cls, algorithm: CentralServerSide, ledgers: Path, noise_seed: bytes | None, *, durable: bool = True
     ) -> CentralDPServer | None:
-        """The curator of a job with its ledger under `ledgers`; None for a job in which no server is trusted.
+        """Return the central server of a job with its ledger under `ledgers`; None if the job trusts no server.
 
         noise_seed: of a run with seeded noise, else None.
         """
@@ -79,13 +81,13 @@ class CentralDPServer:
 
     def release(self, fed: Federation, kind: str, tensors: Arrays) -> Arrays | None:
         """What this round publishes; None if a crash cut its debit, so that the round is charged and lost."""
-        self.diagnostics = {}
+        self.shown = {}
         task = Task(fed.round, kind, {name: np.asarray(value) for name, value in tensors.items()})
         answer = self.gate.answer(task, lambda task: None, lambda charge, state: self._compute(fed, task, charge, state))
         if answer.status == "lost":
             return None
         if answer.status != "release":
-            raise RunFailed(f"the curator's own gate turned round {fed.round} down: {answer.code} {answer.reason}")
+            raise RunFailed(f"the central server's gate refused round {fed.round}: {answer.code} {answer.reason}")
         return unpack(answer.release)
 
     def close(self) -> None:
@@ -93,18 +95,18 @@ class CentralDPServer:
         self._ledger.close()
 
     def _compute(self, fed: Federation, task: Task, charge: Charge, state: Any) -> tuple[Release, dict[str, Any], list[Event]]:
-        me = Desk(fed, charge, self.diagnostics)
+        me = CentralContext(fed, charge, self.shown)
         release = getattr(self._algorithm, task.kind)(me, **task.tensors)
         return release, state, me.ran()
 
 
 @dataclass
-class Desk:
-    """`me` in a curator half: the round's sample, the clients' raw answers, and the mechanisms that make them public."""
+class CentralContext:
+    """`me` in a central step: the round's sample, the clients' raw releases, and the mechanisms that protect them."""
 
     _fed: Federation
     _charge: Charge
-    _diagnostics: dict[str, Any]
+    _shown: dict[str, Any]
     _sampled: dict[str, list[int]] = field(default_factory=dict)
     _noised: list[tuple[str, str, float]] = field(default_factory=list)
     _unprotected: list[str] = field(default_factory=list)
@@ -121,11 +123,11 @@ class Desk:
         return self._sampled[slot]
 
     def call(self, method: Any, each: Mapping[int, Arrays]) -> Results:
-        """Ask sampled clients and gather what they send, as it is. It must not leave the half but through the mechanisms."""
+        """Ask sampled clients and gather their raw releases, which must leave the step only through the mechanisms."""
         return self._fed.call(method, each=each)
 
     def rng(self, slot: str, purpose: str) -> np.random.Generator:
-        """The curator's own randomness for one purpose of this round."""
+        """Return the central server's own randomness for one purpose of this round."""
         return self._stream(slot, purpose)
 
     def noisy_labels(
@@ -167,12 +169,17 @@ class Desk:
         return noisy[:, :width].astype(np.float32), noisy[:, width] / (clip * COUNT_SCALE)
 
     def without_guarantee(self, slot: str) -> None:
-        """Own up to what a paper releases without a guarantee; the plan holds a slot for it."""
+        """Declare a release without a guarantee, for which the plan holds a slot."""
         self._unprotected.append(slot)
 
     def show_observer(self, **facts: Any) -> None:
-        """Tell the experimenter's instrument what is no part of the release: plain lists and numbers."""
-        self._diagnostics.update(facts)
+        """Show the observer what is no part of the release.
+
+        Args:
+            facts: `clients`, the ids of the clients that were drawn, and `labels`, a mapping of names to the cluster of
+                each of them (None: not known), the first name being that of the labels as the clients sent them.
+        """
+        self._shown.update(facts)
 
     def ran(self) -> list[Event]:
         """The events of the slots whose every part ran once, with the noise and the sampling that were planned."""

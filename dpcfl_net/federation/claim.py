@@ -125,12 +125,15 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
     client has the same question. `cache` is this host's folder; an answer in it is keyed by all that it depends on.
     """
     privacy = algorithm.protocol.privacy
-    if (privacy.unit, privacy.trust) not in algorithm.protects:  # else the plan that is checked is not the one that is run
+    if (
+        privacy.unit,
+        privacy.trust,
+    ) not in algorithm.capabilities.protects:  # else the plan that is checked is not the one that is run
         raise Refused(
             "claim", f"{algorithm.name} does not protect a {privacy.unit} under {privacy.trust}, as the job says it does"
         )
-    if unmet := algorithm.unmet():
-        raise Refused("claim", "; ".join(unmet))
+    if problems := algorithm.problems(algorithm.options, algorithm.setting):
+        raise Refused("claim", "; ".join(problems))
     hold_to_policy(algorithm.protocol, client, policy)
     reasons = without_guarantee(algorithm)
     if reasons != algorithm.protocol.unprotected:

@@ -1,4 +1,4 @@
-"""The client's half of the house: its data behind a few mechanisms, its gate, its answers. Nothing else touches its records."""
+"""Client runtime: runs client steps on private data behind the privacy gate."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.core.tensors import describe
 from dpcfl_net.core.types import Answer, DPSGDSlot, Event, GaussianSlot, RawSlot, Release, SelectionSlot, Task, UnprotectedSlot
 from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.gate import Charge, Gate
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -91,7 +92,7 @@ class Engine:
 
 @dataclass
 class Client:
-    """`me` in a client half: mechanisms over data that it cannot see, and the state that commits with the release.
+    """`me` in a client step: mechanisms over private data, and the state that is committed with the release.
 
     There is no way to the records here but `dpsgd`, `select`, `noisy_loss` and `noisy_update`, which protect what they give,
     and `sgd`, `losses`, `lowest_loss` and `validation_loss`, which do not. All record what they really ran: the gate compares
@@ -128,7 +129,7 @@ class Client:
         return choice
 
     def lowest_loss(self, slot: str, models: np.ndarray) -> int:
-        """The one of the (M, p) models with the least mean loss on the own records: raw, so epsilon is inf from here on."""
+        """Return the index of the (M, p) model with the lowest mean loss on the client's records: raw, so epsilon is inf."""
         return int(np.argmin(self.losses(slot, models)))
 
     def losses(self, slot: str, models: np.ndarray, base_model: np.ndarray | None = None) -> np.ndarray:
@@ -173,7 +174,7 @@ class Client:
         return gaussian_on_grid(value, z * spec.ratio * reach, stream(slot_key(self._charge.key, slot), "noise"))
 
     def _without_guarantee(self, slot: str) -> None:
-        """Record a slot that is raw, once for a task however many raw things its bundle holds."""
+        """Record a slot that is raw, once per task, however often the step uses it."""
         spec = self._charge.slots[slot]
         assert isinstance(spec, UnprotectedSlot | RawSlot)
         if slot not in self._raw:
@@ -207,7 +208,7 @@ class ClientHost:
     ) -> None:
         self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
         entry = self.protocol.client(client)
-        self._steps = algorithm.client_steps()
+        self._steps = client_steps(algorithm)
         plan = self._plan = algorithm.plan(entry)
         self._rooms: dict[DPSGDSlot, int] = {}
         self._open_data, self._make_engine = open_data, engine
@@ -220,8 +221,8 @@ class ClientHost:
             client=client,
             rounds=self.protocol.rounds,
             plan=plan,
-            bundles={
-                kind: half.bundle for kind, half in self._steps.items() if set(half.bundle) <= {slot.name for slot in plan}
+            charges={
+                kind: step.charges for kind, step in self._steps.items() if set(step.charges) <= {slot.name for slot in plan}
             },
             noise_multiplier=entry.noise_multiplier,
             adjacency=self.protocol.privacy.adjacency,
@@ -265,8 +266,7 @@ class ClientHost:
 
     def personal_model(self) -> np.ndarray | None:
         """The client's own model after its last committed task, for the observer's evaluation at the client."""
-        model: np.ndarray | None = self.algorithm.personal_model(self.gate.state())
-        return model
+        return self.gate.state().get("model") if self.algorithm.capabilities.personal else None
 
     def close(self) -> None:
         """Let go of the ledger."""
@@ -274,10 +274,10 @@ class ClientHost:
 
     def _check(self, task: Task) -> None:
         """Refuse what does not fit the pinned template, from public things alone."""
-        half = self._steps.get(task.kind)
-        if half is None:
+        step = self._steps.get(task.kind)
+        if step is None:
             raise Refused("task", f"no task {task.kind!r} in algorithm {self.algorithm.name}")
-        match_rows(describe(task.tensors), resolve(half.takes, self.algorithm.dims))
+        match_rows(describe(task.tensors), resolve(step.takes, tensor_sides(self.algorithm)))
         for name, array in task.tensors.items():
             if not np.isfinite(array).all():
                 raise Refused("non-finite", f"tensor {name!r} holds a value that is not finite")
@@ -289,7 +289,7 @@ class ClientHost:
             )
             release = getattr(self.algorithm, task.kind)(me, **task.tensors)
         if isinstance(release, Release):
-            match_rows(describe(release.tensors), resolve(self._steps[task.kind].gives, self.algorithm.dims))
+            match_rows(describe(release.tensors), resolve(self._steps[task.kind].gives, tensor_sides(self.algorithm)))
         return release, me.state, me.ran
 
 

@@ -35,7 +35,7 @@ Check = Callable[[Task], None]
 
 @dataclass(frozen=True)
 class Charge:
-    """What one debit paid for: the slots of the bundle by name, and the private key all randomness of the task comes from."""
+    """What one debit paid for: the task's slots by name, and the private key of all its randomness."""
 
     key: bytes = field(repr=False)
     slots: Mapping[str, Slot]
@@ -52,11 +52,23 @@ Compute = Callable[[Charge, ClientState], tuple[Release, ClientState, list[Event
 
 
 class Gate:
-    """Answers the tasks of one job for one client; `plan` is all it may ever release, `bundles` what each kind of task costs.
+    """Privacy gate: answers the tasks of one job for one client.
 
-    `noise_seed` is for seeded runs only (a server that knows it can subtract the noise). `deterministic=False`: computing
-    again would not give the same bits, so a charged request without an answer is lost. Raises ConfigError if plan and
-    bundles disagree, LedgerError if the ledger holds what this plan cannot have charged or what another job was charged.
+    Args:
+        job_hash: Hash of the signed protocol.
+        client: Client id.
+        rounds: Rounds of the run.
+        plan: Every slot that the client may fill over the whole run.
+        charges: Names of the slots that one task of each kind fills.
+        noise_multiplier: z of the client; None for a plan without noise.
+        adjacency: Adjacency of the privacy target.
+        ledger: The client's ledger.
+        noise_seed: For runs with seeded noise only; a server that knows it can subtract the noise.
+        deterministic: False if computing again would not give the same bits: a charged request without an answer is lost.
+
+    Raises:
+        ConfigError: If plan and charges disagree.
+        LedgerError: If the ledger holds what this plan cannot have charged, or charges of another job.
     """
 
     def __init__(
@@ -66,7 +78,7 @@ class Gate:
         client: int,
         rounds: int,
         plan: Sequence[Slot],
-        bundles: Mapping[str, Sequence[str]],
+        charges: Mapping[str, Sequence[str]],
         noise_multiplier: float | None,
         adjacency: Adjacency,
         ledger: Ledger,
@@ -78,7 +90,7 @@ class Gate:
         self._ledger, self._seed, self._deterministic = ledger, noise_seed, deterministic
         self._quota = Counter(slot.name for slot in plan)
         self._slots = {slot.name: slot for slot in plan}
-        self._bundles = {kind: tuple(names) for kind, names in bundles.items()}
+        self._charges = {kind: tuple(names) for kind, names in charges.items()}
         self._check_plan(plan)
         self._events = {name: slot.event(noise_multiplier, adjacency) for name, slot in self._slots.items()}
         self._check_ledger()
@@ -152,7 +164,7 @@ class Gate:
 
     def _admit(self, task: Task, check: Check) -> None:
         """Raise Refused unless the task is new, in order, within the plan and well formed: public facts only."""
-        if task.kind not in self._bundles:
+        if task.kind not in self._charges:
             raise Refused("unknown-kind", f"no task of kind {task.kind[:64]!r} in this job")
         if not 1 <= task.round <= self.rounds:
             raise Refused("round", f"round {task.round} is outside 1..{self.rounds}")
@@ -166,7 +178,7 @@ class Gate:
         check(task)
 
     def _debit(self, request: str, task: Task) -> Charged:
-        names = self._bundles[task.kind]
+        names = self._charges[task.kind]
         key = None
         if self._seed is not None:
             key = seeded_key(self._seed, self.client, task.round, task.kind, names)
@@ -176,7 +188,7 @@ class Gate:
         )
 
     def _compute(self, charged: Charged, kind: str, compute: Compute) -> Answer:
-        names = self._bundles[kind]
+        names = self._charges[kind]
         slots = {name: self._slots[name] for name in names}
         charge = Charge(charged.key, slots, self._noise_multiplier, self._adjacency)
         result = compute(charge, self.state())
@@ -189,25 +201,25 @@ class Gate:
 
     def _affordable(self, kind: str) -> bool:
         left = self.remaining()
-        return all(left[name] > 0 for name in self._bundles[kind])
+        return all(left[name] > 0 for name in self._charges[kind])
 
     def _costliest(self) -> tuple[str, ...]:
-        kinds = [kind for kind in sorted(self._bundles) if self._affordable(kind)]
-        bundles = [self._bundles[kind] for kind in kinds]
-        return max(bundles, key=lambda names: sum(_weight(self._events[name]) for name in names), default=())
+        kinds = [kind for kind in sorted(self._charges) if self._affordable(kind)]
+        affordable = [self._charges[kind] for kind in kinds]
+        return max(affordable, key=lambda names: sum(_weight(self._events[name]) for name in names), default=())
 
     def _check_plan(self, plan: Sequence[Slot]) -> None:
         problems = [f"plan: slots named {slot.name!r} differ" for slot in plan if slot != self._slots[slot.name]]
-        for kind, names in self._bundles.items():
-            problems += [f"bundle {kind!r}: no slot {name!r} in the plan" for name in names if name not in self._slots]
-            problems += [f"bundle {kind!r}: slot {name!r} twice on one key" for name in names if names.count(name) > 1]
+        for kind, names in self._charges.items():
+            problems += [f"task {kind!r}: no slot {name!r} in the plan" for name in names if name not in self._slots]
+            problems += [f"task {kind!r}: slot {name!r} twice on one key" for name in names if names.count(name) > 1]
         if problems:
             raise ConfigError(sorted(set(problems)))
 
     def _check_ledger(self) -> None:
         charges = self._ledger.charges(self.job_hash)
         for entry in charges:
-            fits = entry.type == "closed" or entry.slots == self._bundles.get(entry.kind)
+            fits = entry.type == "closed" or entry.slots == self._charges.get(entry.kind)
             if not fits or any(self._events.get(n) != e for n, e in zip(entry.slots, entry.events, strict=True)):
                 raise LedgerError("ledger-broken", f"entry {entry.sequence} charges what the plan of this job does not hold")
         if any(count > self._quota[name] for name, count in self._ledger.spent(self.job_hash).items()):
@@ -224,9 +236,9 @@ def request_id(job_hash: str, client: int, round: int, kind: str, rows: Sequence
     return hashlib.sha256(canonical_json([job_hash, client, round, kind, rows, content])).hexdigest()
 
 
-def seeded_key(seed: bytes, client: int, round: int, kind: str, bundle: Sequence[str]) -> bytes:
-    """The private key of a task in a seeded run: no secret from who knows the seed."""
-    return derive(seed, "charge", client, round, kind, *bundle)
+def seeded_key(seed: bytes, client: int, round: int, kind: str, charges: Sequence[str]) -> bytes:
+    """Return the private key of a task in a seeded run; it is no secret to anyone who knows the seed."""
+    return derive(seed, "charge", client, round, kind, *charges)
 
 
 def _answer(stored: Stored, *, cached: bool = False) -> Answer:
@@ -237,7 +249,7 @@ def _packed(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
     """Release and state as bytes; Refused if anything else came back or other mechanisms ran than were charged."""
     whole = isinstance(result, tuple) and len(result) == 3
     if not whole or not isinstance(result[0], Release) or not isinstance(result[1], dict):
-        raise Refused("not-a-release", "the client half must return (Release, state, events)")
+        raise Refused("not-a-release", "the client step must return (Release, state, events)")
     release, state, ran = result
     if not _same(ran, expected):
         raise Refused("mechanism-mismatch", "the mechanisms that ran are not those that were charged")

@@ -23,23 +23,30 @@ WAITS = 10
 
 @dataclass
 class _Call:
-    """One call under way: who is still to be asked, until when an answer is awaited and since when, what has come."""
+    """One call in progress: clients still to ask, deadlines and start times of those asked, answers so far."""
 
     queue: list[int]
     waiting: dict[int, float] = field(default_factory=dict)
     asked: dict[int, float] = field(default_factory=dict)
-    met: set[int] = field(default_factory=set)  # who was connected since being asked: connecting again wins no time
+    met: set[int] = field(default_factory=set)  # connected since being asked: reconnecting does not extend the deadline
     answers: dict[int, Arrays] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
 
 
 class NetworkFederation(Federation):
-    """Drives the coordinator's endpoint while a call is under way; between calls nothing is read.
+    """Federation over the network: drives the coordinator's endpoint during a call; between calls nothing is read.
 
-    max_live, tell: where there are more clients than may be connected at once, each is started when it is to be asked, at
-    most max_live at a time, a larger call in waves; `tell` passes the word on to whoever starts clients. One that does not
-    come within join_timeout_s is missing from the round. timeout_s counts from a client's turn: not while it says that it waits
-    for a core of its host, for `WAITS` times as long at most, nor while this process itself did not run. lost: who is newly known never to come again; nobody waits for them.
+    Args:
+        protocol: The signed protocol.
+        endpoint: The coordinator's endpoint.
+        quorum: Fraction of the asked clients that must answer.
+        timeout_s: Seconds for an answer, from the client's turn. Not counted: time that the client waits for a core of its
+            host (at most `WAITS` times as long) and time that this process was suspended.
+        join_timeout_s: Seconds for a started client to connect; after that it is missing from the round.
+        max_live: Most clients connected at once; a larger call runs in waves, and clients are started when they are asked.
+        tell: Passes the word to start or stop a client to the launcher.
+        lost: Returns clients that became unreachable since the last call; the round does not wait for them.
+        warn: Receives warnings.
     """
 
     def __init__(

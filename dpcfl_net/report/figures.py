@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcfl_net.results.number_format import number, plain
-from dpcfl_net.results.run_files import JsonLine, listed, numbers, whole
+from dpcfl_net.results.run_files import JsonLine, listed, mapping, numbers, whole
 from dpcfl_net.results.run_view import FirstRound, RunView, letter, minority, sizes
 
 COLOURS = 8
@@ -281,17 +281,25 @@ def assignments(view: RunView) -> Figure:
 
 
 def labels(view: RunView) -> Figure:
-    """Share of correct cluster labels by round: as clients sent them, and as a trusted server released them."""
+    """Share of correct cluster labels by round and kind: as clients sent them, and as a trusted server released them."""
     title = "Labels that are right"
-    rounds = [at for at in sorted(view.agreement) if number(view.agreement[at].get("label_accuracy")) is not None]
+    rounds = [at for at in sorted(view.agreement) if mapping(view.agreement[at], "label_accuracy")]
     if not rounds:
         return Figure("labels", title, why="no server was told by its clients which cluster they are of")
     data = []
-    for index, (name, key) in enumerate((("as sent", "label_accuracy"), ("as released", "released_label_accuracy"))):
-        values = [_percent(number(view.agreement[at].get(key))) for at in rounds]
+    for index, name in enumerate(
+        dict.fromkeys(name for at in rounds for name in mapping(view.agreement[at], "label_accuracy"))
+    ):
+        values = [_percent(number(mapping(view.agreement[at], "label_accuracy").get(name))) for at in rounds]
         if any(value is not None for value in values):
             data.append(
-                _line(name, rounds, values, {"color": colour(index), "width": 2, "dash": DASHES[index]}, SYMBOLS[index])
+                _line(
+                    name,
+                    rounds,
+                    values,
+                    {"color": colour(index), "width": 2, "dash": DASHES[index % len(DASHES)]},
+                    SYMBOLS[index % len(SYMBOLS)],
+                )
             )
     caption = (
         "Of the clients drawn in a round, against true clusters under the names that fit the labels as sent best. Only the "
@@ -418,7 +426,7 @@ def _circles(circles: list[tuple[list[float], float, str]]) -> list[dict[str, An
 def _phases(view: RunView, rounds: list[int]) -> str:
     spans: list[list[Any]] = []
     for at in rounds:
-        phase = str(view.grouping[at].get("phase", ""))
+        phase = str(mapping(view.grouping[at], "diagnostics").get("phase", ""))
         if spans and spans[-1][0] == phase:
             spans[-1][2] = at
         elif phase:

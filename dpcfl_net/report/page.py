@@ -9,13 +9,14 @@ from pathlib import Path
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report import figures
+from dpcfl_net.report.diagnostics import diagnostics
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.pages import html, numeric_columns
 from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.attack_results import results
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, yes
 from dpcfl_net.results.privacy_statement import statement
-from dpcfl_net.results.run_files import JsonLine, listed, whole
+from dpcfl_net.results.run_files import JsonLine, listed, mapping, whole
 from dpcfl_net.results.run_view import RunView, read_run, sizes
 
 Pair = tuple[str, str]
@@ -45,6 +46,7 @@ def render(view: RunView) -> str:
         figures.candidates(view),
         figures.assignments(view),
         figures.labels(view),
+        *diagnostics(view),
         timeline(view),
     ]
     found = results(view.folder, view.notes)
@@ -69,7 +71,7 @@ def key_figures(view: RunView) -> list[Pair]:
     if not isinstance(final, Mapping):
         last = view.observed[max(view.observed)] if view.observed else {}
         final = {**(view.agreement[max(view.agreement)] if view.agreement else {}), **last}
-        final = {**final, "clusters_recovered": final.get("recovered"), **_mixture(view)}
+        final = {**final, "clusters_recovered": final.get("recovered"), **_last_grouping(view)}
     pairs = [
         ("Mean accuracy", percent(final.get("accuracy_mean"))),
         ("Minority accuracy", percent(final.get("accuracy_minority"))),
@@ -78,9 +80,8 @@ def key_figures(view: RunView) -> list[Pair]:
         ("Minority recovered", yes(final.get("minority_recovered"))),
         ("ARI", plain(final.get("ari"), 3)),
         ("Clusters M", plain(final.get("clusters"))),
-        ("MSS", plain(final.get("mss"), 3)),
-        ("MPO", plain(final.get("mpo"), 2)),
     ]
+    pairs += [(name, plain(value, 3)) for name, value in mapping(final, "diagnostics").items()]
     return [(label, value) for label, value in pairs if value not in ("–", "not stated")]
 
 
@@ -125,9 +126,10 @@ def _state(view: RunView) -> str:
     return f"{view.state}, {done}{of} rounds{took}"
 
 
-def _mixture(view: RunView) -> JsonLine:
-    first = view.first_round
-    return {"clusters": first.clusters, "mss": first.mss, "mpo": first.mpo} if first else {}
+def _last_grouping(view: RunView) -> JsonLine:
+    line = view.grouping[max(view.grouping)] if view.grouping else {}
+    figures_ = {name: value for name, value in mapping(line, "diagnostics").items() if number(value) is not None}
+    return {"clusters": line.get("clusters"), "diagnostics": figures_}
 
 
 def _kinds(view: RunView) -> str:
@@ -151,7 +153,7 @@ def _grouping(view: RunView) -> str:
     if not view.grouping:
         return "It puts no client into a group."
     line = view.grouping[max(view.grouping)]
-    counts = "/".join(str(whole(count)) for count in listed(line, "sizes")) or "none"
+    counts = "/".join(str(whole(count)) for count in listed(mapping(line, "diagnostics"), "sizes")) or "none"
     first = view.first_round
     sure = f", from a mixture with MSS {plain(first.mss, 3)} and MPO {plain(first.mpo, 2)}" if first else ""
     return f"Its own groups, by number: {counts}{sure}."

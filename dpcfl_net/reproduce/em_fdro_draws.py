@@ -68,7 +68,8 @@ def rounds_of(result: Result) -> dict[str, list[float]]:
     files = RunFolder(result.folder)
     written = [*runlog.read(files.metrics), *runlog.read(files.clusters)]
     written.sort(key=lambda line: line["round"])
-    return {measure: [float(line[measure]) for line in written if measure in line] for measure in MEASURES}
+    figures = [{**line, **line.get("diagnostics", {})} for line in written]
+    return {measure: [float(line[measure]) for line in figures if measure in line] for measure in MEASURES}
 
 
 def over_seeds(runs: Sequence[Rounds], measure: str) -> list[float]:

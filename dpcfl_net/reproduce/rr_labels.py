@@ -37,13 +37,13 @@ def labels_of(result: Result) -> dict[str, float | None]:
     judged = [line for line in lines_ if "label_accuracy" in line][-LAST:]
     settled = [line["assignment_accuracy"] for line in lines_ if "assignment_accuracy" in line]
 
-    def share(key: str) -> float | None:
-        values = [line[key] for line in judged if line.get(key) is not None]
+    def share(kind: str) -> float | None:
+        values = [line["label_accuracy"][kind] for line in judged if kind in line["label_accuracy"]]
         return 100 * statistics.fmean(values) if values else None
 
     return {
-        "sent": share("label_accuracy"),
-        "released": share("released_label_accuracy"),
+        "sent": share("as sent"),
+        "released": share("as released"),
         "settled": 100 * settled[-1] if settled else None,
     }
 

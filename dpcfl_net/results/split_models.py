@@ -11,6 +11,7 @@ from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.gate import request_id
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.transport.messages import Header, WireError, decode
@@ -88,7 +89,7 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
         if len(distinct) > most:
             who = " and ".join(str(client) for client in sorted(distinct.values())[:2])
             problems.append(f"{where}: {len(distinct)} different models where the job has {most}, clients {who} among them")
-        if not algorithm.model_per_client:
+        if not algorithm.capabilities.model_per_client:
             problems += _within_groups(where, models, groups.get(number, {}))
     return problems
 
@@ -120,9 +121,9 @@ def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, l
 
 def _most_models(algorithm: Algorithm, task: str) -> int:
     """Largest number of distinct payloads of a round's tasks of one kind; 1 if each task carries all models."""
-    half = algorithm.client_steps().get(task)
-    whole = half is None or any("M" in spec.shape for spec in half.takes.values())
-    return 1 if whole else algorithm.published_models
+    step = client_steps(algorithm).get(task)
+    whole = step is None or any("M" in spec.shape for spec in step.takes.values())
+    return 1 if whole else algorithm.capabilities.published_models
 
 
 def _groups(path: Path, protocol: Protocol) -> dict[int, dict[int, int]]:

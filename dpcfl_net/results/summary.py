@@ -27,6 +27,8 @@ from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.ledger.ledger import LINES, read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
+from dpcfl_net.results.privacy_words import number
+from dpcfl_net.results.run_files import mapping
 from dpcfl_net.transport.keys import client_key
 
 # Fields of run.json and sections of config.yaml that the program reads.
@@ -97,7 +99,6 @@ def run_document(
     seen = [line for line in clusters if line["view"] == "server" and "clusters" in line]
     judged = [line for line in clusters if line.get("view") == "observer" and "recovered" in line]
     last = max(observed, key=lambda line: line["round"], default={})
-    mixture: dict[str, Any] = next((line for line in seen if line.get("mss") is not None), {})
     agreement = max(judged, key=lambda line: line["round"], default={})
     privacy = privacy_statement(job.protocol, replace_one)
     if job.experiment.audit is not None:
@@ -125,9 +126,8 @@ def run_document(
             "clusters_recovered": agreement.get("recovered"),
             "minority_recovered": agreement.get("minority_recovered"),
             "ari": agreement.get("ari"),
-            "mss": mixture.get("mss"),
-            "mpo": mixture.get("mpo"),
             "clusters": seen[-1].get("clusters") if seen else None,
+            "diagnostics": last_numbers(seen),
         },
         "versions": {
             "dpcfl-net": __version__,
@@ -136,6 +136,12 @@ def run_document(
         },
         "seed": job.experiment.seed,
     }
+
+
+def last_numbers(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the last number of each of the algorithm's diagnostics that is a number by round."""
+    found = [(name, value) for line in lines for name, value in mapping(line, "diagnostics").items()]
+    return {name: value for name, value in found if number(value) is not None}
 
 
 def audited(audit: Audit) -> str:

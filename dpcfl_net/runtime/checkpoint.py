@@ -44,7 +44,8 @@ class Checkpoints:
             name, data = f"cluster_{cluster}.safetensors", save({"theta": np.ascontiguousarray(model)})
             write_durably(draft / name, data)
             hashes[name] = hashlib.sha256(data).hexdigest()
-        rest = {"round": t, "models": list(state.models.shape), "assignment": state.assignment, "memory": _plain(state.memory)}
+        rest = {"round": t, "models": list(state.models.shape), "assignment": state.assignment,
+                "memory": _plain(state.memory), "diagnostics": _plain(state.diagnostics)}  # fmt: skip
         data = msgpack.packb(rest)
         write_durably(draft / STATE, data)
         hashes[STATE] = hashlib.sha256(data).hexdigest()
@@ -87,7 +88,7 @@ class Checkpoints:
                 models[cluster] = load(files[f"cluster_{cluster}.safetensors"])["theta"]
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise RunFailed(f"checkpoint {folder} cannot be read: {error}") from None
-        return State(models, rest["assignment"], _rich(rest["memory"]))
+        return State(models, rest["assignment"], _rich(rest["memory"]), _rich(rest["diagnostics"]))
 
 
 def _whole(folder: Path) -> dict[str, bytes]:

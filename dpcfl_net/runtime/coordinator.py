@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,8 +20,9 @@ from dpcfl_net.core.protocol import Protocol, read_signed_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.signing import read_secret_file
-from dpcfl_net.core.types import State
+from dpcfl_net.core.types import ClientStep, State
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -52,11 +53,11 @@ class CoordinatorSpec:
     join_timeout_s: float = 120
     max_live: int | None = None  # most clients connected at once; None: all are, and nobody is started
     commands: int | None = None  # descriptor of a pipe to the launcher: whom to start
-    lost: int | None = None  # of one from the launcher: who cannot be started again
+    lost: int | None = None  # descriptor of a pipe from the launcher: clients that cannot be started again
 
 
 def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:
-    """Start or go on from the newest checkpoint, and run the server half to its last round.
+    """Start, or resume from the newest checkpoint, and run the algorithm to its last round.
 
     on_round(t, state) is called after the checkpoint of round t, and once for the round that a resumed run starts from.
     """
@@ -81,16 +82,16 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     files, records = RunFolder(spec.folder), Records(spec.folder, protocol, algorithm)
     transcript = Transcript(files.transcript, spec.transcript)
     own = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
-    client_steps = algorithm.client_steps()
+    steps, sides = client_steps(algorithm), tensor_sides(algorithm)
     endpoint = ServerEndpoint(
         spec.bind,
         Link.of(protocol, own),
         clients={entry.id: entry.public_key for entry in protocol.roster},
-        result_template=lambda task: resolve(client_steps[task].gives, algorithm.dims),
-        check=lambda client, task, tensors: check_release(algorithm, client, tensors),
+        result_template=lambda task: resolve(steps[task].gives, sides),
+        check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
         log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
     )
-    curator = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
+    central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
     outbox = None
     if spec.observer:
         outbox = ObserverOutbox(spec.observer, Link.of(protocol, own, protocol.observer_key), sender=COORDINATOR)
@@ -104,7 +105,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
             max_live=spec.max_live, tell=teller(_pipe(spec.commands, readable=False)), lost=lost_ones(_pipe(spec.lost)),
             warn=records.warn,
         )  # fmt: skip
-        fed.curator = curator
+        fed.central_server = central_server
         fed.join()
         loading.join()
         records.joined()
@@ -112,8 +113,8 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         def on_round(t: int, state: State) -> None:
             records.round(t, state, fed)
             if outbox is not None:
-                diagnostics = curator.diagnostics if curator is not None else {}
-                outbox.models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **diagnostics)
+                shown = central_server.shown if central_server is not None else {}
+                outbox.models(t, state.assignment, state.models, **shown)
 
         drive(algorithm, fed, Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn), on_round)
         if outbox is not None:
@@ -124,8 +125,8 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         endpoint.close(abort=abort)
         if outbox is not None:
             outbox.close()
-        if curator is not None:
-            curator.close()
+        if central_server is not None:
+            central_server.close()
         transcript.close()
 
 
@@ -142,7 +143,7 @@ def _pipe(descriptor: int | None, *, readable: bool = True) -> Connection | None
 
 
 def teller(commands: Connection | None) -> Callable[[str, int], None] | None:
-    """How to tell the launcher whom to start and who may go; plain words, since it trusts nothing that a server sends."""
+    """Return a function that tells the launcher which clients to start or stop, in plain words: it trusts no server."""
     return None if commands is None else lambda word, client: commands.send_bytes(f"{word} {client}".encode())
 
 
@@ -161,15 +162,19 @@ def lost_ones(pipe: Connection | None) -> Callable[[], list[int]]:
     return learn
 
 
-def check_release(algorithm: Algorithm, client: int, tensors: dict[str, np.ndarray]) -> None:
-    """Refuse an update longer than an honest one can be: one client must not move a model at will."""
-    update = tensors.get("update")
-    if update is None:
-        return
-    bound = algorithm.max_update_norm(algorithm.protocol.client(client))
-    norm = float(np.linalg.norm(update.astype(np.float64)))
-    if norm > bound:
-        raise Refused("norm", f"update norm {norm:.3g} is over the bound {bound:.3g}")
+def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: dict[str, np.ndarray]) -> None:
+    """Refuse a tensor longer than its specification allows, so that no client can move a model at will.
+
+    Raises:
+        Refused: "norm", if the L2 norm of a tensor exceeds its `max_norm`.
+    """
+    for name, spec in step.gives.items():
+        if spec.max_norm is None:
+            continue
+        bound = spec.max_norm(algorithm, algorithm.protocol.client(client))
+        norm = float(np.linalg.norm(tensors[name].astype(np.float64)))
+        if norm > bound:
+            raise Refused("norm", f"{name} norm {norm:.3g} is over the bound {bound:.3g}")
 
 
 class Records:
@@ -201,10 +206,11 @@ class Records:
         now, missing = time.time(), fed.missing
         up, down = (total - before for total, before in zip(fed.traffic, self._bytes, strict=True))
         self._bytes = fed.traffic
-        view = self.algorithm.describe(state)
         clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
-        clusters = clusters if self.algorithm.model_per_client else len(state.models)
-        sizes = view.get("sizes") or [sum(1 for a in state.assignment if a == m) for m in range(clusters)]
+        clusters = clusters if self.algorithm.capabilities.model_per_client else len(state.models)
+        usual = {"phase": "single", "sizes": [state.assignment.count(m) for m in range(clusters)]}
+        arrays = {name: value for name, value in state.diagnostics.items() if isinstance(value, Mapping)}
+        figures = {name: value for name, value in state.diagnostics.items() if name not in arrays}
         self._metrics.write(
             {"view": "server", "round": t, "time": now, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
              "answered": fed.answered, "missing": missing,
@@ -212,12 +218,9 @@ class Records:
         )  # fmt: skip
         self._started = fed.started
         self._clusters.write(
-            {"view": "server", "round": t, "phase": view["phase"], "assignment": state.assignment, "sizes": sizes,
-             "mss": view.get("mss"), "mss_plain": view.get("mss_plain"), "mpo": view.get("mpo"), "clusters": clusters,
-             **view.get("more", {})}
-        )  # fmt: skip
+            {"view": "server", "round": t, "assignment": state.assignment, "clusters": clusters, "diagnostics": usual | figures}
+        )
         self._spans.write({"who": "coordinator", "what": "wait", "round": t, "start": self._round_start, "end": now})
-        picture = self.algorithm.first_round(state)
-        if t == 1 and picture is not None:
-            np.savez(self._files.first_round, **picture)
+        for name, picture in arrays.items():
+            np.savez(self._files.path / f"{name}.npz", **picture)
         self._round_start = now

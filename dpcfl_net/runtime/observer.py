@@ -18,6 +18,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say
+from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_set, plan_slices
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.transport import keys
@@ -52,7 +53,7 @@ def run_observer(spec: ObserverSpec) -> None:
         coordinator_key=protocol.coordinator_key,
         client_keys={entry.id: entry.public_key for entry in protocol.roster},
         parameters=protocol.model.parameters,
-        max_models=job.algorithm.published_models,
+        max_models=job.algorithm.capabilities.published_models,
         on_failure=lambda failure: say(f"refused: {failure}"),
     )
     try:
@@ -69,12 +70,11 @@ def run_observer(spec: ObserverSpec) -> None:
 
 @dataclass
 class Round:
-    """What is known of one round: who uses which cluster's model, and the clients' figures."""
+    """What is known of one round: the assignment, and the clients' accuracy and loss."""
 
-    assignment: list[int | None]
+    assignment: Assignment
     accuracy: dict[int, float] = field(default_factory=dict)
     loss: dict[int, float | None] = field(default_factory=dict)
-    phase: str = ""
 
 
 class Observer:
@@ -89,7 +89,7 @@ class Observer:
         self._written = {line.get("round") for line in runlog.read(files.metrics) if line.get("view") == "observer"}
         self._algorithm = job.algorithm
         self._judge = Judge(job, spec.data_root)
-        self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.personal else None
+        self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.capabilities.personal else None
 
     def listen(self, inbox: ObserverInbox) -> None:
         """Until the coordinator's end and the last round's figures (workers may be a little late)."""
@@ -118,7 +118,7 @@ class Observer:
                 if self._due(t):
                     self._write(t, self._judge.fill(figures))
         elif isinstance(note, Models):
-            if note.labels:
+            if any(note.labels.values()):
                 self._write_labels(note)
             if self._due(note.round):
                 started = time.time()
@@ -152,33 +152,31 @@ class Observer:
         self._clusters.write({"view": "observer", "round": t, **(judged if self._known else {}), "assigned": found})
 
     def _write_labels(self, note: Models) -> None:
-        """How often the labels of a round's clients are right, as sent and as released, under the names that fit the sent ones."""
-        labelled = np.unique([m for m in note.labels if m is not None]).size
+        """Write the share of right labels of each kind, under the names of clusters that fit the first kind best."""
+        first = next(iter(note.labels.values()))
+        labelled = np.unique([m for m in first if m is not None]).size
         if not self._known:
             self._clusters.write({"view": "observer", "round": note.round, "labelled": labelled})
             return
         true = [self.truth[client] for client in note.clients]
-        names = metrics.best_names(true, note.labels)
-        # A label that nobody sent is named after a cluster that none of the others is: released ones may still be of it.
+        names = metrics.best_names(true, first)
+        # A label of another kind that is none of the first is named after a cluster that is left.
         left = [cluster for cluster in dict.fromkeys(true) if cluster not in names.values()]
-        names |= dict(zip((label for label in dict.fromkeys(note.released) if label not in names), left, strict=False))
+        told = dict.fromkeys(label for labels in note.labels.values() for label in labels if label is not None)
+        names |= dict(zip((label for label in told if label not in names), left, strict=False))
 
-        def right(labels: Sequence[int | None]) -> float | None:
-            return (
-                float(np.mean([names.get(label) == own for label, own in zip(labels, true, strict=True)])) if labels else None
-            )
+        def right(labels: Sequence[int | None]) -> float:
+            return float(np.mean([names.get(label) == own for label, own in zip(labels, true, strict=True)]))
 
-        self._clusters.write({
-            "view": "observer", "round": note.round, "label_accuracy": right(note.labels),
-            "released_label_accuracy": right(note.released), "labelled": labelled,
-        })  # fmt: skip
+        accuracy = {kind: right(labels) for kind, labels in note.labels.items() if labels}
+        self._clusters.write({"view": "observer", "round": note.round, "label_accuracy": accuracy, "labelled": labelled})
 
 
 class Judge:
     """Evaluates published models on the clients' own test records; opens them when it first has to."""
 
     def __init__(self, job: Job, root: str | None) -> None:
-        self._job, self._root, self._algorithm = job, root, job.algorithm
+        self._job, self._root, self._rows_for = job, root, job.algorithm.capabilities.rows_for
         self._settings = DataSettings.model_validate(job.experiment.data)
 
     @cached_property
@@ -197,35 +195,35 @@ class Judge:
         return [planned[k] for k in experiment.slices]
 
     def evaluate(self, note: Models) -> Round:
-        """Every client's test records under the models of its cluster; who was given no cluster takes that of least loss."""
+        """Evaluate each client's test records on its cluster's models; if no client has a cluster, on those of least loss."""
         found = list(note.assignment)
         if all(cluster is None for cluster in found):
             found = self._by_loss(note.models)
-        entry = Round(found, phase=note.phase)
+        entry = Round(found)
         used: dict[tuple[int, ...], list[int]] = {}
         for client, cluster in enumerate(found):
-            used.setdefault(self._algorithm.models_of(client, cluster), []).append(client)
+            used.setdefault(self._rows_for(client, cluster), []).append(client)
         for rows, clients in used.items():
             for client, (losses, right) in self._each(note.models, rows, clients, "test"):
                 entry.accuracy[client], entry.loss[client] = float(right.mean()), float(losses.mean())
         return entry
 
     def fill(self, figures: PersonalFigures) -> Round:
-        """Personal figures of a round; who was never drawn has the server's model still."""
-        entry = Round([None] * figures.clients, dict(figures.accuracy), dict(figures.loss), "personal")
+        """Complete the personal figures of a round; a client that was never drawn still uses the server's model."""
+        entry = Round([None] * figures.clients, dict(figures.accuracy), dict(figures.loss))
         late = [client for client in range(figures.clients) if client not in entry.accuracy]
         if late and figures.models is not None:
             for client, (losses, right) in self._each(figures.models, (0,), late, "test"):
                 entry.accuracy[client], entry.loss[client] = float(right.mean()), float(losses.mean())
         return entry
 
-    def _by_loss(self, models: np.ndarray) -> list[int | None]:
-        """For each client the cluster whose model has the least loss on its own training records, as the client would say."""
+    def _by_loss(self, models: np.ndarray) -> Assignment:
+        """Return for each client the cluster whose model has the least loss on its training records."""
         clients = range(len(self._slices))
-        clusters = len(models) - len(self._algorithm.models_of(0, 0)) + 1
+        clusters = len(models) - self._job.algorithm.capabilities.shared_models
         losses = np.full((len(clients), clusters), np.inf)
         for cluster in range(clusters):
-            for client, (each, _) in self._each(models, self._algorithm.models_of(0, cluster), clients, "train"):
+            for client, (each, _) in self._each(models, self._rows_for(0, cluster), clients, "train"):
                 losses[client, cluster] = each.mean()
         return [int(row.argmin()) for row in losses]
 
@@ -244,7 +242,7 @@ class Judge:
 
 
 class PersonalFigures:
-    """What clients with models of their own say of them; a round is whole when all who were in it have spoken."""
+    """Accuracy and loss of personal models, as clients report them; a round is complete when all its clients reported."""
 
     def __init__(self, algorithm: Algorithm, clients: int) -> None:
         self.clients = clients

@@ -35,7 +35,7 @@ class Hosts(Mapping[int, ClientHost]):
         )
         self._clients = [entry.id for entry in job.protocol.roster]
         self._open: dict[int, ClientHost] = {}
-        if job.protocol.ledger_scope == "dataset":  # who is never drawn is in the promise all the same
+        if job.protocol.ledger_scope == "dataset":  # the guarantee includes clients that are never drawn
             self._open = {client: self[client] for client in self._clients}
 
     def __getitem__(self, client: int) -> ClientHost:
@@ -70,26 +70,26 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
         job,
     )
     hosts = Hosts(job, spec.ledgers, spec.data_root, spec.terms)
-    curator = CentralDPServer.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
+    central_server = CentralDPServer.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
     fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
-    fed.curator = curator
+    fed.central_server = central_server
 
     def on_round(t: int, state: State) -> None:
         records.round(t, state, fed)
-        diagnostics = curator.diagnostics if curator is not None else {}
-        if algorithm.personal:
-            for client in diagnostics.get("clients", fed.clients):
+        shown = central_server.shown if central_server is not None else {}
+        if algorithm.capabilities.personal:
+            for client in shown.get("clients", fed.clients):
                 if (personal := _personal(job, hosts[client], client, t, spec.data_root)) is not None:
                     observer.take(personal)
-        observer.take(Models(t, algorithm.describe(state)["phase"], state.assignment, state.models, **diagnostics))
+        observer.take(Models(t, state.assignment, state.models, **shown))
 
     records.joined()
     try:
         drive(algorithm, fed, Checkpoints(RunFolder(spec.folder).checkpoints, spec.keep_checkpoints, records.warn), on_round)
     finally:
         hosts.close()
-        if curator is not None:
-            curator.close()
+        if central_server is not None:
+            central_server.close()
 
 
 def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal | None:

@@ -24,12 +24,12 @@ def simulate(
     torch.set_num_threads(1)
     algorithm, files = job.algorithm, RunFolder(folder)
     hosts = Hosts(job, files.ledgers, data_root)
-    curator = CentralDPServer.of(algorithm, files.ledgers, job.experiment.noise, durable=False)
+    central_server = CentralDPServer.of(algorithm, files.ledgers, job.experiment.noise, durable=False)
     try:
         fed = InProcessFederation(job.protocol, hosts)
-        fed.curator = curator
+        fed.central_server = central_server
         return drive(algorithm, fed, Checkpoints(files.checkpoints), on_round)
     finally:
         hosts.close()
-        if curator is not None:
-            curator.close()
+        if central_server is not None:
+            central_server.close()

@@ -26,6 +26,7 @@ from dpcfl_net.data.partition import Split, open_client
 from dpcfl_net.experiment.job_files import Job, client_slice, read_job
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
+from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.claim import composer, promised_events, verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
 from dpcfl_net.privacy.ledger.record_book import Budget, Promise, RecordBook
@@ -228,7 +229,7 @@ class Worker:
         return keys.read_pair(self.spec.keys, client_key(client), self.job.protocol.client(client).public_key)
 
     def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
-        """Accuracy of a personal model on own test records: for the observer only, who cannot compute it elsewhere."""
+        """Report a personal model's accuracy on the client's test records to the observer, which has no access to the model."""
         model = self.host.personal_model()
         if model is None:
             return
@@ -261,12 +262,12 @@ class Worker:
 
     def _converse(self) -> None:
         protocol, algorithm = self.job.protocol, self.host.algorithm
-        client_steps = algorithm.client_steps()
+        steps, sides = client_steps(algorithm), tensor_sides(algorithm)
         endpoint = ClientEndpoint(
             self.spec.connect,
             Link.of(protocol, self._keys(), protocol.coordinator_key, self._context),
             client=self.spec.client,
-            task_template=lambda task: resolve(client_steps[task].takes, algorithm.dims) if task in client_steps else None,
+            task_template=lambda task: resolve(steps[task].takes, sides) if task in steps else None,
             on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
             times=ClientTimes(orphan_timeout_s=self.spec.orphan_timeout_s),
         )

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Annotated, Any, Literal
 
 import msgpack
@@ -16,6 +16,7 @@ import zmq
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import Assignment
 from dpcfl_net.transport.channel import new_id, remember
 from dpcfl_net.transport.guard import UNREAD_LIMIT
 from dpcfl_net.transport.message_log import MessageLog
@@ -27,7 +28,7 @@ COORDINATOR = "coordinator"
 BATCH = 256
 END_LINGER_MS = 30_000
 AHEAD = 4  # rounds of models that the coordinator may send ahead of the observer
-Phase = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,19}$")]  # display name, chosen by the algorithm
+Kind = Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,19}$")]  # of labels: a phrase for the report
 Work = Literal["train", "wait", "send", "aggregate", "cluster", "evaluate"]
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -47,12 +48,10 @@ class Note(BaseModel):
     kind: Literal["MODELS", "CHUNK", "PERSONAL", "SPAN", "END"]
     sender: Annotated[int, Field(ge=-1, le=10**6)]
     round: Round = 0
-    phase: Phase = "single"
     assignment: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
     models: Annotated[int, Field(ge=0, le=4096)] = 0
     clients: Annotated[list[Cluster], Field(max_length=10**5)] = []
-    labels: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
-    released: Annotated[list[Cluster], Field(max_length=10**5)] = []
+    labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=10**5)]], Field(max_length=8)] = {}
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     accuracy: Number = 0.0
@@ -69,21 +68,17 @@ class Models:
 
     Attributes:
         round: The round.
-        phase: Phase of the algorithm.
-        assignment: Cluster of each client in client order; None: no cluster.
+        assignment: Cluster of each client, by client id; None: no cluster.
         models: Models, (M, p) float32.
         clients: Trusted server only: clients of the round.
-        labels: Trusted server only: label that each of these clients sent.
-        released: Trusted server only: noisy label released for each of these clients, if labels are released.
+        labels: Trusted server only: for each kind of label (as sent, as released) the cluster of each of `clients`; None: not known.
     """
 
     round: int
-    phase: str
-    assignment: list[int | None]
+    assignment: Assignment
     models: np.ndarray
     clients: list[int] = field(default_factory=list)
-    labels: list[int | None] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
+    labels: dict[str, list[int | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -269,7 +264,7 @@ class ObserverInbox:
             raise WireError("template", f"{note.models} models announced, at most {self._max_models} expected")
         if any(cluster is not None and cluster >= note.models for cluster in note.assignment):
             raise WireError("template", "an assignment to a cluster without a model")
-        if any(labels and len(labels) != len(note.clients) for labels in (note.labels, note.released)):
+        if any(len(labels) != len(note.clients) for labels in note.labels.values()):
             raise WireError("template", "labels for other clients than those of the round")
         sender.note, sender.assembly = note, Assembly(_as_header(note, self._parameters))
         return None if note.models else self._finish(sender)
@@ -290,7 +285,7 @@ class ObserverInbox:
         if note is None or assembly is None:
             return None
         models = assembly.tensors()["models"]
-        return Models(note.round, note.phase, note.assignment, models, note.clients, note.labels, note.released)
+        return Models(note.round, note.assignment, models, note.clients, note.labels)
 
 
 class ObserverOutbox:
@@ -334,25 +329,27 @@ class ObserverOutbox:
         dial(self._socket, connect)
 
     def models(
-        self, round: int, phase: str, assignment: Sequence[int | None], models: np.ndarray, **diagnostics: Sequence[int | None]
+        self,
+        round: int,
+        assignment: Assignment,
+        models: np.ndarray,
+        clients: Sequence[int] = (),
+        labels: Mapping[str, Sequence[int | None]] = MappingProxyType({}),
     ) -> None:
         """Publish the models after a round.
 
         Args:
             round: The round.
-            phase: Phase of the algorithm.
-            assignment: Cluster of each client in client order.
+            assignment: Cluster of each client, by client id.
             models: (M, p) float32, M >= 0; must not change until they are sent.
-            diagnostics: A trusted server's `clients`, `labels` and `released`, as in `Models`.
+            clients: As in `Models`.
+            labels: As in `Models`.
         """
         payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
-        fields: dict[str, Any] = {
-            "round": round,
-            "phase": phase,
-            "assignment": list(assignment),
-            "models": len(models),
-        } | diagnostics
-        sent = self._send("MODELS", sha256=payload.sha256, **fields)
+        drawn: dict[str, Any] = {"clients": list(clients), "labels": {kind: list(values) for kind, values in labels.items()}}
+        sent = self._send(
+            "MODELS", sha256=payload.sha256, round=round, assignment=list(assignment), models=len(models), **drawn
+        )
         for index, chunk in enumerate(payload.chunks):
             sent = sent and self._send("CHUNK", chunk=chunk, index=index)
         self.dropped += not sent

@@ -162,7 +162,11 @@ class ProgressTail:
 
     def _groups(self, at: int) -> str:
         for earlier in sorted((other for other in self._grouping if other <= at), reverse=True):
-            counts = [count for size in listed(self._grouping[earlier], "sizes") if (count := whole(size)) is not None]
+            counts = [
+                count
+                for size in listed(mapping(self._grouping[earlier], "diagnostics"), "sizes")
+                if (count := whole(size)) is not None
+            ]
             if any(counts) and len(counts) > GROUPS:
                 return f"{len(counts)} of {min(counts)} to {max(counts)}"
             if any(counts):

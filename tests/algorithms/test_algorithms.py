@@ -164,24 +164,26 @@ def accuracies(job, state, personal):
 
     for client in range(4):
         cluster = state.assignment[client]
-        if algorithm.personal:
+        if algorithm.capabilities.personal:
             settings, piece = experiment_slice(experiment_part, client, None)
             model, data = np.frombuffer(personal[client], np.float32), open_client(settings, piece, None, "test")
             found.append(evaluator.accuracy_and_loss(model, data)[0])
             continue
-        if cluster is None and not algorithm.model_per_client:
-            cluster = min((0, 1), key=lambda name: judged(client, algorithm.models_of(client, name), "train")[1])
-        found.append(judged(client, algorithm.models_of(client, cluster), "test")[0])
+        if cluster is None and not algorithm.capabilities.model_per_client:
+            cluster = min((0, 1), key=lambda name: judged(client, algorithm.capabilities.rows_for(client, name), "train")[1])
+        found.append(judged(client, algorithm.capabilities.rows_for(client, cluster), "test")[0])
     return found
 
 
 def check_ledgers(folder, job):
     """What was charged is the plan: all its training, and no more choices than it holds."""
-    privacy, curator = job.protocol.privacy, job.algorithm.central_plan()
+    privacy, central_plan = job.protocol.privacy, job.algorithm.central_plan()
     for entry in job.protocol.roster:
         charged = Counter(e for _, events in summary.charged_by_round(folder, job, entry.id) for e in events)
         plan, z = (
-            (curator, job.protocol.curator_noise_multiplier) if curator else (job.algorithm.plan(entry), entry.noise_multiplier)
+            (central_plan, job.protocol.curator_noise_multiplier)
+            if central_plan
+            else (job.algorithm.plan(entry), entry.noise_multiplier)
         )
         planned = Counter(slot.event(z, privacy.adjacency) for slot in plan)
         assert charged <= planned

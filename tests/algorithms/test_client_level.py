@@ -24,7 +24,7 @@ from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.central_dp import CENTRAL_SERVER, Desk
+from dpcfl_net.federation.central_dp import CENTRAL_SERVER, CentralContext
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.privacy.ledger.ledger import read_ledger
@@ -61,12 +61,12 @@ def job_for(folder, algorithm, privacy, **changes):
     return make_job(resolved, folder / "keys")
 
 
-def desk(slot, key, noise=1.0, clients=20):
-    """A curator's desk over clients that are never called."""
+def context(slot, key, noise=1.0, clients=20):
+    """A central server's context over clients that are never called."""
     fed = Federation.__new__(Federation)
     fed.clients, fed.round = list(range(clients)), 1
     adjacency = "replace-one" if slot.sampling == "fixed" else "zero-out"
-    return Desk(fed, Charge(key, {"round": slot}, noise, adjacency), {})
+    return CentralContext(fed, Charge(key, {"round": slot}, noise, adjacency), {})
 
 
 def keys(count):
@@ -81,16 +81,16 @@ POISSON = CentralSlot("round", "poisson", 5, 20)
 
 
 def test_a_fixed_sample_has_its_size_and_a_uniformly_random_order():
-    draws = [desk(FIXED, key).sample("round") for key in keys(4000)]
+    draws = [context(FIXED, key).sample("round") for key in keys(4000)]
     assert {len(set(draw)) for draw in draws} == {5}
     for position in range(5):  # each client equally often at each place
         counts = np.bincount([draw[position] for draw in draws], minlength=20)
         assert stats.chisquare(counts).pvalue > 1e-7
-    assert desk(FIXED, keys(1)[0]).sample("round") == draws[0]
+    assert context(FIXED, keys(1)[0]).sample("round") == draws[0]
 
 
 def test_a_poisson_sample_tosses_a_coin_for_each_client():
-    draws = [desk(POISSON, key).sample("round") for key in keys(4000)]
+    draws = [context(POISSON, key).sample("round") for key in keys(4000)]
     assert stats.chisquare(np.bincount(np.concatenate(draws).astype(int), minlength=20)).pvalue > 1e-7
     sizes = np.array([len(draw) for draw in draws])
     assert abs(sizes.mean() - 5) < Z * math.sqrt(20 * 0.25 * 0.75 / 4000)
@@ -103,7 +103,7 @@ def test_a_poisson_sample_tosses_a_coin_for_each_client():
 @pytest.mark.parametrize(("slot", "deviation"), [(FIXED, 2 * 3.0 * 1.7 / math.sqrt(0.75)), (POISSON, 3.0 * 1.7)])
 def test_noise_on_sums_covers_a_clipped_update(slot, deviation):
     """Of C = 3 at noise multiplier 1.7: twice as much where a client is replaced, and more where the round releases labels too."""
-    me = desk(slot, keys(1)[0], noise=1.7)
+    me = context(slot, keys(1)[0], noise=1.7)
     me.sample("round")
     sums, counts = me.noisy_sums("round", "sums", {}, (2, 20_000), 3.0)
     assert counts is None
@@ -112,7 +112,7 @@ def test_noise_on_sums_covers_a_clipped_update(slot, deviation):
 
 
 def test_updates_are_clipped_as_a_whole_and_what_is_not_finite_counts_for_nothing():
-    me = desk(POISSON, keys(1)[0], noise=1e-7)
+    me = context(POISSON, keys(1)[0], noise=1e-7)
     me.sample("round")
     long, bad = np.full(50, 4.0, np.float32), np.full(50, np.nan, np.float32)
     short = np.full(50, 1e-3, np.float32)
@@ -125,7 +125,7 @@ def test_updates_are_clipped_as_a_whole_and_what_is_not_finite_counts_for_nothin
 
 
 def test_counts_make_the_noise_three_percent_larger():
-    me = desk(POISSON, keys(1)[0], noise=2.0)
+    me = context(POISSON, keys(1)[0], noise=2.0)
     me.sample("round")
     sums, counts = me.noisy_sums("round", "sums", {}, (2, 20_000), 3.0, counts={})
     assert counts is not None
@@ -142,7 +142,7 @@ def right_label(noise_ratio, clusters):
 def test_released_labels_are_right_as_often_as_their_noise_allows():
     right, rounds, z = 0, 300, 0.9
     for key in keys(rounds):
-        me = desk(FIXED, key, noise=z)
+        me = context(FIXED, key, noise=z)
         me.sample("round")
         noisy = me.noisy_labels("round", "labels", [0, 1, 2, 3, 3], 4, 0.1, math.sqrt(2) * 0.1)
         right += int((noisy.argmax(axis=1) == [0, 1, 2, 3, 3]).sum())
@@ -160,7 +160,7 @@ def test_honest_labels_are_nearly_random():
 
 
 def test_a_part_that_did_not_run_is_not_what_was_charged():
-    me = desk(FIXED, keys(1)[0])
+    me = context(FIXED, keys(1)[0])
     me.sample("round")
     me.noisy_sums("round", "sums", {}, (1, 4), 1.0)
     assert me.ran() == []
@@ -235,9 +235,9 @@ def test_a_crash_of_the_server_repeats_sample_and_noise_and_pays_once(tmp_path, 
     job = job_for(tmp_path / "job", RR, REPLACED)
     whole = simulate(job, tmp_path / "whole")
     target = {
-        "after the debit": (Desk, "sample"),
-        "after the clients answered": (Desk, "noisy_labels"),
-        "before the release is stored": (Desk, "ran"),
+        "after the debit": (CentralContext, "sample"),
+        "after the clients answered": (CentralContext, "noisy_labels"),
+        "before the release is stored": (CentralContext, "ran"),
     }[crash]
     run, calls = getattr(*target), []
 
@@ -398,10 +398,11 @@ def test_labels_are_judged_as_sent_and_as_released(finished):
     folder = finished("rr-cluster")
     lines = runlog.read(folder / "clusters.jsonl")
     judged = [line for line in lines if "label_accuracy" in line]
+    released = [line["diagnostics"]["sizes"] for line in lines if line["view"] == "server"]
     assert [line["round"] for line in judged] == [1, 2, 3, 4]
-    assert all(0 <= line[kind] <= 1 for line in judged for kind in ("label_accuracy", "released_label_accuracy"))
+    assert all(0 <= line["label_accuracy"][kind] <= 1 for line in judged for kind in ("as sent", "as released"))
     assert [line["round"] for line in lines if "recovered" in line] == [3, 4]
-    assert all(sum(line["sizes"]) == 6 and min(line["sizes"]) >= 2 for line in lines if line["view"] == "server")
+    assert all(sum(sizes) == 6 and min(sizes) >= 2 for sizes in released)
     assert dpcfl("verify", folder).returncode == 0
 
 

@@ -28,6 +28,7 @@ from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.base import Results
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.claim import plan_events, protected
 from dpcfl_net.federation.client import Client, Engine
 from dpcfl_net.federation.gate import Charge
@@ -280,7 +281,7 @@ def test_plain_sgd_takes_momentum_and_batches_beyond_a_clients_records(algorithm
 
 
 class Noted:
-    """A client half's `me` with a chosen noise multiplier and key."""
+    """A client step's `me` with a chosen noise multiplier and key."""
 
     def __init__(self, job, root=None):
         from dpcfl_net.data.partition import open_client
@@ -333,7 +334,8 @@ def test_noise_on_a_whole_clients_update(tmp_path):
     assert as_expected(noisy["update"] - quiet, 3.0 * 0.5)
     assert Counter(ran) == Counter(slot.event(3.0, "replace-one") for slot in client.slots.values())
     assert client.slots["update"] == GaussianSlot("update")
-    bound = client.job.algorithm.max_update_norm(client.job.protocol.client(0).model_copy(update={"noise_multiplier": 3.0}))
+    entry = client.job.protocol.client(0).model_copy(update={"noise_multiplier": 3.0})
+    bound = client_steps(client.job.algorithm)["train"].gives["update"].max_norm(client.job.algorithm, entry)
     assert np.linalg.norm(noisy["update"]) < bound < 1.3 * np.linalg.norm(noisy["update"])
 
 
@@ -357,7 +359,7 @@ def test_raw_modes_send_losses_and_updates_as_they_are(mode, clipped, tmp_path):
     assert np.linalg.norm(told["update"]) > 0
 
 
-# ---- the server half
+# ---- the server
 
 
 class Scripted:
@@ -403,7 +405,7 @@ def test_losses_go_stale_and_the_worst_are_drawn(tmp_path):
     assert fed.asked[3:] == [("train", [2, 3])]
     assert third.memory["losses"] == [1.0, 0.5, 2.0, 2.5]  # client 2 did not answer and keeps its own
     np.testing.assert_allclose(third.models[0] - second.models[0], 4.0)
-    assert algorithm.describe(third)["more"] == {"p_max": 1.0, "top_mass": 1.0, "drawn": [2, 3]}
+    assert third.diagnostics == {"p_max": 1.0, "top_mass": 1.0, "drawn": [0, 0, 1, 1]}
 
 
 def test_updates_weigh_as_much_as_their_clients_have_records(tmp_path):
@@ -449,11 +451,12 @@ def test_a_run_with_part_of_the_clients(tmp_path):
     assert found is not None
     assert found[1].models.tobytes() == state.models.tobytes()
     assert found[1].memory == state.memory
+    assert found[1].diagnostics == state.diagnostics
 
-    lines = [line for line in runlog.read(folder / "clusters.jsonl") if line["view"] == "server"]
+    lines = [line["diagnostics"] for line in runlog.read(folder / "clusters.jsonl") if line["view"] == "server"]
     assert len(lines) == ROUNDS
     assert all(0.25 <= line["p_max"] < 1 and line["top_mass"] == pytest.approx(1) for line in lines)
-    drawn = Counter(client for line in lines for client in line["drawn"])
+    drawn = Counter(client for line in lines for client, in_round in enumerate(line["drawn"]) if in_round)
     assert sum(drawn.values()) == 2 * ROUNDS
     for client in range(4):
         charged = [event for _, events in summary.charged_by_round(folder, job, client) for event in events]
@@ -526,7 +529,7 @@ class MadeUp:
                 accuracy = {measure: values[tilt] + (t - 2) * 0.05 for measure, values in self.reached.items()}
                 runlog.Lines(folder / "metrics.jsonl").write({"view": "observer", "round": t, **accuracy})
                 draws = {"p_max": 0.04 * (1 + tilt), "top_mass": 0.2 + 0.01 * tilt}
-                runlog.Lines(folder / "clusters.jsonl").write({"view": "server", "round": t, **draws})
+                runlog.Lines(folder / "clusters.jsonl").write({"view": "server", "round": t, "diagnostics": draws})
             settings = {"algorithm": {"name": "em-fdro", "drawn": drawn, "tilt": tilt}}
             found.append(Result(folder, "x", "em-fdro", seed, "finished", settings, {}, {}))
         self.asked.append((str(path), axes))

@@ -1,4 +1,4 @@
-"""R-DPCFL's server half against scripted clients: phases, assignments, aggregation, missing and hostile answers."""
+"""R-DPCFL's server against scripted clients: phases, assignments, aggregation, missing and hostile answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(protocol, answer, rounds, **changes):
 
 def test_phases_follow_the_plan(protocol):
     fed, states = run(protocol, clustered, 20)
-    assert [s.memory["phase"] for s in states] == ["first"] + ["soft"] * 9 + ["window"] * 2 + [
+    assert [s.diagnostics["phase"] for s in states] == ["first"] + ["soft"] * 9 + ["window"] * 2 + [
         "frozen"
     ] * 8  # E_c = E / 2 at MPO 0
     kinds = [kind for _, kind, _ in fed.calls]
@@ -78,7 +78,7 @@ def test_first_round_clusters_and_starts_every_model_at_theta_init(protocol):
     groups = {frozenset(i for i in range(8) if state.assignment[i] == m) for m in range(4)}
     assert groups == {frozenset({2 * k, 2 * k + 1}) for k in range(4)}
     assert (state.models == fed.initial_model()).all()
-    assert state.memory["mss"] > 3
+    assert state.diagnostics["MSS"] > 3
     np.testing.assert_allclose(state.memory["posteriors"].sum(axis=1), 1)
 
 
@@ -127,7 +127,7 @@ def test_a_choice_of_no_cluster_leaves_its_client_out_of_the_round(protocol, cho
 
 def test_missing_clients_do_not_stop_a_round(protocol):
     _, states = run(protocol, lambda c, k, t, x: None if c == (t % 8) and t > 1 else clustered(c, k, t, x), 20)
-    assert states[-1].memory["phase"] == "frozen"
+    assert states[-1].diagnostics["phase"] == "frozen"
 
 
 def test_a_client_missing_from_the_first_round_draws_uniformly(protocol):
@@ -161,7 +161,7 @@ def test_unknown_m_is_found_and_one_cluster_has_no_window(protocol):
     fed, states = run(protocol, same, 20, options=options)
     assert len(states[-1].models) == 1
     assert {kind for _, kind, _ in fed.calls} == {"first_round_update", "train"}
-    assert states[-1].memory["phase"] == "single"
+    assert states[-1].diagnostics["phase"] == "single"
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

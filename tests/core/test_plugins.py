@@ -408,13 +408,16 @@ def test_a_worker_refuses_another_model_than_the_jobs(module, tmp_path):
 ALGORITHM = """
 from dpcfl_net.algorithms import base
 from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.core.types import State
 
-class Half(Global):
+class Damped(Global):
     class Options(base.Options):
         share: float = 0.5
 
     def round(self, state, t, fed):
-        return type(state)(state.models * self.options.share, state.assignment)
+        models = super().round(state, t, fed).models
+        moved = state.models + self.options.share * (models - state.models)
+        return State(moved, state.assignment, diagnostics={"share": self.options.share})
 
 def build(): pass
 """
@@ -423,14 +426,14 @@ def build(): pass
 def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(module, tmp_path):
     module("mine", data())
     module("own_rounds", ALGORITHM)
-    resolved = config.resolve(document(algorithm={"name": "own_rounds:Half", "share": 0.25}))
-    assert resolved.algorithm == {"name": "own_rounds:Half", "share": 0.25}
+    resolved = config.resolve(document(algorithm={"name": "own_rounds:Damped", "share": 0.25}))
+    assert resolved.algorithm == {"name": "own_rounds:Damped", "share": 0.25}
     make_keys(tmp_path / "keys", 2)
     job = make_job(resolved, tmp_path / "keys")
     assert job.algorithm.options.share == 0.25
     assert len(job.algorithm.plan(job.protocol.roster[0])) == resolved.rounds
     said = privacy_statement(job.protocol, None)["not_covered"]
-    assert "any other use of the records by the code of own_rounds:Half in the client's process" in said
+    assert "any other use of the records by the code of own_rounds:Damped in the client's process" in said
     del sys.modules["own_rounds"]
     (tmp_path / "own_rounds.py").unlink()
     with pytest.raises(Refused, match="no module 'own_rounds'"):
@@ -442,7 +445,7 @@ def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(mo
     [
         ("own_rounds:build", "must be a class derived from dpcfl_net.algorithms.base.Algorithm"),
         ("own_rounds:Whole", "own_rounds has no 'Whole'"),
-        ("absent:Half", "no module 'absent'"),
+        ("absent:Damped", "no module 'absent'"),
         ("globall", "must be one of"),
     ],
 )

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcfl_net.algorithms.base import registry
+from dpcfl_net.algorithms.client_level import ClientLevel
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
 
@@ -118,7 +119,7 @@ def complaints(path, overrides=()) -> list[str]:
     return []
 
 
-SAMPLE_LEVEL = sorted(name for name, algorithm in registry().items() if ("sample", "untrusted-server") in algorithm.protects)
+SAMPLE_LEVEL = sorted(name for name, algorithm in registry().items() if not issubclass(algorithm, ClientLevel))
 
 
 @pytest.mark.parametrize("file", ["quickstart.yaml", "r_dpcfl/fmnist_rotation.yaml"])

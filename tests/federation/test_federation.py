@@ -15,6 +15,7 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Results
+from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.runtime.coordinator import check_release
 from dpcfl_net.transport import keys
@@ -43,11 +44,11 @@ class Actor(threading.Thread):
 
     def run(self):
         protocol, algorithm = self.job.protocol, algorithm_of(self.job.protocol)
-        name, client_steps = client_key(self.client), algorithm.client_steps()
+        name, steps = client_key(self.client), client_steps(algorithm)
         entry = protocol.client(self.client)
         endpoint = ClientEndpoint(
             self.address, Link.of(protocol, keys.read_pair(self.folder, name, entry.public_key), protocol.coordinator_key),
-            client=self.client, task_template=lambda task: resolve(client_steps[task].takes, algorithm.dims),
+            client=self.client, task_template=lambda task: resolve(steps[task].takes, tensor_sides(algorithm)),
         )  # fmt: skip
         with contextlib.closing(endpoint):
             while not self.stop.is_set():
@@ -64,12 +65,12 @@ class Actor(threading.Thread):
 def federation(job, folder, answers, join_s=20, **options):
     """A network federation over the given scripted workers."""
     protocol, algorithm = job.protocol, algorithm_of(job.protocol)
-    client_steps = algorithm.client_steps()
+    steps = client_steps(algorithm)
     endpoint = ServerEndpoint(
         "tcp://127.0.0.1:*", Link.of(protocol, keys.read_pair(folder, COORDINATOR, protocol.coordinator_key)),
         clients={e.id: e.public_key for e in protocol.roster},
-        result_template=lambda task: resolve(client_steps[task].gives, algorithm.dims),
-        check=lambda client, task, tensors: check_release(algorithm, client, tensors),
+        result_template=lambda task: resolve(steps[task].gives, tensor_sides(algorithm)),
+        check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
     fed = NetworkFederation(protocol, endpoint, join_timeout_s=join_s, **options)

@@ -27,7 +27,7 @@ ROUNDS = 6
 FIRST, TRAIN, SELECT = DPSGDSlot("first", 1.0, 1), DPSGDSlot("train", 0.1, 7), SelectionSlot("select", 0.15)
 SLOTS = {slot.name: slot for slot in (FIRST, TRAIN, SELECT)}
 PLAN = [FIRST] + [TRAIN] * 4 + [SELECT] * 2
-BUNDLES = {"first": ("first",), "train": ("train",), "window": ("select", "train"), "ask": ()}
+CHARGES = {"first": ("first",), "train": ("train",), "window": ("select", "train"), "ask": ()}
 
 
 def open_gate(folder, **changes):
@@ -45,7 +45,7 @@ def make_gate(ledger, **changes):
         "client": 1,
         "rounds": ROUNDS,
         "plan": PLAN,
-        "bundles": BUNDLES,
+        "charges": CHARGES,
         "noise_multiplier": Z,
         "adjacency": "zero-out",
         "ledger": ledger,
@@ -69,7 +69,7 @@ def allow(task):
 
 
 class Half:
-    """A client half that releases its key and counts its runs in the client's state; `made` holds what it returned."""
+    """A client step that releases its key and counts its runs in the client's state; `made` holds what it returned."""
 
     def __init__(self):
         self.keys, self.made = [], []
@@ -487,10 +487,10 @@ def test_wherever_the_first_opening_ends_the_next_one_works(tmp_path):
 # What a gate does not start with
 
 
-def test_a_plan_and_bundles_that_disagree_are_refused(tmp_path):
-    bundles = {"a": ("train", "train"), "b": ("gone",)}
+def test_a_plan_and_charges_that_disagree_are_refused(tmp_path):
+    charges = {"a": ("train", "train"), "b": ("gone",)}
     with pytest.raises(ConfigError) as error:
-        open_gate(tmp_path / "ledger", bundles=bundles, plan=[TRAIN, DPSGDSlot("train", 0.2, 7)])
+        open_gate(tmp_path / "ledger", charges=charges, plan=[TRAIN, DPSGDSlot("train", 0.2, 7)])
     assert len(error.value.problems) == 3
 
 
@@ -498,7 +498,7 @@ def test_a_ledger_that_charged_what_the_plan_does_not_hold_is_refused(tmp_path):
     ledger, gate = open_gate(tmp_path / "ledger")
     ask(gate, 1)
     ask(gate, 2)
-    for changes in ({"noise_multiplier": 2.0}, {"plan": [FIRST, TRAIN, SELECT]}, {"bundles": {"train": ("train", "select")}}):
+    for changes in ({"noise_multiplier": 2.0}, {"plan": [FIRST, TRAIN, SELECT]}, {"charges": {"train": ("train", "select")}}):
         with pytest.raises(LedgerError, match="ledger-broken"):
             make_gate(ledger, **changes)
     ledger.close()

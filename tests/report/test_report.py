@@ -12,6 +12,7 @@ from run_folder import privacy, true_clusters, write_lines, write_round, write_r
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report import figures
+from dpcfl_net.report.diagnostics import diagnostics
 from dpcfl_net.report.page import key_figures, two_views, write_report
 from dpcfl_net.report.timeline import BARS, ROWS, timeline
 from dpcfl_net.results.number_format import duration, percent, size
@@ -66,7 +67,8 @@ def test_page_says_what_is_protected_and_what_is_not(finished: Path) -> None:
 
 def test_every_figure_of_a_finished_run_has_data(finished: Path) -> None:
     drawn = specs(own_part(write_report(finished)))
-    assert set(drawn) == {"accuracy", "epsilon", "bytes", "first-round", "candidates", "assignments", "timeline"}
+    usual = {"accuracy", "epsilon", "bytes", "first-round", "candidates", "assignments", "timeline"}
+    assert set(drawn) == usual | {"diagnostics", "diagnostics-sizes"}
     names = [trace["name"] for trace in drawn["accuracy"]["data"]]
     assert names == ["A (3 clients, minority)", "B (6 clients)", "C (6 clients)", "D (6 clients)", "mean", "worst client"]
     assert all(len(trace["x"]) == len(trace["y"]) == 40 for trace in drawn["accuracy"]["data"])
@@ -113,7 +115,7 @@ def test_running_run_reads_and_says_what_is_missing(tmp_path: Path) -> None:
     write_round(folder, 1, 40)
     text = own_part(write_report(folder))
     assert "running, 1 of 40 rounds" in text
-    assert set(specs(text)) == {"accuracy", "bytes", "timeline"}
+    assert set(specs(text)) == {"accuracy", "bytes", "timeline", "diagnostics", "diagnostics-sizes"}
     assert dict(key_figures(read_run(folder)))["Clusters recovered"] == "yes"
 
 
@@ -144,7 +146,8 @@ def test_odd_values_in_lines_do_not_stop_the_page(tmp_path: Path) -> None:
         ],
     )
     write_lines(
-        folder / "clusters.jsonl", [{"view": "server", "round": 3, "assignment": [0, None, "x", 2.0, -1], "sizes": [None]}]
+        folder / "clusters.jsonl",
+        [{"view": "server", "round": 3, "assignment": [0, None, "x", 2.0, -1], "diagnostics": {"sizes": [None]}}],
     )
     write_lines(folder / "spans.jsonl", [{"who": 3, "what": None, "round": 3, "start": 5, "end": 1}])
     assert "NaN" not in re.search(r"const figures = (.*);\n", own_part(write_report(folder)))[1]
@@ -192,7 +195,8 @@ def test_a_split_cluster_gives_two_colours(tmp_path: Path) -> None:
     folder = write_start(tmp_path / "run")
     split = [4 if cluster == 1 and client % 2 else cluster for client, cluster in enumerate(true_clusters())]
     write_lines(
-        folder / "clusters.jsonl", [{"view": "server", "round": 1, "phase": "soft", "assignment": split, "sizes": [3, 6, 6, 6]}]
+        folder / "clusters.jsonl",
+        [{"view": "server", "round": 1, "assignment": split, "diagnostics": {"phase": "soft", "sizes": [3, 6, 6, 6]}}],
     )
     colours = figures.group_colours(read_run(folder))
     assert len(set(colours.values())) == len(set(split))
@@ -263,3 +267,19 @@ def test_a_missing_plotly_is_named_with_the_command_that_installs_it(monkeypatch
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ConfigError, match="plots need plotly: pip install"):
         pages._plotly_script()
+
+
+def test_diagnostics_are_drawn_whatever_they_are_called(tmp_path: Path) -> None:
+    """Numbers become lines, lists become heat maps, words and short lists neither."""
+    folder = write_run(tmp_path / "run", 3)
+    lines = [
+        {"view": "server", "round": t, "diagnostics": {"new figure": t / 2, "a word": "x", "by client": [t] * 21, "one": [t]}}
+        for t in (1, 2, 3)
+    ]
+    write_lines(folder / "clusters.jsonl", lines)
+    curves, heat = (figure.spec["data"] for figure in diagnostics(read_run(folder))[:2])
+    assert {trace["name"]: trace["y"] for trace in curves}["new figure"] == [0.5, 1.0, 1.5]
+    by_name = {figure.title: figure.spec for figure in diagnostics(read_run(folder))}
+    assert set(by_name) == {"Diagnostics of the algorithm", "Diagnostics: by client"}
+    assert heat[0]["z"] == [[1, 2, 3]] * 21
+    assert by_name["Diagnostics: by client"]["layout"]["yaxis"]["title"]["text"] == "client"

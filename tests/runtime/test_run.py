@@ -39,7 +39,7 @@ PRIVACY_KEYS = {
 }  # fmt: skip
 FINAL_KEYS = {
     "accuracy_mean", "accuracy_worst", "accuracy_minority", "accuracy_by_cluster", "clusters_recovered", "minority_recovered", "ari",
-    "mss", "mpo", "clusters",
+    "clusters", "diagnostics",
 }  # fmt: skip
 FILES = [
     "config.yaml", "protocol.json", "experiment.json", "run.json", "metrics.jsonl", "clusters.jsonl", "messages.jsonl", "spans.jsonl",

@@ -139,8 +139,8 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
 
 
 def state(value: float) -> State:
-    memory = {"phase": "soft", "posteriors": np.full((3, 2), float(value)), "soft_until": 7, "nested": {"list": [1, None, "x"]}}
-    return State(np.full((2, 5), value, np.float32), [0, None, 1], memory)
+    memory = {"posteriors": np.full((3, 2), float(value)), "soft_until": 7, "nested": {"list": [1, None, "x"]}}
+    return State(np.full((2, 5), value, np.float32), [0, None, 1], memory, {"phase": "soft", "shares": [1.0, None]})
 
 
 def test_a_state_is_read_as_it_was_written_and_old_ones_go(tmp_path):
@@ -159,6 +159,7 @@ def test_a_state_is_read_as_it_was_written_and_old_ones_go(tmp_path):
         7,
     )
     assert read.models.tobytes() == state(4).models.tobytes()
+    assert read.diagnostics == {"phase": "soft", "shares": [1.0, None]}
     assert read.memory["posteriors"].dtype == np.float64
     assert (read.memory["posteriors"] == 4).all()
     empty = State(np.empty((0, 5), np.float32), [None])

@@ -52,8 +52,7 @@ def run_json(**changes: Any) -> dict[str, Any]:
         "clusters_recovered": True,
         "minority_recovered": True,
         "ari": 1.0,
-        "mss": 31.4,
-        "mpo": 0.0,
+        "diagnostics": {"MSS": 31.4, "uncorrected MSS": 52.0, "MPO": 0.0},
         "clusters": 4,
     }
     return {
@@ -129,13 +128,15 @@ def write_round(folder: Path, at: int, rounds: int, missing: tuple[int, ...] = (
             {
                 "view": "server",
                 "round": at,
-                "phase": phase(at, rounds),
                 "assignment": assignment,
-                "sizes": [assignment.count(group) for group in range(4)],
-                "mss": 31.4,
-                "mss_plain": 52.0,
-                "mpo": 0.0,
                 "clusters": 4,
+                "diagnostics": {
+                    "phase": phase(at, rounds),
+                    "sizes": [assignment.count(group) for group in range(4)],
+                    "MSS": 31.4,
+                    "uncorrected MSS": 52.0,
+                    "MPO": 0.0,
+                },
             },
             {"view": "observer", "round": at, "ari": 1.0, "recovered": True, "minority_recovered": True},
         ],

@@ -28,10 +28,11 @@ DIGITS = 4  # significant digits from which on a number in words is a loss
 DECOYS = 64  # neighbours of each float32 that measure how often one is met by chance
 FALSE_ALARM = 1e-8  # of one client: below 1e-6 for all of a run
 PUBLIC = {  # fields of a server's own lines: times, sizes, rounds, and what it computed from releases
-    "view", "round", "time", "seconds", "bytes_up", "bytes_down", "answered", "missing", "live", "started", "phase", "assignment",
-    "sizes", "mss", "mss_plain", "mpo", "clusters", "who", "what", "start", "end", "direction", "peer", "kind", "bytes", "id",
+    "view", "round", "time", "seconds", "bytes_up", "bytes_down", "answered", "missing", "live", "started", "assignment",
+    "clusters", "who", "what", "start", "end", "direction", "peer", "kind", "bytes", "id",
     "epsilon_spent_by_client",
 }  # fmt: skip
+PUBLIC_DIAGNOSTICS = {"phase", "sizes", "MSS", "uncorrected MSS", "MPO"}
 
 
 @dataclass
@@ -127,7 +128,9 @@ def _said(line: Any) -> Iterator[str]:
     if isinstance(line, str):
         yield re.sub(r"^\d\d:\d\d:\d\d ", "", line)
     elif line.get("view", "server") == "server" and not str(line.get("who", "")).startswith("client"):
-        yield from (f"{key} {json.dumps(value)}" for key, value in line.items() if key not in PUBLIC)
+        fields = {**line, **line.get("diagnostics", {})}
+        hidden = PUBLIC | PUBLIC_DIAGNOSTICS | {"diagnostics"}
+        yield from (f"{key} {json.dumps(value)}" for key, value in fields.items() if key not in hidden)
 
 
 def _arrays(path: Path) -> Iterator[np.ndarray]:

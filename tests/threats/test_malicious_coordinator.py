@@ -431,9 +431,9 @@ def secrets_of_run(folder, job, engine) -> list[Secrets]:
 
 
 def secrets_of_play(played, engine, client) -> Secrets:
-    half, algorithm = usual_step(played.job.algorithm), played.job.algorithm
+    usual, algorithm = usual_step(played.job.algorithm), played.job.algorithm
     sent = [
-        make(half, algorithm, step.weights, played.outcomes[step.name, client]["round"], client)
+        make(usual, algorithm, step.weights, played.outcomes[step.name, client]["round"], client)
         for step in SCRIPT
         if step.pays and (step.name, client) in played.outcomes
     ]

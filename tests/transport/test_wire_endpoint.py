@@ -520,13 +520,13 @@ def collect(inbox: ObserverInbox, count: int, failures: int = 0) -> list[Any]:
 def test_observer_hears_models_figures_timings_and_the_end() -> None:
     models = np.random.default_rng(2).standard_normal((3, P)).astype("f4")
     with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main, outbox(inbox.address, 1, KEYS[1]) as worker:
-        main.models(4, "window", [0, None, 2], models)
-        main.models(5, "personal", [None] * 3, np.zeros((0, P), "f4"))
+        main.models(4, [0, None, 2], models)
+        main.models(5, [None] * 3, np.zeros((0, P), "f4"))
         main.span("cluster", 4, 1.0, 2.0)
         main.end(5, "all rounds done")
         found = collect(inbox, 4)
         assert [type(note) for note in found] == [Models, Models, Span, End]
-        assert (found[0].round, found[0].phase, found[0].assignment) == (4, "window", [0, None, 2])
+        assert (found[0].round, found[0].assignment) == (4, [0, None, 2])
         np.testing.assert_array_equal(found[0].models, models)
         assert found[1].models.shape == (0, P)
         assert found[2] == Span("coordinator", "cluster", 4, 1.0, 2.0)
@@ -540,7 +540,7 @@ def test_observer_hears_models_figures_timings_and_the_end() -> None:
 
 def test_observer_believes_each_sender_its_own_things_only() -> None:
     with observer() as inbox, outbox(inbox.address, 1, KEYS[1]) as worker:
-        worker.models(1, "fixed", [0, 0, 0], np.zeros((1, P), "f4"))
+        worker.models(1, [0, 0, 0], np.zeros((1, P), "f4"))
         worker.end(1)
         with outbox(inbox.address, "coordinator", KEYS[1]) as liar:
             liar.end(1)
@@ -559,11 +559,11 @@ def test_observer_believes_each_sender_its_own_things_only() -> None:
 
 def test_observer_is_bounded_and_strict() -> None:
     with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
-        main.models(1, "fixed", [0, 0, 0], np.zeros((4, P), "f4"))
-        main.models(1, "fixed", [0, 3, 0], np.zeros((1, P), "f4"))
-        main.models(1, "fixed", [0, 0, 0], np.full((1, P), np.nan, "f4"))
-        main.models(1, "fixed", [0, 0, 0], np.zeros((1, 7), "f4"))
-        main.models(2, "fixed", [0, 0, 0], np.ones((1, P), "f4"))
+        main.models(1, [0, 0, 0], np.zeros((4, P), "f4"))
+        main.models(1, [0, 3, 0], np.zeros((1, P), "f4"))
+        main.models(1, [0, 0, 0], np.full((1, P), np.nan, "f4"))
+        main.models(1, [0, 0, 0], np.zeros((1, 7), "f4"))
+        main.models(2, [0, 0, 0], np.ones((1, P), "f4"))
         (found,) = collect(inbox, 1)
         assert (found.round, found.models.shape) == (2, (1, P))
         assert inbox.failures["template"] == 2
@@ -580,7 +580,7 @@ def test_missing_observer_stops_nobody() -> None:
     with outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=0.1) as main:
         start = time.monotonic()
         for index in range(50):
-            main.models(index, "fixed", [0], np.zeros((1, P), "f4"))
+            main.models(index, [0], np.zeros((1, P), "f4"))
         assert time.monotonic() - start < 5
         assert main.dropped == 50
     assert not hasattr(main, "poll")

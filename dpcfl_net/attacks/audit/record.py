@@ -43,7 +43,7 @@ class Training:
     client: int
     round: int
     kind: str
-    bundle: tuple[str, ...]
+    charges: tuple[str, ...]
     slot: DPSGDSlot
     noise: float
 
@@ -185,7 +185,7 @@ class Record:
             Noise of each step along each canary, (steps, m), in units of the clip norm.
         """
         clip, nothing = self.protocol.local.clip, np.zeros(self.protocol.model.parameters)
-        key = slot_key(seeded_key(seed, training.client, training.round, training.kind, training.bundle), training.slot.name)
+        key = slot_key(seeded_key(seed, training.client, training.round, training.kind, training.charges), training.slot.name)
         draws = stream(key, "noise")
         noises = (gaussian_on_grid(nothing, training.noise * clip, draws) for _ in range(training.slot.steps))
         return np.stack([self.canaries.project(noise) / clip for noise in noises])

@@ -29,7 +29,7 @@ _EVENTS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One line. Types: header (owner), debit (one request's bundle), torn (a line that a crash cut),
+    """One line. Types: header (owner), debit (one request's slots), torn (a line that a crash cut),
     closed (the charge for a torn line; its round takes no more requests). `spent`: slots of `job` so far, by name."""
 
     sequence: int

@@ -116,7 +116,7 @@ class Ledger:
         events: Sequence[Event],
         key: bytes | None = None,
     ) -> Charged:
-        """Charge a request's whole bundle, durably; `key` (32 bytes) only for seeded runs, else from the operating system.
+        """Charge all slots of a request, durably; `key` (32 bytes) only for seeded runs, else from the operating system.
 
         The key is on disk before the line, the line before the counter: when this returns, data may be touched.
         """

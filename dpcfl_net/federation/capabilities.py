@@ -1,0 +1,109 @@
+"""What an algorithm declares: its capabilities, its client and central steps, and the named sides of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dpcfl_net.core.protocol import LocalTraining, ModelTemplate, PrivacyTarget, Protocol
+from dpcfl_net.core.types import ClientStep, Event
+
+if TYPE_CHECKING:
+    from dpcfl_net.federation.base import ClientSide
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Public facts that an algorithm's options are checked against; known before any key or noise multiplier.
+
+    Attributes:
+        rounds: Rounds of the run.
+        clients: Clients in the roster.
+        local: Local training.
+        privacy: Privacy target.
+        validation: Largest fraction of its records that a client sets aside for validation.
+        true_clusters: Number of true clusters; 0 unless the job holds them for the oracle.
+    """
+
+    rounds: int
+    clients: int
+    local: LocalTraining
+    privacy: PrivacyTarget
+    validation: float = 0.0
+    true_clusters: int = 0
+
+    @classmethod
+    def of(cls, protocol: Protocol) -> Setting:
+        """Read the setting from a signed protocol."""
+        held = max(entry.validation_records / (entry.records + entry.validation_records) for entry in protocol.roster)
+        true_clusters = 0 if protocol.oracle is None else max(protocol.oracle) + 1
+        return cls(protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, held, true_clusters)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an algorithm protects, needs and publishes under given options.
+
+    Attributes:
+        expected_releases: Expected number of releases with an update over the whole run, all clients together.
+        protects: (unit, trust) pairs that the algorithm can run under.
+        covers: What epsilon covers against an untrusted server; phrases for the privacy statement.
+        caveats: Sentences for the privacy statement about what epsilon does not cover.
+        claim_of_paper: The paper's privacy claim, if it differs from what holds.
+        sound_events: Maps the central server's noise multiplier to events that hold under replace-one adjacency, for a run
+            whose own adjacency allows no finite epsilon; None if there are none.
+        plain_sgd: True if the local step is plain SGD (momentum and weight decay allowed), False if it is DP-SGD.
+        uses_oracle: True if the job must hold the true clusters.
+        holds_state: True if what a client sends depends on earlier rounds in which it took part.
+        personal: True if a client uses its own model, `me.state["model"]`, which only the client can evaluate.
+        max_models: Most models in one task.
+        published_models: Most rows of `State.models`.
+        model_per_client: True if row i of `State.models` is client i's model, whatever its cluster.
+        shared_models: First rows of `State.models` whose outputs are added to those of every cluster's model.
+        sides: Named sides of tensors besides "p" and "M", as functions of the model template.
+    """
+
+    expected_releases: float
+    protects: tuple[tuple[str, str], ...] = (("sample", "untrusted-server"),)
+    covers: tuple[str, ...] = ("model updates", "cluster selections")
+    caveats: tuple[str, ...] = ()
+    claim_of_paper: str | None = None
+    sound_events: Callable[[float], list[Event]] | None = None
+    plain_sgd: bool = False
+    uses_oracle: bool = False
+    holds_state: bool = False
+    personal: bool = False
+    max_models: int = 1
+    published_models: int = 1
+    model_per_client: bool = False
+    shared_models: int = 0
+    sides: Mapping[str, Callable[[ModelTemplate], int]] = field(default_factory=dict)
+
+    def rows_for(self, client: int, cluster: int | None) -> tuple[int, ...]:
+        """Rows of `State.models` whose outputs are added for a client of a cluster (None: no cluster, taken as the first)."""
+        own = client if self.model_per_client else cluster or 0
+        return (*range(self.shared_models), self.shared_models + own)
+
+
+def client_steps(algorithm: object) -> dict[str, ClientStep]:
+    """Return the client steps of an algorithm by task name."""
+    return _marked(algorithm, "client_step")
+
+
+def central_steps(algorithm: object) -> dict[str, ClientStep]:
+    """Return the central steps of an algorithm by task name."""
+    return _marked(algorithm, "central_step")
+
+
+def tensor_sides(algorithm: ClientSide) -> dict[str, int | tuple[int, int]]:
+    """Return the sizes of named tensor sides: "p" and the algorithm's own are exact, "M" is a range from 1 to max_models."""
+    model, capabilities = algorithm.protocol.model, algorithm.capabilities
+    own = {name: size(model) for name, size in capabilities.sides.items()}
+    return {"p": model.parameters, "M": (1, capabilities.max_models), **own}
+
+
+def _marked(algorithm: object, mark: str) -> dict[str, ClientStep]:
+    methods = (getattr(type(algorithm), name) for name in dir(type(algorithm)))
+    steps = (getattr(method, mark, None) for method in methods)
+    return {step.kind: step for step in steps if step is not None}
