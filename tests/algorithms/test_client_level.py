@@ -387,7 +387,7 @@ def test_a_head_never_leaves_its_client(finished):
     assert updates
     assert all(f"update f4[{body}]" in line for line in updates)
     document_ = json.loads((folder / "run.json").read_text())
-    assert "anything against the server itself: it is trusted" in " ".join(document_["privacy"]["not_covered"])
+    assert "the server: it is trusted" in " ".join(document_["privacy"]["not_covered"])
     assert document_["privacy"]["epsilon_with_secret_noise"] == 8
     assert "holds" in dpcfl("verify", folder).stdout
     line = max((x for x in runlog.read(folder / "metrics.jsonl") if "accuracy_mean" in x), key=lambda x: x["round"])

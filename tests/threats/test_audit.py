@@ -311,7 +311,7 @@ def test_the_products_clipping_brings_a_canary_to_the_clip_norm_and_an_empty_slo
         ({"output": {"transcript": "headers"}}, "output.transcript must be 'full', got 'headers'"),
         ({"output": {"transcript": "off"}, "runtime": {"federation": "in-process"}}, "runtime.federation must be 'network'"),
         ({"privacy": {"epsilon": 5, "delta": 1e-2, "unit": "client", "trust": "trusted-server"},
-          "algorithm": {"name": "dp-fedavg"}}, "canaries are records under DP-SGD, and dp-fedavg with privacy.unit 'client'"),
+          "algorithm": {"name": "dp-fedavg"}}, "canaries are records under DP-SGD, which dp-fedavg with privacy.unit 'client'"),
         ({"ledger": {"scope": "dataset", "root": "x"}}, "ledger.scope must be 'run'"),
         ({"audit": {"canaries": 10, "client": 2}}, "audit.client is 2: must be 0 to 1, or all"),
         ({"audit": {"canaries": -1}}, "audit.canaries is -1"),

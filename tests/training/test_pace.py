@@ -107,9 +107,9 @@ def test_statements_say_what_time_shows(tmp_path):
     said = {}
     for name, local in (("free", {}), ("paced", {"pace": "constant"}), ("due", {"pace": "constant", "deadline_s": 2.0})):
         said[name] = " ".join(privacy_statement(job_of(tmp_path / name, **local).protocol, None)["not_covered"])
-    assert "the time of a step follows how many records were drawn" in said["free"]
-    assert "answers leave when they are ready" in said["paced"]
-    assert "how long tasks take" not in said["due"]
+    assert "the time of a step depends on the number of sampled records" in said["free"]
+    assert "answers are sent as soon as they are ready" in said["paced"]
+    assert "duration of tasks" not in said["due"]
 
 
 @pytest.mark.parametrize(
