@@ -23,7 +23,7 @@ from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement.child import Child, stop
 from dpcfl_net.launch.placement.interpreter import Interpreter
 from dpcfl_net.launch.placement.local import STOP_S, forkserver
-from dpcfl_net.launch.placement.sites import Site, terms_of
+from dpcfl_net.launch.placement.placements import Placement, terms_of
 from dpcfl_net.launch.placement.worker_pool import WorkerPool
 from dpcfl_net.runtime.coordinator import CoordinatorSpec
 from dpcfl_net.runtime.observer import ObserverSpec
@@ -71,7 +71,7 @@ class Run(Protocol):
         """The most processes that are there at once."""
 
 
-def run_of(folder: Path, config: Config, site: Site) -> Run:
+def run_of(folder: Path, config: Config, site: Placement) -> Run:
     """The processes that a configuration asks for."""
     if config.runtime.federation == "in-process":
         return OneProcessRun(folder, config)
@@ -84,7 +84,7 @@ class FederationRun:
 
     folder: Path
     config: Config
-    site: Site
+    site: Placement
     children: dict[str, Interpreter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from dpcfl_net.experiment.job_files import Job, read_job, write_job
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.launch import processes
 from dpcfl_net.launch.interrupts import Interrupts
-from dpcfl_net.launch.placement.sites import Here, Site
+from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.results import summary
 from dpcfl_net.transport.keys import make_operator_keys
 
@@ -56,11 +56,11 @@ def new_folder(config: Config, out: Path) -> Path:
     raise ConfigError(f"no free name for a run folder {out / stem}")
 
 
-def prepare(folder: Path, config: Config, site: Site | None = None) -> None:
+def prepare(folder: Path, config: Config, site: Placement | None = None) -> None:
     """Keys, each made where it is used, the signed job and the resolved configuration: all that a run starts from."""
     keys = RunFolder(folder).keys
     make_operator_keys(keys)
-    (site or Here()).enrol(keys, sum(config.data.clients), config.runtime.clients_per_worker)
+    (site or LocalPlacement()).make_keys(keys, sum(config.data.clients), config.runtime.clients_per_worker)
     config = with_noise_seed(config)
     job = make_job(config, keys)
     write_config(folder, config)
@@ -74,7 +74,7 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def run_and_report(
-    folder: Path, config: Config, before: float = 0.0, site: Site | None = None, interrupts: Interrupts | None = None
+    folder: Path, config: Config, before: float = 0.0, site: Placement | None = None, interrupts: Interrupts | None = None
 ) -> tuple[int, dict[str, Any]]:
     """A run as a person sees it, with its report; (exit code, run.json)."""
     if interrupts is None:
@@ -111,7 +111,7 @@ def run_in(
     config: Config,
     screen: Shown,
     before: float = 0.0,
-    site: Site | None = None,
+    site: Placement | None = None,
     interrupts: Interrupts | None = None,
     tell: Callable[[DpcflError], None] = lambda failure: None,
 ) -> tuple[dict[str, Any], DpcflError | None]:
@@ -124,7 +124,7 @@ def run_in(
     if interrupts is None:
         with Interrupts() as own:
             return run_in(folder, config, screen, before, site, own, tell)
-    site = site or Here()
+    site = site or LocalPlacement()
     with run_lock(folder):
         fresh = all(path == RunFolder(folder).lock for path in folder.iterdir())
         run: processes.Run | None = None
@@ -192,7 +192,7 @@ def _words(folder: Path, error: OSError) -> str:
     return f"{error.filename or folder}: {reason(error)}"
 
 
-def _again(folder: Path, site: Site | None) -> str:
+def _again(folder: Path, site: Placement | None) -> str:
     return f"dpcfl run --resume {folder}" if site is None else f"dpcfl launch --resume {folder} --on ... (as before)"
 
 

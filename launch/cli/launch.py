@@ -22,7 +22,7 @@ from dpcfl_net.experiment.config import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.launch.placement import slurm, ssh
-from dpcfl_net.launch.placement.sites import Elsewhere, Here, Listening, Site
+from dpcfl_net.launch.placement.placements import ListenAddress, LocalPlacement, Placement, RemotePlacement
 
 WAYS = ("local", "ray", "slurm", "ssh")
 
@@ -91,7 +91,7 @@ def resume(folder: Path, options: Options) -> int:
     if runs.is_finished(folder):
         return 0
     with _site(config, options, placement["run"], RunFolder(folder).logs, placement["placed"]) as site:
-        site.enrol(RunFolder(folder).keys, sum(config.data.clients), config.runtime.clients_per_worker)
+        site.make_keys(RunFolder(folder).keys, sum(config.data.clients), config.runtime.clients_per_worker)
         return runs.go_on(folder, config, site=site)
 
 
@@ -105,7 +105,7 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> None:
     if options.on == "local":
         from dpcfl_net.launch.processes import worker_processes
 
-        node = Here().capacity()[0]
+        node = LocalPlacement().capacity()[0]
         print(f"coordinator, observer and {worker_processes(config, clients)} worker processes at most on {node.name}")
         return
     with tempfile.TemporaryDirectory() as logs, _site(config, options, f"dry-run-{secrets.token_hex(4)}", Path(logs)) as site:
@@ -160,7 +160,7 @@ def _is_loopback(address: str | None) -> bool:
 
 
 @contextmanager
-def _site(config: Config, options: Options, run: str, logs: Path, placed: list[str] | None = None) -> Iterator[Elsewhere]:
+def _site(config: Config, options: Options, run: str, logs: Path, placed: list[str] | None = None) -> Iterator[RemotePlacement]:
     """The hosts of a run, answered and with room for its workers; closed at the end, whatever happened."""
     logs.mkdir(parents=True, exist_ok=True)
     root, cluster = options.root or ssh.ROOT, None
@@ -178,7 +178,7 @@ def _site(config: Config, options: Options, run: str, logs: Path, placed: list[s
         workers = -(-sum(config.data.clients) // config.runtime.clients_per_worker)
         cluster = ray.Cluster(workers, options.cpus, options.gpus)
         hosts, address = ray.dialled(cluster, root=root, run=run), options.address or cluster.own_address()
-    site = Elsewhere(hosts, Listening(address, options.bind, options.ports), placed)
+    site = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), placed)
     try:
         site.open()
         yield site
@@ -199,7 +199,7 @@ def _placement(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _who_runs_where(site: Site, placed: list[str], config: Config) -> str:
+def _who_runs_where(site: Placement, placed: list[str], config: Config) -> str:
     """A line for each host."""
     size, clients = config.runtime.clients_per_worker, sum(config.data.clients)
     lines = ["coordinator and observer: here"]

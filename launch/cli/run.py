@@ -22,7 +22,7 @@ from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement import local
-from dpcfl_net.launch.placement.sites import Site
+from dpcfl_net.launch.placement.placements import Placement
 from dpcfl_net.launch.running import new_folder, run_and_report, write_config
 from dpcfl_net.results import summary
 from dpcfl_net.transport.keys import make_keys
@@ -83,7 +83,7 @@ def is_finished(folder: Path) -> bool:
     return finished
 
 
-def go_on(folder: Path, config: Config, site: Site | None = None) -> int:
+def go_on(folder: Path, config: Config, site: Placement | None = None) -> int:
     """Go on with an interrupted run; the exit code."""
     code, _ = run_and_report(folder, config, before=float(_before(folder).get("wall_s", 0.0)), site=site)
     return code

@@ -1,1 +1,1 @@
-"""Where workers live and how they are started: this machine, ssh, SLURM, Ray."""
+"""Placement of workers: this machine, ssh, SLURM, Ray."""

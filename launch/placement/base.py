@@ -1,4 +1,4 @@
-"""What every way of starting worker processes has in common: a posting goes in, a handle comes out."""
+"""Interfaces shared by all ways of starting worker processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ LOST = 255  # the exit code of a process whose host is gone; ssh uses the same
 
 @dataclass(frozen=True)
 class Node:
-    """A host, or a share of one, that takes worker processes. where: its own name for itself, or the engine's for it.
-    cores: that may compute at once. memory: bytes available."""
+    """A host, or a share of one, that takes worker processes.
+
+    Attributes:
+        name: Name in the hosts file or of the engine's allocation.
+        where: Host name, or the engine's name for the host.
+        cores: Cores that workers may use at once.
+        memory: Available memory, bytes.
+        gpus: Name and UUID of each GPU.
+    """
 
     name: str
     where: str
@@ -24,25 +31,30 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Posting:
-    """One worker process: the clients that it serves, as a `group` (whoever is started) or, if it is one, for good."""
+class ClientRange:
+    """Clients that one worker process serves.
+
+    Attributes:
+        clients: Client ids.
+        group: True if the process serves those of its clients that are started; False if it serves one client throughout.
+    """
 
     clients: range
     group: bool = False
 
     @property
     def title(self) -> str:
-        """Its name in process lists, logs and messages."""
+        """Name in process lists, logs and messages."""
         return f"clients {self.clients[0]} to {self.clients[-1]}" if self.group else f"client {self.clients[0]}"
 
     @property
     def log(self) -> str:
-        """The name of its log file."""
+        """Name of the log file."""
         return f"{self.title.replace(' ', '_')}.log"
 
 
 class Handle(Protocol):
-    """A worker process that was started, here or elsewhere."""
+    """A started worker process, on this or another host."""
 
     log_path: Path
 
@@ -51,42 +63,48 @@ class Handle(Protocol):
         """A file descriptor that becomes readable when the process has ended."""
 
     def poll(self) -> int | None:
-        """Its exit code, `LOST` if its host is gone; None while it runs."""
+        """Return the exit code, `LOST` if its host is gone; None while it runs."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """As `poll`, after waiting for its end for so long; None: for ever."""
+        """Wait for its end, for `timeout_s` seconds at most (None: without limit), and return as `poll`."""
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it runs."""
 
     def kill(self) -> None:
-        """End it at once; its ledger is written for that."""
+        """End it at once; ledgers survive that."""
 
     def tell(self, word: str) -> None:
-        """To a group: "start 3" or "stop 3"; one that has just ended is told nothing."""
+        """Send "start 3" or "stop 3" to a group; dropped if the process has ended."""
 
     def finish(self) -> None:
-        """To a group: nobody will be wanted any more."""
+        """Tell a group that no more clients will start."""
 
     def close(self) -> None:
-        """Give its descriptors back."""
+        """Release its file descriptors."""
 
 
 class Launcher(Protocol):
-    """Starts workers of one job; they connect to a coordinator that is there already."""
+    """Starts workers of one job, which connect to a running coordinator."""
 
     def capacity(self) -> list[Node]:
-        """Where workers can run."""
+        """Return the hosts on which workers can run."""
 
-    def start(self, posting: Posting) -> Handle:
-        """Start one. Where a client was before, it starts again with the same ledger, or the handle ends with a refusal."""
+    def start(self, process: ClientRange) -> Handle:
+        """Start a worker process. A client that ran before continues with its ledger, or the process ends with a refusal."""
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """End all workers that still run."""
 
 
 def failure(title: str, code: int | None, log: Path) -> DpcflError:
-    """What to tell the user when the run cannot go on without a process."""
+    """Build the error of a run that cannot continue without a process.
+
+    Args:
+        title: Name of the process.
+        code: Its exit code; None if unknown.
+        log: Its log, whose last line becomes part of the message.
+    """
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     last = lines[-1] if lines else "no message"
     error = RunFailed(f"{title} ended with code {code}: {last} (log: {log})")

@@ -106,7 +106,7 @@ class Child:
             os.kill(self.process.pid, number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code once it has ended, or None; `launcher.LOST` where nobody is left who learnt it."""
+        """Its exit code once it has ended, or None; `base.LOST` where nobody is left who learnt it."""
         if not wait([self.sentinel], timeout_s):
             return None
         self.process.join()

@@ -52,7 +52,7 @@ class CommandConnection:
             )
 
     def send(self, data: bytes) -> None:
-        """See `Line`."""
+        """See `HostConnection`."""
         assert self._process.stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             view = memoryview(data)
@@ -60,7 +60,7 @@ class CommandConnection:
                 view = view[self._process.stdin.write(view) or 0 :]
 
     def reports(self) -> Iterator[bytes]:
-        """See `Line`."""
+        """See `HostConnection`."""
         assert self._process.stdout is not None
         rest = b""
         while piece := self._process.stdout.read(1 << 20):
@@ -70,7 +70,7 @@ class CommandConnection:
                 return
 
     def failure(self) -> str:
-        """See `Line`."""
+        """See `HostConnection`."""
         try:
             code: int | str = self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ class CommandConnection:
         return f"exit code {code}: {said[-STDERR_TAIL:] or 'no message'}" if code != LOST or said else "the connection was lost"
 
     def hang_up(self) -> None:
-        """See `Line`."""
+        """See `HostConnection`."""
         assert self._process.stdin is not None
         # Whoever holds the lock waits for a host that takes nothing in; `close` ends the command then.
         if self._lock.acquire(timeout=1):
@@ -90,7 +90,7 @@ class CommandConnection:
                 self._lock.release()
 
     def close(self, patience_s: float) -> None:
-        """See `Line`."""
+        """See `HostConnection`."""
         self.hang_up()
         try:
             self._process.wait(patience_s)

@@ -16,7 +16,7 @@ from typing import Any
 
 from dpcfl_net.experiment.config import RuntimeSettings
 from dpcfl_net.launch.interrupts import held_back
-from dpcfl_net.launch.placement.base import Node, Posting
+from dpcfl_net.launch.placement.base import ClientRange, Node
 from dpcfl_net.launch.placement.child import Child, without_main
 from dpcfl_net.launch.placement.interpreter import SINGLE_THREAD
 from dpcfl_net.runtime.worker_spec import GroupSpec, WorkerSpec
@@ -92,26 +92,26 @@ class LocalHandle:
         self.log_path = child.log
 
     def poll(self) -> int | None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         return self.wait(0)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         if self._code is None:
             self._code = self._child.wait(timeout_s)
         return self._code
 
     def signal(self, number: int) -> None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         if self.poll() is None:
             self._child.signal(number)
 
     def kill(self) -> None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         self.signal(SIGKILL)
 
     def tell(self, word: str) -> None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         assert self._pipe is not None, "a process of one client is told nothing"
         try:
             self._pipe.send_bytes(word.encode())
@@ -119,12 +119,12 @@ class LocalHandle:
             return  # it has ended, or is leaving; it is told when it runs again
 
     def finish(self) -> None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         if self._pipe is not None:
             self._pipe.close()  # a group leaves when nobody can start any more
 
     def close(self) -> None:
-        """See `launcher.Handle`. Not before: whoever watches the sentinel must find it open when the process has ended."""
+        """See `base.Handle`. Not before: whoever watches the sentinel must find it open when the process has ended."""
         self.finish()
         if self.poll() is not None:
             self._child.close()
@@ -133,7 +133,7 @@ class LocalHandle:
 class LocalLauncher:
     """Starts workers of one job here.
 
-    spec: a worker's, its client and device to be filled in. logs: the folder of their logs. devices: of each posting by its
+    spec: a worker's, its client and device to be filled in. logs: the folder of their logs. devices: of each process by its
     first client; the CPU for those that it does not name.
     """
 
@@ -145,16 +145,16 @@ class LocalLauncher:
         """This machine."""
         return [here()]
 
-    def start(self, posting: Posting) -> LocalHandle:
-        """See `placement.base.Launcher`."""
-        first = posting.clients[0]
+    def start(self, process: ClientRange) -> LocalHandle:
+        """See `base.Launcher`."""
+        first = process.clients[0]
         worker = replace(self._spec, client=first, device=self._devices.get(first, CPU))
-        if posting.group:
+        if process.group:
             theirs, ours = multiprocessing.Pipe(duplex=False)
-            handle = LocalHandle(self._fork(posting, _serve_group, GroupSpec(worker, theirs)), ours)
+            handle = LocalHandle(self._fork(process, _serve_group, GroupSpec(worker, theirs)), ours)
             theirs.close()
         else:
-            handle = LocalHandle(self._fork(posting, _serve_one, worker), None)
+            handle = LocalHandle(self._fork(process, _serve_one, worker), None)
         self._started = [*(other for other in self._started if other.poll() is None), handle]
         return handle
 
@@ -162,8 +162,8 @@ class LocalLauncher:
         """Ask, then insist: none outlives this."""
         end(self._started)
 
-    def _fork(self, posting: Posting, main: Callable[[Any], None], spec: Any) -> Child:
-        child = Child(posting.title, main, spec, self._logs / posting.log)
+    def _fork(self, process: ClientRange, main: Callable[[Any], None], spec: Any) -> Child:
+        child = Child(process.title, main, spec, self._logs / process.log)
         child.launch(self._context)
         return child
 

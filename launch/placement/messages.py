@@ -1,4 +1,4 @@
-"""What a launcher and its agent on another host say to each other: one JSON object a line, closed and strict."""
+"""Messages between a launcher and its agent on another host: one JSON object a line, strictly validated."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ LONGEST = 64 * 2**20  # bytes of a line: a job of many clients
 
 
 class Message(BaseModel):
-    """A line; an unknown or mistyped field is an error."""
+    """Base of all messages; an unknown or mistyped field is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """Encode the message as one line."""
         return self.model_dump_json().encode() + b"\n"
 
 
-class Enrol(Message):
-    """To the agent: make these clients' keys, or with `known` find those that were made before."""
+class PrepareKeys(Message):
+    """Command: create the keys of these clients, or find the existing ones if `existing` is set."""
 
-    do: Literal["enrol"] = "enrol"
+    do: Literal["prepare-keys"] = "prepare-keys"
     clients: list[Annotated[int, Field(ge=0)]]
-    known: bool
+    existing: bool
 
 
-class Brief(Message):
-    """To the agent: the signed job, by file name, and all that its workers have in common."""
+class SetJob(Message):
+    """Command: the signed job, by file name, and the settings that all workers share."""
 
-    do: Literal["brief"] = "brief"
+    do: Literal["set-job"] = "set-job"
     files: dict[str, str]
     operator_key: str
     connect: str
     observer: str
     runtime: RuntimeSettings
     data_root: str | None
-    firsts: list[Annotated[int, Field(ge=0)]]  # of the postings that are for this agent, in order: who gets which GPU
+    firsts: list[Annotated[int, Field(ge=0)]]  # first client of each process on this host, in the order of its GPUs
 
 
-class Start(Message):
-    """To the agent: start the worker of clients first .. first + count - 1."""
+class StartWorker(Message):
+    """Command: start the worker process of clients first .. first + count - 1."""
 
     do: Literal["start"] = "start"
     first: int = Field(ge=0)
@@ -56,24 +56,24 @@ class Start(Message):
     group: bool
 
 
-class Tell(Message):
-    """To the agent: a word for a group; "end" when nobody will be wanted any more."""
+class GroupCommand(Message):
+    """Command: pass "start N", "stop N" or "end" on to the process of a group of clients."""
 
-    do: Literal["tell"] = "tell"
+    do: Literal["group-command"] = "group-command"
     first: int
     word: str = Field(max_length=64)
 
 
-class Signal(Message):
-    """To the agent: a signal for a worker."""
+class SendSignal(Message):
+    """Command: send a signal to a worker process."""
 
     do: Literal["signal"] = "signal"
     first: int
     number: int = Field(ge=1, le=64)
 
 
-class Hello(Message):
-    """Of the agent, first: what is there."""
+class AgentHello(Message):
+    """Report, always the first: version and resources of the host; memory in bytes."""
 
     say: Literal["hello"] = "hello"
     version: str
@@ -83,22 +83,22 @@ class Hello(Message):
     gpus: list[str]
 
 
-class Keys(Message):
-    """Of the agent: public keys by client; the secret halves stay there."""
+class PublicKeys(Message):
+    """Report: public keys by client; the secret keys stay on the host."""
 
     say: Literal["keys"] = "keys"
     keys: dict[int, str]
 
 
-class Briefed(Message):
-    """Of the agent: the job is there; what the workers of each posting will compute on, a GPU's UUID or "cpu"."""
+class JobAccepted(Message):
+    """Report: the job is stored; device of each worker process, the UUID of a GPU or "cpu"."""
 
-    say: Literal["briefed"] = "briefed"
+    say: Literal["job-accepted"] = "job-accepted"
     devices: list[str]
 
 
-class Ended(Message):
-    """Of the agent: a worker has ended; `log` is what its log gained, at most some kilobytes of its end."""
+class WorkerEnded(Message):
+    """Report: a worker process has ended; `log` is the end of its log, at most some kilobytes."""
 
     say: Literal["ended"] = "ended"
     first: int
@@ -106,8 +106,8 @@ class Ended(Message):
     log: str
 
 
-class LedgerLines(Message):
-    """Of the agent: a client's ledger from byte `at` on, and its counter: for the operator's books, who planned all of it."""
+class LedgerUpdate(Message):
+    """Report: a client's ledger from byte `at` on, and its counter. The operator's plan holds all of it already."""
 
     say: Literal["ledger"] = "ledger"
     client: int = Field(ge=0)
@@ -116,27 +116,43 @@ class LedgerLines(Message):
     counter: str
 
 
-class Trouble(Message):
-    """Of the agent, last: why it cannot go on."""
+class AgentError(Message):
+    """Report, always the last: why the agent stops, and its exit code."""
 
-    say: Literal["trouble"] = "trouble"
+    say: Literal["error"] = "error"
     reason: str
     code: int
 
 
-Order = Annotated[Enrol | Brief | Start | Tell | Signal, Field(discriminator="do")]
-Report = Annotated[Hello | Keys | Briefed | Ended | LedgerLines | Trouble, Field(discriminator="say")]
-_ORDERS: TypeAdapter[Order] = TypeAdapter(Order)
-_REPORTS: TypeAdapter[Report] = TypeAdapter(Report)
+AgentCommand = Annotated[PrepareKeys | SetJob | StartWorker | GroupCommand | SendSignal, Field(discriminator="do")]
+AgentReport = Annotated[
+    AgentHello | PublicKeys | JobAccepted | WorkerEnded | LedgerUpdate | AgentError, Field(discriminator="say")
+]
+_COMMANDS: TypeAdapter[AgentCommand] = TypeAdapter(AgentCommand)
+_REPORTS: TypeAdapter[AgentReport] = TypeAdapter(AgentReport)
 
 
-def read_order(line: bytes) -> Order:
-    """An order from its line; Refused "agent-line" if it is none."""
-    return _read(_ORDERS, line)
+def read_command(line: bytes) -> AgentCommand:
+    """Parse a command.
+
+    Args:
+        line: One line, without the newline.
+
+    Raises:
+        Refused: With code "agent-line" if it is no command of this version.
+    """
+    return _read(_COMMANDS, line)
 
 
-def read_report(line: bytes) -> Report:
-    """A report from its line; Refused "agent-line" if it is none."""
+def read_report(line: bytes) -> AgentReport:
+    """Parse a report.
+
+    Args:
+        line: One line, without the newline.
+
+    Raises:
+        Refused: With code "agent-line" if it is no report of this version.
+    """
     return _read(_REPORTS, line)
 
 

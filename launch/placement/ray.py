@@ -79,11 +79,11 @@ class RayConnection:
         self._actor = cluster.actor(bundle).remote(root, run, f"bundle-{bundle}")
 
     def send(self, data: bytes) -> None:
-        """See `lines.Line`."""
+        """See `HostConnection`."""
         self._actor.send.options(concurrency_group=ORDERS).remote(data)  # in order; of an actor that is gone, `reports` hears
 
     def reports(self) -> Iterator[bytes]:
-        """See `lines.Line`."""
+        """See `HostConnection`."""
         rest = b""
         try:
             # A bundle whose node was lost is nowhere until Ray finds room for it on another.
@@ -104,18 +104,18 @@ class RayConnection:
             self._why = _told(error)
 
     def failure(self) -> str:
-        """See `lines.Line`."""
+        """See `HostConnection`."""
         return self._why or "the connection was lost"
 
     def hang_up(self) -> None:
-        """See `lines.Line`."""
+        """See `HostConnection`."""
         if self._placed:
             self._actor.hang_up.options(concurrency_group=ORDERS).remote()
         else:
             self._ray.kill(self._actor)  # who waits for it in `reports` waits no longer
 
     def close(self, patience_s: float) -> None:
-        """See `lines.Line`."""
+        """See `HostConnection`."""
         if self._placed:
             try:
                 self._ray.get(self._actor.hang_up.options(concurrency_group=ORDERS).remote(), timeout=patience_s)

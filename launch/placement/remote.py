@@ -1,4 +1,4 @@
-"""Workers on other hosts: one agent for each, over whatever line reaches it; hosts that are lost are tried again."""
+"""Workers on other hosts: one agent on each host; lost hosts are dialled again."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 from dpcfl_net import __version__
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
-from dpcfl_net.launch.placement.base import LOST, Node, Posting
+from dpcfl_net.launch.placement.base import LOST, ClientRange, Node
 from dpcfl_net.launch.placement.connection import HostConnection
 from dpcfl_net.launch.placement.messages import (
-    Brief,
-    Briefed,
-    Ended,
-    Enrol,
-    Hello,
-    Keys,
-    LedgerLines,
+    AgentError,
+    AgentHello,
+    GroupCommand,
+    JobAccepted,
+    LedgerUpdate,
     Message,
-    Signal,
-    Start,
-    Tell,
-    Trouble,
+    PrepareKeys,
+    PublicKeys,
+    SendSignal,
+    SetJob,
+    StartWorker,
+    WorkerEnded,
     read_report,
 )
 from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
@@ -42,8 +42,15 @@ Dial = Callable[[], HostConnection]
 
 @dataclass(frozen=True)
 class Host:
-    """How to reach a host. workers: its share of them, beside the other hosts'. data_root: of the data sets there.
-    where: what the engine that placed it calls it."""
+    """How to reach a host.
+
+    Attributes:
+        name: Unique name of the host in the run.
+        dial: Opens a connection to an agent there.
+        workers: Share of the worker processes relative to other hosts; None: number of cores.
+        data_root: Folder of the data sets there.
+        where: The engine's name for the host.
+    """
 
     name: str
     dial: Dial
@@ -55,49 +62,49 @@ class Host:
 class RemoteHandle:
     """A worker that an agent started."""
 
-    def __init__(self, post: Post, posting: Posting, log: Path) -> None:
-        self.log_path, self.posting = log, posting
-        self._post, self._over = post, threading.Event()
+    def __init__(self, agent: HostAgent, process: ClientRange, log: Path) -> None:
+        self.log_path, self.process = log, process
+        self._agent, self._over = agent, threading.Event()
         self._code: int | None = None
         self._read, self._write = os.pipe()
 
     @property
     def sentinel(self) -> int:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         return self._read
 
     def poll(self) -> int | None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         return self._code
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         self._over.wait(timeout_s)
         return self._code
 
     def signal(self, number: int) -> None:
-        """See `launcher.Handle`."""
-        self._post.send(Signal(first=self.posting.clients[0], number=number))
+        """See `base.Handle`."""
+        self._agent.send(SendSignal(first=self.process.clients[0], number=number))
 
     def kill(self) -> None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         self.signal(9)
 
     def tell(self, word: str) -> None:
-        """See `launcher.Handle`."""
-        self._post.send(Tell(first=self.posting.clients[0], word=word))
+        """See `base.Handle`."""
+        self._agent.send(GroupCommand(first=self.process.clients[0], word=word))
 
     def finish(self) -> None:
-        """See `launcher.Handle`."""
-        if self.posting.group:
+        """See `base.Handle`."""
+        if self.process.group:
             self.tell("end")
 
     def close(self) -> None:
-        """See `launcher.Handle`."""
+        """See `base.Handle`."""
         os.close(self._read)
 
     def ended(self, code: int, log: str) -> None:
-        """It has ended with this code, after these words; called once, by the post's thread."""
+        """It has ended with this code, after these words; called once, by the agent's thread."""
         with self.log_path.open("a") as file:
             file.write(log if log.endswith("\n") or not log else log + "\n")
         self._code = code
@@ -106,110 +113,114 @@ class RemoteHandle:
 
 
 @dataclass(eq=False)
-class Post:
-    """A host with its agent: a thread listens to it, and dials again when orders come for one that was lost."""
+class HostAgent:
+    """Connection to the agent of one host: a thread listens, and dials again when a command comes for a lost host."""
 
     host: Host
-    books: Path | None = None  # the folder of ledgers here, once there is a run
-    hello: Hello | None = None
+    ledgers: Path | None = None  # folder of the copies of ledgers, once there is a run
+    hello: AgentHello | None = None
     keys: dict[int, str] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
-    trouble: str = ""
+    error_text: str = ""
 
     def __post_init__(self) -> None:
         self._lock, self._news = threading.Lock(), threading.Condition()
         self._line: HostConnection | None = None
         self._answered = False
-        self._brief: list[Message] = []  # what an agent must hear first, again after a loss
+        self._first: list[Message] = []  # commands that an agent receives first, also after a reconnection
         self._handles: dict[int, RemoteHandle] = {}
         self._due: list[Message] = []
         self._thread: threading.Thread | None = None
         self._closing, self._code = False, LOST
 
     def open(self, *, again: bool = False) -> None:
-        """Begin to dial, in the background; `wait_for` says what came of it."""
+        """Start to dial in the background; `wait_for` waits for the result."""
         self._thread = threading.Thread(target=self._attend, args=(again,), name=f"host {self.host.name}", daemon=True)
         self._thread.start()
 
     def send(self, order: Message) -> None:
-        """Pass an order on; to a host that is being dialled, when it answers."""
+        """Send a command, or queue it while the host is being dialled."""
         with self._lock:
             if self._line is not None and self._answered:
                 self._line.send(order.line())
             else:
                 self._due.append(order)
 
-    def brief(self, brief: Brief) -> None:
-        """The job, now and whenever the host is dialled again: then its clients must be found there, with their ledgers."""
-        self._brief = [Enrol(clients=sorted(self.keys), known=True), brief]
-        self.send(brief)
+    def set_job(self, job: SetJob) -> None:
+        """Send the job now and after every reconnection, when the clients' keys and ledgers must exist there."""
+        self._first = [PrepareKeys(clients=sorted(self.keys), existing=True), job]
+        self.send(job)
 
-    def start(self, posting: Posting, log: Path) -> RemoteHandle:
-        """Start a worker there, on a host that was lost once it answers again."""
-        handle = RemoteHandle(self, posting, log)
+    def start(self, process: ClientRange, log: Path) -> RemoteHandle:
+        """Start a worker there; on a lost host as soon as it answers again."""
+        handle = RemoteHandle(self, process, log)
         with self._lock:
-            self._handles[posting.clients[0]] = handle
+            self._handles[process.clients[0]] = handle
             gone = self._thread is None or not self._thread.is_alive()
-        self.send(Start(first=posting.clients[0], count=len(posting.clients), group=posting.group))
+        self.send(StartWorker(first=process.clients[0], count=len(process.clients), group=process.group))
         if gone:
             self.open(again=True)
         return handle
 
-    def greeted(self) -> bool:
+    def has_answered(self) -> bool:
         """Whether its agent has answered."""
         return self.hello is not None
 
-    def enrolled(self) -> bool:
-        """Whether its clients' public keys have come."""
+    def has_keys(self) -> bool:
+        """Whether its clients' public keys have arrived."""
         return bool(self.keys)
 
     def wait_for(self, what: Callable[[], object], seconds: float) -> None:
-        """Wait until `what` is true; RunFailed with the host's trouble, or when it takes too long."""
+        """Wait until `what()` is true.
+
+        Raises:
+            RunFailed: If the agent failed, or after `seconds`.
+        """
         with self._news:
-            if not self._news.wait_for(lambda: what() or self.trouble, seconds):
+            if not self._news.wait_for(lambda: what() or self.error_text, seconds):
                 raise RunFailed(f"host {self.host.name} has not answered within {seconds:g} s")
-        if self.trouble and not what():
-            raise RunFailed(f"host {self.host.name}: {self.trouble}")
+        if self.error_text and not what():
+            raise RunFailed(f"host {self.host.name}: {self.error_text}")
 
     def hang_up(self) -> None:
-        """Have the agent end its workers and leave."""
+        """Close the agent's input: it ends its workers and exits."""
         self._closing = True
         line = self._line
         if line is not None:
             line.hang_up()
 
     def join(self, seconds: float) -> None:
-        """Wait for everything to be gone after `hang_up`, for so long at most: no thread of a post keeps a process alive."""
+        """Wait for everything to be gone after `hang_up`, for so long at most: its thread does not keep a process alive."""
         thread = self._thread
         if thread is not None:
             thread.join(seconds)
 
     def _attend(self, again: bool) -> None:
-        """The thread: dial, listen, and report every worker as lost when the line ends."""
+        """Thread: dial, listen, and report every worker as lost when the connection ends."""
         deadline = time.monotonic() + (AGAIN_S if again else 0)
-        self.trouble, self._code = "", LOST
+        self.error_text, self._code = "", LOST
         try:
             while not self._listen() and time.monotonic() < deadline and not self._closing:
                 time.sleep(PAUSE_S)
         except Exception as error:  # of whatever engine the line is made of: the workers there are lost, and it is said why
-            self.trouble = f"{type(error).__name__}: {error}"
+            self.error_text = f"{type(error).__name__}: {error}"
         with self._lock:
             self._due.clear()
             handles, self._handles = list(self._handles.values()), {}
             self._thread = None
         for handle in handles:
-            handle.ended(self._code, f"host {self.host.name}: {self.trouble or 'the agent is gone'}")
+            handle.ended(self._code, f"host {self.host.name}: {self.error_text or 'the agent is gone'}")
         with self._news:
-            self.trouble = self.trouble or "the agent is gone"
+            self.error_text = self.error_text or "the agent is gone"
             self._news.notify_all()
 
     def _listen(self) -> bool:
-        """One connection to its end; False if the agent never answered."""
+        """Serve one connection to its end; False if the agent never answered."""
         answered = False
         try:
             line = self.host.dial()
         except OSError as error:
-            self.trouble = str(error)
+            self.error_text = str(error)
             return False
         self._line = line
         if self._closing:
@@ -217,57 +228,57 @@ class Post:
         try:
             for data in line.reports():
                 report = read_report(data)
-                if isinstance(report, Hello):
+                if isinstance(report, AgentHello):
                     self._greeted(report, line)
                     answered = True
                 else:
                     self._note(report)
-            if not answered or not self.trouble:
-                self.trouble = line.failure()
+            if not answered or not self.error_text:
+                self.error_text = line.failure()
         except DpcflError as error:
-            self.trouble = str(error)
+            self.error_text = str(error)
         finally:
             with self._lock:
                 self._line, self._answered = None, False
             line.close(LEAVE_S)
         return answered
 
-    def _greeted(self, hello: Hello, line: HostConnection) -> None:
+    def _greeted(self, hello: AgentHello, line: HostConnection) -> None:
         if hello.version != __version__:
             raise Refused("version", f"dpcfl_net {hello.version} is installed there, {__version__} here")
         with self._lock:
-            for order in [*self._brief, *self._due]:
+            for order in [*self._first, *self._due]:
                 line.send(order.line())
             self._due.clear()
             self._answered = True
         with self._news:
-            self.hello, self.trouble, self._code = hello, "", LOST
+            self.hello, self.error_text, self._code = hello, "", LOST
             self._news.notify_all()
 
     def _note(self, report: Message) -> None:
-        if isinstance(report, Ended):
+        if isinstance(report, WorkerEnded):
             with self._lock:
                 handle = self._handles.pop(report.first, None)
             if handle is not None:
                 handle.ended(report.code, report.log)
-        elif isinstance(report, Briefed):
+        elif isinstance(report, JobAccepted):
             self.devices = report.devices
-        elif isinstance(report, LedgerLines):
-            self._book(report)
-        elif isinstance(report, Trouble):
-            self.trouble, self._code = report.reason, report.code
-        elif isinstance(report, Keys):
+        elif isinstance(report, LedgerUpdate):
+            self._copy_ledger(report)
+        elif isinstance(report, AgentError):
+            self.error_text, self._code = report.reason, report.code
+        elif isinstance(report, PublicKeys):
             if self.keys and report.keys != self.keys:
                 raise Refused("keys", "the keys there are not those that were enrolled")
             with self._news:
                 self.keys = report.keys
                 self._news.notify_all()
 
-    def _book(self, report: LedgerLines) -> None:
-        """Keep a copy of a client's ledger for the operator's books; what it is charged is decided and kept there."""
-        if self.books is None or report.client not in self.keys:
+    def _copy_ledger(self, report: LedgerUpdate) -> None:
+        """Store a copy of a client's ledger for the operator; the ledger that counts stays on its host."""
+        if self.ledgers is None or report.client not in self.keys:
             raise Refused("agent-line", f"a ledger of client {report.client}, who is not there")
-        folder = self.books / client_key(report.client)
+        folder = self.ledgers / client_key(report.client)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / LINES
         before = path.read_bytes() if path.exists() else b""
@@ -278,45 +289,58 @@ class Post:
 
 
 class RemoteLauncher:
-    """Starts workers of one job on hosts. where: by a posting's first client."""
+    """Starts workers of one job on other hosts; `where` maps the first client of each process to its host."""
 
-    def __init__(self, where: Mapping[int, Post], logs: Path) -> None:
+    def __init__(self, where: Mapping[int, HostAgent], logs: Path) -> None:
         self._where, self._logs = where, logs
 
     def capacity(self) -> list[Node]:
-        """See `placement.base.Launcher`."""
-        return [node_of(post) for post in dict.fromkeys(self._where.values())]
+        """See `base.Launcher`."""
+        return [node_of(agent) for agent in dict.fromkeys(self._where.values())]
 
-    def start(self, posting: Posting) -> RemoteHandle:
-        """See `placement.base.Launcher`."""
-        return self._where[posting.clients[0]].start(posting, self._logs / posting.log)
+    def start(self, process: ClientRange) -> RemoteHandle:
+        """See `base.Launcher`."""
+        return self._where[process.clients[0]].start(process, self._logs / process.log)
 
     def close(self) -> None:
-        """See `placement.base.Launcher`."""
+        """See `base.Launcher`."""
         close_all(list(dict.fromkeys(self._where.values())))
 
 
-def close_all(posts: Sequence[Post]) -> None:
-    """Hang up on all, then wait for all of them together."""
-    for post in posts:
-        post.hang_up()
+def close_all(agents: Sequence[HostAgent]) -> None:
+    """Close all connections and wait for them together."""
+    for agent in agents:
+        agent.hang_up()
     deadline = time.monotonic() + 2 * LEAVE_S
-    for post in posts:
-        post.join(max(0.0, deadline - time.monotonic()))
+    for agent in agents:
+        agent.join(max(0.0, deadline - time.monotonic()))
 
 
-def node_of(post: Post) -> Node:
-    """A host as it described itself."""
-    assert post.hello is not None
-    return Node(post.host.name, post.host.where or post.hello.host, post.hello.cores, post.hello.memory, tuple(post.hello.gpus))
+def node_of(agent: HostAgent) -> Node:
+    """Return a host's own description."""
+    assert agent.hello is not None
+    return Node(
+        agent.host.name, agent.host.where or agent.hello.host, agent.hello.cores, agent.hello.memory, tuple(agent.hello.gpus)
+    )
 
 
-def place(postings: int, shares: Sequence[int]) -> list[int]:
-    """The host of each posting, in proportion to the shares, neighbours apart: the one furthest below its share is next."""
+def place(processes: int, shares: Sequence[int]) -> list[int]:
+    """Assign processes to hosts in proportion to their shares, neighbours apart.
+
+    Args:
+        processes: Number of worker processes.
+        shares: Share of each host, at least 0.
+
+    Returns:
+        Index of the host of each process.
+
+    Raises:
+        ConfigError: If no share is positive.
+    """
     if not shares or min(shares) < 0 or not sum(shares):
         raise ConfigError("no host takes workers")
     placed, where = [0] * len(shares), []
-    for _ in range(postings):
+    for _ in range(processes):
         chosen = min((k for k in range(len(shares)) if shares[k]), key=lambda k: ((placed[k] + 1) / shares[k], k))
         placed[chosen] += 1
         where.append(chosen)

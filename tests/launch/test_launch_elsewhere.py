@@ -24,7 +24,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.placement import slurm
-from dpcfl_net.launch.placement.messages import Enrol, Tell, read_order, read_report
+from dpcfl_net.launch.placement.messages import GroupCommand, PrepareKeys, read_command, read_report
 from dpcfl_net.launch.placement.remote import place
 from dpcfl_net.launch.placement.ssh import read_hosts
 from dpcfl_net.results.verify import verify_run
@@ -323,11 +323,11 @@ def test_workers_are_dealt_in_proportion(shares, postings):
 
 
 def test_lines_of_another_version_are_refused():
-    assert read_order(Enrol(clients=[1], known=False).line()) == Enrol(clients=[1], known=False)
-    for line in (b"", b"{}", b"[]", b'{"do":"enrol","clients":[-1],"known":true}', b'{"do":"tell","first":1,"word":"x","more":1}',
-                 b'{"do":"signal","first":1,"number":"9"}', b"\xff", b'{"do":"run"}', Tell(first=1, word="end").line()[:-3]):  # fmt: skip
+    assert read_command(PrepareKeys(clients=[1], existing=False).line()) == PrepareKeys(clients=[1], existing=False)
+    for line in (b"", b"{}", b"[]", b'{"do":"prepare-keys","clients":[-1],"existing":true}', b'{"do":"group-command","first":1,"word":"x","more":1}',
+                 b'{"do":"signal","first":1,"number":"9"}', b"\xff", b'{"do":"run"}', GroupCommand(first=1, word="end").line()[:-3]):  # fmt: skip
         with pytest.raises(Refused, match="agent-line"):
-            read_order(line)
+            read_command(line)
     with pytest.raises(Refused, match="agent-line"):
         read_report(b'{"say":"ledger","client":1,"at":-1,"lines":"","counter":""}')
 

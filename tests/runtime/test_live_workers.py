@@ -22,7 +22,7 @@ from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, ClientPool
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import bench_live
-from dpcfl_net.launch.placement.base import Posting
+from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.local import LocalLauncher
 from dpcfl_net.launch.placement.worker_pool import WorkerPool
 from dpcfl_net.results import summary
@@ -179,10 +179,10 @@ def test_a_worker_that_ends_while_another_starts_is_still_seen_to_end(tmp_path):
     (tmp_path / "logs").mkdir()
     spec = WorkerSpec(tmp_path / "no job", 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path)
     launcher = LocalLauncher(spec, tmp_path / "logs", {})
-    first = launcher.start(Posting(range(1)))
+    first = launcher.start(ClientRange(range(1)))
     assert wait([first.sentinel], 60)
     assert first.poll() == 2
-    second = launcher.start(Posting(range(1, 2)))
+    second = launcher.start(ClientRange(range(1, 2)))
     assert wait([first.sentinel], 0) == [first.sentinel]
     assert second.wait(60) == 2
     assert "protocol.json: no such file" in second.log_path.read_text()
