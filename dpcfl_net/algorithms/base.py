@@ -16,8 +16,10 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import ClientEntry, LocalTraining, PrivacyTarget, Protocol, invalid_fields
-from dpcfl_net.core.types import ClientStep, Event, Slot, State, TensorSpec
+from dpcfl_net.core.types import ClientStep, State, TensorSpec
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.slots import Slot
 
 MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))

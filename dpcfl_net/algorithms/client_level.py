@@ -10,10 +10,11 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, Setting, on_central_server, on_client
 from dpcfl_net.core.protocol import ClientEntry, PrivacyTarget
-from dpcfl_net.core.types import CentralSlot, RawSlot, Release, Slot, State
+from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.central_dp import Desk
 from dpcfl_net.federation.client import Client
+from dpcfl_net.privacy.slots import CentralSlot, RawSlot, Slot
 
 
 class Sampled(Options):

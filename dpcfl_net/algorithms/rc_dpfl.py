@@ -9,8 +9,8 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.r_dpcfl import RDPCFL, Clustering
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import DPSGDSlot, Slot
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 
 class RCDPFL(RDPCFL):

@@ -12,11 +12,14 @@ from dpcfl_net.algorithms.base import INDEX, MODELS, Setting, on_central_server,
 from dpcfl_net.algorithms.client_level import ClientLevel, Sampled, sampling_of
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
-from dpcfl_net.core.types import CentralSlot, Event, FixedSizeGaussian, Release, Slot, State, TensorSpec, UnprotectedSlot
+from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.base import Federation, Results
 from dpcfl_net.federation.central_dp import Contribution, Desk
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.client_level import joint_noise, labels_first_sensitivity
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
 UPDATE = TensorSpec("f4", ("update",))
 AS_PUBLISHED = (

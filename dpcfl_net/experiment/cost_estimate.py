@@ -11,9 +11,9 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.types import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
 
 # Measured with the small CNN: what the shared libraries, and one worker beside them, add to the memory of a machine.
 _SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20

@@ -8,42 +8,36 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.types import (
-    SANE_EPSILON,
-    USUAL_POLICY,
-    Adjacency,
-    BoundedRangeSelection,
-    Event,
-    FixedSizeGaussian,
-    Policy,
-    RawSlot,
-    SampledGaussian,
-    Slot,
-    UnprotectedSlot,
-)
+from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.privacy.accounting.cache import cached, cost
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.slots import RawSlot, Slot, UnprotectedSlot
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
 
 def plan_events(plan: list[Slot], noise_multiplier: float | None, adjacency: Adjacency) -> list[Event]:
-    """What the accountant sees of a plan; equal slots are merged into one block each."""
-    merged: list[Event] = []
-    for slot, count in Counter(plan).items():
-        event = slot.event(noise_multiplier, adjacency)
-        if isinstance(event, SampledGaussian | FixedSizeGaussian):
-            event = replace(event, steps=event.steps * count)
-        elif isinstance(event, BoundedRangeSelection):
-            event = BoundedRangeSelection(event.epsilon, event.count * count)
-        merged.append(event)
-    return merged
+    """Build the events of a plan.
+
+    Args:
+        plan: Slots in any order.
+        noise_multiplier: The plan's noise multiplier; None if the job names none.
+        adjacency: "zero-out" or "replace-one".
+
+    Returns:
+        One event for all slots that are equal, in order of first appearance.
+
+    Raises:
+        ValueError: If a slot needs a noise multiplier and there is none.
+    """
+    events = [(slot.event(noise_multiplier, adjacency), count) for slot, count in Counter(plan).items()]
+    return [event.with_runs(event.runs * count) for event, count in events]
 
 
 def unprotected(plan: list[Slot]) -> list[str]:
@@ -148,7 +142,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
 
 def _account(question: dict[str, Any]) -> float | None:
     run = subprocess.run(
-        [sys.executable, "-m", "dpcfl_net.privacy.accounting.accountant"],
+        [sys.executable, "-m", "dpcfl_net.privacy.accounting.document"],
         input=json.dumps(question),
         capture_output=True,
         text=True,

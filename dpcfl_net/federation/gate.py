@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +12,13 @@ import numpy as np
 
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import buffers, describe, pack, unpack
-from dpcfl_net.core.types import (
-    Adjacency,
-    Answer,
-    BoundedRangeSelection,
-    Event,
-    Release,
-    Slot,
-    Task,
-    Unprotected,
-    given,
-)
+from dpcfl_net.core.types import Adjacency, Answer, Release, Task
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.entries import canonical
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.release_store import Stored
 from dpcfl_net.privacy.randomness import derive
+from dpcfl_net.privacy.slots import Slot, given
 
 ClientState = dict[str, np.ndarray]
 Check = Callable[[Task], None]
@@ -194,7 +185,7 @@ class Gate:
     def _costliest(self) -> tuple[str, ...]:
         kinds = [kind for kind in sorted(self._bundles) if self._affordable(kind)]
         bundles = [self._bundles[kind] for kind in kinds]
-        return max(bundles, key=lambda names: sum(_weight(self._events[name]) for name in names), default=())
+        return max(bundles, key=lambda names: sum(self._events[name].weight for name in names), default=())
 
     def _check_plan(self, plan: Sequence[Slot]) -> None:
         problems = [f"plan: slots named {slot.name!r} differ" for slot in plan if slot != self._slots[slot.name]]
@@ -250,15 +241,3 @@ def _packed(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
 def _same(ran: Any, expected: Sequence[Event]) -> bool:
     whole = isinstance(ran, (list, tuple)) and all(isinstance(event, Event) for event in ran)
     return whole and Counter(ran) == Counter(expected)
-
-
-def _weight(event: Event) -> float:
-    """A rank for costs, mu^2 of the Gaussian-DP limit (Bu, Dong, Long, Su 2020); not an accountant."""
-    if isinstance(event, Unprotected):
-        return math.inf
-    if isinstance(event, BoundedRangeSelection):
-        return event.count * event.epsilon**2 / 4
-    inverse = event.noise_multiplier**-2
-    if event.sampling_rate == 1:
-        return event.steps * inverse
-    return event.steps * event.sampling_rate**2 * (math.expm1(inverse) if inverse < 700 else math.inf)

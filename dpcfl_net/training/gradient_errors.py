@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpcfl_net.training.gradient_engines import Engine
 
 # Of a gradient's norm. On the models of tests/real_models.py, up to 121 layers deep, rounding in float32 stays below 3e-5, and
-# what an engine gets wrong (a missing term, another record's row) is off by 0.25 and more at `made_up.values`. A sound model
+# what an engine gets wrong (a missing term, another record's row) is off by 0.25 and more at `synthetic.parameters`. A sound model
 # whose rectifiers flip by rounding is not refused (`in_doubt`); a mistake below the bound passes, as small as it is.
 GRADIENT_BOUND = 1e-3
 # A gradient that cancels (of a bias before a normalisation) is rounding alone, some 1e-7 of the whole gradient's norm: a

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy import made_up
-from dpcfl_net.privacy.made_up import RECORDS
+from dpcfl_net.privacy import synthetic
+from dpcfl_net.privacy.synthetic import RECORDS
 from dpcfl_net.training import gradient_errors, layer_rules, memory
 from dpcfl_net.training.dpsgd import Evaluator, physical_slots
 from dpcfl_net.training.gradient_engines import Engine, choose
@@ -26,7 +26,7 @@ from dpcfl_net.training.layers import plan
 from dpcfl_net.training.plain_path import fill
 
 # Of the largest logit. On the models of tests/real_models.py rounding in float32 stays below 4e-6, and what mixes records (a
-# mean, a sum, an order along the batch) moves logits by 0.1 and more at `made_up.values`. So a sound model would have to round
+# mean, a sum, an order along the batch) moves logits by 0.1 and more at `synthetic.parameters`. So a sound model would have to round
 # 25 times worse to be refused. What moves logits by less than the bound passes: it moves gradients by about as little.
 _LOGITS_BOUND = 1e-4
 _LOGITS_FLOOR = 1e-3  # below this size logits are compared absolutely: a last layer may start at zero
@@ -53,7 +53,7 @@ def check(
     module: nn.Module, input_shape: tuple[int, ...], classes: int, by_record: bool = True, batch_size: int = 32,
     path: str = "auto",
 ) -> Report:  # fmt: skip
-    """Try a model on made-up records of `input_shape` at its own and at two other parameter values (`made_up.values`).
+    """Try a model on made-up records of `input_shape` at its own and at two other parameter values (`synthetic.parameters`).
 
     by_record False: only what evaluation needs, for what is protected a client at a time. batch_size: the expected batch, as
     `Trainer` has it. Raises ConfigError with every reason found why clipping record by record would fail, or bound nothing.
@@ -65,7 +65,7 @@ def check(
         warnings.simplefilter("ignore")
         _copied(module)
         plan(module, input_shape)
-        x = made_up.records(module, input_shape, max(RECORDS, physical_slots(batch_size)))
+        x = synthetic.records(module, input_shape, max(RECORDS, physical_slots(batch_size)))
         memory.keep_freed()
         try:
             return _checked(module, x, classes, by_record, path)
@@ -79,7 +79,7 @@ def check(
 
 def _checked(module: nn.Module, x: torch.Tensor, classes: int, by_record: bool, path: str) -> Report:
     built = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
-    draws = [made_up.values(module), made_up.values(module, -1), built]
+    draws = [synthetic.parameters(module), synthetic.parameters(module, -1), built]
     # The first draw is tried in the physical shape; three records and an empty slot show the rest.
     few = torch.cat([x[:RECORDS], torch.zeros_like(x[:1])])
     logits_error = max(_logits(module, theta, batch, classes) for theta, batch in zip(draws, (x, few, few), strict=True))

@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.types import SampledGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger, read_ledger
 from dpcfl_net.privacy.ledger.release_store import Stored

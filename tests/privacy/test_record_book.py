@@ -10,12 +10,14 @@ import pytest
 from conftest import SMALL, dpcfl, write_config
 
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
-from dpcfl_net.core.types import BoundedRangeSelection, Policy, SampledGaussian
+from dpcfl_net.core.types import Policy
 from dpcfl_net.data import cache
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.accountant import epsilon
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.record_book import BOOK, Budget, Promise, RecordBook, repeated
 from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.runtime.worker_spec import Terms

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcfl_net.core.types import Event
 from dpcfl_net.privacy.accounting.accountant import deltas
+from dpcfl_net.privacy.events.base import Event
 
 SHARES = (0.01, 0.02, 0.04, 0.10, 0.20)  # of the canaries that are guessed at, in `by_guesses`
 TAIL = 1e-6  # how often the total of an empty slot passes the threshold of `by_tail`

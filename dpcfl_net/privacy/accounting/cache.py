@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,20 +14,20 @@ from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_text
-from dpcfl_net.core.types import Adjacency, Event
+from dpcfl_net.core.types import Adjacency
+from dpcfl_net.privacy.events.base import Event
 
-# What an answer depends on besides the question: a mended accountant must not find the answers of a broken one.
+# Files that an answer depends on, so that a corrected accountant does not find the answers of a faulty one.
 SOURCES = (
-    "accountant.py",
-    "composition.py",
-    "event_counts.py",
-    "fixed_size.py",
-    "gaussian.py",
-    "pld.py",
-    "rdp.py",
-    "selection.py",
-    "../../core/types.py",
+    "accounting/accountant.py",
+    "accounting/composition.py",
+    "accounting/document.py",
+    "accounting/event_counts.py",
+    "accounting/pld.py",
+    "accounting/rdp.py",
+    "../core/types.py",
 )
+EVENTS = "events/*.py"
 
 
 def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
@@ -63,14 +62,27 @@ def _kept(stored: Path) -> str | None:
 
 def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
     """The question what epsilon events cost, as `privacy.accounting` reads it from standard input too."""
-    listed = [{"type": type(event).__name__, **asdict(event)} for event in events]
-    return {"events": listed, "delta": delta, "adjacency": adjacency, "accountant": accountant}
+    return {"events": [event.as_json() for event in events], "delta": delta, "adjacency": adjacency, "accountant": accountant}
+
+
+def sources() -> list[Path]:
+    """List the files of the accountant: what an answer depends on besides the question.
+
+    Returns:
+        `SOURCES` and every file of events, in a fixed order.
+    """
+    folder = Path(__file__).resolve().parents[1]
+    return [*((folder / source).resolve() for source in SOURCES), *sorted(folder.glob(EVENTS))]
 
 
 @cache
 def accountant() -> str:
-    """The accountant that answers: its version and what is in its files."""
+    """Identify the accountant that answers.
+
+    Returns:
+        The library's version and a digest of the content of `sources`.
+    """
     own = hashlib.sha256()
-    for source in SOURCES:
-        own.update((Path(__file__).parent / source).read_bytes())
+    for source in sources():
+        own.update(source.read_bytes())
     return f"dp-accounting {version('dp-accounting')} {own.hexdigest()}"

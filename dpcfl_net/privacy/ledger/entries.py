@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Unprotected
+from dpcfl_net.privacy.events.base import Event, read_event
 
 EntryType = Literal["header", "debit", "torn", "closed"]
 FIRST_PREV = "0" * 64
@@ -20,9 +20,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "debit": ("job", "round", "kind", "id", "slots", "events", "spent"),
     "torn": ("job", "round", "kind", "id"),
     "closed": ("job", "round", "torn", "slots", "events", "spent"),
-}
-_EVENTS: dict[str, type] = {
-    cls.__name__: cls for cls in (SampledGaussian, FixedSizeGaussian, BoundedRangeSelection, Unprotected)
 }
 
 
@@ -148,7 +145,7 @@ def _parse(line: bytes, prev: str) -> Entry:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Event):
-        return plain_event(value)
+        return value.as_json()
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -158,19 +155,7 @@ def _plain(value: Any) -> Any:
 
 def _rich(name: str, value: Any) -> Any:
     if name == "events":
-        return tuple(rich_event(item) for item in value)
+        return tuple(read_event(item) for item in value)
     if name == "slots":
         return tuple(value)
     return value
-
-
-def plain_event(event: Event) -> dict[str, Any]:
-    """An event as JSON has it."""
-    return {"type": type(event).__name__, **asdict(event)}
-
-
-def rich_event(value: Mapping[str, Any]) -> Event:
-    """Inverse of `plain_event`; KeyError, TypeError or ValueError for what is none."""
-    fields = dict(value)
-    event: Event = _EVENTS[fields.pop("type")](**fields)
-    return event

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.files import read_bytes
-from dpcfl_net.core.types import Event
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, canonical, digest, verify_lines
 from dpcfl_net.privacy.ledger.release_store import Keys, ReleaseStore, Stored

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core.errors import LedgerError, Refused
-from dpcfl_net.core.types import Adjacency, BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian
+from dpcfl_net.core.types import Adjacency
+from dpcfl_net.privacy.events.base import Event, merge, read_event
 from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.entries import FIRST_PREV, canonical, digest, plain_event, rich_event
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, canonical, digest
 
 BOOK, COUNTER, RECORDS = "book.jsonl", "counter", "records"
 ROUNDING = 1e-9
@@ -220,29 +221,19 @@ class RecordBook:
 
 
 def repeated(kinds: Sequence[tuple[Events, int]]) -> Events:
-    """All events of plans that are run so many times each, equal ones merged into one."""
-    totals: Counter[Event] = Counter()
+    """Merge the events of plans that are run several times.
+
+    Args:
+        kinds: Events of a plan, and how often it is run.
+
+    Returns:
+        All events, equal mechanisms merged into one, in order of first appearance.
+    """
+    counted: Counter[Event] = Counter()
     for events, count in kinds:
         for event in events:
-            one, times = _once(event)
-            totals[one] += times * count
-    return tuple(_times(event, count) for event, count in totals.items() if count)
-
-
-def _once(event: Event) -> tuple[Event, int]:
-    if isinstance(event, SampledGaussian | FixedSizeGaussian):
-        return replace(event, steps=1), event.steps
-    if isinstance(event, BoundedRangeSelection):
-        return replace(event, count=1), event.count
-    return event, 1
-
-
-def _times(event: Event, count: int) -> Event:
-    if isinstance(event, SampledGaussian | FixedSizeGaussian):
-        return replace(event, steps=count)
-    if isinstance(event, BoundedRangeSelection):
-        return replace(event, count=count)
-    return event
+            counted[event] += count
+    return tuple(merge(counted))
 
 
 def _largest(table: np.ndarray) -> np.ndarray:
@@ -263,12 +254,12 @@ def _largest(table: np.ndarray) -> np.ndarray:
 def _line(promise: Promise, number: int, prev: str) -> bytes:
     return canonical({
         "sequence": number, "prev": prev, "job": promise.job, "client": promise.client, "unit": promise.unit,
-        "adjacency": promise.adjacency, "events": [plain_event(event) for event in promise.events], "records": promise.records,
+        "adjacency": promise.adjacency, "events": [event.as_json() for event in promise.events], "records": promise.records,
     }) + b"\n"  # fmt: skip
 
 
 def _promise(fields: dict[str, Any]) -> Promise:
-    events = tuple(rich_event(event) for event in fields["events"])
+    events = tuple(read_event(event) for event in fields["events"])
     return Promise(fields["job"], fields["client"], fields["unit"], fields["adjacency"], events, fields["records"])
 
 
