@@ -73,9 +73,9 @@ class Gate:
         self._check_plan(plan)
         self._events = {name: slot.event(noise_multiplier, adjacency) for name, slot in self._slots.items()}
         self._check_ledger()
-        for torn in ledger.torn(job_hash):
+        for truncated in ledger.truncated(job_hash):
             names = self._costliest()
-            ledger.close_torn(torn, names, [self._events[name] for name in names])
+            ledger.charge_truncated(truncated, names, [self._events[name] for name in names])
 
     def answer(self, task: Task, check: Check, compute: Compute) -> Answer:
         """The answer to a task: the same bytes for the same task, one charge, computed at most from one draw.
@@ -98,7 +98,7 @@ class Gate:
         return known if isinstance(known, Answer) else self._compute(known, task.kind, compute)
 
     def spent(self) -> list[Event]:
-        """Everything charged so far, torn lines included."""
+        """Everything charged so far, truncated lines included."""
         return [event for entry in self._ledger.charges(self.job_hash) for event in entry.events]
 
     def remaining(self) -> dict[str, int]:

@@ -27,7 +27,7 @@ from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
 from dpcfl_net.federation.claim import composer, promised_events, verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
-from dpcfl_net.privacy.ledger.record_book import Budget, Promise, RecordBook
+from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, RecordBook
 from dpcfl_net.runtime.worker_spec import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
@@ -86,11 +86,11 @@ def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any],
     records = [open_data("train").record_digests()]
     if protocol.client(client).validation_records:
         records.append(open_data("validation").record_digests())
-    promise = Promise(
+    claim = PrivacyBudgetClaim(
         digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(promised_events(algorithm, client))
     )
     RecordBook(terms.book, durable=durable).enrol(
-        promise,
+        claim,
         np.concatenate(records),
         None if terms.budget is None else Budget(*terms.budget),
         composer(cache.folder() / "claims"),

@@ -1,4 +1,4 @@
-"""The accountant's answers, kept in files: every process of a host asks the same few questions, each worth seconds."""
+"""Accountant cache: answers in files, since every process of a host asks the same few questions, which take seconds each."""
 
 from __future__ import annotations
 
@@ -31,9 +31,17 @@ EVENTS = "events/*.py"
 
 
 def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
-    """`answer()`, or what it gave when the same question was asked on this host before; JSON values only.
+    """Look up an answer in the accountant cache, or compute and store it.
 
-    One process computes, others that ask meanwhile wait for it; an exception passes through and is not kept.
+    One process computes, others with the same question wait for it. An exception is passed on and not stored.
+
+    Args:
+        folder: Folder of the cache, created if missing.
+        question: JSON value that the answer depends on, with the accountant's files.
+        answer: Computes the answer, a JSON value.
+
+    Returns:
+        The answer.
     """
     text = json.dumps(question, sort_keys=True)
     name = hashlib.sha256(f"{accountant()}\n{text}".encode()).hexdigest()
@@ -51,7 +59,7 @@ def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) ->
 
 
 def _kept(stored: Path) -> str | None:
-    """A kept answer's text, None if there is none or the file is damaged, as after a crash."""
+    """Text of a stored answer; None if there is none or the file is damaged, as after a crash."""
     try:
         text = read_text(stored)
         found = json.loads(text)
@@ -61,7 +69,17 @@ def _kept(stored: Path) -> str | None:
 
 
 def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
-    """The question what epsilon events cost, as `privacy.accounting` reads it from standard input too."""
+    """Build the question for epsilon of events, a document of `privacy.accounting.document`.
+
+    Args:
+        events: Events in any order.
+        delta: Target delta, in (0, 1).
+        adjacency: "zero-out" or "replace-one".
+        accountant: "pld" or "rdp".
+
+    Returns:
+        A JSON object.
+    """
     return {"events": [event.as_json() for event in events], "delta": delta, "adjacency": adjacency, "accountant": accountant}
 
 
