@@ -25,7 +25,7 @@ from dpcfl_net.data.partition import Split, open_client
 from dpcfl_net.experiment.job_files import Job, client_slice, read_job
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
-from dpcfl_net.federation.claim import composer, promised_events, verify_claim
+from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
 from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, RecordBook
 from dpcfl_net.runtime.worker_spec import USUAL_TERMS, Terms, WorkerSpec
@@ -87,7 +87,7 @@ def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any],
     if protocol.client(client).validation_records:
         records.append(open_data("validation").record_digests())
     claim = PrivacyBudgetClaim(
-        digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(promised_events(algorithm, client))
+        digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(claimed_events(algorithm, client))
     )
     RecordBook(terms.book, durable=durable).enrol(
         claim,

@@ -78,7 +78,7 @@ class BoundedRangeSelection(Mechanism):
 
 
 def block_sizes(epsilon: float, count: int) -> dict[int, int]:
-    """Split `count` selections of range `epsilon` into blocks: how many blocks there are of each size."""
+    """Split `count` selections of range `epsilon` into blocks; returns the number of blocks of each size."""
     if epsilon > _WIDEST:
         return {count: 1}
     largest = _LARGEST if epsilon <= _WIDE else _LARGEST_WIDE
@@ -88,13 +88,13 @@ def block_sizes(epsilon: float, count: int) -> dict[int, int]:
 
 @lru_cache(maxsize=32)
 def selection_block(epsilon: float, size: int, interval: float) -> Losses:
-    """Losses of `size` selections of one range together, chosen adaptively; never better than the truth.
+    """Compute the loss distribution of `size` adaptive selections of one range together, never optimistic.
 
     The divergence of a block, for all selections and all dependence on earlier ones, is at most F_size:
     F_0(y) = (1 - e^y)^+, F_{j+1}(y) = max over 0 < t < E of p_t F_j(y - t) + (1 - p_t) F_j(y - t + E),
     p_t = e^t (1 - e^{t-E}) / (e^t - e^{t-E}) = (1 - e^{t-E}) / (1 - e^{-E}).
     Values between grid points are taken on the chord in e^y, above the convex F_j, and the maximum over t is exact for the
-    chords. F_j is of the order of E, and every step keeps its relative precision, so that narrow ranges lose none of it.
+    chords. F_j is of the order of E, and every step keeps its relative precision, also for narrow ranges.
 
     Args:
         epsilon: Range of each selection, > 0.
@@ -116,9 +116,9 @@ def selection_block(epsilon: float, size: int, interval: float) -> Losses:
 
 
 def _points(epsilon: float, size: int) -> int:
-    """Grid points to a range: as many as the work allows, which grows with the square of points * size.
+    """Grid points per range: as many as are affordable, since the work grows with the square of points * size.
 
-    Above a range of 4 they are more the wider it is, up to that, so that the curve neither jumps nor falls.
+    Above a range of 4 their number grows with the range up to that limit, so that the curve neither jumps nor falls.
     """
     if epsilon <= _WIDE:
         return max(64 if size <= 64 else 32, math.ceil(epsilon / 0.04))
