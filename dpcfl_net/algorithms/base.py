@@ -15,9 +15,10 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import ClientEntry, LocalTraining, Protocol, invalid_fields
-from dpcfl_net.core.types import ClientStep, Slot, State, TensorSpec, given
+from dpcfl_net.core.types import ClientStep, State, TensorSpec
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.privacy.slots import Slot, given
 
 
 class Options(BaseModel):

@@ -10,11 +10,12 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, Algorithm, Options, on_central_server, on_client
 from dpcfl_net.core.protocol import ClientEntry, ModelTemplate
-from dpcfl_net.core.types import CentralSlot, RawSlot, Release, Slot, State
+from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.central_dp import CentralContext
 from dpcfl_net.federation.client import Client
+from dpcfl_net.privacy.slots import CentralSlot, RawSlot, Slot
 
 
 class Sampled(Options):

@@ -10,10 +10,11 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import Assignment, Slot, State
+from dpcfl_net.core.types import Assignment, State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Setting
+from dpcfl_net.privacy.slots import Slot
 
 
 class DPIFCA(Choosing):

@@ -11,13 +11,14 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, dpsgd_norm, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import DPSGDSlot, GaussianSlot, Release, Slot, State, TensorSpec, UnprotectedSlot, given
+from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation, Results
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
-from dpcfl_net.privacy.client_draws import paper_events, selection_epsilon, unconditional_epsilon
+from dpcfl_net.privacy.client_selection import paper_events, selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.loss_weighting import draw, probabilities, top_mass
+from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, Slot, UnprotectedSlot, given
 
 LOSS = TensorSpec("f4")
 TOP = 5  # how many of the likeliest clients the reported mass is of

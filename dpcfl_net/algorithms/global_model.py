@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import Slot, State
+from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.privacy.slots import Slot
 
 
 class Global(FromModel):

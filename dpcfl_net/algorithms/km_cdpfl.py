@@ -11,10 +11,11 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.shared_steps import FromModel, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import Slot, State
+from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import mean
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.privacy.slots import Slot
 
 
 class KMCDPFL(FromModel):

@@ -9,10 +9,11 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State
+from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
+from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 
 class Local(Algorithm):

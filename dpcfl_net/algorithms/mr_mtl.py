@@ -10,11 +10,12 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, dpsgd_norm, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State, TensorSpec
+from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
+from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 
 def pulled_norm(algorithm: Algorithm, client: ClientEntry) -> float:

@@ -9,10 +9,11 @@ import numpy as np
 
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import Slot, State
+from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.privacy.slots import Slot
 
 
 class Oracle(FromModel):

@@ -13,11 +13,12 @@ from dpcfl_net.algorithms.shared_steps import Choosing, Selection
 from dpcfl_net.clustering import mixture
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import Assignment, DPSGDSlot, Release, Slot, State, given
+from dpcfl_net.core.types import Assignment, Release, State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Setting
 from dpcfl_net.federation.client import Client
+from dpcfl_net.privacy.slots import DPSGDSlot, Slot, given
 
 PICTURE = (
     "coordinates", "posteriors", "labels", "centres", "deviations", "candidates", "scores", "mss", "mss_plain", "mpo", "clusters",

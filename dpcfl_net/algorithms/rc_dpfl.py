@@ -10,9 +10,10 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.r_dpcfl import RDPCFL, Clustering
-from dpcfl_net.core.types import Assignment, Slot
+from dpcfl_net.core.types import Assignment
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.privacy.slots import Slot
 
 
 class RCDPFL(RDPCFL):

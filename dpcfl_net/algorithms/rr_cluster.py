@@ -13,12 +13,15 @@ from dpcfl_net.algorithms.base import INDEX, MODELS, on_central_server, on_clien
 from dpcfl_net.algorithms.client_level import ClientLevel, Sampled, round_slot, sampling_of
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
-from dpcfl_net.core.types import CentralSlot, Event, FixedSizeGaussian, Release, Slot, State, TensorSpec, UnprotectedSlot
+from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.base import Federation, Results
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.central_dp import CentralContext, Contribution
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.client_level import joint_noise, labels_first_sensitivity
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
 BLOCKS = TensorSpec("f4", ("update",))  # of the shared model, if there is one, and of the cluster's
 AS_PUBLISHED = (

@@ -10,10 +10,11 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import INDEX, MODEL, MODELS, UPDATE, Algorithm, Options, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import Assignment, DPSGDSlot, Release, SelectionSlot, UnprotectedSlot
+from dpcfl_net.core.types import Assignment, Release
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
+from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot
 
 RAW_INDEX = "cluster index unprotected: the argmin of the training loss is sent as it is, and one record can flip it"
 

@@ -14,13 +14,13 @@ import numpy as np
 from dpcfl_net.attacks.nan_probe import NanProbe, NanProbeOnOpacus
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.client import slot_key
 from dpcfl_net.federation.gate import seeded_key
 from dpcfl_net.privacy.randomness import stream
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job
 from dpcfl_net.transport import transcript

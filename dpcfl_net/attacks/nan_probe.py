@@ -14,11 +14,12 @@ from dpcfl_net.algorithms.base import MODEL, UPDATE, on_client
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import DPSGDSlot, Release, Slot, State, UnprotectedSlot
+from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.privacy.slots import DPSGDSlot, Slot, UnprotectedSlot
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.types import SelectionSlot, UnprotectedSlot
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.privacy.slots import SelectionSlot, UnprotectedSlot
 from dpcfl_net.report.figures import axis, colour, spec
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job

@@ -11,9 +11,9 @@ import numpy as np
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import LocalTraining
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.types import DPSGDSlot, GaussianSlot
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.messages import Header
 

@@ -19,7 +19,6 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.plugins import load as load_function
 from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
-from dpcfl_net.core.types import DPSGDSlot, Slot
 from dpcfl_net.data import cache
 from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
@@ -28,6 +27,7 @@ from dpcfl_net.experiment.job_files import Audit, Experiment, Job
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, protected, without_guarantee
 from dpcfl_net.privacy.accounting.cache import cached
 from dpcfl_net.privacy.randomness import derive
+from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 from dpcfl_net.transport import keys
 
 

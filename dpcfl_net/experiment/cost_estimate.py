@@ -11,10 +11,10 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.types import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
 
 # Measured with the small CNN: memory of the shared libraries, and of each further worker.
 _SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20

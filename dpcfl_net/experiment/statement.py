@@ -8,10 +8,10 @@ from typing import Any
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.types import Event
 from dpcfl_net.data import cache
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
 from dpcfl_net.privacy.accounting.cache import cached, cost
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (

@@ -10,8 +10,8 @@ import numpy as np
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
-from dpcfl_net.core.types import Slot
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.privacy.slots import Slot
 
 if TYPE_CHECKING:
     from dpcfl_net.federation.central_dp import CentralDPServer

@@ -17,11 +17,12 @@ import numpy as np
 from dpcfl_net.core import tensors
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.types import Event, Release, Task
+from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.client import ClientHost, Engine, Split
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.training.dpsgd import Trainer
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dpcfl_net.core.protocol import LocalTraining, ModelTemplate, PrivacyTarget, Protocol
-from dpcfl_net.core.types import ClientStep, Event
+from dpcfl_net.core.types import ClientStep
+from dpcfl_net.privacy.events.base import Event
 
 if TYPE_CHECKING:
     from dpcfl_net.federation.base import ClientSide

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +13,16 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.tensors import unpack
-from dpcfl_net.core.types import CentralSlot, Event, Release, Slot, Task, UnprotectedSlot
+from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.capabilities import central_steps
 from dpcfl_net.federation.gate import Charge, Gate
-from dpcfl_net.privacy.client_level import COUNT_SCALE
+from dpcfl_net.privacy.client_level import COUNT_SCALE, block_norm
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid, shortened
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
 CENTRAL_SERVER = "curator"
 NOBODY = -1  # The gate's client number where the ledger is nobody's in the roster
@@ -162,7 +163,7 @@ class CentralContext:
                 total[block, :width] += vector
             if counts is not None:
                 total[counts[client], width] += clip * COUNT_SCALE
-        unit = clip * (math.hypot(1.0, COUNT_SCALE) if counts is not None else 1.0)
+        unit = clip if counts is None else block_norm(clip)
         noisy = self._noisy(slot, part, total, unit * (2 if self._slot(slot).sampling == "fixed" else 1))
         if counts is None:
             return noisy.astype(np.float32), None

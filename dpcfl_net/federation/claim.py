@@ -1,4 +1,4 @@
-"""A job's claim, recomputed where the client runs: plan and noise must not cost more than the target, or no data is read."""
+"""Verification of a job's privacy claim on the client's host: epsilon of plan and noise, before data is read."""
 
 from __future__ import annotations
 
@@ -8,62 +8,63 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.types import (
-    SANE_EPSILON,
-    USUAL_POLICY,
-    Adjacency,
-    BoundedRangeSelection,
-    Event,
-    FixedSizeGaussian,
-    Policy,
-    RawSlot,
-    SampledGaussian,
-    Slot,
-    UnprotectedSlot,
-)
+from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.privacy.accounting.cache import cached, cost
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.slots import RawSlot, Slot, UnprotectedSlot
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
 
 def plan_events(plan: list[Slot], noise_multiplier: float | None, adjacency: Adjacency) -> list[Event]:
-    """What the accountant sees of a plan; equal slots are merged into one block each."""
-    merged: list[Event] = []
-    for slot, count in Counter(plan).items():
-        event = slot.event(noise_multiplier, adjacency)
-        if isinstance(event, SampledGaussian | FixedSizeGaussian):
-            event = replace(event, steps=event.steps * count)
-        elif isinstance(event, BoundedRangeSelection):
-            event = BoundedRangeSelection(event.epsilon, event.count * count)
-        merged.append(event)
-    return merged
+    """Build the events of a plan.
+
+    Args:
+        plan: Slots in any order.
+        noise_multiplier: The plan's noise multiplier; None if the job names none.
+        adjacency: "zero-out" or "replace-one".
+
+    Returns:
+        One event for all slots that are equal, in order of first appearance.
+
+    Raises:
+        ValueError: If a slot needs a noise multiplier and there is none.
+    """
+    events = [(slot.event(noise_multiplier, adjacency), count) for slot, count in Counter(plan).items()]
+    return [event.with_runs(event.runs * count) for event, count in events]
 
 
 def unprotected(plan: list[Slot]) -> list[str]:
-    """Why a plan has no finite epsilon: the reasons of its releases without a guarantee, each once; nothing if it has one."""
+    """List the reasons why a plan has no finite epsilon, each once; empty if it has one."""
     return sorted({slot.reason for slot in plan if isinstance(slot, UnprotectedSlot)})
 
 
 def without_guarantee(algorithm: ClientSide) -> list[str]:
-    """Why a job has no finite epsilon: its plans' releases without one, and noise that whoever has the seed subtracts."""
+    """List the reasons why a job has no finite epsilon: releases without a guarantee in its plans, and seeded noise."""
     reasons = {reason for plan in noisy_plans(algorithm) for reason in unprotected(list(plan))}
     return sorted(reasons) + ([SEEDED] if algorithm.protocol.privacy.noise == "seeded" else [])
 
 
 def protected(plan: list[Slot]) -> list[Slot]:
-    """The part of a plan that noise is solved for."""
+    """Select the slots of a plan for which the noise is calibrated."""
     return [slot for slot in plan if not isinstance(slot, UnprotectedSlot | RawSlot)]
 
 
 def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
-    """The plans that pay for a run and their noise multipliers: a trusted server's one, or each client's own, equal ones once."""
+    """Collect the plans that are charged for a run.
+
+    Args:
+        algorithm: The job's algorithm.
+
+    Returns:
+        Plan to noise multiplier: the trusted server's plan, or each client's own, equal ones once.
+    """
     protocol = algorithm.protocol
     if protocol.privacy.trust == "trusted-server":
         return {tuple(algorithm.central_plan()): protocol.curator_noise_multiplier}
@@ -71,7 +72,16 @@ def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
 
 
 def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
-    """Refused "policy" for a promise that this worker does not serve, each with the option that would change it."""
+    """Check a job against this worker's policy.
+
+    Args:
+        protocol: The signed protocol.
+        client: Client id.
+        policy: Bounds on epsilon and delta.
+
+    Raises:
+        Refused: "policy", naming the option that would change it.
+    """
     privacy, by_client = protocol.privacy, protocol.privacy.unit == "client"
     count = len(protocol.roster) if by_client else protocol.client(client).records
     most = 1 / count if policy.max_delta is None else policy.max_delta
@@ -84,25 +94,41 @@ def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
             f"the job has no finite epsilon ({protocol.unprotected[0]}), this worker serves at most {policy.max_epsilon:g} (max_epsilon)",
         )
     largest = SANE_EPSILON if policy.max_epsilon is None else policy.max_epsilon
-    if privacy.epsilon > largest and not protocol.unprotected:  # else it is no promise, only what noise was solved for
+    if privacy.epsilon > largest and not protocol.unprotected:  # else epsilon is only the target of the calibration
         raise Refused(
             "policy", f"the job's epsilon is {privacy.epsilon:g}, this worker serves at most {largest:g} (max_epsilon)"
         )
 
 
-def promised_events(algorithm: ClientSide, client: int) -> list[Event]:
-    """What the accountant sees of the noisy part of the plan that a client is promised; ValueError where it names no noise."""
+def claimed_events(algorithm: ClientSide, client: int) -> list[Event]:
+    """Build the events of a privacy budget claim: the noisy part of the plan that protects a client.
+
+    Args:
+        algorithm: The job's algorithm.
+        client: Client id.
+
+    Returns:
+        Events of the client's plan, or of the trusted server's.
+
+    Raises:
+        ValueError: If the plan needs a noise multiplier and the job names none.
+    """
     protocol, entry = algorithm.protocol, algorithm.protocol.client(client)
     plan, noise = algorithm.plan(entry), entry.noise_multiplier
-    if (
-        protocol.privacy.trust == "trusted-server"
-    ):  # the client's own releases are raw; what it is promised is the server's plan
+    if protocol.privacy.trust == "trusted-server":  # the client's releases are raw, and the server's plan protects it
         plan, noise = algorithm.central_plan(), protocol.curator_noise_multiplier
     return plan_events(protected(plan), noise, protocol.privacy.adjacency)
 
 
 def composer(cache: Path) -> Callable[[Sequence[Event], float, Adjacency], float]:
-    """An accountant (events, delta, adjacency) -> epsilon that runs in a process of its own, once on a host for a question."""
+    """Build an accountant that runs in a separate process, once on a host for each question.
+
+    Args:
+        cache: Folder of the accountant cache.
+
+    Returns:
+        A function (events, delta, adjacency) -> epsilon.
+    """
 
     def compose(events: Sequence[Event], delta: float, adjacency: Adjacency) -> float:
         question = cost(events, delta, adjacency, "pld")
@@ -113,16 +139,25 @@ def composer(cache: Path) -> Callable[[Sequence[Event], float, Adjacency], float
 
 
 def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy = USUAL_POLICY) -> float:
-    """The epsilon of one client's whole plan at its signed noise; Refused "claim" if it exceeds the job's target.
+    """Verify the epsilon of one client's whole plan at its signed noise multiplier.
 
-    The conditions under which that number is sound are checked on the signed protocol itself ("claim"), and the promise is
-    held to this worker's own policy ("policy").
+    Also checks the conditions on the signed protocol under which that number is valid, and this worker's own policy. A plan with
+    releases without a guarantee is served only if the signed job declares every reason; its protected part must meet the target
+    all the same. The accountant runs in a separate process, once on a host for equal plans: its libraries are large, and all
+    clients have the same question.
 
-    A plan with releases that have no guarantee is served (and its epsilon is inf) only if the signed job says so itself,
-    reason by reason; what is protected in it is held to the target all the same.
+    Args:
+        algorithm: The job's algorithm.
+        client: Client id.
+        cache: Folder of the accountant cache on this host.
+        policy: Bounds on epsilon and delta.
 
-    The accountant runs in a process of its own, once on a host for equal plans: its libraries are large and every
-    client has the same question. `cache` is this host's folder; an answer in it is keyed by all that it depends on.
+    Returns:
+        Epsilon; inf for a plan with releases without a guarantee.
+
+    Raises:
+        Refused: "claim" if epsilon exceeds the job's target, or a condition or a declaration is missing; "policy" if the job
+            exceeds the policy.
     """
     privacy = algorithm.protocol.privacy
     if (
@@ -139,7 +174,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
     if reasons != algorithm.protocol.unprotected:
         raise Refused("claim", f"without a guarantee: {reasons}; the job declares {algorithm.protocol.unprotected}")
     try:
-        events = promised_events(algorithm, client)
+        events = claimed_events(algorithm, client)
     except ValueError as error:
         raise Refused("claim", str(error)) from None
     question = cost(events, algorithm.protocol.accounted_delta, privacy.adjacency, privacy.accountant)
@@ -151,7 +186,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
 
 def _account(question: dict[str, Any]) -> float | None:
     run = subprocess.run(
-        [sys.executable, "-m", "dpcfl_net.privacy.accounting.accountant"],
+        [sys.executable, "-m", "dpcfl_net.privacy.accounting.document"],
         input=json.dumps(question),
         capture_output=True,
         text=True,

@@ -16,14 +16,16 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.core.tensors import describe
-from dpcfl_net.core.types import Answer, DPSGDSlot, Event, GaussianSlot, RawSlot, Release, SelectionSlot, Task, UnprotectedSlot
+from dpcfl_net.core.types import Answer, Release, Task
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.gate import Charge, Gate
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SelectionSlot, UnprotectedSlot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
 from dpcfl_net.transport.messages import match_rows, resolve

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,20 +13,12 @@ import numpy as np
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import buffers, describe, pack, unpack
-from dpcfl_net.core.types import (
-    Adjacency,
-    Answer,
-    BoundedRangeSelection,
-    Event,
-    Release,
-    Slot,
-    Task,
-    Unprotected,
-    given,
-)
+from dpcfl_net.core.types import Adjacency, Answer, Release, Task
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.release_store import Stored
 from dpcfl_net.privacy.randomness import derive
+from dpcfl_net.privacy.slots import Slot, given
 
 ClientState = dict[str, np.ndarray]
 Check = Callable[[Task], None]
@@ -94,9 +85,9 @@ class Gate:
         self._check_plan(plan)
         self._events = {name: slot.event(noise_multiplier, adjacency) for name, slot in self._slots.items()}
         self._check_ledger()
-        for torn in ledger.torn(job_hash):
+        for truncated in ledger.truncated(job_hash):
             names = self._costliest()
-            ledger.close_torn(torn, names, [self._events[name] for name in names])
+            ledger.charge_truncated(truncated, names, [self._events[name] for name in names])
 
     def answer(self, task: Task, check: Check, compute: Compute) -> Answer:
         """The answer to a task: the same bytes for the same task, one charge, computed at most from one draw.
@@ -119,7 +110,7 @@ class Gate:
         return known if isinstance(known, Answer) else self._compute(known, task.kind, compute)
 
     def spent(self) -> list[Event]:
-        """Everything charged so far, torn lines included."""
+        """Everything charged so far, truncated lines included."""
         return [event for entry in self._ledger.charges(self.job_hash) for event in entry.events]
 
     def remaining(self) -> dict[str, int]:
@@ -206,7 +197,7 @@ class Gate:
     def _costliest(self) -> tuple[str, ...]:
         kinds = [kind for kind in sorted(self._charges) if self._affordable(kind)]
         affordable = [self._charges[kind] for kind in kinds]
-        return max(affordable, key=lambda names: sum(_weight(self._events[name]) for name in names), default=())
+        return max(affordable, key=lambda names: sum(self._events[name].weight for name in names), default=())
 
     def _check_plan(self, plan: Sequence[Slot]) -> None:
         problems = [f"plan: slots named {slot.name!r} differ" for slot in plan if slot != self._slots[slot.name]]
@@ -262,15 +253,3 @@ def _packed(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
 def _same(ran: Any, expected: Sequence[Event]) -> bool:
     whole = isinstance(ran, (list, tuple)) and all(isinstance(event, Event) for event in ran)
     return whole and Counter(ran) == Counter(expected)
-
-
-def _weight(event: Event) -> float:
-    """A rank for costs, mu^2 of the Gaussian-DP limit (Bu, Dong, Long, Su 2020); not an accountant."""
-    if isinstance(event, Unprotected):
-        return math.inf
-    if isinstance(event, BoundedRangeSelection):
-        return event.count * event.epsilon**2 / 4
-    inverse = event.noise_multiplier**-2
-    if event.sampling_rate == 1:
-        return event.steps * inverse
-    return event.steps * event.sampling_rate**2 * (math.expm1(inverse) if inverse < 700 else math.inf)

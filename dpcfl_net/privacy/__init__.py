@@ -1,1 +1,1 @@
-"""Mechanisms, randomness, accounting and the ledgers of clients."""
+"""Mechanisms, events, slots of plans, randomness, accounting and ledgers."""

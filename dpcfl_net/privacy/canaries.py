@@ -1,7 +1,7 @@
-"""Canaries: made-up records with known orthonormal gradients, in or out by a secret bit, to measure what DP-SGD lets through.
+"""Canaries: synthetic records with known orthonormal gradients, included by secret bits, for empirical privacy audits of DP-SGD.
 
-A canary that is out is an empty slot, as a record is that zero-out adjacency replaces by nothing. (One-run audits of this
-kind: Steinke, Nasr, Jagielski 2023; Nasr et al. 2023 for gradients that are chosen and not computed.)
+An excluded canary is an empty slot, like a record that zero-out adjacency replaces by nothing. Sources: Steinke, Nasr, Jagielski
+2023 (one-run audits); Nasr et al. 2023 (gradients that are chosen, not computed).
 """
 
 from __future__ import annotations
@@ -14,14 +14,21 @@ import torch
 from dpcfl_net.privacy.clipping import GradientBlock, Rows
 from dpcfl_net.privacy.randomness import derive, stream
 
-GAIN = 4.0  # a canary's gradient norm over the clip norm, so that clipping has to act
+GAIN = 4.0  # a canary's gradient norm over the clip norm, so that clipping takes effect
 
 
 class Canaries:
-    """m directions u_i in p dimensions, and for each client which of its canaries are in: all out of one secret.
+    """m orthonormal directions in p dimensions and each client's inclusion bits, derived from one secret.
 
-    u_i is random signs on the coordinates i, i + m, i + 2m, ... of norm 1: orthonormal, and together they see every coordinate.
-    Raises ValueError unless 1 <= count <= parameters.
+    Direction u_i has random signs on the coordinates i, i + m, i + 2m, ... and norm 1; together they cover every coordinate.
+
+    Args:
+        count: Number of canaries m.
+        parameters: Number of model parameters p.
+        secret: Key of at least 16 bytes.
+
+    Raises:
+        ValueError: Unless 1 <= count <= parameters.
     """
 
     def __init__(self, count: int, parameters: int, secret: bytes) -> None:
@@ -37,18 +44,27 @@ class Canaries:
         self._places = torch.from_numpy(np.where(places < parameters, places, places[:, :1]))
 
     def bits(self, client: int) -> np.ndarray:
-        """(m,) bool: which of the client's canaries are in, each by a fair coin of its own."""
+        """Draw which of a client's canaries are included, each with probability 1/2; (m,) bool."""
         return stream(derive(self._secret, "canary bits", client), "bits").integers(0, 2, self.count).astype(bool)
 
     def project(self, vector: np.ndarray) -> np.ndarray:
-        """(m,) float64: the inner products of a (p,) vector with each direction."""
+        """Compute the inner products of a (p,) vector with each direction; (m,) float64."""
         width = self._places.shape[1]
         padded = np.zeros(width * self.count)
         np.multiply(vector, self._units, out=padded[: self.parameters])
         return padded.reshape(width, self.count).sum(0)
 
     def gradients(self, numbers: torch.Tensor, norm: float, dtype: torch.dtype) -> torch.Tensor:
-        """(slots, p): for each slot norm * u_i, i = number - 1, and zeros where the number is 0."""
+        """Build the gradient of each slot.
+
+        Args:
+            numbers: Canary numbers from 1, 0 for an empty slot, (slots,) int64.
+            norm: Norm of the gradients.
+            dtype: Their dtype.
+
+        Returns:
+            norm * u_i with i = number - 1, zeros for empty slots, (slots, p).
+        """
         values = torch.zeros((len(numbers), self.parameters), dtype=dtype)
         held = torch.nonzero(numbers)
         places = self._places[numbers[held[:, 0]] - 1]
@@ -57,9 +73,17 @@ class Canaries:
 
 
 class CanaryRecords:
-    """The records of an audited client: canary i, if it is in, at position i; every other position is empty.
+    """Records of an audited client: canary i at position i if it is included; all other positions are empty.
 
     A record is its canary's number (from 1; 0: empty) as the first entry of an otherwise empty input, with label 0.
+
+    Args:
+        records: Number of positions.
+        present: Inclusion bits, (m,) bool.
+        input_shape: Shape of one record.
+
+    Raises:
+        ValueError: If there are more canaries than positions.
     """
 
     def __init__(self, records: int, present: np.ndarray, input_shape: tuple[int, ...]) -> None:
@@ -73,24 +97,32 @@ class CanaryRecords:
         return len(self._numbers)
 
     def batch(self, rows: np.ndarray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (size, ...) float32, exact up to 2^24 canaries, and labels (size,) int64, all 0."""
+        """Read a batch.
+
+        Args:
+            rows: Positions, at most `size`.
+            size: Number of slots.
+
+        Returns:
+            Inputs (size, ...) float32, exact up to 2^24 canaries, and labels (size,) int64, all 0.
+        """
         x = torch.zeros((size, math.prod(self._shape)))
         x[: len(rows), 0] = torch.from_numpy(self._numbers[rows]).float()
         return x.view(size, *self._shape), torch.zeros(size, dtype=torch.int64)
 
 
 class CanaryPath:
-    """The engine (`dpsgd.Engine`) whose gradients are the canaries' own, whatever the model; clipping and the rest come after."""
+    """Gradient engine (`dpsgd.Engine`) that returns the canaries' gradients for any model, before clipping and noise."""
 
     def __init__(self, canaries: Canaries, norm: float) -> None:
         self._canaries, self._norm = canaries, norm
 
     def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(n, 2) zeros: a canary has no class."""
+        """Return (n, 2) zeros, since a canary has no class."""
         return torch.zeros((len(x), 2), device=x.device)
 
     def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
-        """Logits, and the canaries' gradients in theta's precision as one part."""
+        """Return logits, and the canaries' gradients in theta's precision as one block."""
         numbers = x.flatten(1)[:, 0].long()
         gradients = self._canaries.gradients(numbers.cpu(), self._norm, theta.dtype)
         return self.logits(theta, x), [Rows(gradients.to(theta.device), 0)]

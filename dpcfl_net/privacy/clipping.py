@@ -1,9 +1,9 @@
-"""Clip and sum per-record gradients, so that no record counts for more than `clip`, rounding included.
+"""Clip and sum per-record gradients with a sensitivity of at most `clip`, rounding included.
 
-What is proved here, for adjacent batches (one record emptied, the others in the same slots) computed in a precision with
-unit roundoff u and P slots a piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3.1), whatever the order of summation:
+Proof, for adjacent batches (one record emptied, the others in the same slots) computed in a precision with unit roundoff u
+and P slots per piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3.1), whatever the order of summation:
 
-- The norm that decides the clip is that of the very numbers that are summed. Rows that exist are squared in working
+- The norm that determines the clip is that of the numbers that are summed. Materialised rows are squared in working
   precision in blocks of 512 terms, inflated by 2 (512 + 4) u, and raised by the smallest normal number for each square
   lost to underflow. Outer products are never formed: ||g a^T||^2 = ||g||^2 ||a||^2, in float64, where squares of float32
   numbers are exact.
@@ -11,7 +11,7 @@ unit roundoff u and P slots a piece; gamma_k = k u / (1 - k u) (Higham 2002, sec
 - A sum of P such records in working precision is off by at most gamma_{P+2} P clip' (1 + 4 u), so two adjacent sums differ
   by at most clip' (1 + 4 u)(1 + u)(1 + 2 P gamma_{P+2}). clip' is `clip` divided by that: 0.9998 of it at 40 slots.
 
-Pieces are added up in float64; what that and the noise's own float64 lose is far below the grid of mechanisms.py.
+Pieces are added up in float64; its rounding and that of the noise are far below the grid of mechanisms.py.
 """
 
 from __future__ import annotations
@@ -27,26 +27,34 @@ _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class GradientBlock(Protocol):
-    """The gradients of some parameters for each slot of a piece."""
+    """Gradients of some parameters for each slot of a piece."""
 
     def squared_norms(self) -> torch.Tensor:
-        """(slots,) float64: an upper bound on each squared norm; inf or NaN where it overflows or is not a number."""
+        """Bound each squared norm from above: (slots,) float64, inf or NaN where it overflows or is not a number."""
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the sum over slots of factor * gradient into `out` (p,), slots left out by selection where `keep` is 0.
+        """Write the sum over slots of factor * gradient into `out`.
 
-        keep: (slots,) of whole numbers as wide as the gradients' floats, with all bits set or none.
+        Args:
+            factors: Factor of each slot, (slots,).
+            keep: Bit masks, (slots,) integers as wide as the gradients' floats, with all bits set or none; a slot whose mask is
+                0 is removed by selection.
+            out: Gradient of all parameters, (p,).
         """
 
     def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
-        """Where the parameters start, and the gradient of one slot for them, flat."""
+        """Return the index of the first parameter, and the flat gradient of one slot."""
 
 
 @dataclass
 class Rows:
-    """Gradients that exist: `values` (slots, ..., m), for the parameters that start at `at`. Overwritten where removed.
+    """Materialised gradients.
 
-    Where a row is not in the parameters' order, `sides` is its shape and `order` the permutation that brings it there.
+    Attributes:
+        values: Gradients, (slots, ..., m); overwritten where slots are removed.
+        at: Index of the first parameter.
+        sides: Shape of a row that is not in the parameters' order; empty otherwise.
+        order: Permutation of such a row into the parameters' order.
     """
 
     values: torch.Tensor
@@ -55,7 +63,7 @@ class Rows:
     order: tuple[int, ...] = ()
 
     def squared_norms(self) -> torch.Tensor:
-        """See Part."""
+        """See `GradientBlock`."""
         last = self.values.shape[-1]
         terms = self.values[0].numel()
         limits = torch.finfo(self.values.dtype)
@@ -70,7 +78,7 @@ class Rows:
         return squares.mul_(inflation)
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
-        """See Part."""
+        """See `GradientBlock`."""
         bits = self.values.view(keep.dtype)
         bits &= keep.view(-1, *[1] * (bits.dim() - 1))
         place = out[self.at : self.at + self.values[0].numel()]
@@ -83,14 +91,21 @@ class Rows:
             torch.mv(self.values.t(), factors, out=place)
 
     def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
-        """See Part."""
+        """See `GradientBlock`."""
         row = self.values[slot]
         return self.at, (row.reshape(self.sides).permute(self.order) if self.sides else row).reshape(-1)
 
 
 @dataclass
 class Outer:
-    """A linear layer's gradients as factors: signals (slots, o), inputs (slots, d); weight (o, d) at `at`, then any bias."""
+    """Gradients of a linear layer as factors of outer products.
+
+    Attributes:
+        signals: Gradients of the outputs, (slots, o).
+        inputs: Inputs, (slots, d).
+        at: Index of the first parameter: weight (o, d), then any bias (o,).
+        bias: True if the layer has a bias.
+    """
 
     signals: torch.Tensor
     inputs: torch.Tensor
@@ -98,7 +113,7 @@ class Outer:
     bias: bool
 
     def squared_norms(self) -> torch.Tensor:
-        """See Part."""
+        """See `GradientBlock`."""
         signals = torch.linalg.vector_norm(self.signals, dim=1, dtype=torch.float64).square_()
         inputs = torch.linalg.vector_norm(self.inputs, dim=1, dtype=torch.float64).square_()
         if self.bias:
@@ -108,7 +123,7 @@ class Outer:
         return signals.mul_(inputs).mul_(1 + (terms + 8) * limits.eps).add_(terms * limits.tiny)
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
-        """See Part."""
+        """See `GradientBlock`."""
         signals = _selected(self.signals, keep).mul_(factors[:, None])
         inputs = _selected(self.inputs, keep)
         wide, deep = signals.shape[1], inputs.shape[1]
@@ -118,7 +133,7 @@ class Outer:
             torch.sum(signals, 0, out=out[end : end + wide])
 
     def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
-        """See Part."""
+        """See `GradientBlock`."""
         signal = self.signals[slot]
         weight = torch.outer(signal, self.inputs[slot]).reshape(-1)
         return self.at, torch.cat([weight, signal]) if self.bias else weight
@@ -127,9 +142,20 @@ class Outer:
 def clipped_sum(
     parts: list[GradientBlock], usable: torch.Tensor, clip: float, parameters: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """(parameters,) in `dtype`: the sum of clipped gradients over slots that are `usable` (slots,) bool and have a finite norm.
+    """Clip each slot's gradient and sum.
 
-    The rest is removed by selection, which is always executed: multiplying it by zero would turn inf into NaN.
+    Slots that are not usable, or have no finite norm, are removed by selection, which is always executed: multiplying by zero
+    would turn inf into NaN.
+
+    Args:
+        parts: Gradients, block by block.
+        usable: Slots that hold a record, (slots,) bool.
+        clip: Clip norm C.
+        parameters: Number of parameters p.
+        dtype: Dtype of the sum.
+
+    Returns:
+        The sum, (p,), with an L2 sensitivity of at most `clip` under zero-out.
     """
     squares = torch.zeros(usable.shape[0], dtype=torch.float64, device=usable.device)
     for part in parts:
@@ -155,7 +181,16 @@ def _selected(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
 
 
 def reserved_clip(clip: float, slots: int, dtype: torch.dtype) -> float:
-    """clip': what records are clipped to, so that the computed sum's sensitivity is at most `clip` (proof above)."""
+    """Compute clip', the norm to which records are clipped so that the computed sum's sensitivity is at most `clip`.
+
+    Args:
+        clip: Clip norm C.
+        slots: Slots per piece P.
+        dtype: Working precision.
+
+    Returns:
+        clip', by the proof above.
+    """
     unit = torch.finfo(dtype).eps / 2
     gamma = (slots + 2) * unit / (1 - (slots + 2) * unit)
     return clip / ((1 + 4 * unit) * (1 + unit) * (1 + 2 * slots * gamma))

@@ -1,8 +1,8 @@
-"""Clients weighted by their losses: the exponential mechanism over clients, draws from it, and how mass gathers at the worst.
+"""Loss weighting of clients: exponential mechanism over clients, draws from it, and bounds on the mass near the worst client.
 
 Source: Yan, Guo, Liu, Liu, "Client-Level Differential Privacy via Federated Distributionally Robust Optimization" (EM-FDRO).
-What is said of a neighbourhood of the worst client is said of weights w_i = exp(-epsilon gap_i / (2 tau)), 1 for the worst
-client itself: all of it is rational in them, so that fractions give exact answers.
+Bounds are in terms of weights w_i = exp(-epsilon gap_i / (2 tau)), 1 for the worst client. They are rational in the weights, so
+that fractions give exact answers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,40 @@ Weight = TypeVar("Weight", float, Fraction)
 
 
 def probabilities(losses: Sequence[float], epsilon: float, tau: float) -> np.ndarray:
-    """p_i proportional to exp(epsilon L_i / (2 tau)) (equation 1): (n,) float64 for n finite losses."""
+    """Compute selection probabilities p_i proportional to exp(epsilon L_i / (2 tau)).
+
+    Args:
+        losses: Finite losses of n clients.
+        epsilon: Parameter of the exponential mechanism.
+        tau: Upper bound on the losses.
+
+    Returns:
+        Probabilities, (n,) float64.
+
+    Source: EM-FDRO, equation 1.
+    """
     scores = epsilon / (2 * tau) * np.asarray(losses, np.float64)
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
 
 
 def draw(losses: Sequence[float], epsilon: float, tau: float, count: int, rng: np.random.Generator) -> list[int]:
-    """`count` different positions, in the order in which they come: each from `probabilities` among those that are left.
+    """Draw clients without replacement, each from `probabilities` among the remaining clients.
 
-    The largest scores with Gumbel noise on them (Gumbel top-k; Kool, van Hoof, Welling 2019). ValueError for more positions
-    than losses.
+    Args:
+        losses: Finite losses of n clients.
+        epsilon: Parameter of the exponential mechanism.
+        tau: Upper bound on the losses.
+        count: Number of clients to draw, 0 to n.
+        rng: Source of the noise.
+
+    Returns:
+        Positions in `losses`, in the order of the draws.
+
+    Raises:
+        ValueError: If `count` is out of range.
+
+    Source: Kool, van Hoof, Welling 2019 (Gumbel top-k).
     """
     if not 0 <= count <= len(losses):
         raise ValueError(f"count must lie between 0 and {len(losses)}, got {count!r}")
@@ -38,28 +61,44 @@ def draw(losses: Sequence[float], epsilon: float, tau: float, count: int, rng: n
 
 
 def top_mass(chances: np.ndarray, k: int) -> float:
-    """The k largest probabilities together."""
+    """Sum the k largest probabilities."""
     return float(np.sort(chances)[-k:].sum())
 
 
 def near_mass(weights: Sequence[Weight], least: Weight) -> Weight:
-    """Probability of the clients whose weight is at least `least` = exp(-epsilon delta / (2 tau)): P(N(delta)), equation 3."""
+    """Compute the probability of the clients near the worst one, P(N(delta)).
+
+    Args:
+        weights: Weight of each client.
+        least: Least weight of a client in N(delta), exp(-epsilon delta / (2 tau)).
+
+    Returns:
+        Probability of all clients whose weight is at least `least`.
+
+    Source: EM-FDRO, equation 3.
+    """
     zero = least - least
     return sum((w for w in weights if w >= least), zero) / sum(weights, zero)
 
 
 def printed_bounds(weights: Sequence[Weight], least: Weight) -> tuple[Weight, Weight]:
-    """Proposition 4.1's bounds on `near_mass`, as printed."""
+    """Compute the bounds of EM-FDRO, Proposition 4.1, on `near_mass`, as printed."""
     near, far = _count(weights, least)
     return near * least / (near + far * least), near / (near * least + far * min(weights))
 
 
 def sharp_bounds(weights: Sequence[Weight], least: Weight) -> tuple[Weight, Weight]:
-    """The best bounds on `near_mass` from the same four numbers: n, N(delta), delta and the largest gap.
+    """Compute the best bounds on `near_mass` from the same four numbers: n, N(delta), delta and the largest gap.
 
     The worst client weighs 1, the others near it between `least` and 1, the rest between the smallest weight and `least`.
-    The lower bound is at least N / n, which the printed one never exceeds; the upper one is at most 1, which the printed one
-    often does exceed.
+
+    Args:
+        weights: Weight of each client.
+        least: Least weight of a client in N(delta).
+
+    Returns:
+        Lower bound, at least N / n, which the printed one never exceeds; upper bound, at most 1, which the printed one often
+        exceeds.
     """
     near, far = _count(weights, least)
     low = 1 + (near - 1) * least

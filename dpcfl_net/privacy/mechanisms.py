@@ -1,4 +1,4 @@
-"""The exponential mechanism over counts of a client's own records; vectors of bounded length, and Gaussian noise on a grid."""
+"""Exponential mechanism over counts of records, clipping of vectors, and Gaussian noise on a grid."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ GRID_BITS = 20
 
 
 def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Generator) -> int:
-    """One index m, P(m) proportional to exp(eta * counts[m]): argmax of eta * count + Gumbel(0, 1), in float64.
+    """Select an index m with P(m) proportional to exp(eta * counts[m]): argmax of eta * count + Gumbel(0, 1), in float64.
 
-    Counts that all move by 0 or +1 together give log-probability ratios with a range of eta (McSherry and Talwar 2007;
-    Durfee and Rogers 2019 for the Gumbel form). Raises ValueError without counts, for counts that are not whole, or for
-    eta that is negative or not finite.
+    Counts that all move by 0 or +1 together give log-probability ratios with a range of eta.
+
+    Args:
+        counts: Whole numbers, at least one.
+        eta: Weight of one record, finite and not negative.
+        rng: Source of the noise.
+
+    Returns:
+        The selected index.
+
+    Raises:
+        ValueError: If counts or eta are out of range.
+
+    Source: McSherry and Talwar 2007; Durfee and Rogers 2019 (the Gumbel form).
     """
     scores = np.asarray(counts)
     if scores.ndim != 1 or scores.size == 0 or scores.dtype.kind not in "iu":
@@ -30,21 +41,38 @@ def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Gene
 
 
 def shortened(vectors: Sequence[np.ndarray], clip: float) -> list[np.ndarray]:
-    """The vectors in float64, scaled down together to a norm of at most `clip`; none at all if one is not finite."""
+    """Clip vectors jointly to an L2 norm.
+
+    Args:
+        vectors: Vectors of any shape (n,).
+        clip: Bound on the norm of all vectors together.
+
+    Returns:
+        The scaled vectors in float64; an empty list if a value is not finite.
+    """
     exact = [vector.astype(np.float64) for vector in vectors]
     norm = math.sqrt(math.fsum(float(vector @ vector) for vector in exact))
     if not math.isfinite(norm):
         return []
-    # A hair shorter than clip: the rounding of the norm and of the product must not make it longer.
+    # Slightly below clip, so that rounding of the norm and of the product cannot exceed it.
     scale = min(1.0, clip * (1 - 1e-9) / norm) if norm > 0 else 1.0
     return [scale * vector for vector in exact]
 
 
 def gaussian_on_grid(total: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:
-    """`total` (p,) float64 plus N(0, deviation^2) in each coordinate, rounded to whole multiples of deviation * 2^-20.
+    """Add Gaussian noise and round to a grid.
 
-    The grid is public and coarse against float64, so that the low bits of a result tell nothing about the sum (Mironov 2012:
-    without it they can). Returns (p,) float64.
+    The grid is public and coarse compared with float64, so that the low bits of a result reveal nothing about the sum.
+
+    Args:
+        total: The sum, (p,) float64.
+        deviation: Standard deviation of the noise.
+        rng: Source of the noise.
+
+    Returns:
+        total + N(0, deviation^2) in each coordinate, rounded to multiples of deviation * 2^-20, (p,) float64.
+
+    Source: Mironov 2012 (the attack on low bits).
     """
     grid = deviation * 2.0**-GRID_BITS
     noisy = rng.standard_normal(total.shape)

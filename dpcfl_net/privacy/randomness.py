@@ -1,4 +1,4 @@
-"""Private randomness: cryptographic generators and keys, all derived one-way from a task's secret key."""
+"""Private randomness: keys and cryptographic generators, derived one-way from a task's secret key."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ MIN_KEY_BYTES = 16
 
 
 def derive(key: bytes, *labels: str | int) -> bytes:
-    """32 bytes that say nothing about `key`, others for every other sequence of labels (HMAC-SHA256).
+    """Derive a key (HMAC-SHA256).
 
-    Labels are encoded with their type and length, so that no two sequences share an encoding. Raises ValueError for a
-    key under 16 bytes, TypeError for a label that is neither text nor a whole number.
+    Labels are encoded with their type and length, so that no two sequences share an encoding.
+
+    Args:
+        key: Secret of at least 16 bytes.
+        *labels: Purpose of the new key, text and whole numbers.
+
+    Returns:
+        32 bytes that reveal nothing about `key`, different for every sequence of labels.
+
+    Raises:
+        TypeError: If a label is neither text nor a whole number.
+        ValueError: If the key is too short.
     """
     if not isinstance(key, bytes) or len(key) < MIN_KEY_BYTES:
         raise ValueError(f"a key is at least {MIN_KEY_BYTES} bytes")
@@ -24,7 +34,18 @@ def derive(key: bytes, *labels: str | int) -> bytes:
 
 
 def stream(key: bytes, purpose: str) -> np.random.Generator:
-    """A generator over AES-128 in counter mode, keyed by `derive(key, "stream", purpose)`; starts anew at every call."""
+    """Build a generator over AES-128 in counter mode.
+
+    Args:
+        key: Secret of at least 16 bytes.
+        purpose: Label of the stream.
+
+    Returns:
+        A generator keyed by `derive(key, "stream", purpose)`; every call starts the same stream.
+
+    Raises:
+        ValueError: If the key is too short.
+    """
     secret = derive(key, "stream", purpose)
     return np.random.Generator(AESCounter(key=int.from_bytes(secret[:16], "little"), counter=0))
 

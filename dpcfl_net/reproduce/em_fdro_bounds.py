@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-from dpcfl_net.privacy.client_draws import selection_epsilon, unconditional_epsilon
+from dpcfl_net.privacy.client_selection import selection_epsilon, unconditional_epsilon
 from dpcfl_net.privacy.loss_weighting import near_mass, printed_bounds, probabilities, sharp_bounds
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.em_fdro_draws import PAPER

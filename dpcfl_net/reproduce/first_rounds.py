@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, Protocol, derive_seed
-from dpcfl_net.core.types import DPSGDSlot, given
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
 from dpcfl_net.experiment.build import calibrated
 from dpcfl_net.experiment.config import Config, resolve
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.privacy.slots import DPSGDSlot, given
 from dpcfl_net.reproduce.base import Scale
 
 MODELS = {"mnist": "cnn", "fashion-mnist": "cnn", "cifar10": "cifar-cnn", "digits": "digits-cnn"}

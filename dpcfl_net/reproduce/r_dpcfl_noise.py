@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from dpcfl_net.privacy.accounting.accountant import Accountant, SampledGaussian, calibrate
+from dpcfl_net.privacy.accounting.accountant import Accountant, calibrate
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.plots import lines, slope
 

@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dpcfl_net.privacy.accounting.accountant import BoundedRangeSelection, SampledGaussian, calibrate, epsilon
+from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
 from dpcfl_net.reproduce.r_dpcfl_noise import Plan

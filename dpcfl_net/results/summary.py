@@ -18,13 +18,13 @@ from dpcfl_net.core.files import check_fields, read_object
 from dpcfl_net.core.locks import is_running
 from dpcfl_net.core.protocol import PrivacyTarget, digest, read_protocol
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.core.types import Event
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import LINES, read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.results.privacy_words import number

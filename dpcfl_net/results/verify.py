@@ -11,11 +11,12 @@ from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
-from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Slot, Unprotected
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER, NOBODY
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
+from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.slots import Slot
 from dpcfl_net.results.split_models import given, other_than_charged, split_models
 from dpcfl_net.results.summary import ledger_folder, run_settings
 from dpcfl_net.transport import transcript
@@ -124,10 +125,10 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
     privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
     if privacy.trust == "trusted-server":  # clients send raw updates; the server's ledger holds what it published
         charged = {NOBODY: charged.get(NOBODY, [])}
-    reasons = {event.reason for lines in charged.values() for line in lines for event in line.events if _open(event)}
+    reasons = {event.unprotected for lines in charged.values() for line in lines for event in line.events if event.unprotected}
     known: dict[tuple[Event, ...], float] = {}
     for lines in charged.values():
-        events = tuple(_merged([event for line in lines for event in line.events if not _open(event)]))
+        events = tuple(merge(Counter(event for line in lines for event in line.events if not event.unprotected)))
         if events not in known:
             known[events] = epsilon(list(events), delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
     most = max(known.values(), default=0.0)
@@ -142,29 +143,6 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
         what = "no finite epsilon, as the signed job says; that of the noisy updates alone is within the target"
         return Check(what, holds, f"{detail}; {'; '.join(job.protocol.unprotected)}")
     return Check("epsilon recomputed from ledgers and plan is within the target", holds, detail)
-
-
-def _open(event: Event) -> bool:
-    return isinstance(event, Unprotected)
-
-
-def _merged(events: list[Event]) -> list[Event]:
-    steps: Counter[tuple[float, float]] = Counter()
-    fixed: Counter[tuple[float, int, int]] = Counter()
-    selections: Counter[float] = Counter()
-    rest: list[Event] = []
-    for event in events:
-        if isinstance(event, SampledGaussian):
-            steps[event.noise_multiplier, event.sampling_rate] += event.steps
-        elif isinstance(event, FixedSizeGaussian):
-            fixed[event.noise_multiplier, event.sample_size, event.population] += event.steps
-        elif isinstance(event, BoundedRangeSelection):
-            selections[event.epsilon] += event.count
-        else:
-            rest.append(event)
-    gaussians: list[Event] = [SampledGaussian(z, q, n) for (z, q), n in sorted(steps.items())]
-    gaussians += [FixedSizeGaussian(z, m, n, count) for (z, m, n), count in sorted(fixed.items())]
-    return [*gaussians, *(BoundedRangeSelection(e, n) for e, n in sorted(selections.items())), *rest]
 
 
 def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Check]:

@@ -27,9 +27,9 @@ from dpcfl_net.experiment.job_files import Job, client_slice, read_job
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
-from dpcfl_net.federation.claim import composer, promised_events, verify_claim
+from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
-from dpcfl_net.privacy.ledger.record_book import Budget, Promise, RecordBook
+from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, RecordBook
 from dpcfl_net.runtime.worker_spec import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
@@ -88,11 +88,11 @@ def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any],
     records = [open_data("train").record_digests()]
     if protocol.client(client).validation_records:
         records.append(open_data("validation").record_digests())
-    promise = Promise(
-        digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(promised_events(algorithm, client))
+    claim = PrivacyBudgetClaim(
+        digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(claimed_events(algorithm, client))
     )
     RecordBook(terms.book, durable=durable).enrol(
-        promise,
+        claim,
         np.concatenate(records),
         None if terms.budget is None else Budget(*terms.budget),
         composer(cache.folder() / "claims"),

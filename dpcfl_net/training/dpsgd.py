@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.types import DPSGDSlot, SampledGaussian
 from dpcfl_net.privacy import clipping
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import stream
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.gradient_engines import Engine, Forward, choose, processor

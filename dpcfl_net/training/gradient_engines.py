@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy import clipping, made_up
+from dpcfl_net.privacy import clipping, synthetic
 from dpcfl_net.training import devices, gradient_errors, layer_rules
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.layers import plan
@@ -86,11 +86,11 @@ def _first_right(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, 
     if problems := layer_rules.problems(module, by_record=True):
         raise ConfigError(problems)
     reasons = []
-    x = made_up.records(module, input_shape, made_up.RECORDS)
+    x = synthetic.records(module, input_shape, synthetic.RECORDS)
     with warnings.catch_warnings():
         # The warnings of Opacus and torch are covered by the comparison or the error below.
         warnings.simplefilter("ignore")
-        true = gradient_errors.truth(module, made_up.values(module), x)
+        true = gradient_errors.truth(module, synthetic.parameters(module), x)
         for name, kind in (("opacus", OpacusPath), ("vmap", VmapPath)):
             try:
                 engine: Engine = kind(module)

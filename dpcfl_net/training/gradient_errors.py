@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpcfl_net.training.gradient_engines import Engine
 
 # Relative to the gradient's norm. On real models of up to 121 layers rounding in float32 stays below 3e-5, while an engine's
-# mistake (a missing term, another record's row) exceeds 0.25 at `made_up.values`. A sound model whose rectifiers flip by
+# mistake (a missing term, another record's row) exceeds 0.25 at `synthetic.parameters`. A sound model whose rectifiers flip by
 # rounding passes (`in_doubt`); so does a mistake below the bound.
 GRADIENT_BOUND = 1e-3
 # A gradient that cancels (a bias before a normalisation) is pure rounding, some 1e-7 of the whole gradient's norm: a tensor's

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy import made_up
-from dpcfl_net.privacy.made_up import RECORDS
+from dpcfl_net.privacy import synthetic
+from dpcfl_net.privacy.synthetic import RECORDS
 from dpcfl_net.training import gradient_errors, layer_rules, memory
 from dpcfl_net.training.dpsgd import Evaluator, physical_slots
 from dpcfl_net.training.gradient_engines import Engine, choose
@@ -26,7 +26,7 @@ from dpcfl_net.training.layers import plan
 from dpcfl_net.training.plain_path import fill
 
 # Relative to the largest logit. On real models rounding in float32 stays below 4e-6, while mixing records (a mean, a sum, an
-# order along the batch) moves logits by 0.1 and more at `made_up.values`. A change below the bound passes: it moves gradients
+# order along the batch) moves logits by 0.1 and more at `synthetic.parameters`. A change below the bound passes: it moves gradients
 # by about as little.
 _LOGITS_BOUND = 1e-4
 _LOGITS_FLOOR = 1e-3  # smaller logits are compared absolutely: a last layer may start at zero
@@ -57,7 +57,7 @@ def check(
     module: nn.Module, input_shape: tuple[int, ...], classes: int, by_record: bool = True, batch_size: int = 32,
     path: str = "auto",
 ) -> Report:  # fmt: skip
-    """Check a model on synthetic records at its own and two other parameter values (`made_up.values`).
+    """Check a model on synthetic records at its own and two other parameter values (`synthetic.parameters`).
 
     Args:
         module: The model.
@@ -80,7 +80,7 @@ def check(
         warnings.simplefilter("ignore")
         _copied(module)
         plan(module, input_shape)
-        x = made_up.records(module, input_shape, max(RECORDS, physical_slots(batch_size)))
+        x = synthetic.records(module, input_shape, max(RECORDS, physical_slots(batch_size)))
         memory.keep_freed()
         try:
             return _checked(module, x, classes, by_record, path)
@@ -94,7 +94,7 @@ def check(
 
 def _checked(module: nn.Module, x: torch.Tensor, classes: int, by_record: bool, path: str) -> Report:
     built = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
-    draws = [made_up.values(module), made_up.values(module, -1), built]
+    draws = [synthetic.parameters(module), synthetic.parameters(module, -1), built]
     # The first draw is tried in the physical shape; three records and an empty slot show the rest.
     few = torch.cat([x[:RECORDS], torch.zeros_like(x[:1])])
     logits_error = max(_logits(module, theta, batch, classes) for theta, batch in zip(draws, (x, few, few), strict=True))

@@ -124,7 +124,7 @@ def _row(what: str, times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def _ours(data: _Records, batch: int) -> Callable[[int], Any]:
-    from dpcfl_net.core.types import DPSGDSlot
+    from dpcfl_net.privacy.slots import DPSGDSlot
     from dpcfl_net.training import models
     from dpcfl_net.training.dpsgd import Trainer
 

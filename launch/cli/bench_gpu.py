@@ -187,7 +187,7 @@ class _Work:
                 devices.release()
 
     def _steps(self, client: int) -> float:
-        from dpcfl_net.core.types import DPSGDSlot
+        from dpcfl_net.privacy.slots import DPSGDSlot
 
         slot = DPSGDSlot("train", BATCH / self._load.records, self._load.steps)
         self._trainer.train(self._theta, self._records[client], slot, NOISE, b"a key of a bench %d" % client)

@@ -18,7 +18,6 @@ from dpcfl_net.clustering import metrics
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.types import RAW, CentralSlot, FixedSizeGaussian, SampledGaussian
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
@@ -27,7 +26,10 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER, CentralContext
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting import accountant
+from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.slots import RAW, CentralSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.worker import make_host

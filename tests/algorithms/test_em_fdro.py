@@ -21,7 +21,6 @@ from scipy import stats
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.types import GaussianSlot, SampledGaussian, UnprotectedSlot
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_estimate import estimate
@@ -33,8 +32,10 @@ from dpcfl_net.federation.claim import plan_events, protected
 from dpcfl_net.federation.client import Client, Engine
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting.accountant import epsilon
-from dpcfl_net.privacy.client_draws import full_events, paper_events, selection_epsilon, unconditional_epsilon
+from dpcfl_net.privacy.client_selection import paper_events, selection_epsilon, unconditional_epsilon
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.loss_weighting import draw, near_mass, printed_bounds, probabilities, sharp_bounds, top_mass
+from dpcfl_net.privacy.slots import GaussianSlot, UnprotectedSlot
 from dpcfl_net.reproduce.base import find, packaged
 from dpcfl_net.results import summary
 from dpcfl_net.results.compare import Result
@@ -184,11 +185,16 @@ def plan_of(job):
     return entry, job.algorithm.plan(entry)
 
 
+def full_events(loss_noise, update_noise, steps, rate):
+    """A client that is drawn in every round; the draws are post-processing of the noisy losses."""
+    return [SampledGaussian(loss_noise, 1.0, ROUNDS + 1), SampledGaussian(update_noise, rate, ROUNDS * steps)]
+
+
 def test_full_mode_charges_losses_and_dp_sgd_together(tmp_path):
     job = job_for(tmp_path, {})
     entry, plan = plan_of(job)
     z, privacy = entry.noise_multiplier, job.protocol.privacy
-    events = full_events(10 * z, z, ROUNDS, steps=9, rate=20 / 180)
+    events = full_events(10 * z, z, steps=9, rate=20 / 180)
     assert plan_events(plan, z, privacy.adjacency) == events
     assert 4.9 < epsilon(events, privacy.delta) <= privacy.epsilon
     assert job.protocol.unprotected == []
@@ -197,7 +203,7 @@ def test_full_mode_charges_losses_and_dp_sgd_together(tmp_path):
 def test_a_loss_moves_no_further_when_a_record_is_exchanged_than_when_it_is_taken_out(tmp_path):
     entry, plan = plan_of(job_for(tmp_path, {}, {"adjacency": "replace-one"}))
     z = entry.noise_multiplier
-    assert plan_events(plan, z, "replace-one") == full_events(2 * 10 * z, z, ROUNDS, steps=9, rate=20 / 180)
+    assert plan_events(plan, z, "replace-one") == full_events(2 * 10 * z, z, steps=9, rate=20 / 180)
 
 
 def test_full_mode_for_whole_clients(tmp_path):
@@ -206,7 +212,7 @@ def test_full_mode_for_whole_clients(tmp_path):
     entry, plan = plan_of(job)
     z, privacy = entry.noise_multiplier, job.protocol.privacy
     events = plan_events(plan, z, privacy.adjacency)
-    assert events == full_events(2 * 10 * z, z, ROUNDS, steps=1, rate=1.0)
+    assert events == full_events(2 * 10 * z, z, steps=1, rate=1.0)
     # One Gaussian release of sensitivity 1 and deviation s costs mu = 1 / s: losses 1 / (10 z), updates 2 / z.
     mu = math.sqrt((ROUNDS + 1) / (10 * z) ** 2 + ROUNDS * (2 / z) ** 2)
     assert epsilon([SampledGaussian(1 / mu, 1.0, 1)], privacy.delta) == pytest.approx(5, rel=5e-3)

@@ -167,10 +167,10 @@ def test_unknown_m_is_found_and_one_cluster_has_no_window(protocol):
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_the_noise_of_a_first_update_is_what_the_server_reckons_with(tmp_path, epochs):
     """Two draws on the same records differ by noise alone (K = 1) or nearly (K = 2: later gradients feel the first noise)."""
-    from dpcfl_net.core.types import DPSGDSlot
     from dpcfl_net.data.partition import open_client
     from dpcfl_net.experiment.job_files import client_slice
     from dpcfl_net.federation.client import Engine
+    from dpcfl_net.privacy.slots import DPSGDSlot
 
     make_keys(tmp_path, 8)
     job = make_job(config.resolve({**copy.deepcopy(SMALL), "local": {"batch_size": 32, "lr": 0.5, "epochs": epochs}}), tmp_path)

@@ -17,9 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import unpack
-from dpcfl_net.core.types import DPSGDSlot, Release, SampledGaussian, SelectionSlot, Task
+from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.gate import Gate
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.ledger import Ledger, read_ledger
+from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot
 
 JOB = "a" * 64
 Z = 1.25

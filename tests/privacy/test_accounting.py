@@ -14,16 +14,11 @@ import pytest
 from conftest import ROOT
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy.accounting.accountant import (
-    BoundedRangeSelection,
-    SampledGaussian,
-    Unprotected,
-    account,
-    calibrate,
-    epsilon,
-    epsilon_by_prefix,
-    main,
-)
+from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon, epsilon_by_prefix
+from dpcfl_net.privacy.accounting.document import account, main
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.events.unprotected import Unprotected
 
 DELTA = 1e-4
 EXAMPLE = ROOT / "configs" / "account" / "r_dpcfl_epsilon5.json"
@@ -113,7 +108,7 @@ def test_selections_alone():
 
 def test_a_block_is_tighter_than_composed_single_selections():
     from dpcfl_net.privacy.accounting.composition import compose
-    from dpcfl_net.privacy.accounting.selection import selection_block
+    from dpcfl_net.privacy.events.bounded_range_selection import selection_block
 
     one, twenty = (selection_block(0.15, size, 1e-4) for size in (1, 20))
     assert compose([(one, 20)], 1e-15).epsilon(DELTA) == pytest.approx(1.233, rel=2e-3)
@@ -145,7 +140,7 @@ def test_a_block_is_never_below_what_some_selections_really_spend(extent, count)
 
 def test_two_adaptive_selections_against_a_direct_search():
     """F_2 at one epsilon by brute force over t in each step; the block's divergence may only be a little above."""
-    from dpcfl_net.privacy.accounting.selection import _profile
+    from dpcfl_net.privacy.events.bounded_range_selection import _profile
 
     extent, y = 0.5, 0.4
     t = np.linspace(1e-6, extent - 1e-6, 2001)
@@ -242,10 +237,11 @@ def test_full_batches_are_the_plain_gaussian_mechanism(noise, sensitivity, adjac
 
 
 def test_rdp_of_full_batches_needs_no_logarithm_of_zero():
-    from dpcfl_net.privacy.accounting.rdp import ORDERS, sampled_gaussian
+    from dpcfl_net.privacy.accounting.rdp import ORDERS
+    from dpcfl_net.privacy.events.sampled_gaussian import sampled_renyi
 
     with np.errstate(all="raise"):
-        assert sampled_gaussian(2.0, 1.0) == pytest.approx(ORDERS / 8)
+        assert sampled_renyi(2.0, 1.0, ORDERS) == pytest.approx(ORDERS / 8)
     assert epsilon([SampledGaussian(2.0, 1.0, 5)], DELTA, accountant="rdp") == pytest.approx(
         epsilon([SampledGaussian(2.0, 1 - 1e-12, 5)], DELTA, accountant="rdp"), rel=1e-6
     )
@@ -269,9 +265,10 @@ def _divergence(noise: float, rate: float, order: float) -> float:
 )
 def test_no_renyi_order_is_lost_or_too_small(noise, rate):
     """q=.5, z=3, a=1.5 has a published series that does not converge, and others are high: never above the chord, though."""
-    from dpcfl_net.privacy.accounting.rdp import ORDERS, sampled_gaussian
+    from dpcfl_net.privacy.accounting.rdp import ORDERS
+    from dpcfl_net.privacy.events.sampled_gaussian import sampled_renyi
 
-    found = sampled_gaussian(noise, rate)
+    found = sampled_renyi(noise, rate, ORDERS)
     truth = np.array([_divergence(noise, rate, order) for order in ORDERS])
     assert np.all(np.isfinite(found))
     assert np.all(found >= truth * (1 - 1e-10) - 1e-14)
@@ -293,9 +290,10 @@ def test_no_renyi_order_is_lost_or_too_small(noise, rate):
 )
 def test_fractional_orders_against_forty_digits(noise, rate, order, moment):
     """Values by mpmath.quad, 40 digits; the accountant may be above them, never below."""
-    from dpcfl_net.privacy.accounting.rdp import ORDERS, sampled_gaussian
+    from dpcfl_net.privacy.accounting.rdp import ORDERS
+    from dpcfl_net.privacy.events.sampled_gaussian import sampled_renyi
 
-    found = sampled_gaussian(noise, rate)[int(np.argmin(np.abs(ORDERS - order)))] * (order - 1)
+    found = sampled_renyi(noise, rate, ORDERS)[int(np.argmin(np.abs(ORDERS - order)))] * (order - 1)
     assert _divergence(noise, rate, order) * (order - 1) == pytest.approx(moment, rel=1e-9)
     assert moment * (1 - 1e-12) <= found <= 1.4 * moment
 
@@ -303,19 +301,21 @@ def test_fractional_orders_against_forty_digits(noise, rate, order, moment):
 @pytest.mark.parametrize("rate", [1e-5, 1e-8, 1e-10, 1e-300])
 def test_tiny_rates_are_never_free_under_rdp(rate):
     """The library's moments come out at or below zero there, and it then reports epsilon 0."""
-    from dpcfl_net.privacy.accounting.rdp import ORDERS, sampled_gaussian
+    from dpcfl_net.privacy.accounting.rdp import ORDERS
+    from dpcfl_net.privacy.events.sampled_gaussian import sampled_renyi
 
-    found = sampled_gaussian(1.0, rate)
+    found = sampled_renyi(1.0, rate, ORDERS)
     assert np.all(found >= ORDERS * rate**2 * math.expm1(1.0) / 2)
     assert np.all(found > 0)
     assert epsilon([SampledGaussian(1.0, rate, 1000)], 1e-12, accountant="rdp") > 0
 
 
 def test_renyi_divergence_of_a_selection_against_a_fine_search():
-    from dpcfl_net.privacy.accounting.rdp import ORDERS, selection
+    from dpcfl_net.privacy.accounting.rdp import ORDERS
+    from dpcfl_net.privacy.events.bounded_range_selection import selection_renyi
 
     for extent in (0.15, 3.0):
-        ours = selection(extent)
+        ours = selection_renyi(extent, ORDERS)
         t = np.linspace(1e-9, extent * (1 - 1e-9), 200_001)
         rise = np.expm1(t - extent) / math.expm1(-extent)
         for i in (0, 50, 120, len(ORDERS) - 1):
@@ -362,8 +362,8 @@ def test_finer_grids_only_lower_epsilon_and_only_a_little(events, adjacency):
     from dpcfl_net.privacy.accounting.event_counts import EventCounts
     from dpcfl_net.privacy.accounting.pld import COARSE, FINE, Grid, pld_epsilon
 
-    charges = EventCounts().add(events).charges()
-    coarse, fine, finest = (pld_epsilon(charges, DELTA, adjacency, grid) for grid in (COARSE, FINE, Grid(5e-5, 30)))
+    merged = EventCounts().add(events).merged()
+    coarse, fine, finest = (pld_epsilon(merged, DELTA, adjacency, grid) for grid in (COARSE, FINE, Grid(5e-5, 30)))
     assert coarse >= fine >= finest
     assert fine < 1.0005 * finest
     assert coarse < 1.02 * finest
@@ -574,7 +574,7 @@ def test_every_problem_of_a_document_is_reported_at_once():
 
 def test_the_command_reads_a_document_and_prints_json():
     done = subprocess.run(
-        [sys.executable, "-m", "dpcfl_net.privacy.accounting.accountant"],
+        [sys.executable, "-m", "dpcfl_net.privacy.accounting.document"],
         input=json.dumps({"events": [GOOD], "delta": 1e-5}),
         capture_output=True,
         text=True,

@@ -16,19 +16,17 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from dpcfl_net.privacy.accounting import accountant, gaussian, pld, rdp, selection
-from dpcfl_net.privacy.accounting.accountant import (
-    BoundedRangeSelection,
-    FixedSizeGaussian,
-    SampledGaussian,
-    account,
-    calibrate,
-    deltas,
-    epsilon,
-    epsilon_by_prefix,
-)
-from dpcfl_net.privacy.accounting.cache import SOURCES, cost
+from dpcfl_net.privacy import events
+from dpcfl_net.privacy.accounting import accountant, document, pld
+from dpcfl_net.privacy.accounting.accountant import calibrate, deltas, epsilon, epsilon_by_prefix
+from dpcfl_net.privacy.accounting.cache import cost, sources
+from dpcfl_net.privacy.accounting.document import account
 from dpcfl_net.privacy.accounting.event_counts import EventCounts
+from dpcfl_net.privacy.events import bounded_range_selection, fixed_size_gaussian, gaussian, sampled_gaussian
+from dpcfl_net.privacy.events.base import event_types
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 
 ROUNDS = [[SampledGaussian(1.25, 1.0, 1)]]
 ROUNDS += [[SampledGaussian(1.25, 0.01, 60), BoundedRangeSelection(0.15, 1), SampledGaussian(3.0, 1.0, 1)]] * 6
@@ -50,12 +48,13 @@ def forget() -> None:
     for kept in (
         accountant._spent,
         gaussian.plain_gaussian,
-        gaussian.sampled_gaussian,
-        pld.fixed_size_gaussian,
-        selection.selection_block,
-        selection._profile,
-        rdp._gaussian,
-        rdp._selection,
+        sampled_gaussian.sampled_losses,
+        sampled_gaussian._renyi_of_one,
+        fixed_size_gaussian.fixed_size_losses,
+        fixed_size_gaussian._renyi_of_one,
+        bounded_range_selection.selection_block,
+        bounded_range_selection._profile,
+        bounded_range_selection._renyi_of_one,
     ):
         kept.cache_clear()
 
@@ -119,7 +118,7 @@ def test_a_curve_of_deltas_does_not_depend_on_how_many_are_asked():
 
 ASK = """
 import json, sys
-from dpcfl_net.privacy.accounting.accountant import account
+from dpcfl_net.privacy.accounting.document import account
 print(json.dumps([account(document) for document in json.load(sys.stdin)]))
 """
 
@@ -162,7 +161,7 @@ def test_other_processes_threads_and_processors_give_the_same_seven_digits(envir
 
 def test_seven_digits_are_rounded_up():
     for question, delta in QUESTIONS[:8]:
-        exact = pld.pld_epsilon(EventCounts().add(question).charges(), delta, "zero-out", pld.FINE)
+        exact = pld.pld_epsilon(EventCounts().add(question).merged(), delta, "zero-out", pld.FINE)
         assert exact <= epsilon(question, delta) <= exact * (1 + 1e-6)
         assert float(f"{epsilon(question, delta):.6e}") == epsilon(question, delta)
     noise = calibrate(lambda z: [SampledGaussian(z, 0.05, 100)], 3.0, 1e-5)
@@ -171,8 +170,14 @@ def test_seven_digits_are_rounded_up():
 
 def test_kept_answers_are_keyed_by_every_file_that_they_come_from():
     """Modules that the accountant imports, here or in a function, are among those whose content is part of an answer's name."""
-    folder, others = Path(accountant.__file__).parent, {"dpcfl_net.core.errors", "dpcfl_net.core.files"}
-    seen, left = set(), {folder / "accountant.py"}
+    others = {"dpcfl_net.core.errors", "dpcfl_net.core.files"}
+    seen, left = (
+        set(),
+        {
+            Path(sys.modules[module].__file__)
+            for module in (document.__name__, *{kind.__module__ for kind in event_types().values()})
+        },
+    )
     while left:
         file = left.pop()
         seen.add(file)
@@ -182,4 +187,4 @@ def test_kept_answers_are_keyed_by_every_file_that_they_come_from():
         }
         own = {ROOT / f"{name.replace('.', '/')}.py" for name in names - others if name.startswith("dpcfl_net.")}
         left |= {path for path in own if path.exists()} - seen
-    assert seen == {(folder / source).resolve() for source in SOURCES}
+    assert seen | {Path(events.__file__)} == set(sources())

@@ -15,25 +15,21 @@ from conftest import ROOT, dpcfl
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.federation.claim import plan_events
-from dpcfl_net.privacy.accounting.accountant import (
-    BoundedRangeSelection,
-    FixedSizeGaussian,
-    SampledGaussian,
-    Unprotected,
-    account,
-    calibrate,
-    epsilon,
-    epsilon_by_prefix,
-)
-from dpcfl_net.privacy.client_draws import (
+from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon, epsilon_by_prefix
+from dpcfl_net.privacy.accounting.document import account
+from dpcfl_net.privacy.client_level import block_norm, joint_noise, labels_first_sensitivity
+from dpcfl_net.privacy.client_selection import (
     draw_epsilon,
-    full_events,
     paper_events,
     selection_epsilon,
     unconditional_epsilon,
 )
-from dpcfl_net.privacy.client_level import block_norm, joint_noise, labels_first_sensitivity, split_noise
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.events.unprotected import Unprotected
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
+from dpcfl_net.privacy.slots import CentralSlot
 
 DELTA = 1e-3
 EXAMPLE = ROOT / "configs" / "account" / "rr_cluster_epsilon2.json"
@@ -89,9 +85,9 @@ def sums_of_samples(values, size):
 
 def test_no_data_tell_more_than_the_profile_and_some_tell_as_much():
     """Every population of 4 with values -1, 0, 1, samples of 2, noise 2: sensitivity 2 when a value is replaced."""
-    from dpcfl_net.privacy.accounting.fixed_size import fixed_size_gaussian
+    from dpcfl_net.privacy.events.fixed_size_gaussian import fixed_size_losses
 
-    profile = fixed_size_gaussian(1.0, 0.5, 1e-3)
+    profile = fixed_size_losses(1.0, 0.5, 1e-3)
     for y in (-1.0, -0.2, 0.0, 0.3, 1.0, 2.0):
         bound = profile.delta(y)
         found = [
@@ -107,9 +103,9 @@ def test_no_data_tell_more_than_the_profile_and_some_tell_as_much():
 def test_the_profile_is_the_worse_of_the_librarys_two_directions(noise, rate):
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-    from dpcfl_net.privacy.accounting.fixed_size import fixed_size_gaussian
+    from dpcfl_net.privacy.events.fixed_size_gaussian import fixed_size_losses
 
-    profile = fixed_size_gaussian(noise, rate, 1e-4)
+    profile = fixed_size_losses(noise, rate, 1e-4)
     y = np.array([-2.0, -0.5, -0.1, 0.0, 0.1, 0.5, 2.0])
     either = [
         GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=kind).get_delta_for_epsilon(y)
@@ -137,7 +133,7 @@ def test_rdp_is_that_of_dp_accounting():
 
     other = RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
     sampled = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.5))
-    exact = rdp_epsilon(EventCounts().add([SAMPLES]).charges(), DELTA)
+    exact = rdp_epsilon(EventCounts().add([SAMPLES]).merged(), DELTA)
     assert exact == pytest.approx(other.compose(sampled, 50).get_epsilon(DELTA), rel=1e-9)
     assert exact <= spent(SAMPLES, accountant="rdp") <= exact * (1 + 1e-6)
 
@@ -247,11 +243,15 @@ def test_joint_noise_is_what_composing_spends():
     assert both == pytest.approx(spent(FixedSizeGaussian(joint, 9, 9, 1)), rel=2e-3)
 
 
+def round_of(labels_share):
+    return CentralSlot("round", "fixed", 100, 1000, (("labels", labels_share), ("sums", 1 - labels_share)))
+
+
 def test_a_split_adds_up_again():
-    sums, labels = split_noise(1.8, 0.2)
+    sums, labels = (round_of(0.2).part_noise(1.8, part) for part in ("sums", "labels"))
     assert joint_noise(sums, labels) == pytest.approx(1.8)
     assert labels == 2 * sums
-    assert split_noise(1.8, 1e-9)[0] == pytest.approx(1.8)
+    assert round_of(1e-9).part_noise(1.8, "sums") == pytest.approx(1.8)
 
 
 @pytest.mark.parametrize("call", [lambda: joint_noise(), lambda: joint_noise(1.0, 0.0), lambda: joint_noise(math.nan)])
@@ -263,7 +263,7 @@ def test_bad_noises_are_named(call):
 @pytest.mark.parametrize(("noise", "share", "named"), [(0, 0.5, "noise_multiplier"), (1, 0, "share"), (1, 1, "share")])
 def test_bad_splits_are_named(noise, share, named):
     with pytest.raises(ValueError, match=named):
-        split_noise(noise, share)
+        round_of(share).event(noise)
 
 
 # Sensitivities: updates are +-C with C = 1, a cluster is the tuple of its members' updates
@@ -486,8 +486,7 @@ def test_bad_draws_are_named(arguments, named):
 
 
 def test_events_of_the_noisy_and_of_the_published_mode():
-    events = full_events(20.0, 1.5, rounds=30, steps=16, rate=0.07)
-    assert events == [SampledGaussian(20.0, 1.0, 31), SampledGaussian(1.5, 0.07, 480)]
+    events = [SampledGaussian(20.0, 1.0, 31), SampledGaussian(1.5, 0.07, 480)]
     assert epsilon(events[1:], DELTA) < epsilon(events, DELTA) < epsilon(events[1:], DELTA) + epsilon(events[:1], DELTA)
     assert epsilon(paper_events(), DELTA) == math.inf
     assert isinstance(paper_events()[0], Unprotected)

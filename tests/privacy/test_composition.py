@@ -11,10 +11,11 @@ import pytest
 from conftest import dpcfl
 from scipy.stats import binom
 
-from dpcfl_net.privacy.accounting.accountant import BoundedRangeSelection, SampledGaussian, epsilon, epsilon_by_prefix
+from dpcfl_net.privacy.accounting.accountant import epsilon, epsilon_by_prefix
 from dpcfl_net.privacy.accounting.composition import best_tilt, compose, symmetric
-from dpcfl_net.privacy.accounting.gaussian import plain_epsilon, plain_gaussian, sampled_gaussian
-from dpcfl_net.privacy.accounting.selection import selection_block
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection, selection_block
+from dpcfl_net.privacy.events.gaussian import plain_epsilon, plain_gaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian, sampled_losses
 
 
 def exact_delta(mean: float, spent: float):
@@ -130,12 +131,12 @@ def test_the_librarys_composition_on_the_same_grid(noise, rate, steps, adjacency
         noise, sampling_prob=rate, value_discretization_interval=1e-3, neighboring_relation=relation
     ).self_compose(steps, 1e-12)
     composed = []
-    for losses in sampled_gaussian(noise, rate, adjacency, 1e-3):
+    for losses in sampled_losses(noise, rate, adjacency, 1e-3):
         parts = [(losses, steps)]
         composed.append(compose(parts, 1e-12, 0.5 * best_tilt(parts, 1e-5)))
     spent = max(losses.epsilon(1e-5) for losses in composed)
     assert spent == pytest.approx(theirs.get_epsilon_for_delta(1e-5), rel=1e-5)
-    deltas = max(compose([(losses, steps)], 1e-12).delta(1.0) for losses in sampled_gaussian(noise, rate, adjacency, 1e-3))
+    deltas = max(compose([(losses, steps)], 1e-12).delta(1.0) for losses in sampled_losses(noise, rate, adjacency, 1e-3))
     assert deltas == pytest.approx(theirs.get_delta_for_epsilon(1.0), rel=1e-5)
 
 
@@ -145,10 +146,10 @@ def test_the_librarys_composition_on_the_same_grid(noise, rate, steps, adjacency
 @pytest.mark.parametrize(
     "losses",
     [
-        *sampled_gaussian(0.8, 0.01, "zero-out", 1e-4),
-        *sampled_gaussian(1.0, 1e-5, "zero-out", 1e-6),
-        *sampled_gaussian(1.25, 0.005, "replace-one", 1e-4),
-        *sampled_gaussian(1.0, 0.999, "zero-out", 1e-3),
+        *sampled_losses(0.8, 0.01, "zero-out", 1e-4),
+        *sampled_losses(1.0, 1e-5, "zero-out", 1e-6),
+        *sampled_losses(1.25, 0.005, "replace-one", 1e-4),
+        *sampled_losses(1.0, 0.999, "zero-out", 1e-3),
         plain_gaussian(1e-3, 1e-5),
         plain_gaussian(3.0, 1e-2),
         selection_block(0.15, 20, 1e-3),
@@ -171,7 +172,7 @@ def test_few_releases_with_a_heavy_tail_are_read_where_their_divergence_is(steps
     spent = [epsilon([SampledGaussian(1.0, 1e-4, steps)], delta) for delta in (1e-4 * steps, 1e-5, 1e-8)]
     untilted = []
     for delta in (1e-5, 1e-8):
-        sides = sampled_gaussian(1.0, 1e-4, "zero-out", 1e-5)
+        sides = sampled_losses(1.0, 1e-4, "zero-out", 1e-5)
         untilted.append(max(compose([(losses, steps)], 1e-7 * delta).epsilon(delta) for losses in sides))
     assert spent[0] == 0
     assert spent[1:] == pytest.approx(untilted, rel=2e-2)

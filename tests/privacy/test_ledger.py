@@ -10,7 +10,7 @@ import pytest
 
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.types import SampledGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger, read_ledger
 from dpcfl_net.privacy.ledger.release_store import Stored
@@ -206,7 +206,7 @@ def test_a_broken_chain_is_refused(folder, edit):
         pytest.param([Entry(0, "header"), Entry(1, "header")], id="two headers"),
         pytest.param([Entry(0, "header"), Entry(1, "debit", slots=("a",), events=(STEP,), spent={"a": 2})], id="wrong sum"),
         pytest.param([Entry(0, "header"), Entry(1, "debit", slots=("a",), spent={"a": 1})], id="slot without event"),
-        pytest.param([Entry(0, "header"), Entry(1, "closed", torn=0)], id="nothing torn"),
+        pytest.param([Entry(0, "header"), Entry(1, "closed", torn=0)], id="nothing truncated"),
     ],
 )
 def test_a_good_chain_over_entries_that_cannot_be_is_refused(entries):
@@ -294,23 +294,23 @@ def tear(folder, number=4, cut=-1):
 
 
 @pytest.mark.parametrize("cut", [1, 100, -1])
-def test_a_torn_last_line_is_marked_and_waits_for_its_charge(folder, cut):
+def test_a_truncated_last_line_is_marked_and_waits_for_its_charge(folder, cut):
     tear(folder, cut=cut)
     assert len(read_ledger(folder)) == 4
     for _ in range(2):
         with open_ledger(folder) as ledger:
-            (torn,) = ledger.torn("job")
-            assert (torn.round, torn.kind, torn.id) == (4, "train", "job-4")
+            (truncated,) = ledger.truncated("job")
+            assert (truncated.round, truncated.kind, truncated.id) == (4, "train", "job-4")
             assert ledger.spent("job") == {"train": 3}
             assert ledger.lookup("job-4") is None
-            assert ledger.torn("other") == []
+            assert ledger.truncated("other") == []
             assert list((folder / "keys").iterdir()) == []
     with open_ledger(folder) as ledger:
-        ledger.close_torn(torn, ["train"], [STEP])
-        assert ledger.torn("job") == []
+        ledger.charge_truncated(truncated, ["train"], [STEP])
+        assert ledger.truncated("job") == []
         assert ledger.spent("job") == {"train": 4}
-        with pytest.raises(ValueError, match="no torn line"):
-            ledger.close_torn(torn, ["train"], [STEP])
+        with pytest.raises(ValueError, match="not a truncated line"):
+            ledger.charge_truncated(truncated, ["train"], [STEP])
         debit(ledger, 5)
     assert [entry.type for entry in read_ledger(folder)] == ["header", *["debit"] * 3, "torn", "closed", "debit"]
 

@@ -10,13 +10,15 @@ import pytest
 from conftest import SMALL, dpcfl, write_config
 
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
-from dpcfl_net.core.types import BoundedRangeSelection, Policy, SampledGaussian
+from dpcfl_net.core.types import Policy
 from dpcfl_net.data import cache
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.accountant import epsilon
-from dpcfl_net.privacy.ledger.record_book import BOOK, Budget, Promise, RecordBook, repeated
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.ledger.record_book import BOOK, Budget, PrivacyBudgetClaim, RecordBook, repeated
 from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.runtime.worker_spec import Terms
 from dpcfl_net.transport.keys import make_keys
@@ -26,8 +28,10 @@ RECORDS = np.arange(100, dtype=np.uint64)
 DELTA = 1e-5
 
 
-def promise(job, events=(GAUSSIAN,), **changes):
-    return Promise(**{"job": job, "client": 0, "unit": "sample", "adjacency": "zero-out", "events": tuple(events), **changes})
+def claim(job, events=(GAUSSIAN,), **changes):
+    return PrivacyBudgetClaim(
+        **{"job": job, "client": 0, "unit": "sample", "adjacency": "zero-out", "events": tuple(events), **changes}
+    )
 
 
 def exactly(events, delta, adjacency):
@@ -35,7 +39,7 @@ def exactly(events, delta, adjacency):
 
 
 def enrol(book, job, records=RECORDS, budget=None, **changes):
-    book.enrol(promise(job, **changes), records, budget, exactly)
+    book.enrol(claim(job, **changes), records, budget, exactly)
 
 
 @pytest.fixture
@@ -68,7 +72,7 @@ def test_a_budget_is_a_pair(book):
     enrol(book, "a", events=[weak], budget=budget)
     assert code_of(lambda: enrol(book, "b", events=[weak], budget=budget)) == "budget"
     enrol(book, "b", events=[weak], budget=Budget(together, 0.4))
-    assert [p.job for p in book.promises()] == ["a", "b"]
+    assert [p.job for p in book.claims()] == ["a", "b"]
 
 
 def test_what_shares_one_record_is_composed_whatever_else_differs(book):
@@ -154,7 +158,7 @@ def test_an_edited_book_is_refused(book, change, code):
 
 
 def test_a_crash_at_any_write_leaves_a_book_that_goes_on(tmp_path, monkeypatch):
-    """Killed before the k-th change of a file: the promise is in the book or it is not, and is made once in the end."""
+    """Killed before the k-th change of a file: the claim is in the book or it is not, and is entered once in the end."""
     import os
 
     real, k = os.replace, 0
@@ -177,7 +181,7 @@ def test_a_crash_at_any_write_leaves_a_book_that_goes_on(tmp_path, monkeypatch):
             done = False
         monkeypatch.setattr(os, "replace", real)
         enrol(RecordBook(folder), "b", records=RECORDS[:40])
-        assert [p.job for p in RecordBook(folder).promises()] == ["a", "b"]
+        assert [p.job for p in RecordBook(folder).claims()] == ["a", "b"]
         if done:
             break
         k += 1
@@ -280,7 +284,7 @@ def test_a_worker_without_a_book_refuses_a_job_that_composes_runs(tmp_path):
     job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
     assert code_of(lambda: make_host(job, 0, tmp_path / "ledgers")) == "book"
     make_host(job, 0, tmp_path / "ledgers", terms=Terms(book=tmp_path / "book")).close()
-    (own,) = RecordBook(tmp_path / "book").promises()
+    (own,) = RecordBook(tmp_path / "book").claims()
     spent, runs = RecordBook(tmp_path / "book").spent(own.job, 0, 1e-4, composer(cache.folder() / "claims"))
     assert (runs, round(spent, 2)) == (1, 1.0)
     assert not math.isnan(spent)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from dpcfl_net.privacy.accounting.accountant import BoundedRangeSelection, epsilon
-from dpcfl_net.privacy.accounting.selection import _points, _profile
+from dpcfl_net.privacy.accounting.accountant import epsilon
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection, _points, _profile
 
 BORDERS = (1e-4, 4.0, 500.0)
 COUNTS = (1, 2, 16, 17, 64, 65, 128, 129, 256, 257, 1000)
@@ -120,7 +120,7 @@ def test_narrow_and_wide_ranges_are_charged_what_they_cost(extent, count, delta,
 
 def test_narrow_selections_cost_by_their_deviation_and_not_by_their_number():
     """A normal loss of deviation E sqrt(k) / 2 has the divergence of a Gaussian release of that mean, to first order."""
-    from dpcfl_net.privacy.accounting.gaussian import plain_epsilon
+    from dpcfl_net.privacy.events.gaussian import plain_epsilon
 
     for extent, count, delta in ((1e-5, 10_000, 1e-6), (1e-6, 10_000, 1e-7), (1e-8, 10**6, 1e-9)):
         assert spent(extent, count, delta) == pytest.approx(plain_epsilon(extent * math.sqrt(count) / 2, delta), rel=0.01)

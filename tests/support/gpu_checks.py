@@ -19,7 +19,7 @@ from test_dpsgd import (
 )
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.types import DPSGDSlot
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, models
 from dpcfl_net.training.devices import Device
 from dpcfl_net.training.dpsgd import Evaluator, Trainer

@@ -36,8 +36,9 @@ from dpcfl_net.federation.canary_client import taped
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import main
 from dpcfl_net.privacy import clipping
-from dpcfl_net.privacy.accounting.accountant import SampledGaussian, deltas, epsilon
+from dpcfl_net.privacy.accounting.accountant import deltas, epsilon
 from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.results import summary
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator

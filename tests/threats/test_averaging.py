@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.privacy.clipping import Rows
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 

@@ -18,11 +18,11 @@ from dpcfl_net.attacks.inversion import MATCHED, psnr, record_gradients
 from dpcfl_net.attacks.label_inference import LabelReader, last_layer
 from dpcfl_net.attacks.updates import Update, read_updates
 from dpcfl_net.core.errors import ConfigError, DataMissing
-from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.data.datasets import load
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.launch.cli import app
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.report.page import write_report
 from dpcfl_net.results.attack_results import AttackResult, read_result, results
 from dpcfl_net.results.summary import read_run_job

@@ -20,11 +20,12 @@ from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, STEPS, chosen, make, round_number, usual_step
 from dpcfl_net.core import signing
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.types import DPSGDSlot, Task
+from dpcfl_net.core.types import Task
 from dpcfl_net.experiment.job_files import Job, read_job, write_job
 from dpcfl_net.federation.client import Engine
 from dpcfl_net.privacy.ledger.ledger import read_ledger
 from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.results.split_models import given, other_than_charged, split_models
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.worker import make_host

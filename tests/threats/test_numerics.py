@@ -20,8 +20,8 @@ from dpcfl_net.attacks import nan_oracle
 from dpcfl_net.attacks.crafting import overflowing
 from dpcfl_net.attacks.nan_probe import train_by_opacus
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.privacy.mechanisms import GRID_BITS
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import dpsgd, models
 from dpcfl_net.training.dpsgd import Evaluator, Trainer, flatten
 from dpcfl_net.training.plain_path import fill

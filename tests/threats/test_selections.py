@@ -15,9 +15,9 @@ from conftest import dpcfl, only_run, write_config
 
 from dpcfl_net.attacks import selections
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.types import SelectionSlot
 from dpcfl_net.privacy.mechanisms import exponential_mechanism
 from dpcfl_net.privacy.randomness import stream
+from dpcfl_net.privacy.slots import SelectionSlot
 
 FALSE_ALARM = 1e-7
 

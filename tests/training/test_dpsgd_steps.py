@@ -16,7 +16,8 @@ from records import KEY, Images, small, start
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.types import DPSGDSlot, SampledGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import dpsgd, models
 from dpcfl_net.training.dpsgd import Evaluator, Trainer
 
@@ -210,7 +211,7 @@ sys.path.insert(0, sys.argv[1])
 from records import KEY, Images, start
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
-from dpcfl_net.core.types import DPSGDSlot
+from dpcfl_net.privacy.slots import DPSGDSlot
 
 trainer = Trainer(models.build("cnn", (1, 28, 28), 10), clip=1.0, learning_rate=0.1, batch_size=32)
 data, theta = Images(320, (1, 28, 28)), start("cnn", (1, 28, 28))

@@ -14,11 +14,11 @@ from scipy.stats import binom
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import CUT_SHARE
-from dpcfl_net.core.types import DPSGDSlot
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.privacy.accounting import accountant
+from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer, padded

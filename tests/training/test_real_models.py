@@ -17,7 +17,7 @@ from real_models import ATTACKS, CLASSES, REFUSED, TAKEN, Case, zeroed
 from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.privacy import made_up
+from dpcfl_net.privacy import synthetic
 from dpcfl_net.training import model_check, models
 from dpcfl_net.training.dpsgd import Evaluator, Trainer
 from dpcfl_net.training.opacus_path import OpacusPath
@@ -65,7 +65,7 @@ def alone(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, y: torch.Tens
 
 def largest_error(module: nn.Module, shape: tuple[int, ...]) -> float:
     """Of three records' gradients from `Trainer` one at a time, and of their sum from one batch: the largest, relative in L2."""
-    data = Given(made_up.records(module, shape, 3), torch.tensor([1, 0, CLASSES - 1]))
+    data = Given(synthetic.records(module, shape, 3), torch.tensor([1, 0, CLASSES - 1]))
     theta = moved(module)
     trainer = Trainer(module, clip=1e9, learning_rate=1.0, batch_size=2, input_shape=shape)
     true = [alone(module, theta, x, y) for x, y in zip(data.x, data.y, strict=True)]
@@ -190,7 +190,7 @@ def test_models_by_name_pass_the_check(name: str) -> None:
 @pytest.mark.parametrize("name", ["MLP on a sequence (rank 3)", "MLP on images (rank 4)"])
 def test_a_linear_layer_on_rows_is_evaluated_and_trained_plainly_as_torch_does(name: str) -> None:
     module, shape = built(TAKEN[name]), TAKEN[name].shape
-    data = Given(made_up.records(module, shape, 20), torch.arange(20) % CLASSES)
+    data = Given(synthetic.records(module, shape, 20), torch.arange(20) % CLASSES)
     theta = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
     with torch.no_grad():
         expected = F.cross_entropy(module(data.x), data.y, reduction="none").numpy()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcfl_net.core.types import Event
 from dpcfl_net.privacy.accounting.accountant import deltas
+from dpcfl_net.privacy.events.base import Event
 
 SHARES = (0.01, 0.02, 0.04, 0.10, 0.20)  # shares of the canaries that `by_guesses` guesses
 TAIL = 1e-6  # probability that the total of an empty slot exceeds the threshold of `Tail`

@@ -14,15 +14,16 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
-from dpcfl_net.core.types import DPSGDSlot, Event, Slot
 from dpcfl_net.experiment.job_files import Audit, Job, read_job
 from dpcfl_net.federation.canary_client import taped
 from dpcfl_net.federation.client import slot_key
 from dpcfl_net.federation.gate import seeded_key
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.ledger import read_ledger
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import stream
+from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 from dpcfl_net.results.summary import ledger_folder
 from dpcfl_net.transport import transcript
 

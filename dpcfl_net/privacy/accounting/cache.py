@@ -1,11 +1,10 @@
-"""Answers of the accountant, kept in files: the processes of a host ask the same few questions, which take seconds each."""
+"""Accountant cache: answers in files, since every process of a host asks the same few questions, which take seconds each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,31 +15,31 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_text
 from dpcfl_net.core.locks import locked
-from dpcfl_net.core.types import Adjacency, Event
+from dpcfl_net.core.types import Adjacency
+from dpcfl_net.privacy.events.base import Event
 
-# Part of the name of an answer, so that a corrected accountant does not use the answers of an earlier one.
+# Files that an answer depends on, so that a corrected accountant does not find the answers of a faulty one.
 SOURCES = (
-    "accountant.py",
-    "composition.py",
-    "event_counts.py",
-    "fixed_size.py",
-    "gaussian.py",
-    "pld.py",
-    "rdp.py",
-    "selection.py",
-    "../../core/types.py",
+    "accounting/accountant.py",
+    "accounting/composition.py",
+    "accounting/document.py",
+    "accounting/event_counts.py",
+    "accounting/pld.py",
+    "accounting/rdp.py",
+    "../core/types.py",
 )
+EVENTS = "events/*.py"
 
 
 def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
-    """Return a kept answer, or compute and keep it.
+    """Look up an answer in the accountant cache, or compute and store it.
 
-    One process computes; others with the same question wait for it. An exception is passed on and not kept.
+    One process computes, others with the same question wait for it. An exception is passed on and not stored.
 
     Args:
-        folder: Folder of the kept answers, created with mode 0700.
-        question: JSON data that determines the answer, apart from the accountant's version.
-        answer: Computes the answer, JSON data.
+        folder: Folder of the cache, created if missing.
+        question: JSON value that the answer depends on, with the accountant's files.
+        answer: Computes the answer, a JSON value.
 
     Returns:
         The answer.
@@ -57,7 +56,7 @@ def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) ->
 
 
 def _kept(stored: Path) -> str | None:
-    """Text of a kept answer; None if there is none or the file is damaged."""
+    """Text of a stored answer; None if there is none or the file is damaged, as after a crash."""
     try:
         text = read_text(stored)
         found = json.loads(text)
@@ -67,15 +66,38 @@ def _kept(stored: Path) -> str | None:
 
 
 def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
-    """Return the epsilon of some events as a question, in the form that `accountant.py` reads from standard input."""
-    listed = [{"type": type(event).__name__, **asdict(event)} for event in events]
-    return {"events": listed, "delta": delta, "adjacency": adjacency, "accountant": accountant}
+    """Build the question for epsilon of events, a document of `privacy.accounting.document`.
+
+    Args:
+        events: Events in any order.
+        delta: Target delta, in (0, 1).
+        adjacency: "zero-out" or "replace-one".
+        accountant: "pld" or "rdp".
+
+    Returns:
+        A JSON object.
+    """
+    return {"events": [event.as_json() for event in events], "delta": delta, "adjacency": adjacency, "accountant": accountant}
+
+
+def sources() -> list[Path]:
+    """List the files of the accountant: what an answer depends on besides the question.
+
+    Returns:
+        `SOURCES` and every file of events, in a fixed order.
+    """
+    folder = Path(__file__).resolve().parents[1]
+    return [*((folder / source).resolve() for source in SOURCES), *sorted(folder.glob(EVENTS))]
 
 
 @cache
 def accountant() -> str:
-    """Identify the accountant: version of dp-accounting and hash of its source files."""
+    """Identify the accountant that answers.
+
+    Returns:
+        The library's version and a digest of the content of `sources`.
+    """
     own = hashlib.sha256()
-    for source in SOURCES:
-        own.update((Path(__file__).parent / source).read_bytes())
+    for source in sources():
+        own.update(source.read_bytes())
     return f"dp-accounting {version('dp-accounting')} {own.hexdigest()}"

@@ -1,4 +1,4 @@
-"""Privacy loss distributions on a grid of losses: built from divergences, composed by one Fourier transform, read at a delta."""
+"""Privacy loss distributions on a grid: built from divergences, composed by one Fourier transform, converted to epsilon."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from functools import cached_property
 
 import numpy as np
 
-# Fourier coefficients of a composition below e^-80 count as zero: all of them together are below every digit that is used.
+# Fourier coefficients of a composition below e^-80 count as zero: their sum is below the precision of the result.
 _NEGLIGIBLE = 80.0
-# Chernoff's bound is sought so many octaves around the exponent that is best for a normal distribution.
+# Octaves around the best exponent for a normal distribution in which Chernoff's bound is searched.
 _OCTAVES = 8
-# What of a tilted composition may lie on either side of the window: it reappears at the other end, and only adds.
+# Mass of a tilted composition that may lie on either side of the window: it reappears at the other end, and only adds.
 _BEYOND = 1e-9
 # Bisections of the distance between two grid points.
 _HALVINGS = 48
-# What one release adds to the rounding of the Fourier transforms and of the powers of their coefficients.
+# Contribution of one release to the rounding of the Fourier transforms and of the powers of their coefficients.
 _ROUNDING = 1e-15
 
 
@@ -31,7 +31,7 @@ class Losses:
         probabilities: Masses of the grid points, (n,) float64, none negative.
         infinite: Mass of infinite loss.
         tilt: Exponent of a tilted composition.
-        log_rounding: Logarithm of what rounding may take from the divergence at 0; elsewhere e^(-tilt * epsilon) of that.
+        log_rounding: Logarithm of the rounding error of the divergence at 0; at epsilon it is e^(-tilt * epsilon) times that.
     """
 
     interval: float
@@ -56,17 +56,17 @@ class Losses:
         return float(np.sum(self.probabilities * (losses - mean) ** 2))
 
     def rounding(self, epsilon: float) -> float:
-        """What rounding may have taken from the divergence at `epsilon`."""
+        """Bound the rounding error of the divergence at `epsilon`."""
         return math.exp(min(self.log_rounding - self.tilt * epsilon, 0.0))
 
     def delta(self, epsilon: float) -> float:
-        """Hockey-stick divergence at `epsilon`, which may be negative; never too small."""
+        """Compute the hockey-stick divergence at `epsilon`, which may be negative; never too small."""
         first = max(math.floor(epsilon / self.interval) + 1 - self.lowest, 0)
         gaps = np.maximum(self._losses()[first:] - epsilon, 0.0)
         return self.infinite + self.rounding(epsilon) + float(np.sum(self.probabilities[first:] * -np.expm1(-gaps)))
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon >= 0 whose divergence is at most `delta`, never too small; inf if there is none."""
+        """Compute the smallest epsilon >= 0 whose divergence is at most `delta`, never too small; inf if there is none."""
         low, high = max(self.lowest - 1, 0), max(self.highest, 0)
         shares = -np.expm1(-self.interval * np.arange(1, high - low + 1))
 
@@ -84,7 +84,7 @@ class Losses:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-        # Between two grid points the divergence is a - b e^epsilon, but for what rounding costs.
+        # Between two grid points the divergence is a - b e^epsilon, plus the bound on rounding.
         tail = self.probabilities[low + 1 - self.lowest :]
         slope, here = float(np.sum(tail * (1 - shares[: len(tail)]))), finite(low) + self.infinite - delta
         near, far = 0.0, self.interval
@@ -95,7 +95,7 @@ class Losses:
         return self.interval * low + far
 
     def log_moment(self, exponent: float) -> float:
-        """Logarithm of the mean of e^(exponent * loss) over the finite losses; kept, since compositions ask again."""
+        """Compute the logarithm of the mean of e^(exponent * loss) over the finite losses; cached for later compositions."""
         if exponent not in self._moments:
             with np.errstate(divide="ignore"):
                 terms = np.log(self.probabilities) + exponent * self._losses()
@@ -104,7 +104,15 @@ class Losses:
         return self._moments[exponent]
 
     def spectrum(self, size: int, tilt: float) -> np.ndarray:
-        """Fourier coefficients (size // 2 + 1,) of mass * e^(tilt * loss), scaled to sum to 1 and folded to `size` points."""
+        """Compute the Fourier coefficients of the tilted distribution.
+
+        Args:
+            size: Number of points of the transform, to which the distribution is folded.
+            tilt: Exponent.
+
+        Returns:
+            Coefficients of mass * e^(tilt * loss), scaled to sum to 1, (size // 2 + 1,) complex128.
+        """
         from scipy import fft
 
         found = self._spectra.get((size, tilt))
@@ -122,16 +130,19 @@ class Losses:
 
 
 def two_sided(profile: np.ndarray, opposite: np.ndarray, interval: float) -> Losses:
-    """Distribution whose divergence is the chords, in e^epsilon, between given points of a divergence.
+    """Build the distribution whose divergence is the chords, in e^epsilon, between given points of a divergence.
 
     Divergences are convex in e^epsilon and chords lie above them: the distribution is never better than the mechanism.
 
     Args:
         profile: Divergence of the two inputs, or an upper bound on it, at the losses 0, interval, 2 * interval, ..., (n,).
         opposite: The same for the inputs exchanged, (m,). With it the divergence below zero is F(-y) = 1 - e^-y + e^-y G(y);
-            what is left of it when 1 - e^-y is taken out is as precise as G, and the masses below zero are e^-y times those
-            of the exchanged inputs at y.
+            without the term 1 - e^-y it is as precise as G, and the masses below zero are e^-y times those of the exchanged
+            inputs at y.
         interval: Distance between the losses.
+
+    Returns:
+        The distribution.
 
     Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, "Connect the dots", Algorithm 1.
     """
@@ -146,7 +157,7 @@ def two_sided(profile: np.ndarray, opposite: np.ndarray, interval: float) -> Los
 
 
 def _falling(profile: np.ndarray) -> np.ndarray:
-    """A divergence in [0, 1] that never rises: where rounding makes it rise, what is left of the rise is raised."""
+    """Make a divergence in [0, 1] non-increasing by raising the values before a rise, which only rounding causes."""
     return np.maximum.accumulate(np.clip(profile, 0.0, 1.0)[::-1])[::-1]
 
 
@@ -158,15 +169,15 @@ def _masses(profile: np.ndarray, interval: float) -> np.ndarray:
 
 
 def symmetric(profile: np.ndarray, interval: float) -> Losses:
-    """`two_sided` for a mechanism whose two inputs may be exchanged."""
+    """Build the distribution of a mechanism whose two inputs may be exchanged; arguments as in `two_sided`."""
     return two_sided(profile, profile, interval)
 
 
 def compose(parts: Sequence[tuple[Losses, int]], cut: float, tilt: float = 0.0) -> Losses:
-    """Composition of independent losses on one grid, by one Fourier transform that is as long as its window.
+    """Compose independent losses on one grid, by one Fourier transform of the length of the result's window.
 
-    The window's upper end leaves out at most `cut`, by Chernoff's bound; that counts as infinite loss, and the transform
-    puts it back inside, where it only adds. Masses are multiplied by e^(tilt * loss) before the transform and divided by it
+    The window's upper end excludes at most `cut`, by Chernoff's bound; that counts as infinite loss, and the transform wraps it
+    into the window, where it only adds. Masses are multiplied by e^(tilt * loss) before the transform and divided by it
     afterwards, so that rounding is small beside the masses around which the tilted composition lies, and not beside 1.
 
     With K the logarithm of the mean of e^(tilt * loss), rounding of the coefficients by a share r moves the divergence at
@@ -190,7 +201,7 @@ def compose(parts: Sequence[tuple[Losses, int]], cut: float, tilt: float = 0.0) 
     size = fft.next_fast_len(high - low + 1, real=True)
     masses = np.roll(fft.irfft(_product(parts, size, tilt), size), _start(parts, low) % size)[: high - low + 1]
     moment = _log_moment(parts, tilt) if tilt else 0.0
-    # Far below the middle this is rounding times a huge number, and of a mass only that it is no more than 1 is known.
+    # Far below the middle this is rounding times a huge number; the only known bound on a mass there is 1.
     masses *= np.exp(np.minimum(moment - tilt * first.interval * np.arange(low, high + 1), 700.0))
     infinite = cut - math.expm1(sum(count * math.log1p(-losses.infinite) for losses, count in parts))
     releases = sum(count for _, count in parts)
@@ -199,7 +210,17 @@ def compose(parts: Sequence[tuple[Losses, int]], cut: float, tilt: float = 0.0) 
 
 
 def best_tilt(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
-    """The exponent whose moment bounds epsilon at `delta` best (Canonne, Kamath, Steinke 2020, Proposition 12)."""
+    """Find the exponent whose moment gives the least bound on epsilon.
+
+    Args:
+        parts: Each distribution with how often it is composed.
+        delta: Target delta, in (0, 1).
+
+    Returns:
+        The exponent.
+
+    Source: Canonne, Kamath, Steinke 2020, Proposition 12.
+    """
     return _least(parts, delta, lambda t: (_log_moment(parts, t) - math.log(delta) + _conversion(t)) / t)[1]
 
 

@@ -1,80 +1,59 @@
-"""How often each mechanism runs: the input of every accountant."""
+"""Number of runs of each mechanism: the input of every accountant."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Unprotected
-
-# Less noise protects nothing. More noise, and rates and ranges above 0 but below the last two, are counted as these: on the
-# safe side.
-LEAST_NOISE, MOST_NOISE, LEAST_RATE, LEAST_RANGE = 1e-3, 1e9, 1e-100, 1e-100
+from dpcfl_net.privacy.events.base import Composable, Event, event_types
 
 
 @dataclass(frozen=True)
-class Charges:
-    """All that an accountant's answer may depend on: equal for equal mechanisms in any order and grouping.
+class MergedEvents:
+    """All that an accountant's answer depends on: equal for equal mechanisms in any order and grouping.
 
     Attributes:
-        precision: Sum of 1 / z^2 over all full-batch Gaussian releases: together they are one release of this precision.
-        poisson: (noise multiplier, sampling rate, steps) of the other Poisson-sampled Gaussians, sorted.
-        fixed: (noise multiplier, sample size, population, steps) of those over samples of fixed size, sorted.
-        selections: (range, count) of the selections, sorted.
+        mechanisms: What is composed, each mechanism once, in a fixed order.
         unprotected: True if an event has no guarantee.
     """
 
-    precision: float
-    poisson: tuple[tuple[float, float, int], ...]
-    fixed: tuple[tuple[float, int, int, int], ...]
-    selections: tuple[tuple[float, int], ...]
+    mechanisms: tuple[Composable, ...]
     unprotected: bool
-
-    @property
-    def gaussians(self) -> bool:
-        """True if a SampledGaussian was charged."""
-        return bool(self.precision or self.poisson)
 
 
 @dataclass
 class EventCounts:
-    """Events of one kind and one parameter are one entry; what releases nothing has none."""
+    """Counts the runs of each mechanism; events that release nothing are left out."""
 
-    _gaussians: Counter[tuple[float, float]] = field(default_factory=Counter)  # Steps by (noise multiplier, rate)
-    _fixed: Counter[tuple[float, int, int]] = field(default_factory=Counter)  # By (noise multiplier, sample size, population)
-    _selections: Counter[float] = field(default_factory=Counter)
-    _unprotected: bool = False
+    _runs: Counter[Event] = field(default_factory=Counter)
 
     def add(self, events: Iterable[Event]) -> EventCounts:
-        """Count the events in, and return the tally itself."""
+        """Count events.
+
+        Args:
+            events: Events in any order.
+
+        Returns:
+            This object.
+
+        Raises:
+            ValueError: If one of them is not an event.
+        """
         for event in events:
-            if isinstance(event, SampledGaussian):
-                if event.steps and event.sampling_rate:
-                    self._unprotected |= event.noise_multiplier < LEAST_NOISE
-                    key = min(event.noise_multiplier, MOST_NOISE), max(event.sampling_rate, LEAST_RATE)
-                    self._gaussians[key] += event.steps
-            elif isinstance(event, FixedSizeGaussian):
-                if event.steps:
-                    self._unprotected |= event.noise_multiplier < LEAST_NOISE
-                    self._fixed[min(event.noise_multiplier, MOST_NOISE), event.sample_size, event.population] += event.steps
-            elif isinstance(event, BoundedRangeSelection):
-                if event.count and event.epsilon:
-                    self._selections[max(event.epsilon, LEAST_RANGE)] += event.count
-            elif isinstance(event, Unprotected):
-                self._unprotected = True
-            else:
-                allowed = "SampledGaussian, FixedSizeGaussian, BoundedRangeSelection or Unprotected"
-                raise ValueError(f"events must be {allowed}, got {event!r}")
+            if not isinstance(event, Event):
+                *others, last = event_types()
+                raise ValueError(f"events must be {', '.join(others)} or {last}, got {event!r}")
+            counted = event.counted()
+            if counted is not None:
+                self._runs[counted.with_runs(1)] += counted.runs
         return self
 
-    def charges(self) -> Charges:
-        """Everything counted so far, in one order."""
-        return Charges(
-            precision=math.fsum(steps / noise**2 for (noise, rate), steps in self._gaussians.items() if rate == 1),
-            poisson=tuple(sorted((*key, steps) for key, steps in self._gaussians.items() if key[1] < 1)),
-            fixed=tuple(sorted((*key, steps) for key, steps in self._fixed.items())),
-            selections=tuple(sorted(self._selections.items())),
-            unprotected=self._unprotected,
-        )
+    def merged(self) -> MergedEvents:
+        """Everything counted so far."""
+        groups: dict[type[Event], list[Event]] = {}
+        for event, runs in self._runs.items():
+            groups.setdefault(type(event), []).append(event.with_runs(runs))
+        ordered = sorted(groups, key=lambda kind: (kind.rank, kind.__name__))
+        mechanisms = tuple(mechanism for kind in ordered for mechanism in kind.composed(groups[kind]))
+        return MergedEvents(mechanisms, any(event.unprotected for event in self._runs))

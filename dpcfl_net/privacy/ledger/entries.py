@@ -1,4 +1,4 @@
-"""The lines of a privacy ledger: their fields, their canonical form, and the check of the whole chain."""
+"""Lines of a privacy ledger: fields, canonical form, and verification of the hash chain."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.types import BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian, Unprotected
+from dpcfl_net.privacy.events.base import Event, read_event
 
 EntryType = Literal["header", "debit", "torn", "closed"]
 FIRST_PREV = "0" * 64
@@ -22,15 +22,27 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "torn": ("job", "round", "kind", "id"),
     "closed": ("job", "round", "torn", "slots", "events", "spent"),
 }
-_EVENTS: dict[str, type] = {
-    cls.__name__: cls for cls in (SampledGaussian, FixedSizeGaussian, BoundedRangeSelection, Unprotected)
-}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line. Types: header (owner), debit (one request's slots), torn (a line that a crash cut),
-    closed (the charge for a torn line; its round takes no more requests). `spent`: slots of `job` so far, by name."""
+    """One line of a ledger. The names of its fields and types are the recorded format.
+
+    Attributes:
+        sequence: Number of the line, from 0.
+        type: "header", the owner; "debit", the charges of one request; "torn", a line that a crash truncated; "closed", the
+            charge for a truncated line, whose round accepts no more requests.
+        job: Hash of the signed protocol.
+        round: Round of the request.
+        kind: Client step of the request.
+        id: Request id.
+        slots: Names of the charged slots.
+        events: Event of each charged slot.
+        spent: Number of charged slots of `job` up to this line, by name.
+        torn: Of a "closed" line, the number of the truncated line.
+        owner: Of a header, the run, job and client.
+        format: Version of the format.
+    """
 
     sequence: int
     type: EntryType
@@ -46,26 +58,43 @@ class Entry:
     format: int = FORMAT
 
     def line(self, prev: str) -> bytes:
-        """The canonical line, with its newline, that follows a line whose sha256 is `prev`."""
+        """Encode the entry.
+
+        Args:
+            prev: sha256 of the line before, in hex.
+
+        Returns:
+            The canonical line, with its newline.
+        """
         fields = {name: _plain(getattr(self, name)) for name in FIELDS[self.type]}
         return canonical_json({"sequence": self.sequence, "type": self.type, "prev": prev, **fields}) + b"\n"
 
 
 def digest(line: bytes) -> str:
-    """sha256 of a line with its newline, in hex."""
+    """Compute the sha256 of a line with its newline, in hex."""
     return hashlib.sha256(line).hexdigest()
 
 
 def broken(where: str) -> LedgerError:
-    """The error of a ledger whose content is not what was written."""
+    """Error "ledger-broken" for a ledger whose content is not what was written."""
     return LedgerError("ledger-broken", f"{where}; the privacy ledger was edited or damaged, and no run may go on from it")
 
 
 def verify_lines(lines: Sequence[bytes], where: str) -> list[Entry]:
-    """Entries of complete lines (each with its newline); LedgerError "ledger-broken" names the first wrong line.
+    """Decode and verify the lines of a ledger.
 
-    Checked: canonical form, numbers from 0, the hash chain, one header, that no request id and no (job, round, kind) is
-    charged twice, that `spent` adds up, and that a torn line is closed at most once.
+    Checks canonical form, numbers from 0, the hash chain, one header, that no request id and no (job, round, kind) is charged
+    twice, that `spent` adds up, and that a truncated line is closed at most once.
+
+    Args:
+        lines: Complete lines, each with its newline.
+        where: Name of the file, for the error.
+
+    Returns:
+        One entry per line.
+
+    Raises:
+        LedgerError: "ledger-broken", naming the first wrong line.
     """
     entries: list[Entry] = []
     prev = FIRST_PREV
@@ -84,21 +113,35 @@ def verify_lines(lines: Sequence[bytes], where: str) -> list[Entry]:
 
 
 class History:
-    """What the entries so far allow next; `add` raises ValueError for an entry that cannot follow them."""
+    """State of a ledger after its entries so far; decides which entry may follow.
+
+    Attributes:
+        spent: Charged slots of each job, by name.
+        debits: Debits by request id.
+        truncated: Truncated lines without a charge, by number.
+        closed: Charges for truncated lines.
+    """
 
     def __init__(self) -> None:
         self.spent: dict[str, Counter[str]] = {}
         self.debits: dict[str, Entry] = {}
-        self.torn: dict[int, Entry] = {}
+        self.truncated: dict[int, Entry] = {}
         self.closed: list[Entry] = []
         self._requests: set[tuple[str, int, str]] = set()
 
     def after(self, job: str, slots: Iterable[str]) -> Counter[str]:
-        """Slots of `job` spent once `slots` are charged too."""
+        """Count the slots of `job` that are spent after `slots` are charged too."""
         return self.spent.get(job, Counter()) + Counter(slots)
 
     def add(self, entry: Entry) -> None:
-        """Take in the next entry."""
+        """Add the next entry.
+
+        Args:
+            entry: The entry.
+
+        Raises:
+            ValueError: If it cannot follow the entries so far.
+        """
         if entry.type == "debit":
             request = (entry.job, entry.round, entry.kind)
             if entry.id in self.debits or request in self._requests:
@@ -107,14 +150,14 @@ class History:
             self.debits[entry.id] = entry
             self._requests.add(request)
         elif entry.type == "closed":
-            torn = self.torn.get(entry.torn)
-            if torn is None or (torn.job, torn.round) != (entry.job, entry.round):
-                raise ValueError(f"line {entry.torn} is no torn line to close")
+            truncated = self.truncated.get(entry.torn)
+            if truncated is None or (truncated.job, truncated.round) != (entry.job, entry.round):
+                raise ValueError(f"line {entry.torn} is not a truncated line without a charge")
             self._charge(entry)
-            del self.torn[entry.torn]
+            del self.truncated[entry.torn]
             self.closed.append(entry)
         elif entry.type == "torn":
-            self.torn[entry.sequence] = entry
+            self.truncated[entry.sequence] = entry
 
     def _charge(self, entry: Entry) -> None:
         total = self.after(entry.job, entry.slots)
@@ -123,7 +166,7 @@ class History:
         self.spent[entry.job] = total
 
     def charges(self, job: str) -> list[Entry]:
-        """Debits of `job` and charges for its torn lines, in order."""
+        """List the debits of `job` and the charges for its truncated lines, in order."""
         found = [e for e in (*self.debits.values(), *self.closed) if e.job == job]
         return sorted(found, key=lambda e: e.sequence)
 
@@ -144,7 +187,7 @@ def _parse(line: bytes, prev: str) -> Entry:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Event):
-        return plain_event(value)
+        return value.as_json()
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -154,19 +197,7 @@ def _plain(value: Any) -> Any:
 
 def _rich(name: str, value: Any) -> Any:
     if name == "events":
-        return tuple(rich_event(item) for item in value)
+        return tuple(read_event(item) for item in value)
     if name == "slots":
         return tuple(value)
     return value
-
-
-def plain_event(event: Event) -> dict[str, Any]:
-    """An event as JSON has it."""
-    return {"type": type(event).__name__, **asdict(event)}
-
-
-def rich_event(value: Mapping[str, Any]) -> Event:
-    """Inverse of `plain_event`; KeyError, TypeError or ValueError for what is none."""
-    fields = dict(value)
-    event: Event = _EVENTS[fields.pop("type")](**fields)
-    return event

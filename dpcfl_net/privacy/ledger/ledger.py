@@ -1,4 +1,4 @@
-"""The privacy ledger of one client: debits before data is touched, one draw for one charge, across crashes."""
+"""Privacy ledger of one client: durable debits before data is touched, one random draw per charge, across crashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.locks import try_lock
-from dpcfl_net.core.types import Event
+from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest, verify_lines
 from dpcfl_net.privacy.ledger.release_store import Keys, ReleaseStore, Stored
@@ -28,7 +28,12 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Charged:
-    """A request that was debited and has no answer yet; `key` is the one source of its randomness."""
+    """A request that was debited and has no answer yet.
+
+    Attributes:
+        sequence: Number of the debit's line.
+        key: Secret of 32 bytes, from which all randomness of the request is derived.
+    """
 
     sequence: int
     key: bytes = field(repr=False)
@@ -36,18 +41,22 @@ class Charged:
 
 @dataclass(frozen=True)
 class Expired:
-    """A request that was answered so long ago that its bytes are gone."""
+    """A request whose answer is no longer stored."""
 
 
 class Ledger:
-    """The ledger in `folder`, locked for this process until `close`.
+    """The ledger in a folder, locked for this process until `close`.
 
     Files: ledger.jsonl (a hash chain of `Entry` lines), counter (the last number and its line's hash), keys/ (one private
     key for each unanswered debit), releases/ (answers of the last two rounds, each with the client state that it left).
-    `owner` is written in the first line and must be the same at each opening: run, job and client. `durable=False` skips
-    fsync only.
 
-    Raises LedgerError with code ledger-locked, ledger-rolled-back, ledger-broken or ledger-foreign.
+    Args:
+        folder: Folder of the ledger, created if missing.
+        owner: Run, job and client; written in the first line and required to be equal at each opening.
+        durable: False skips fsync and nothing else.
+
+    Raises:
+        LedgerError: "ledger-locked", "ledger-rolled-back", "ledger-broken" or "ledger-foreign".
     """
 
     def __init__(self, folder: Path, *, owner: Mapping[str, Any], durable: bool = True) -> None:
@@ -65,7 +74,7 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Let go of the lock; the ledger takes no further call."""
+        """Release the lock; no other method may be called afterwards."""
         for fd in (self._append_fd, self._lock):
             if fd >= 0:
                 os.close(fd)
@@ -79,19 +88,30 @@ class Ledger:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Every entry, the header first."""
+        """All entries, the header first."""
         return tuple(self._entries)
 
     def charges(self, job: str) -> list[Entry]:
-        """What `job` was charged, in order: debits, and the charges for lines that a crash cut."""
+        """List the charges of `job`, in order: debits, and charges for truncated lines."""
         return self._history.charges(job)
 
     def spent(self, job: str) -> Counter[str]:
-        """Slots of `job` that are spent, by name."""
+        """Count the spent slots of `job`, by name."""
         return self._history.after(job, ())
 
     def lookup(self, request: str) -> Stored | Charged | Expired | None:
-        """What became of a request id; None if it was never debited."""
+        """Look up a request.
+
+        Args:
+            request: Request id.
+
+        Returns:
+            Its stored answer; `Charged` if it was debited and has no answer; `Expired` if its answer is no longer stored; None
+            if it was never debited.
+
+        Raises:
+            LedgerError: "ledger-broken" if its key or answer was changed.
+        """
         entry = self._history.debits.get(request)
         if entry is None:
             return None
@@ -116,9 +136,25 @@ class Ledger:
         events: Sequence[Event],
         key: bytes | None = None,
     ) -> Charged:
-        """Charge all slots of a request, durably; `key` (32 bytes) only for seeded runs, else from the operating system.
+        """Charge all slots of a request, durably. Data may be touched once this returns.
 
-        The key is on disk before the line, the line before the counter: when this returns, data may be touched.
+        The key is on disk before the line, and the line before the counter.
+
+        Args:
+            job: Hash of the signed protocol.
+            request: Request id.
+            round: Round of the request.
+            kind: Client step.
+            slots: Names of the slots.
+            events: Event of each slot.
+            key: Secret of 32 bytes, only for seeded runs; None draws it from the operating system.
+
+        Returns:
+            The charge, with its key.
+
+        Raises:
+            LedgerError: "ledger-closed" after `close` or a failed write.
+            ValueError: If the request was charged before, or the key does not have 32 bytes.
         """
         self._check_usable()
         secret = os.urandom(KEY_BYTES) if key is None else key
@@ -146,7 +182,20 @@ class Ledger:
         return Charged(entry.sequence, secret)
 
     def store(self, sequence: int, answer: Stored, state: bytes | None = None) -> Stored:
-        """Keep the answer to debit `sequence` and the client state it left (None: unchanged), atomically; erase its key."""
+        """Store the answer to a debit, atomically, and erase its key.
+
+        Args:
+            sequence: Number of the debit's line.
+            answer: The answer.
+            state: Client state after the request; None if it is unchanged.
+
+        Returns:
+            The answer.
+
+        Raises:
+            LedgerError: "ledger-closed" after `close` or a failed write.
+            ValueError: If the line is not a debit, or has an answer.
+        """
         entry = self._entries[sequence]
         if entry.type != "debit" or sequence in self._releases:
             raise ValueError(f"entry {sequence} is no debit without an answer")
@@ -157,23 +206,33 @@ class Ledger:
         return answer
 
     def state(self, job: str) -> bytes | None:
-        """The newest client state of `job`; None before the first."""
+        """Read the newest client state of `job`; None before the first."""
         return self._releases.state(job)
 
-    def torn(self, job: str) -> list[Entry]:
-        """Cut lines of `job` that are not charged yet."""
-        return [entry for entry in self._history.torn.values() if entry.job == job]
+    def truncated(self, job: str) -> list[Entry]:
+        """List the truncated lines of `job` that have no charge yet."""
+        return [entry for entry in self._history.truncated.values() if entry.job == job]
 
-    def close_torn(self, torn: Entry, slots: Sequence[str], events: Sequence[Event]) -> None:
-        """Charge `slots` for a cut line and close its round."""
-        spent = dict(self._history.after(torn.job, slots))
+    def charge_truncated(self, truncated: Entry, slots: Sequence[str], events: Sequence[Event]) -> None:
+        """Charge a truncated line and close its round.
+
+        Args:
+            truncated: An entry of `truncated`.
+            slots: Names of the slots to charge.
+            events: Event of each slot.
+
+        Raises:
+            LedgerError: "ledger-closed" after `close` or a failed write.
+            ValueError: If the line is not truncated, or was charged before.
+        """
+        spent = dict(self._history.after(truncated.job, slots))
         self._rewrite(
             Entry(
                 self._next,
                 "closed",
-                job=torn.job,
-                round=torn.round,
-                torn=torn.sequence,
+                job=truncated.job,
+                round=truncated.round,
+                torn=truncated.sequence,
                 slots=tuple(slots),
                 events=tuple(events),
                 spent=spent,
@@ -209,19 +268,19 @@ class Ledger:
         self._write_counter()
         self._open_for_append()
         if tail:
-            self._mark_torn()
+            self._mark_truncated()
         self._releases = ReleaseStore(self.folder / "releases", self._disk, self._entries)
         self._keys.erase_all_but([e.sequence for e in self._history.debits.values() if e.sequence not in self._releases])
 
-    def _mark_torn(self) -> None:
-        """Put a "torn" entry in place of an unterminated last line; only a debit is ever appended, and its key came first."""
+    def _mark_truncated(self) -> None:
+        """Replace an unterminated last line by a "torn" entry; only debits are appended, and their keys are written first."""
         note = self._keys.get(self._next)
         if note is None:
-            raise broken(f"{self.folder / LINES}: the last line is cut, and no debit was under way")
+            raise broken(f"{self.folder / LINES}: the last line is truncated, and no debit was in progress")
         self._rewrite(Entry(self._next, "torn", job=note["job"], round=note["round"], kind=note["kind"], id=note["id"]))
 
     def _rewrite(self, entry: Entry) -> None:
-        """Add an entry that is no debit by replacing the whole file, so that it is never cut."""
+        """Add an entry other than a debit by replacing the whole file, so that it is never truncated."""
         self._check_usable()
         self._history.add(entry)
         path = self.folder / LINES
@@ -239,7 +298,7 @@ class Ledger:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """An error inside leaves the files ahead of this object: only opening the ledger again may go on."""
+        """After an error inside, the files are ahead of this object: the ledger must be opened again."""
         self._check_usable()
         self._usable = False
         yield
@@ -255,9 +314,16 @@ class Ledger:
 
 
 def read_ledger(folder: Path) -> list[Entry]:
-    """The entries of a ledger, read without its lock and without changing a byte; chain and counter are verified.
+    """Read and verify a ledger without its lock and without changing it.
 
-    An unterminated last line (a debit being written, or cut by a crash) is no entry yet. Raises LedgerError as `Ledger` does.
+    Args:
+        folder: Folder of the ledger.
+
+    Returns:
+        Its entries. An unterminated last line (a debit being written, or truncated by a crash) is left out.
+
+    Raises:
+        LedgerError: "ledger-rolled-back" or "ledger-broken".
     """
     _, entries, _ = _read(Path(folder))
     return entries

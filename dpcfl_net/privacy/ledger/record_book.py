@@ -1,9 +1,9 @@
-"""What each record was promised over all runs: one book for every client and run that share a folder.
+"""Record book: the privacy budget claims on each record over all runs, for every client and run that share a folder.
 
-A guarantee is about a record, so that is what is counted: which jobs a record took part in, whatever slice, order or look it
-had there. A record's jobs are composed jointly, event by event, and converted to epsilon once: n equal runs cost about
-sqrt(n) times one, and no change of a slice starts from nothing while it shares a record. What one job promises is that of a
-single client's slice; a record that several clients of one job hold counts once in it.
+A guarantee is about a record, so the book holds the jobs in which a record took part, in any slice, order or form. The jobs of a
+record are composed jointly, event by event, and converted to epsilon once: n equal runs cost about sqrt(n) times one, and a
+changed slice that shares a record with an earlier one still pays for it. One job's claim covers the slice of a single client; a
+record that several clients of one job hold counts once in that job.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from dpcfl_net.core.atomic import remove_drafts
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.core.locks import locked
-from dpcfl_net.core.types import Adjacency, BoundedRangeSelection, Event, FixedSizeGaussian, SampledGaussian
+from dpcfl_net.core.types import Adjacency
+from dpcfl_net.privacy.events.base import Event, merge, read_event
 from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.entries import FIRST_PREV, digest, plain_event, rich_event
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, digest
 
 BOOK, COUNTER, RECORDS = "book.jsonl", "counter", "records"
 ROUNDING = 1e-9
-MOST_HISTORIES = 16  # that are accounted one by one; of more, one that is at least as costly as each
+MOST_HISTORIES = 16  # more histories than this are replaced by one that is at least as costly as each
 
 Events = tuple[Event, ...]
 Compose = Callable[[Sequence[Event], float, Adjacency], float]  # events, delta, adjacency -> epsilon
@@ -38,15 +39,24 @@ Compose = Callable[[Sequence[Event], float, Adjacency], float]  # events, delta,
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that all runs together may promise about one record (or client): epsilon at delta."""
+    """Upper bound on epsilon at `delta` of all runs together, for each record (or client)."""
 
     epsilon: float
     delta: float
 
 
 @dataclass(frozen=True)
-class Promise:
-    """The whole plan of one client in one job. records: sha256 of the digests of its records, sorted."""
+class PrivacyBudgetClaim:
+    """The whole plan of one client in one job.
+
+    Attributes:
+        job: Hash of the signed protocol.
+        client: Client id.
+        unit: What is protected, "sample" or "client".
+        adjacency: "zero-out" or "replace-one".
+        events: Events of the plan.
+        records: sha256 of the client's record digests, sorted; filled in by the book.
+    """
 
     job: str
     client: int
@@ -57,76 +67,91 @@ class Promise:
 
 
 class RecordBook:
-    """The book in `folder`; every call locks it against other processes.
+    """The record book in a folder; every call locks it against other processes.
 
-    Files: book.jsonl (a hash chain of promises), counter (the last line's number and hash), records/ (sets of record digests).
-    `durable=False` skips fsync only. Raises LedgerError with code book-broken or book-rolled-back.
+    Files: book.jsonl (a hash chain of claims), counter (the last line's number and hash), records/ (sets of record digests).
+
+    Args:
+        folder: Folder of the book, created if missing.
+        durable: False skips fsync and nothing else.
+
+    Raises:
+        LedgerError: "book-broken" or "book-rolled-back", by every call.
     """
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder = folder
         self._disk = Disk(durable)
 
-    def enrol(self, promise: Promise, records: np.ndarray, budget: Budget | None, compose: Compose) -> None:
-        """Enter a client's promise before anything is computed on its records; the same again changes nothing.
+    def enrol(self, claim: PrivacyBudgetClaim, records: np.ndarray, budget: Budget | None, compose: Compose) -> None:
+        """Enter a client's claim before anything is computed on its records. Entering the same claim again changes nothing.
 
         Args:
-            promise: The whole plan; it is charged whole and never refunded.
-            records: (N,) uint64, digests of the client's records.
-            budget: What all runs may promise together, None for no bound.
+            claim: The whole plan, which is charged whole and never refunded.
+            records: Digests of the client's records, (N,) uint64.
+            budget: Bound on all runs together; None for no bound.
             compose: The accountant.
 
         Raises:
-            Refused: "budget" if a record would be promised more; "unit" if an earlier run on one of the records has another
-                unit or adjacency, with which nothing can be composed; "claim" if the job promised otherwise before.
+            Refused: "budget" if a record would exceed it; "unit" if an earlier run on one of the records has another unit or
+                adjacency, with which it cannot be composed; "claim" if the job made another claim for this client before.
         """
         own = np.unique(records).astype("<u8")
-        promise = replace(promise, records=hashlib.sha256(own.tobytes()).hexdigest())
+        claim = replace(claim, records=hashlib.sha256(own.tobytes()).hexdigest())
         with self._locked():
-            lines, promises = self._read()
-            same = [p for p in promises if (p.job, p.client) == (promise.job, promise.client)]
-            if same and same != [promise]:
-                raise Refused("claim", f"job {promise.job[:12]} promised client {promise.client} something else before")
-            others = [p for p in promises if p.job != promise.job]
-            histories = self._histories(promise, own, others)
+            lines, claims = self._read()
+            same = [p for p in claims if (p.job, p.client) == (claim.job, claim.client)]
+            if same and same != [claim]:
+                raise Refused("claim", f"job {claim.job[:12]} promised client {claim.client} something else before")
+            others = [p for p in claims if p.job != claim.job]
+            histories = self._histories(claim, own, others)
             if budget is not None:
-                self._hold(promise, histories, budget, compose)
+                self._hold(claim, histories, budget, compose)
             if not same:
-                self._append(lines, promise, own)
+                self._append(lines, claim, own)
 
     def spent(self, job: str, client: int, delta: float, compose: Compose) -> tuple[float, int]:
-        """Epsilon at `delta` of the costliest record of a client over all runs so far, and how many runs that were.
+        """Compute epsilon of the costliest record of a client over all runs so far.
 
-        (0, 0) for a client that did not enrol in this job.
+        Args:
+            job: Hash of the signed protocol.
+            client: Client id.
+            delta: Target delta, in (0, 1).
+            compose: The accountant.
+
+        Returns:
+            Epsilon, and the number of runs; (0, 0) for a client without a claim in this job.
         """
         with self._locked():
-            _, promises = self._read()
-        for promise in promises:
-            if (promise.job, promise.client) == (job, client):
-                histories = self._histories(promise, self._records(promise), [p for p in promises if p.job != job])
-                return max((compose(events, delta, promise.adjacency), jobs) for events, jobs in histories)
+            _, claims = self._read()
+        for claim in claims:
+            if (claim.job, claim.client) == (job, client):
+                histories = self._histories(claim, self._records(claim), [p for p in claims if p.job != job])
+                return max((compose(events, delta, claim.adjacency), jobs) for events, jobs in histories)
         return 0.0, 0
 
-    def promises(self) -> list[Promise]:
-        """Every promise, in order."""
+    def claims(self) -> list[PrivacyBudgetClaim]:
+        """All claims, in order."""
         with self._locked():
             return self._read()[1]
 
-    def _hold(self, promise: Promise, histories: list[tuple[Events, int]], budget: Budget, compose: Compose) -> None:
+    def _hold(self, claim: PrivacyBudgetClaim, histories: list[tuple[Events, int]], budget: Budget, compose: Compose) -> None:
         for events, jobs in histories:
-            epsilon = compose(events, budget.delta, promise.adjacency)
+            epsilon = compose(events, budget.delta, claim.adjacency)
             if not epsilon <= budget.epsilon * (1 + ROUNDING):
                 raise Refused(
                     "budget",
-                    f"{jobs} runs together would promise a {_whose(promise)} epsilon {epsilon:.4g} at delta {budget.delta:g}; "
+                    f"{jobs} runs together would promise a {_whose(claim)} epsilon {epsilon:.4g} at delta {budget.delta:g}; "
                     f"the budget is {budget.epsilon:g}",
                 )
 
-    def _histories(self, promise: Promise, own: np.ndarray, others: Sequence[Promise]) -> list[tuple[Events, int]]:
-        """What the costliest of the client's records went through with this job: (events, jobs) of each that none exceeds.
+    def _histories(
+        self, claim: PrivacyBudgetClaim, own: np.ndarray, others: Sequence[PrivacyBudgetClaim]
+    ) -> list[tuple[Events, int]]:
+        """Histories of the client's costliest records, this job included: (events, jobs) of each that no other exceeds.
 
-        Jobs with the same plan are one kind, and a record's history is how many jobs of each kind it was in. A whole client is
-        in every job that one of its records was in.
+        Jobs with the same plan are one kind, and the history of a record is the number of jobs of each kind that used it. A
+        client as the unit took part in every job that used one of its records.
         """
         kinds: dict[Events, int] = {}
         counted: dict[tuple[str, Events], np.ndarray] = {}
@@ -137,13 +162,13 @@ class RecordBook:
             shared = sets[other.records]
             if not shared.any():
                 continue
-            if (other.unit, other.adjacency) != (promise.unit, promise.adjacency):
+            if (other.unit, other.adjacency) != (claim.unit, claim.adjacency):
                 raise Refused(
                     "unit",
                     f"job {other.job[:12]} protects a {other.unit} under {other.adjacency} on some of these records, this one "
-                    f"a {promise.unit} under {promise.adjacency}: what both promise together is not known; use another book",
+                    f"a {claim.unit} under {claim.adjacency}: what both promise together is not known; use another book",
                 )
-            shared = np.full(len(own), True) if promise.unit == "client" else shared
+            shared = np.full(len(own), True) if claim.unit == "client" else shared
             kinds.setdefault(other.events, len(kinds))
             key = (other.job, other.events)
             counted[key] = counted[key] | shared if key in counted else shared
@@ -151,49 +176,49 @@ class RecordBook:
         for (_, events), shared in counted.items():
             table[shared, kinds[events]] += 1
         return [
-            (repeated([(promise.events, 1), *zip(kinds, row.tolist(), strict=True)]), 1 + int(row.sum()))
+            (repeated([(claim.events, 1), *zip(kinds, row.tolist(), strict=True)]), 1 + int(row.sum()))
             for row in _largest(table)
         ]
 
-    def _records(self, promise: Promise) -> np.ndarray:
-        path = self.folder / RECORDS / f"{promise.records}.u8"
+    def _records(self, claim: PrivacyBudgetClaim) -> np.ndarray:
+        path = self.folder / RECORDS / f"{claim.records}.u8"
         try:
             content = path.read_bytes()
         except OSError as error:
             raise _broken(f"{path}: {error.strerror}") from None
-        if hashlib.sha256(content).hexdigest() != promise.records:
+        if hashlib.sha256(content).hexdigest() != claim.records:
             raise _broken(f"{path} is not what was written")
         return np.frombuffer(content, "<u8")
 
-    def _append(self, lines: list[bytes], promise: Promise, own: np.ndarray) -> None:
-        path = self.folder / RECORDS / f"{promise.records}.u8"
+    def _append(self, lines: list[bytes], claim: PrivacyBudgetClaim, own: np.ndarray) -> None:
+        path = self.folder / RECORDS / f"{claim.records}.u8"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not path.exists():
             self._disk.replace(path, own.tobytes())
-        line = _line(promise, len(lines), digest(lines[-1]) if lines else FIRST_PREV)
+        line = _line(claim, len(lines), digest(lines[-1]) if lines else FIRST_PREV)
         self._disk.replace(self.folder / BOOK, *lines, line)
         self._disk.replace(self.folder / COUNTER, f"{len(lines)} {digest(line)}\n".encode())
 
-    def _read(self) -> tuple[list[bytes], list[Promise]]:
+    def _read(self) -> tuple[list[bytes], list[PrivacyBudgetClaim]]:
         path = self.folder / BOOK
         content = path.read_bytes() if path.exists() else b""
         *lines, tail = content.split(b"\n")
         if tail:
-            raise _broken(f"{path} ends in a torn line")  # it is replaced whole, never appended to
+            raise _broken(f"{path} ends in a truncated line")  # it is replaced whole, never appended to
         lines = [line + b"\n" for line in lines]
-        promises, prev = [], FIRST_PREV
+        claims, prev = [], FIRST_PREV
         for number, line in enumerate(lines):
             try:
-                promise = _promise(json.loads(line))
-                whole = _line(promise, number, prev) == line
+                claim = _claim(json.loads(line))
+                whole = _line(claim, number, prev) == line
             except (ValueError, TypeError, KeyError, RecursionError) as problem:
                 raise _broken(f"{path}, line {number}: {problem}") from None
             if not whole:
                 raise _broken(f"{path}, line {number}: not the line that was written after the one before")
-            promises.append(promise)
+            claims.append(claim)
             prev = digest(line)
         self._check_counter(lines)
-        return lines, promises
+        return lines, claims
 
     def _check_counter(self, lines: list[bytes]) -> None:
         path = self.folder / COUNTER
@@ -204,7 +229,7 @@ class RecordBook:
             raise _broken(f"{path} is missing or unreadable")
         if int(match[1]) >= len(lines):
             raise LedgerError(
-                "book-rolled-back", f"{self.folder / BOOK} holds {len(lines)} promises, {int(match[1]) + 1} were made"
+                "book-rolled-back", f"{self.folder / BOOK} holds {len(lines)} claims, {int(match[1]) + 1} were entered"
             )
         if digest(lines[int(match[1])]) != match[2].decode():
             raise _broken(f"{self.folder / BOOK}, line {int(match[1])}: not the line that was written")
@@ -218,29 +243,19 @@ class RecordBook:
 
 
 def repeated(kinds: Sequence[tuple[Events, int]]) -> Events:
-    """All events of plans that are run so many times each, equal ones merged into one."""
-    totals: Counter[Event] = Counter()
+    """Merge the events of plans that are run several times.
+
+    Args:
+        kinds: Events of a plan, and how often it is run.
+
+    Returns:
+        All events, equal mechanisms merged into one, in order of first appearance.
+    """
+    counted: Counter[Event] = Counter()
     for events, count in kinds:
         for event in events:
-            one, times = _once(event)
-            totals[one] += times * count
-    return tuple(_times(event, count) for event, count in totals.items() if count)
-
-
-def _once(event: Event) -> tuple[Event, int]:
-    if isinstance(event, SampledGaussian | FixedSizeGaussian):
-        return replace(event, steps=1), event.steps
-    if isinstance(event, BoundedRangeSelection):
-        return replace(event, count=1), event.count
-    return event, 1
-
-
-def _times(event: Event, count: int) -> Event:
-    if isinstance(event, SampledGaussian | FixedSizeGaussian):
-        return replace(event, steps=count)
-    if isinstance(event, BoundedRangeSelection):
-        return replace(event, count=count)
-    return event
+            counted[event] += count
+    return tuple(merge(counted))
 
 
 def _largest(table: np.ndarray) -> np.ndarray:
@@ -258,20 +273,20 @@ def _largest(table: np.ndarray) -> np.ndarray:
     return rows
 
 
-def _line(promise: Promise, number: int, prev: str) -> bytes:
+def _line(claim: PrivacyBudgetClaim, number: int, prev: str) -> bytes:
     return canonical_json({
-        "sequence": number, "prev": prev, "job": promise.job, "client": promise.client, "unit": promise.unit,
-        "adjacency": promise.adjacency, "events": [plain_event(event) for event in promise.events], "records": promise.records,
+        "sequence": number, "prev": prev, "job": claim.job, "client": claim.client, "unit": claim.unit,
+        "adjacency": claim.adjacency, "events": [event.as_json() for event in claim.events], "records": claim.records,
     }) + b"\n"  # fmt: skip
 
 
-def _promise(fields: dict[str, Any]) -> Promise:
-    events = tuple(rich_event(event) for event in fields["events"])
-    return Promise(fields["job"], fields["client"], fields["unit"], fields["adjacency"], events, fields["records"])
+def _claim(fields: dict[str, Any]) -> PrivacyBudgetClaim:
+    events = tuple(read_event(event) for event in fields["events"])
+    return PrivacyBudgetClaim(fields["job"], fields["client"], fields["unit"], fields["adjacency"], events, fields["records"])
 
 
-def _whose(promise: Promise) -> str:
-    return f"record of client {promise.client}" if promise.unit == "sample" else f"client ({promise.client})"
+def _whose(claim: PrivacyBudgetClaim) -> str:
+    return f"record of client {claim.client}" if claim.unit == "sample" else f"client ({claim.client})"
 
 
 def _broken(where: str) -> LedgerError:

@@ -1,4 +1,4 @@
-"""What a ledger keeps beside its lines: the private keys of unanswered debits, the last answers and the client states."""
+"""Files beside a ledger's lines: private keys of unanswered debits, recent answers and client states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ Status = Literal["release", "lost", "refused"]
 
 @dataclass(frozen=True)
 class Stored:
-    """The final answer to a request: the same bytes whenever it is asked for."""
+    """Final answer to a request; a repeated request gets the same bytes.
+
+    Attributes:
+        status: "release", "lost" (its randomness is gone) or "refused".
+        release: Packed tensors.
+        code: Code of a refusal.
+        reason: Reason of a refusal.
+    """
 
     status: Status
     release: bytes = b""
@@ -30,17 +37,32 @@ class Stored:
 
 
 class Keys:
-    """keys/<sequence>.key, mode 0600: the key of a debit and the request it is for, written before the debit's line."""
+    """Keys of debits and their requests, in keys/<sequence>.key with mode 0600, written before the debit's line."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder, self._disk = folder, disk
 
     def put(self, sequence: int, note: dict[str, Any]) -> None:
-        """Write a key durably; `note` holds job, round, kind, id and key (hex)."""
+        """Write a key durably.
+
+        Args:
+            sequence: Number of the line of the debit.
+            note: job, round, kind, id and key (hex).
+        """
         self._disk.replace(self._path(sequence), canonical_json(note))
 
     def get(self, sequence: int) -> dict[str, Any] | None:
-        """The note of a key; None if there is none. Raises LedgerError for one that was damaged."""
+        """Read a key.
+
+        Args:
+            sequence: Number of the debit's line.
+
+        Returns:
+            The note written by `put`; None if there is none.
+
+        Raises:
+            LedgerError: "ledger-broken" if the file is damaged.
+        """
         path = self._path(sequence)
         try:
             note = json.loads(path.read_bytes())
@@ -57,7 +79,7 @@ class Keys:
         self._disk.erase(self._path(sequence))
 
     def erase_all_but(self, sequences: Collection[int]) -> None:
-        """A crash may leave the key of an answered debit, or of one that never was written."""
+        """Erase all keys but those of `sequences`: a crash may leave keys of answered debits, or of debits never written."""
         needed = {self._path(sequence).name for sequence in sequences}
         for path in sorted(self._folder.iterdir()):
             if path.name not in needed:
@@ -68,9 +90,15 @@ class Keys:
 
 
 class ReleaseStore:
-    """releases/<sequence>.answer: one line of JSON, then the client state that the task left, then the release.
+    """Answers in releases/<sequence>.answer: one line of JSON, then the client state after the task, then the release.
 
-    Raises LedgerError "ledger-broken" for a file that belongs to no debit of `entries` or whose bytes changed.
+    Args:
+        folder: Folder of the answers.
+        disk: Writes the files.
+        entries: Entries of the ledger.
+
+    Raises:
+        LedgerError: "ledger-broken" for a file that belongs to no debit of `entries` or whose bytes changed.
     """
 
     def __init__(self, folder: Path, disk: Disk, entries: Sequence[Entry]) -> None:
@@ -87,7 +115,7 @@ class ReleaseStore:
         return sequence in self._headers
 
     def put(self, entry: Entry, answer: Stored, state: bytes | None) -> None:
-        """Write the answer to debit `entry` and the state it left (None: unchanged), atomically."""
+        """Write the answer to debit `entry` and the client state after it (None: unchanged), atomically."""
         header = {
             "sequence": entry.sequence,
             "job": entry.job,
@@ -103,19 +131,19 @@ class ReleaseStore:
         self._headers[entry.sequence] = header
 
     def get(self, sequence: int) -> Stored | None:
-        """The answer to a debit; None if it was never answered or is no longer kept."""
+        """Read the answer to a debit; None if it has none or it is no longer stored."""
         header = self._headers.get(sequence)
         if header is None:
             return None
         return Stored(header["status"], self._section(header, "release"), header["code"], header["reason"])
 
     def state(self, job: str) -> bytes | None:
-        """The newest client state of `job`."""
+        """Read the newest client state of `job`; None before the first."""
         newest = self._newest_state(job)
         return None if newest is None else self._section(self._headers[newest], "state")
 
     def prune(self, job: str) -> None:
-        """Remove the answers of all but the last rounds, never the newest state."""
+        """Remove the answers of all but the last `KEPT_ROUNDS` rounds, never the newest state."""
         mine = {n: h["round"] for n, h in self._headers.items() if h["job"] == job}
         kept = sorted(set(mine.values()))[-KEPT_ROUNDS:]
         newest = self._newest_state(job)

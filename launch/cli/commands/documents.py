@@ -13,7 +13,7 @@ def account(json_file: Annotated[Path, typer.Option("--json", help="file of even
     """Compute epsilon of events, or the noise multiplier for a target epsilon."""
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.core.files import parse_json, read_json, read_stdin, shown
-    from dpcfl_net.privacy.accounting.accountant import account as solve
+    from dpcfl_net.privacy.accounting.document import account as solve
 
     most, where = 1 << 20, "standard input" if str(json_file) == "-" else str(json_file)
     document = parse_json(read_stdin(most), where) if str(json_file) == "-" else read_json(json_file, most)

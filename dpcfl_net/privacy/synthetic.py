@@ -1,4 +1,4 @@
-"""What a model is tried on before it meets data: made-up records and parameter values."""
+"""Synthetic records and parameter values, on which a model is checked before it sees data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ RECORDS = 3
 
 
 def records(module: nn.Module, input_shape: tuple[int, ...], count: int) -> torch.Tensor:
-    """(count, *input_shape) float32: normal numbers, or codes where `module` takes nothing else.
+    """Draw synthetic inputs that a model accepts.
 
-    With embeddings half of the codes are those that may be treated apart (first, last, padding), and the second record is of
-    normal numbers if the model takes these too.
+    Args:
+        module: The model.
+        input_shape: Shape of one record.
+        count: Number of records.
+
+    Returns:
+        (count, *input_shape) float32: normal numbers, or codes if `module` accepts nothing else. For a model with embeddings
+        half of the codes are those that are often treated differently (first, last, padding), and the second record is of
+        normal numbers if the model accepts these too.
     """
     draw = torch.Generator().manual_seed(0)
     shape = (count, *input_shape)
@@ -46,12 +53,19 @@ def _takes(module: nn.Module, x: torch.Tensor) -> bool:
     return True
 
 
-def values(module: nn.Module, sign: int = 1) -> torch.Tensor:
-    """A parameter vector without a zero, (p,) float32; sign 1 or -1 gives one draw and that of the opposite signs.
+def parameters(module: nn.Module, sign: int = 1) -> torch.Tensor:
+    """Draw a parameter vector without a zero.
 
-    What starts at zero (a last layer, a scale, a gate) hides what is behind it until the first step. The draw keeps a signal
-    at its size from layer to layer (He et al. 2015), so that neither rectifiers nor softmax saturate; vectors, which are
-    biases and scales, move by 0.5. A gate that is shut at one sign is open at the other.
+    Parameters that are initialised to zero (a last layer, a scale, a gate) hide the layers behind them until the first step.
+    The draw preserves the size of a signal from layer to layer (He et al. 2015), so that neither rectifiers nor softmax
+    saturate; vectors, which are biases and scales, move by 0.5. A gate that is closed at one sign is open at the other.
+
+    Args:
+        module: The model.
+        sign: 1 for one draw, -1 for the draw of opposite signs.
+
+    Returns:
+        (p,) float32.
     """
     draw = torch.Generator().manual_seed(1)
     found = []

@@ -1,22 +1,84 @@
-"""The tight privacy loss distribution of k adaptive bounded-range selections (exponential mechanisms), as one block."""
+"""Exponential-mechanism selections of bounded range: adaptive ones composed as one block, with the tight distribution."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar, Self
 
 import numpy as np
 
+from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.accounting.composition import Losses, symmetric
+from dpcfl_net.privacy.events.base import LossSpread, Mechanism, check_count, check_number
 
-# The work grows with the square of a block, and large blocks lose next to nothing by being several.
+LEAST_RANGE = 1e-100  # smaller ranges above 0 are counted as this
+
+# The work grows with the square of a block's size, and splitting a large block loses next to nothing.
 _LARGEST, _LARGEST_WIDE = 256, 128
 _WIDE, _WIDEST = 4.0, 500.0
 _ROUNDING = 2.0**-48  # of one step of the recursion, relative; a dozen operations on numbers of one sign
 
 
+@dataclass(frozen=True)
+class BoundedRangeSelection(Mechanism):
+    """Selections by the exponential mechanism, in any order among the other releases.
+
+    Args:
+        epsilon: Bound on the range of the log-probability ratios of one selection under the adjacency that is accounted for.
+        count: Number of selections.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    epsilon: float
+    count: int
+
+    rank: ClassVar[int] = 2
+    runs_field: ClassVar[str | None] = "count"
+    maxima: ClassVar[dict[str, float]] = {"epsilon": 1e6, "count": 1e9}
+    noisy: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= check_number("epsilon", self.epsilon) < math.inf:
+            raise ValueError(f"epsilon must be non-negative and finite, got {self.epsilon!r}")
+        check_count("count", self.count)
+
+    @property
+    def weight(self) -> float:
+        """See `Event`."""
+        return self.count * self.epsilon**2 / 4
+
+    def counted(self) -> Self | None:
+        """See `Event`."""
+        return replace(self, epsilon=max(self.epsilon, LEAST_RANGE)) if self.count and self.epsilon else None
+
+    def losses(self, adjacency: Adjacency, interval: float) -> list[tuple[tuple[Losses, ...], int]]:
+        """See `Composable`. All selections of one range form one block, wherever they stand between the other releases.
+
+        A server that knows all the noisy sums beforehand can only choose the selections better, so the order does not matter.
+        """
+        blocks = block_sizes(self.epsilon, self.count)
+        return [((selection_block(self.epsilon, size, interval),), n) for size, n in blocks.items()]
+
+    def renyi(self, orders: np.ndarray) -> np.ndarray:
+        """See `Composable`."""
+        return self.count * _renyi_of_one(self.epsilon, tuple(orders))
+
+    def total_variation(self, adjacency: Adjacency) -> float:
+        """See `Composable`."""
+        return self.count * math.tanh(self.epsilon / 4)
+
+    def spread(self, adjacency: Adjacency) -> LossSpread:
+        """See `Composable`."""
+        blocks = block_sizes(self.epsilon, self.count)
+        return LossSpread(self.count * self.epsilon**2 / 4, sum(blocks.values()), 2 * max(blocks) * self.epsilon)
+
+
 def block_sizes(epsilon: float, count: int) -> dict[int, int]:
-    """Split `count` selections of range `epsilon` into blocks: how many blocks there are of each size."""
+    """Split `count` selections of range `epsilon` into blocks; returns the number of blocks of each size."""
     if epsilon > _WIDEST:
         return {count: 1}
     largest = _LARGEST if epsilon <= _WIDE else _LARGEST_WIDE
@@ -26,13 +88,13 @@ def block_sizes(epsilon: float, count: int) -> dict[int, int]:
 
 @lru_cache(maxsize=32)
 def selection_block(epsilon: float, size: int, interval: float) -> Losses:
-    """Losses of `size` selections of one range together, chosen adaptively; never better than the truth.
+    """Compute the loss distribution of `size` adaptive selections of one range together, never optimistic.
 
     The divergence of a block, for all selections and all dependence on earlier ones, is at most F_size:
     F_0(y) = (1 - e^y)^+, F_{j+1}(y) = max over 0 < t < E of p_t F_j(y - t) + (1 - p_t) F_j(y - t + E),
     p_t = e^t (1 - e^{t-E}) / (e^t - e^{t-E}) = (1 - e^{t-E}) / (1 - e^{-E}).
     Values between grid points are taken on the chord in e^y, above the convex F_j, and the maximum over t is exact for the
-    chords. F_j is of the order of E, and every step keeps its relative precision, so that narrow ranges lose none of it.
+    chords. F_j is of the order of E, and every step keeps its relative precision, also for narrow ranges.
 
     Args:
         epsilon: Range of each selection, > 0.
@@ -54,9 +116,9 @@ def selection_block(epsilon: float, size: int, interval: float) -> Losses:
 
 
 def _points(epsilon: float, size: int) -> int:
-    """Grid points to a range: as many as the work allows, which grows with the square of points * size.
+    """Grid points per range: as many as are affordable, since the work grows with the square of points * size.
 
-    Above a range of 4 they are more the wider it is, up to that, so that the curve neither jumps nor falls.
+    Above a range of 4 their number grows with the range up to that limit, so that the curve neither jumps nor falls.
     """
     if epsilon <= _WIDE:
         return max(64 if size <= 64 else 32, math.ceil(epsilon / 0.04))
@@ -120,3 +182,45 @@ def _pure(loss: float, interval: float) -> Losses:
     """Losses of a mechanism whose loss never passes `loss`, as bad as that allows: randomised response."""
     losses = interval * np.arange(math.ceil(loss / interval) + 1)
     return symmetric(np.maximum(-np.expm1(losses - loss), 0.0) / (1 + math.exp(-loss)), interval)
+
+
+@lru_cache(maxsize=64)
+def _renyi_of_one(epsilon: float, orders: tuple[float, ...]) -> np.ndarray:
+    return selection_renyi(epsilon, np.array(orders))
+
+
+def selection_renyi(epsilon: float, orders: np.ndarray) -> np.ndarray:
+    """Compute Renyi divergences of one selection, which the library does not have.
+
+    The largest of log(w e^{at} + (1 - w) e^{a(t - E)}) / (a - 1), w = (1 - e^{t-E}) / (e^t - e^{t-E}), over 0 < t < E,
+    never above min(a E^2 / 8, E).
+
+    Args:
+        epsilon: Range E, > 0.
+        orders: Renyi orders above 1.
+
+    Returns:
+        Divergences, (len(orders),) float64.
+
+    Source: Dong, Durfee, Rogers 2020 (the extreme pairs); Bun, Steinke 2016 (the bound).
+    """
+    low, high = np.zeros_like(orders), np.full_like(orders, epsilon)
+    for _ in range(2):
+        t = low + (high - low) * np.linspace(0, 1, 1001)[:, None]
+        values = _two_point_divergence(t, epsilon, orders)
+        best = t[np.argmax(values, axis=0), np.arange(len(orders))]
+        width = (high - low) / 1000
+        low, high = np.maximum(best - width, 0.0), np.minimum(best + width, epsilon)
+    # For a narrow range the rounding of the logarithms exceeds the divergence, and only the bound remains.
+    rounding = 2e-15 * (1 + orders * epsilon) / (orders - 1)
+    return np.minimum(np.max(values, axis=0) + rounding, np.minimum(orders * epsilon**2 / 8, epsilon))
+
+
+def _two_point_divergence(t: np.ndarray, epsilon: float, orders: np.ndarray) -> np.ndarray:
+    """Divergences of the pair whose losses are t (n, len(orders)) and t - epsilon."""
+    # w and 1 - w are quotients without cancellation or overflow: at t = 0 and t = epsilon they are exactly 0 and 1.
+    scale = np.expm1(-epsilon)
+    with np.errstate(divide="ignore"):
+        rising = np.log(np.expm1(t - epsilon) / scale) + (orders - 1) * t
+        falling = np.log(np.expm1(-t) / scale) + orders * (t - epsilon)
+    return np.logaddexp(rising, falling) / (orders - 1)

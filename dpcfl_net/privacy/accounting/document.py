@@ -1,0 +1,133 @@
+"""Accountant questions as JSON: epsilon of listed events, or the noise for a target; `python -m` reads one from standard input."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
+from dpcfl_net.privacy.accounting.accountant import calibrate, check_question, epsilon
+from dpcfl_net.privacy.events.base import Event, event_types
+
+NOISE = "noise_multiplier"
+
+
+def account(document: dict[str, Any]) -> dict[str, Any]:
+    """Compute epsilon of the events in a document, or the noise multiplier for them; the output of `dpcfl account`.
+
+    Args:
+        document: "events", a list of objects with "type", the name of an event type, and its fields: {"type":
+            "SampledGaussian", "noise_multiplier", "sampling_rate", "steps"}, {"type": "FixedSizeGaussian", "noise_multiplier",
+            "sample_size", "population", "steps"}, {"type": "BoundedRangeSelection", "epsilon", "count"}, {"type":
+            "Unprotected", "reason"}; "delta"; optionally "adjacency", "accountant", and "target_epsilon", for which every noise
+            multiplier that is absent or null is found (one for all).
+
+    Returns:
+        The settings with "epsilon" (None for infinity, then with a "reason") and, if sought, "noise_multiplier".
+
+    Raises:
+        ConfigError: With every unknown key and bad value, and what is allowed.
+    """
+    problems = _unknown("", document, ("events", "delta", "adjacency", "accountant", "target_epsilon"))
+    entries = document.get("events")
+    if not isinstance(entries, list):
+        raise ConfigError([*problems, f"events: must be a list of events, got {entries!r}"])
+    settings: dict[str, Any] = {"delta": document.get("delta"), "adjacency": "zero-out", "accountant": "pld"}
+    settings |= {key: document[key] for key in ("adjacency", "accountant") if key in document}
+    try:
+        check_question(**settings)
+    except ValueError as error:
+        problems.append(str(error))
+    target = document.get("target_epsilon")
+    sought = [i for i, entry in enumerate(entries) if _is_open(entry)]
+    if target is None and sought:
+        problems.append(f"events[{sought[0]}].noise_multiplier: needed, unless target_epsilon asks for it")
+    elif target is not None and not sought:
+        problems.append("target_epsilon: no Gaussian event leaves its noise_multiplier open (absent or null)")
+    for i, entry in enumerate(entries):
+        try:
+            _event(entry, 1.0)
+        except ConfigError as error:
+            problems += [f"events[{i}]{problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return _answer(entries, target, settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _answer(entries: list[dict[str, Any]], target: float | None, settings: dict[str, Any]) -> dict[str, Any]:
+    answer = dict(settings)
+    noise = 1.0
+    if target is not None:
+        noise = calibrate(lambda z: [_event(entry, z) for entry in entries], target, **settings)
+        answer |= {"target_epsilon": target, NOISE: noise}
+    events = [_event(entry, noise) for entry in entries]
+    spent = epsilon(events, **settings)
+    answer["epsilon"] = spent if spent < math.inf else None
+    if answer["epsilon"] is None:
+        answer["reason"] = "; ".join(dict.fromkeys(event.unprotected for event in events if event.unprotected))
+    return answer
+
+
+def _keys(kind: type[Event]) -> list[str]:
+    return [field.name for field in fields(kind)]  # type: ignore[arg-type]
+
+
+def _is_open(entry: Any) -> bool:
+    kind = event_types().get(str(entry.get("type"))) if isinstance(entry, dict) else None
+    return kind is not None and NOISE in _keys(kind) and entry.get(NOISE) is None
+
+
+def _event(entry: Any, noise: float) -> Event:
+    name = entry.get("type") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or name not in event_types():
+        raise ConfigError(f": must be an object whose type is one of {', '.join(event_types())}, got {shown(entry)}")
+    kind = event_types()[name]
+    keys = _keys(kind)
+    values = {key: value for key, value in entry.items() if key != "type"}
+    if _is_open(entry):
+        values[NOISE] = noise
+    problems = _unknown(".", values, keys) + [f".{key}: missing" for key in keys if key not in values]
+    problems += [
+        f".{key} is {shown(values[key])}: must be at most {most:g}"
+        for key, most in kind.maxima.items()
+        if isinstance(values.get(key), (int, float)) and values[key] > most
+    ]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(f".{error}") from error
+
+
+def _unknown(prefix: str, found: dict[str, Any], allowed: Sequence[str]) -> list[str]:
+    return [f"{prefix}{key}: unknown key, allowed are {', '.join(allowed)}" for key in found if key not in allowed]
+
+
+def main() -> int:
+    """Read a document from standard input and print the answer. A separate process frees the accountant's memory.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        document = json.load(sys.stdin)
+        if not isinstance(document, dict):
+            raise ConfigError(f"the document must be a JSON object, got {type(document).__name__}")
+        print(json.dumps(account(document), indent=2))
+    except (ConfigError, json.JSONDecodeError) as error:
+        print(error, file=sys.stderr)
+        return ConfigError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Privacy events: one file per mechanism, with its parameters, privacy losses and Renyi divergences."""

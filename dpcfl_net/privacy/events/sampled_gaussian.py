@@ -1,0 +1,180 @@
+"""Poisson-sampled Gaussian releases: DP-SGD, and with rate 1 every full-batch release."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from dpcfl_net.core.types import Adjacency
+from dpcfl_net.privacy.accounting.composition import Losses, symmetric, two_sided
+from dpcfl_net.privacy.events import gaussian
+from dpcfl_net.privacy.events.base import Composable, LossSpread, Mechanism, check_count, check_number
+
+LEAST_RATE = 1e-100  # smaller rates above 0 are counted as this
+
+
+@dataclass(frozen=True)
+class SampledGaussian(Mechanism):
+    """Poisson-sampled Gaussian releases.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise on each sum, over the clip norm. The accountant doubles the
+            sensitivity under "replace-one".
+        sampling_rate: Probability of each record (or client) to be in a sample, in [0, 1].
+        steps: Number of releases.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+
+    rank: ClassVar[int] = 0
+    runs_field: ClassVar[str | None] = "steps"
+    maxima: ClassVar[dict[str, float]] = {"noise_multiplier": gaussian.MOST_DOCUMENT_NOISE, "sampling_rate": 1, "steps": 1e9}
+    doubles: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        gaussian.check_noise(self.noise_multiplier)
+        if not 0 <= check_number("sampling_rate", self.sampling_rate) <= 1:
+            raise ValueError(f"sampling_rate must lie in [0, 1], got {self.sampling_rate!r}")
+        check_count("steps", self.steps)
+
+    @property
+    def unprotected(self) -> str:
+        """See `Event`."""
+        return gaussian.TOO_LITTLE_NOISE if self.noise_multiplier < gaussian.LEAST_NOISE else ""
+
+    @property
+    def weight(self) -> float:
+        """See `Event`."""
+        return gaussian.gaussian_weight(self.noise_multiplier, self.sampling_rate, self.steps)
+
+    def counted(self) -> Self | None:
+        """See `Event`."""
+        if not self.steps or not self.sampling_rate:
+            return None
+        noise, rate = min(self.noise_multiplier, gaussian.MOST_NOISE), max(self.sampling_rate, LEAST_RATE)
+        return replace(self, noise_multiplier=noise, sampling_rate=rate)
+
+    @classmethod
+    def composed(cls, events: Sequence[Any]) -> list[Composable]:
+        """All full-batch releases as one, then the others, sorted."""
+        # The maximum only keeps events without a guarantee from overflowing.
+        precision = math.fsum(
+            event.steps / max(event.noise_multiplier, gaussian.LEAST_NOISE) ** 2 for event in events if event.sampling_rate == 1
+        )
+        sampled = sorted((event for event in events if event.sampling_rate < 1), key=astuple)
+        return [gaussian.FullBatchGaussian(precision), *sampled] if precision else sampled
+
+    def check(self, adjacency: Adjacency, accountant: str) -> None:
+        """See `Composable`."""
+        gaussian.check_sampled(adjacency, accountant)
+
+    def losses(self, adjacency: Adjacency, interval: float) -> list[tuple[tuple[Losses, ...], int]]:
+        """See `Composable`."""
+        return [(sampled_losses(self.noise_multiplier, self.sampling_rate, adjacency, interval), self.steps)]
+
+    def renyi(self, orders: np.ndarray) -> np.ndarray:
+        """See `Composable`; under "zero-out"."""
+        return self.steps * _renyi_of_one(self.noise_multiplier, self.sampling_rate, tuple(orders))
+
+    def total_variation(self, adjacency: Adjacency) -> float:
+        """See `Composable`."""
+        return gaussian.gaussian_total_variation(self._noise(adjacency), self.sampling_rate, self.steps)
+
+    def spread(self, adjacency: Adjacency) -> LossSpread:
+        """See `Composable`."""
+        symmetric = adjacency == "replace-one"
+        return gaussian.gaussian_spread(self._noise(adjacency), self.sampling_rate, self.steps, symmetric)
+
+    def _noise(self, adjacency: Adjacency) -> float:
+        """Noise over the sensitivity under `adjacency`."""
+        return self.noise_multiplier / (1 if adjacency == "zero-out" else 2)
+
+
+@lru_cache(maxsize=16)
+def sampled_losses(noise: float, rate: float, adjacency: Adjacency, interval: float) -> tuple[Losses, ...]:
+    """Compute the loss distributions of one Poisson-sampled Gaussian release of sensitivity 1.
+
+    Args:
+        noise: Noise multiplier.
+        rate: Sampling rate, below 1.
+        adjacency: "zero-out" removes or adds a record; "replace-one" moves a record from +1 to -1, its own mirror image.
+        interval: Grid interval of the losses.
+
+    Returns:
+        One distribution for each direction of the adjacency.
+    """
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    def profile(kind: AdjacencyType) -> np.ndarray:
+        pair = GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=kind)
+        top = math.ceil(pair.connect_dots_bounds().epsilon_upper / interval)
+        return np.asarray(pair.get_delta_for_epsilon(interval * np.arange(top + 1)))
+
+    if adjacency == "replace-one":
+        return (symmetric(profile(AdjacencyType.REPLACE), interval),)
+    removed, added = profile(AdjacencyType.REMOVE), profile(AdjacencyType.ADD)
+    return two_sided(removed, added, interval), two_sided(added, removed, interval)
+
+
+@lru_cache(maxsize=64)
+def _renyi_of_one(noise: float, rate: float, orders: tuple[float, ...]) -> np.ndarray:
+    return sampled_renyi(noise, rate, np.array(orders))
+
+
+def sampled_renyi(noise_multiplier: float, rate: float, orders: np.ndarray) -> np.ndarray:
+    """Compute Renyi divergences of one Poisson-sampled Gaussian release under add/remove adjacency; never too small.
+
+    The library's series for a fractional order takes every term as positive, so it may be high, or not converge and give inf.
+    (a - 1) times the divergence is convex in a and 0 at 1: the chord between the whole orders around a fractional one also
+    bounds it.
+
+    Args:
+        noise_multiplier: Noise over the clip norm.
+        rate: Sampling rate; 1 is the plain Gaussian mechanism, a / (2 z^2).
+        orders: Renyi orders above 1.
+
+    Returns:
+        Divergences, (len(orders),) float64.
+
+    Source: Mironov, Talwar, Zhang 2019.
+    """
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    released = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if rate == 1:
+        return np.asarray(RdpAccountant(orders).compose(released).rdp)
+    whole = np.union1d(np.floor(orders), np.ceil(orders))
+    needed = np.union1d(whole[whole > 1], orders)
+    with _quiet():
+        divergences = RdpAccountant(needed).compose(dp_accounting.PoissonSampledDpEvent(rate, released)).rdp
+    moments = np.concatenate(([0.0], (needed - 1) * divergences))
+    integer = np.concatenate(([True], needed % 1 == 0))
+    points = np.concatenate(([1.0], needed))
+    chords = np.interp(orders, points[integer], moments[integer]) / (orders - 1)
+    bounded = np.minimum(divergences[np.searchsorted(needed, orders)], chords)
+    return np.maximum(bounded, 0.0) + gaussian.RENYI_ROUNDING
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the library's warnings about orders that do not converge: chords bound these."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

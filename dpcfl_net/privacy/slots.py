@@ -1,0 +1,176 @@
+"""Slots of a plan: what a client, or a trusted server, may release over a run, and the event that each costs."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from dpcfl_net.core.types import Adjacency
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.events.unprotected import Unprotected
+
+RAW = "raw to a trusted server: it sees this release as it is"
+
+
+def given(noise_multiplier: float | None) -> float:
+    """Return the noise multiplier of a plan that needs one.
+
+    Raises:
+        ValueError: If the job names none.
+    """
+    if noise_multiplier is None:
+        raise ValueError("the plan holds releases with noise, and the job names no noise multiplier for it")
+    return noise_multiplier
+
+
+@dataclass(frozen=True)
+class Slot(ABC):
+    """One release, or the releases of one task, in a plan.
+
+    Attributes:
+        name: Name in plans and ledgers; slots of one name in a plan are equal.
+    """
+
+    name: str
+
+    @abstractmethod
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """Build the event that the slot costs.
+
+        Args:
+            noise_multiplier: The plan's noise multiplier z; None if the job names none.
+            adjacency: "zero-out" or "replace-one".
+
+        Returns:
+            What the accountant and the ledger are told.
+
+        Raises:
+            ValueError: If the slot needs a noise multiplier and there is none.
+        """
+
+
+@dataclass(frozen=True)
+class DPSGDSlot(Slot):
+    """DP-SGD of one task.
+
+    Attributes:
+        rate: Poisson sampling rate of each batch; 1 takes every record.
+        steps: Number of steps.
+    """
+
+    rate: float
+    steps: int
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`; the accountant doubles the sensitivity under replace-one."""
+        return SampledGaussian(given(noise_multiplier), self.rate, self.steps)
+
+
+@dataclass(frozen=True)
+class GaussianSlot(Slot):
+    """One Gaussian release over all data of a client.
+
+    Attributes:
+        ratio: The noise multiplier of this release over the plan's z, relative to the sensitivity under zero-out.
+        doubles: True if the replace-one sensitivity is twice the zero-out sensitivity, as for a vector of bounded norm; False
+            if both are equal, as for a number between 0 and a bound.
+    """
+
+    ratio: float = 1.0
+    doubles: bool = True
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`. The accountant doubles every sensitivity under replace-one; where it does not double, so is the noise."""
+        factor = 2 if adjacency == "replace-one" and not self.doubles else 1
+        return SampledGaussian(factor * self.ratio * given(noise_multiplier), 1.0, 1)
+
+
+@dataclass(frozen=True)
+class SelectionSlot(Slot):
+    """One selection by the exponential mechanism, P(m) proportional to exp(eta * count_m).
+
+    Attributes:
+        eta: Weight of one record in the log-probability; counts are of the client's own records.
+    """
+
+    eta: float
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`. Zero-out moves every count by 0 or +1 together (range eta), replace-one by -1..+1 (range 2 eta)."""
+        return BoundedRangeSelection(self.eta if adjacency == "zero-out" else 2 * self.eta, 1)
+
+
+@dataclass(frozen=True)
+class UnprotectedSlot(Slot):
+    """One release without a guarantee, as a paper publishes it; a plan that holds one has epsilon = inf.
+
+    Attributes:
+        reason: Why it has no guarantee.
+    """
+
+    reason: str
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`; independent of the noise."""
+        return Unprotected(self.reason)
+
+
+@dataclass(frozen=True)
+class RawSlot(Slot):
+    """One raw release to a server that is trusted to add the noise; nothing protects it against that server."""
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`; independent of the noise. The server's own ledger holds what the run costs."""
+        return Unprotected(RAW)
+
+
+@dataclass(frozen=True)
+class CentralSlot(Slot):
+    """Releases of a trusted server in one round, over a fresh sample of clients.
+
+    Attributes:
+        sampling: "poisson", each client independently with probability sample_size / population; "fixed", exactly
+            sample_size of population without replacement.
+        sample_size: Clients of a sample (expected number under "poisson").
+        population: Number of clients.
+        parts: (name, share): the share of 1 / z^2 of each release of the round.
+
+    Raises:
+        ValueError: If the shares are not positive or do not add up to 1.
+    """
+
+    sampling: Literal["poisson", "fixed"]
+    sample_size: float
+    population: int
+    parts: tuple[tuple[str, float], ...] = (("sums", 1.0),)
+
+    def __post_init__(self) -> None:
+        shares = [share for _, share in self.parts]
+        if not all(share > 0 for share in shares) or not math.isclose(sum(shares), 1.0):
+            raise ValueError(f"parts must have positive shares that add up to 1, got {self.parts!r}")
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`; all parts together. z is noise over the sensitivity under add/remove (Poisson) or replace-one (fixed)."""
+        if self.sampling == "fixed":
+            return FixedSizeGaussian(given(noise_multiplier), int(self.sample_size), self.population, 1)
+        return SampledGaussian(given(noise_multiplier), self.sample_size / self.population, 1)
+
+    def part_noise(self, noise_multiplier: float, part: str) -> float:
+        """Compute the noise multiplier of one part, relative to that part's own sensitivity.
+
+        Args:
+            noise_multiplier: The round's noise multiplier z.
+            part: Name of the part.
+
+        Returns:
+            z / sqrt(share of the part).
+
+        Raises:
+            KeyError: If there is no such part.
+        """
+        return noise_multiplier / math.sqrt(dict(self.parts)[part])

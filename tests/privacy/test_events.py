@@ -1,0 +1,95 @@
+"""Privacy events: recorded format, merging, ranks, and that an event type alone is enough for the accountant."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon
+from dpcfl_net.privacy.accounting.composition import symmetric
+from dpcfl_net.privacy.events.base import LossSpread, Mechanism, event_types, merge, read_event
+from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.events.unprotected import Unprotected
+
+EVENTS = [SampledGaussian(1.5, 0.1, 7), FixedSizeGaussian(1.5, 10, 100, 7), BoundedRangeSelection(0.5, 7), Unprotected("raw")]
+
+
+def test_every_type_is_found_in_the_order_in_which_its_numbers_are_added():
+    assert list(event_types().values()) == [type(event) for event in EVENTS]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_is_read_as_it_was_written(event):
+    assert event.as_json()["type"] == type(event).__name__
+    assert read_event(event.as_json()) == event
+    with pytest.raises((KeyError, TypeError)):
+        read_event(event.as_json() | {"unknown": 1})
+
+
+def test_equal_mechanisms_are_merged_and_others_are_not():
+    plan = dict.fromkeys(EVENTS, 3) | {SampledGaussian(1.5, 0.1, 2): 2, SampledGaussian(1.5, 0.2, 0): 4}
+    merged = [SampledGaussian(1.5, 0.1, 25), *(event.with_runs(3 * event.runs) for event in EVENTS[1:])]
+    assert merge(plan) == merged
+    assert EVENTS[-1].with_runs(3) == EVENTS[-1]
+
+
+def test_weights_rank_events_by_their_cost():
+    assert SampledGaussian(1.5, 0.1, 7).weight < SampledGaussian(1.5, 0.1, 8).weight < SampledGaussian(1.5, 1.0, 8).weight
+    assert FixedSizeGaussian(1.5, 10, 100, 7).weight == SampledGaussian(1.5, 0.1, 7).weight
+    assert BoundedRangeSelection(2.0, 3).weight == 3
+    assert SampledGaussian(1e-3, 0.1, 1).weight == Unprotected("raw").weight == math.inf
+
+
+def test_next_to_no_noise_on_all_records_is_no_guarantee_and_no_error():
+    assert epsilon([SampledGaussian(1e-200, 1.0, 5)], 1e-5) == math.inf
+
+
+@dataclass(frozen=True)
+class RandomisedResponse(Mechanism):
+    """Answers of pure epsilon 1 / noise_multiplier each: a mechanism that the package does not know."""
+
+    noise_multiplier: float
+    count: int
+    runs_field: ClassVar[str | None] = "count"
+
+    @property
+    def weight(self):
+        return self.count * self.noise_multiplier**-2 / 4
+
+    def losses(self, adjacency, interval):
+        top, pure = math.ceil(1 / (self.noise_multiplier * interval)), 1 / self.noise_multiplier
+        profile = np.maximum(-np.expm1(interval * np.arange(top + 1) - pure), 0) / (1 + math.exp(-pure))
+        return [((symmetric(profile, interval),), self.count)]
+
+    def renyi(self, orders):
+        pure = 1 / self.noise_multiplier
+        heads, tails = orders * pure - np.logaddexp(0, pure), (1 - orders) * pure - np.logaddexp(0, pure)
+        return self.count * np.logaddexp(heads, tails) / (orders - 1)
+
+    def total_variation(self, adjacency):
+        return self.count * math.tanh(0.5 / self.noise_multiplier)
+
+    def spread(self, adjacency):
+        return LossSpread(self.count * self.noise_multiplier**-2, self.count, 2 / self.noise_multiplier)
+
+
+def test_a_new_mechanism_needs_nothing_but_its_own_class():
+    assert epsilon([RandomisedResponse(2.0, 1)], 1e-9) == pytest.approx(0.5, rel=1e-3)
+    k, delta, pure = 30, 1e-5, 0.2
+    # Randomised response, exactly: heads of k coins of bias e^E / (1 + e^E).
+    bias, y = math.exp(pure) / (1 + math.exp(pure)), epsilon([RandomisedResponse(1 / pure, k)], delta)
+    exact = sum(
+        math.comb(k, i) * max(0.0, bias**i * (1 - bias) ** (k - i) - math.exp(y) * (1 - bias) ** i * bias ** (k - i))
+        for i in range(k + 1)
+    )
+    assert exact == pytest.approx(delta, rel=5e-3)
+    together = [RandomisedResponse(1 / pure, k), SampledGaussian(2.0, 1.0, 1), BoundedRangeSelection(0.1, 3)]
+    assert y < epsilon(together, delta) < y + epsilon(together[1:], delta)
+    noise = calibrate(lambda z: [RandomisedResponse(z, k), SampledGaussian(3 * z, 0.1, 4)], 2.0, delta)
+    assert 1.99 < epsilon([RandomisedResponse(noise, k), SampledGaussian(3 * noise, 0.1, 4)], delta) <= 2
