@@ -68,7 +68,7 @@ class Sweep:
         """ConfigError with every problem of every cell."""
         axes = parse_axes(items)
         cells = grid(path, axes)
-        document = configuration.read_document(path)
+        document = configuration.read_document(configuration.find(path))
         what = json.dumps([document, axes], sort_keys=True, default=str)
         folder = out / f"{cells[0].config.name}-sweep-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
         return cls(document, axes, cells, folder, out / STORE)

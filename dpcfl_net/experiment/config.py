@@ -18,7 +18,8 @@ from pydantic import (
     model_serializer,
 )
 
-from dpcfl_net.algorithms.base import Algorithm, Setting, find, registry
+from dpcfl_net.algorithms.base import Algorithm, Setting, registry
+from dpcfl_net.algorithms.base import find as find_algorithm
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import allowed_keys, known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
@@ -31,14 +32,15 @@ from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.config_options import with_algorithm
+from dpcfl_net.experiment.config_overrides import merge, override, plain
 from dpcfl_net.training import models
 
+PACKAGED = Path(__file__).parents[1] / "configs"  # configurations that come with the package
 # Larger numbers are mistakes; within these limits a job is made in about a minute at most.
 MOST_ROUNDS = 100_000
 MOST_SECONDS = 1_000_000.0  # eleven days
 MOST_ANSWERS = 2_000_000  # rounds times clients
 MOST_STEPS = 500_000  # of one client's local training over the whole run
-MOST_KEY_PARTS = 8  # of an override's dotted key
 
 
 def _folder_name(name: str) -> str:
@@ -199,7 +201,7 @@ class Config(Section):
 
     @property
     def algorithm_class(self) -> type[Algorithm]:
-        return find(self.algorithm["name"])
+        return find_algorithm(self.algorithm["name"])
 
     @property
     def options(self) -> Any:
@@ -207,39 +209,59 @@ class Config(Section):
         return self.algorithm_class.Options.model_validate({k: v for k, v in self.algorithm.items() if k != "name"})
 
 
-def load(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a YAML file and `key=value` overrides; ConfigError holds every problem that was found."""
-    document = read_document(path)
-    for item in overrides:
-        _override(document, item)
+def find(name: str | Path) -> Path:
+    """Find a configuration by path or by the name of a packaged one.
+
+    Args:
+        name: Path of a YAML file, or a name such as "quickstart" or "r_dpcfl/fmnist_rotation". A file wins over a name.
+
+    Returns:
+        Path of the YAML file.
+
+    Raises:
+        ConfigError: If it is neither; the message suggests the nearest packaged name.
+    """
+    packaged, text = packaged_names(), str(name)
+    if not os.path.isfile(name) and (plain := text.removesuffix(".yaml").removeprefix("configs/")) in packaged:
+        return PACKAGED / f"{plain}.yaml"
+    if not os.path.exists(name):  # False, too, for a name that no file can have
+        raise ConfigError(f"no such configuration file: {name}{hint(text.removesuffix('.yaml'), packaged)}")
+    return Path(name)
+
+
+def packaged_names() -> list[str]:
+    """Names of the configurations that come with the package, sorted."""
+    return sorted(str(path.relative_to(PACKAGED).with_suffix("")) for path in PACKAGED.rglob("*.yaml"))
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
+    """Load and check one configuration.
+
+    Args:
+        source: Path of a YAML file, name of a packaged configuration (see `find`), or the document itself.
+        overrides: `key=value` texts with YAML values, or a mapping. Keys are dotted; nested mappings are merged.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ConfigError: With every problem found: field, value and what is allowed.
+    """
+    document = plain(source) if isinstance(source, Mapping) else read_document(find(source))
+    if isinstance(overrides, Mapping):
+        merge(document, overrides)
+    else:
+        for item in overrides:
+            override(document, item)
     return resolve(document)
 
 
 def read_document(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, as it is written there; ConfigError if it holds none."""
-    if not os.path.exists(path):  # False, too, for a name that no file can have
-        raise ConfigError(f"no such configuration file: {path}")
     document = yaml_file.load(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values")
     return document
-
-
-def _override(document: dict[str, Any], item: str) -> None:
-    key, equals, text = item.partition("=")
-    *path, last = key.split(".")
-    if not equals or not all([*path, last]) or len(path) >= MOST_KEY_PARTS:
-        raise ConfigError(f"override {shown(item)} is not key=value, for example privacy.epsilon=3")
-    value = yaml_file.parse(text, f"override {shown(item)}")
-    at = document
-    for part in path:
-        nested = at.get(part)
-        if nested is None:
-            nested = at[part] = {}
-        if not isinstance(nested, dict):
-            raise ConfigError(f"override {key!r}: {part!r} is a value, not a section")
-        at = nested
-    at[last] = value
 
 
 def resolve(document: Mapping[str, Any]) -> Config:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, SMALL, write_config
@@ -187,3 +189,28 @@ def test_an_option_of_another_algorithm_says_whose_it_is(tmp_path):
     with pytest.raises(ConfigError) as refused:
         config.load(write_config(tmp_path), ["algorithm.name=global", "algorithm.clustering.space=full", "algorithm.least=4"])
     assert any("unknown key 'algorithm.least', an option of rr-cluster" in problem for problem in refused.value.problems)
+
+
+def test_a_configuration_is_found_by_path_or_by_name(tmp_path, monkeypatch):
+    names = config.packaged_names()
+    assert {"quickstart", "r_dpcfl/fmnist_rotation"} <= set(names)
+    assert config.find("quickstart").name == config.find("configs/quickstart.yaml").name == "quickstart.yaml"
+    monkeypatch.chdir(tmp_path)
+    assert config.find("configs/quickstart.yaml") == config.find("quickstart")
+    own = write_config(tmp_path)
+    own.rename(tmp_path / "quickstart.yaml")
+    assert config.find("quickstart.yaml") == Path("quickstart.yaml"), "a file wins over a name"
+    with pytest.raises(ConfigError, match="no such configuration file: quikstart; did you mean 'quickstart'"):
+        config.find("quikstart")
+
+
+def test_overrides_are_texts_or_mappings_with_dotted_or_nested_keys():
+    texts = config.load(SMALL, ["privacy.epsilon=3", "data.clients=[2, 2]", "rounds=3"])
+    dotted = config.load(SMALL, {"privacy.epsilon": 3, "data": {"clients": (2, 2)}, "rounds": np.int64(3)})
+    assert texts == dotted
+    assert dotted.privacy.delta == SMALL["privacy"]["delta"], "a nested mapping is merged"
+    assert SMALL["rounds"] == 6, "the document is copied"
+    with pytest.raises(ConfigError, match="'rounds' is a value, not a section"):
+        config.load(SMALL, {"rounds": {"more": 5}})
+    with pytest.raises(ConfigError, match="is not a dotted key"):
+        config.load(SMALL, {"privacy..epsilon": 5})

@@ -1,0 +1,79 @@
+"""Changes to a configuration document: `key=value` texts and mappings with dotted keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
+
+MOST_KEY_PARTS = 8  # of a dotted key
+
+
+def override(document: dict[str, Any], item: str) -> None:
+    """Apply one `key=value` text to a document in place.
+
+    Args:
+        document: The configuration as it was written.
+        item: Dotted key and YAML value, as "privacy.epsilon=3".
+
+    Raises:
+        ConfigError: If the text has another form, or a part of the key is a value and not a section.
+    """
+    key, equals, text = item.partition("=")
+    if not equals or not _is_key(key):
+        raise ConfigError(f"override {shown(item)} is not key=value, for example privacy.epsilon=3")
+    _set(document, key, yaml_file.parse(text, f"override {shown(item)}"))
+
+
+def merge(document: dict[str, Any], changes: Mapping[str, Any], within: str = "") -> None:
+    """Apply a mapping to a document in place; nested mappings are merged into their sections.
+
+    Args:
+        document: The configuration as it was written.
+        changes: Values by dotted key, as {"privacy.epsilon": 3} or {"privacy": {"epsilon": 3}}.
+        within: Dotted key of the section that `changes` belongs to.
+
+    Raises:
+        ConfigError: If a key is not dotted text, or a part of it is a value and not a section.
+    """
+    for name, value in changes.items():
+        key = f"{within}.{name}" if within else name
+        if not isinstance(key, str) or not _is_key(key):
+            raise ConfigError(f"override {shown(key)} is not a dotted key, for example privacy.epsilon")
+        if isinstance(value, Mapping) and value:
+            merge(document, value, key)
+        else:
+            _set(document, key, plain(value))
+
+
+def plain(value: Any) -> Any:
+    """Convert a Python value to what YAML would hold: a deep copy with lists for tuples, text for paths, no numpy numbers."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_key(key: str) -> bool:
+    parts = key.split(".")
+    return all(parts) and len(parts) <= MOST_KEY_PARTS
+
+
+def _set(document: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    at = document
+    for part in path:
+        nested = at.get(part)
+        if nested is None:
+            nested = at[part] = {}
+        if not isinstance(nested, dict):
+            raise ConfigError(f"override {key!r}: {part!r} is a value, not a section")
+        at = nested
+    at[last] = value
