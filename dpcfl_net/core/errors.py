@@ -42,3 +42,7 @@ class RunFailed(DpcflError):
     """A run could not go on: quorum lost, a process over its crash limit."""
 
     exit_code = 4
+
+
+class StopRun(Exception):
+    """Raised by a callback to stop its run early; the run can be resumed."""
