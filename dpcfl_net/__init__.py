@@ -1,3 +1,86 @@
-"""dpcfl_net: differentially private clustered federated learning as real processes and real messages."""
+"""dpcfl_net: differentially private clustered federated learning as real processes and real messages.
+
+The public Python API, `import dpcfl_net as dpcfl`. Names are loaded when they are first used, so that the import itself is
+cheap; see docs/python-api.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dpcfl_net.algorithms.base import Algorithm as Algorithm
+    from dpcfl_net.algorithms.base import Options as Options
+    from dpcfl_net.algorithms.base import on_central_server as on_central_server
+    from dpcfl_net.algorithms.base import on_client as on_client
+    from dpcfl_net.core.errors import ConfigError as ConfigError
+    from dpcfl_net.core.errors import DataMissing as DataMissing
+    from dpcfl_net.core.errors import DpcflError as DpcflError
+    from dpcfl_net.core.errors import LedgerError as LedgerError
+    from dpcfl_net.core.errors import Refused as Refused
+    from dpcfl_net.core.errors import RunFailed as RunFailed
+    from dpcfl_net.core.errors import StopRun as StopRun
+    from dpcfl_net.core.types import Release as Release
+    from dpcfl_net.core.types import State as State
+    from dpcfl_net.core.types import TensorSpec as TensorSpec
+    from dpcfl_net.experiment.config import Config as Config
+    from dpcfl_net.federation.base import Federation as Federation
+    from dpcfl_net.federation.capabilities import Capabilities as Capabilities
+    from dpcfl_net.federation.capabilities import Setting as Setting
+    from dpcfl_net.launch.api import SweepResult as SweepResult
+    from dpcfl_net.launch.api import account as account
+    from dpcfl_net.launch.api import compare as compare
+    from dpcfl_net.launch.api import load as load
+    from dpcfl_net.launch.api import open_run as open_run
+    from dpcfl_net.launch.api import resume as resume
+    from dpcfl_net.launch.api import run as run
+    from dpcfl_net.launch.api import sweep as sweep
+    from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection as BoundedRangeSelection
+    from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian as FixedSizeGaussian
+    from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian as SampledGaussian
+    from dpcfl_net.privacy.events.unprotected import Unprotected as Unprotected
+    from dpcfl_net.privacy.slots import CentralSlot as CentralSlot
+    from dpcfl_net.privacy.slots import DPSGDSlot as DPSGDSlot
+    from dpcfl_net.privacy.slots import GaussianSlot as GaussianSlot
+    from dpcfl_net.privacy.slots import RawSlot as RawSlot
+    from dpcfl_net.privacy.slots import SelectionSlot as SelectionSlot
+    from dpcfl_net.privacy.slots import UnprotectedSlot as UnprotectedSlot
+    from dpcfl_net.report.run import Run as Run
+    from dpcfl_net.results.comparison import Comparison as Comparison
+    from dpcfl_net.results.rounds import RoundMetrics as RoundMetrics
+
+_NAMES = {
+    "algorithms.base": ("Algorithm", "Options", "on_central_server", "on_client"),
+    "core.errors": ("ConfigError", "DataMissing", "DpcflError", "LedgerError", "Refused", "RunFailed", "StopRun"),
+    "core.types": ("Release", "State", "TensorSpec"),
+    "experiment.config": ("Config",),
+    "federation.base": ("Federation",),
+    "federation.capabilities": ("Capabilities", "Setting"),
+    "launch.api": ("SweepResult", "account", "compare", "load", "open_run", "resume", "run", "sweep"),
+    "privacy.events.bounded_range_selection": ("BoundedRangeSelection",),
+    "privacy.events.fixed_size_gaussian": ("FixedSizeGaussian",),
+    "privacy.events.sampled_gaussian": ("SampledGaussian",),
+    "privacy.events.unprotected": ("Unprotected",),
+    "privacy.slots": ("CentralSlot", "DPSGDSlot", "GaussianSlot", "RawSlot", "SelectionSlot", "UnprotectedSlot"),
+    "report.run": ("Run",),
+    "results.comparison": ("Comparison",),
+    "results.rounds": ("RoundMetrics",),
+}  # fmt: skip
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__", *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -71,8 +71,12 @@ class Run(Protocol):
         """The most processes that are there at once."""
 
 
-def run_of(folder: Path, config: Config, site: Placement) -> Run:
-    """The processes that a configuration asks for."""
+def run_of(folder: Path, config: Config, site: Placement, calling_process: bool = False) -> Run:
+    """The processes that a configuration asks for; calling_process: none of them, all is done in this one."""
+    if calling_process:
+        from dpcfl_net.launch.calling_process import CallingProcessRun
+
+        return CallingProcessRun(folder, config)
     if config.runtime.federation == "in-process":
         return OneProcessRun(folder, config)
     return FederationRun(folder, config, site)
@@ -262,11 +266,7 @@ class OneProcessRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`."""
-        output = self.config.output
-        spec = OneProcessSpec(
-            self.folder, read_operator_key(self._files.operator_key), self._files.ledgers, terms_of(self.config),
-            self.config.data.root, output.keep_checkpoints, self.config.runtime.quorum, output.evaluate_every,
-        )  # fmt: skip
+        spec = one_process_spec(self.folder, self.config)
         self._child = Child("in-process", serve_in_one_process, spec, self._files.log("in-process"))
         self._child.launch(forkserver())
 
@@ -296,6 +296,15 @@ class OneProcessRun:
     def processes(self) -> int:
         """See `Run`."""
         return 1
+
+
+def one_process_spec(folder: Path, config: Config) -> OneProcessSpec:
+    """Collect what a run in one process starts with, from its folder and configuration."""
+    files = RunFolder(folder)
+    return OneProcessSpec(
+        folder, read_operator_key(files.operator_key), files.ledgers, terms_of(config), config.data.root,
+        config.output.keep_checkpoints, config.runtime.quorum, config.output.evaluate_every,
+    )  # fmt: skip
 
 
 def serve_in_one_process(spec: OneProcessSpec) -> None:

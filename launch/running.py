@@ -8,16 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from dpcfl_net.core import yaml_file
-from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
+from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed, StopRun
 from dpcfl_net.core.files import reason, write_text
 from dpcfl_net.core.locks import run_lock
 from dpcfl_net.core.plugins import short
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import Job, read_job, write_job
@@ -26,10 +28,62 @@ from dpcfl_net.launch import processes
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.results import summary
+from dpcfl_net.results.models import export_models
 from dpcfl_net.transport.keys import make_operator_keys
 
 FIRST_COUNT_S = 1.0  # what counting epsilon is taken to cost before the first time: a run of seconds counts at its end only
 STATEMENT_S = 1.0  # how long a stopped run waits for its epsilon under replacement, which a report computes as well
+
+
+# Settings of a run inside the calling process: no message crosses a wire, so that there is no transcript.
+IN_PROCESS = {"runtime.federation": "in-process", "output.transcript": "off"}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run folder that may be resumed. seconds: what it took so far; finished: whether all of its rounds are done."""
+
+    config: Config
+    document: dict[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        return self.document.get("state") == "finished"
+
+    @property
+    def seconds(self) -> float:
+        return float(self.document.get("wall_s", 0.0))
+
+
+def kept(folder: Path, *, elsewhere: bool = False, warn: Callable[[str], None] = lambda text: None) -> Kept:
+    """Read a run folder that is to be resumed.
+
+    Args:
+        folder: The run folder.
+        elsewhere: Whether its workers may be on other hosts.
+        warn: Called with what is wrong with a run.json that cannot be read; it is made again.
+
+    Returns:
+        Its configuration and run.json.
+
+    Raises:
+        ConfigError: If the folder holds no run, or a damaged one, or one whose workers are on other hosts.
+        Refused: If its job is not signed.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"{folder} is not a run folder: it holds no config.yaml")
+    try:
+        config = configuration.load(folder / "config.yaml")
+    except ConfigError as error:
+        raise ConfigError([f"{folder / 'config.yaml'}: {problem}" for problem in error.problems]) from None
+    if not elsewhere and (folder / "placement.json").exists():
+        raise ConfigError(f"the workers of {folder} are on other hosts: go on with dpcfl launch --resume {folder} --on ...")
+    summary.read_run_job(folder)
+    try:
+        return Kept(config, summary.read_document(folder))
+    except ConfigError as error:
+        warn(str(error))
+        return Kept(config, {})
 
 
 class Shown(Protocol):
@@ -74,16 +128,25 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def run_and_report(
-    folder: Path, config: Config, before: float = 0.0, site: Placement | None = None, interrupts: Interrupts | None = None
+    folder: Path,
+    config: Config,
+    before: float = 0.0,
+    site: Placement | None = None,
+    interrupts: Interrupts | None = None,
+    *,
+    calling_process: bool = False,
 ) -> tuple[int, dict[str, Any]]:
-    """A run as a person sees it, with its report; (exit code, run.json)."""
+    """Run as `run_in`, print progress and result, and write the report; (exit code, run.json).
+
+    In the calling process progress is printed in plain lines, so that the terminal is free for a debugger.
+    """
     if interrupts is None:
         with Interrupts(until_exit=True) as own:
-            return run_and_report(folder, config, before, site, own)
-    from dpcfl_net.launch.cli.screen import open_screen
+            return run_and_report(folder, config, before, site, own, calling_process=calling_process)
+    from dpcfl_net.launch.cli.screen import PlainLines, open_screen
 
-    screen = open_screen()
-    document, failure = run_in(folder, config, screen, before, site, interrupts, tell=_tell)
+    screen = PlainLines() if calling_process else open_screen()
+    document, failure = run_in(folder, config, screen, before, site, interrupts, tell=_tell, calling_process=calling_process)
     if not document:
         left = folder.exists()
         print(
@@ -114,16 +177,31 @@ def run_in(
     site: Placement | None = None,
     interrupts: Interrupts | None = None,
     tell: Callable[[DpcflError], None] = lambda failure: None,
+    *,
+    calling_process: bool = False,
 ) -> tuple[dict[str, Any], DpcflError | None]:
-    """Start or go on with the run of a folder, watch, stop everything; (run.json, what it failed of, if it did).
+    """Start or resume the run of a folder, watch it, stop all its processes, write run.json and the models. Prints nothing.
 
-    site: where its workers are, this machine unless it is given. tell: hears of a failure at once, before the end is written
-    down. Prints nothing itself; a signal ends in state `interrupted`, or in no document and no folder if nothing had begun.
-    ConfigError while another process runs the folder.
+    Args:
+        folder: The run folder; an empty one gets a new job.
+        config: The run's configuration.
+        screen: Called with the progress several times a second. If it raises StopRun, the run is interrupted.
+        before: Seconds that the run took before it is resumed.
+        site: Where the workers are; this machine unless it is given.
+        interrupts: Signals that interrupt the run.
+        tell: Called with a failure at once, before the end is written down.
+        calling_process: Run everything in this process instead of processes of its own.
+
+    Returns:
+        run.json and what the run failed of, if it did. The state is `interrupted` after a signal; run.json is empty and the
+        folder removed if nothing had begun.
+
+    Raises:
+        ConfigError: If another process runs the folder.
     """
     if interrupts is None:
         with Interrupts() as own:
-            return run_in(folder, config, screen, before, site, own, tell)
+            return run_in(folder, config, screen, before, site, own, tell, calling_process=calling_process)
     site = site or LocalPlacement()
     with run_lock(folder):
         fresh = all(path == RunFolder(folder).lock for path in folder.iterdir())
@@ -133,7 +211,7 @@ def run_in(
         try:
             with interrupts.raising():
                 interrupts.check()
-                run = processes.run_of(folder, config, site)
+                run = processes.run_of(folder, config, site, calling_process)
                 run.warm()
                 if fresh:
                     prepare(folder, config, site)
@@ -145,12 +223,16 @@ def run_in(
             run.finish()
             screen.update(book.look())
             state = "finished"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StopRun):
             state = "interrupted"
         except (DpcflError, OSError) as error:
             failure = error if isinstance(error, DpcflError) else RunFailed(_words(folder, error))
             screen.close()
             tell(failure)
+        except Exception:  # an error of the user's own code in this process comes out as it is
+            if book is not None:
+                book.write(state, last=True)
+            raise
         finally:
             screen.close()
             if run is not None:
@@ -162,9 +244,13 @@ def run_in(
                 raise failure
             return {}, None
         try:
-            return book.write(state, last=True), failure
+            document = book.write(state, last=True)
+            export_models(folder, book.job, config.data.root)
         except OSError as error:
             return book.document, failure or RunFailed(_words(folder, error))
+        except DpcflError as error:
+            return book.document, failure or error
+        return document, failure
 
 
 def _report(folder: Path, interrupts: Interrupts) -> int:

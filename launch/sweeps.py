@@ -20,16 +20,19 @@ from dpcfl_net.core import yaml_file
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
+from dpcfl_net.core.files import shown
 from dpcfl_net.core.plugins import short
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_overrides import plain
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import compare as comparison
 from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import duration, percent
 from dpcfl_net.training.devices import CPU, deal
 
+Source = str | Path | Mapping[str, Any] | Config  # as `configuration.load` takes it
 STORE = "store"
 MOST_CELLS = 5_000
 OPEN, CLOSE, QUOTES = "[{(", "]})", "'\""
@@ -67,14 +70,58 @@ class Sweep:
     store: Path
 
     @classmethod
-    def of(cls, path: Path, items: Iterable[str], out: Path) -> Sweep:
-        """ConfigError with every problem of every cell."""
-        axes = parse_axes(items)
-        cells = grid(path, axes)
-        document = configuration.read_document(configuration.find(path))
-        what = json.dumps([document, axes], sort_keys=True, default=str)
+    def of(cls, source: Source, axes: Iterable[str] | Mapping[str, Sequence[Any]], out: Path) -> Sweep:
+        """Make the grid and check every cell.
+
+        Args:
+            source: Configuration, as `configuration.load` takes it.
+            axes: Items as `parse_axes` takes them, or values by dotted key.
+            out: Parent of the sweep's folder and of the store that all sweeps share.
+
+        Raises:
+            ConfigError: With every problem of every cell.
+        """
+        texts = axes_of(axes) if isinstance(axes, Mapping) else parse_axes(axes)
+        cells = grid(source, texts)
+        document = configuration.source_document(source)
+        what = json.dumps([document, texts], sort_keys=True, default=str)
         folder = out / f"{cells[0].config.name}-sweep-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
-        return cls(document, axes, cells, folder, out / STORE)
+        return cls(document, texts, cells, folder, out / STORE)
+
+    def run(
+        self,
+        told: Callable[[int, Cell, CellOutcome], None] = lambda number, cell, outcome: None,
+        screen: Callable[[int, Cell], running.Shown] | None = None,
+    ) -> list[CellOutcome]:
+        """Run what is not finished yet, cell by cell, and keep sweep.json up to date; one that fails does not end the rest.
+
+        Args:
+            told: Called with number (from 1), cell and outcome of each cell.
+            screen: Makes what shows a cell's progress; None: one line in a terminal.
+
+        Returns:
+            Outcomes in the order of the cells. The last one is `interrupted` if a signal stopped the sweep.
+        """
+        states = [FINISHED if done else WAITING for done in self.done()]
+        self.write(states)
+        outcomes: list[CellOutcome] = []
+        for number, cell in enumerate(self.cells, 1):
+            outcome = run_cell(cell.config, self.store, screen(number, cell) if screen is not None else None)
+            states[number - 1] = outcome.state
+            self.write(states)
+            outcomes.append(outcome)
+            told(number, cell, outcome)
+            if outcome.state == INTERRUPTED:
+                break
+        return outcomes
+
+    def failures(self, outcomes: Sequence[CellOutcome]) -> list[str]:
+        """A sentence for each cell that failed, with its folder."""
+        return [
+            f"{cell.label}: {outcome.error} (run folder {outcome.folder})"
+            for cell, outcome in zip(self.cells, outcomes, strict=False)
+            if outcome.state == FAILED
+        ]
 
     def done(self) -> list[bool]:
         """Which cells have a finished run in the store."""
@@ -96,33 +143,31 @@ class Sweep:
         write_atomically(SweepFolder(self.folder).sweep, json.dumps(document, indent=2, default=str) + "\n")
 
 
-def sweep(path: Path, items: Iterable[str], out: Path) -> int:
-    """Run what is not done yet, cell by cell; then the table and the report. The exit code; RunFailed if cells failed."""
-    made = Sweep.of(path, items, out)
-    states = [FINISHED if done else WAITING for done in made.done()]
-    made.write(states)
-    failures = []
-    for index, cell in enumerate(made.cells):
-        outcome = run_cell(cell.config, made.store)
-        states[index] = outcome.state
-        made.write(states)
-        print(_line(index + 1, len(states), cell.label, outcome), flush=True)
-        if outcome.state == INTERRUPTED:
-            print("stopped; the same command goes on from here")
-            return 130
-        if outcome.state == FAILED:
-            failures.append(f"{cell.label}: {outcome.error} (run folder {outcome.folder})")
-    if len(failures) < len(states):
+def sweep(source: Source, items: Iterable[str], out: Path) -> int:
+    """Run a sweep, printing each cell, its table and its report; the exit code. RunFailed if cells failed."""
+    made = Sweep.of(source, items, out)
+    total = len(made.cells)
+    outcomes = made.run(lambda number, cell, outcome: print(_line(number, total, cell.label, outcome), flush=True))
+    if outcomes[-1].state == INTERRUPTED:
+        print("stopped; the same command goes on from here")
+        return 130
+    failures = made.failures(outcomes)
+    if len(failures) < total:
         comparison.show(made.folder)
     if failures:
-        again = "the same command tries them again"
-        raise RunFailed("\n".join([f"{len(failures)} of {len(states)} cells failed; {again}", *failures]))
+        raise failed_cells(failures, total)
     return 0
 
 
-def dry_run(path: Path, items: Iterable[str], out: Path) -> None:
+def failed_cells(failures: Sequence[str], total: int) -> RunFailed:
+    """The error of a sweep of so many cells in which some failed."""
+    again = "the same command tries them again"
+    return RunFailed("\n".join([f"{len(failures)} of {total} cells failed; {again}", *failures]))
+
+
+def dry_run(source: Source, items: Iterable[str], out: Path) -> None:
     """Print the cells, and how many of them are done already."""
-    made = Sweep.of(path, items, out)
+    made = Sweep.of(source, items, out)
     done = made.done()
     for cell, cached in zip(made.cells, done, strict=True):
         print(cell.label + ("  cached" if cached else ""))
@@ -144,10 +189,12 @@ def run_cells(cells: Sequence[Config], store: Path, say: Callable[[str], None]) 
     return outcomes
 
 
-def run_cell(config: Config, store: Path) -> CellOutcome:
-    """One configuration in its folder of the store: started, gone on with, or found finished."""
-    from dpcfl_net.launch.cli.screen import OneLine
+def run_cell(config: Config, store: Path, screen: running.Shown | None = None) -> CellOutcome:
+    """Start or resume one configuration in its folder of the store, unless it is finished; screen: None is one line."""
+    if screen is None:
+        from dpcfl_net.launch.cli.screen import OneLine
 
+        screen = OneLine()
     folder, start = cell_folder(config, store), time.monotonic()
     try:
         if not RunFolder(folder).protocol.exists():
@@ -155,7 +202,7 @@ def run_cell(config: Config, store: Path) -> CellOutcome:
         before = summary.read_document(folder)
         if before.get("state") == FINISHED:
             return CellOutcome(folder, FINISHED, True, 0.0)
-        document, failure = running.run_in(folder, config, OneLine(), float(before.get("wall_s", 0.0)))
+        document, failure = running.run_in(folder, config, screen, float(before.get("wall_s", 0.0)))
     except DpcflError as error:
         return CellOutcome(folder, FAILED, False, time.monotonic() - start, _one_line(error))
     return CellOutcome(folder, document["state"], False, time.monotonic() - start, _one_line(failure or ""))
@@ -201,7 +248,24 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
     return axes
 
 
-def grid(path: Path, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
+def axes_of(values: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+    """Axes as Python gives them, as `parse_axes` returns them; ConfigError names every axis that is not a list of values."""
+    axes: dict[str, list[str]] = {}
+    problems = []
+    for key, given in values.items():
+        listed = plain(given if hasattr(given, "tolist") else list(given)) if isinstance(given, Iterable) else []
+        if isinstance(given, str | Mapping) or not isinstance(listed, list) or not listed:
+            problems.append(f"axis {key!r} is {shown(given)}: must be a list of values, for example [0, 1, 2]")
+            continue
+        axes[key] = [yaml_file.dump(value, flow=True).strip() for value in listed]
+        if len(set(axes[key])) < len(listed):
+            problems.append(f"axis {key!r} names a value twice: {shown(listed)}")
+    if problems:
+        raise ConfigError(problems)
+    return axes
+
+
+def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
     """Every combination of the axes, the last one fastest, each validated; ConfigError names every problem and its cells."""
     if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
         raise ConfigError(f"the axes have {count:,} combinations, must be at most {MOST_CELLS:,}")
@@ -212,7 +276,7 @@ def grid(path: Path, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
         label = " ".join(item for item in items if len(axes[item.partition("=")[0]]) > 1) or " ".join(items)
         try:
             values = {key: yaml_file.parse(text, f"axis {key}") for key, text in zip(axes, texts, strict=True)}
-            cells.append(Cell(values, label, configuration.load(path, items)))
+            cells.append(Cell(values, label, configuration.load(source, items)))
         except ConfigError as error:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(label)

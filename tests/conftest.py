@@ -17,6 +17,7 @@ import psutil
 import pytest
 import threat_table
 import yaml
+from api_runs import by_network, in_process, with_epsilon  # noqa: F401 - fixtures
 from stages import RUNS, UNITS, stage_of
 from threat_table import evidence  # noqa: F401 - a fixture
 

@@ -67,7 +67,10 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn", "zmq": "pyzmq", "yaml": "pyyaml", "d
 
 def test_every_import_is_a_declared_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["ray"]]
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in ("ray", "pandas") for name in project["optional-dependencies"][extra]),
+    ]
     declared = {re.split(r"[<>=!~\[; ]", name)[0].lower() for name in wanted}
     used = {name.split(".")[0] for path in MODULES.values() for name in imports(path)}
     foreign = used - set(sys.stdlib_module_names) - {"dpcfl_net"}

@@ -51,3 +51,7 @@ class RunFailed(DpcflError):
     """A run cannot continue: the quorum is lost, or a process crashed too often."""
 
     exit_code = 4
+
+
+class StopRun(Exception):
+    """Raised by a callback to stop its run early; the run can be resumed."""

@@ -6,8 +6,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields, naming, read_bytes
@@ -99,9 +102,23 @@ def _lines(path: Path) -> list[bytes]:
     return [line for line in read_bytes(path).split(b"\n")[:-1] if line] if path.exists() else []
 
 
+_log: ContextVar[TextIO | None] = ContextVar("log", default=None)  # None: stderr, which is a process's own log
+
+
 def say(text: str) -> None:
-    """Write one line to the process's log (stderr); it must not depend on private data."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    """Write one line to the process's log (stderr, or the file of `saying_to`); it must not depend on private data."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=_log.get() or sys.stderr, flush=True)
+
+
+@contextmanager
+def saying_to(path: Path) -> Iterator[None]:
+    """Append what `say` writes to a file, for a run inside a process whose stderr belongs to its user."""
+    with path.open("a", encoding="utf-8") as file:
+        token = _log.set(file)
+        try:
+            yield
+        finally:
+            _log.reset(token)
 
 
 def _finite(value: Any) -> Any:

@@ -32,7 +32,7 @@ from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings, open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.config_options import with_algorithm
-from dpcfl_net.experiment.config_overrides import merge, override, plain
+from dpcfl_net.experiment.config_overrides import change, plain
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
 
@@ -269,12 +269,13 @@ def packaged_names() -> list[str]:
     return sorted(str(path.relative_to(PACKAGED).with_suffix("")) for path in PACKAGED.rglob("*.yaml"))
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
+def load(source: str | Path | Mapping[str, Any] | Config, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
     """Load and check one configuration.
 
     Args:
-        source: Path of a YAML file, name of a packaged configuration (see `find`), or the document itself.
-        overrides: `key=value` texts with YAML values, or a mapping. Keys are dotted; nested mappings are merged.
+        source: Path of a YAML file, name of a packaged configuration (see `find`), a document, or a configuration to change.
+        overrides: `key=value` texts with YAML values, or a mapping. Keys are dotted; nested mappings are merged. Another
+            `algorithm.name` drops the options of a configuration's algorithm.
 
     Returns:
         The checked configuration.
@@ -282,13 +283,28 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapp
     Raises:
         ConfigError: With every problem found: field, value and what is allowed.
     """
-    document = plain(source) if isinstance(source, Mapping) else read_document(find(source))
-    if isinstance(overrides, Mapping):
-        merge(document, overrides)
-    else:
-        for item in overrides:
-            override(document, item)
-    return resolve(document)
+    changes = overrides if isinstance(overrides, Mapping) else list(overrides)
+    document = source_document(source)
+    if isinstance(source, Config):
+        wanted = change({}, changes).get("algorithm")
+        if isinstance(wanted, dict) and wanted.get("name", source.algorithm["name"]) != source.algorithm["name"]:
+            document["algorithm"] = {}
+    return resolve(change(document, changes))
+
+
+def source_document(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
+    """The document that `load` starts from, a copy; errors as `find`."""
+    if isinstance(source, Config):
+        return source.model_dump(mode="json")
+    return dict(plain(source)) if isinstance(source, Mapping) else read_document(find(source))
+
+
+def read_kept(path: Path) -> Config:
+    """Read the resolved configuration of a run folder, without the data set; ConfigError naming the file if it is damaged."""
+    try:
+        return Config.model_validate(read_document(path), strict=True)
+    except ValidationError as error:
+        raise ConfigError([f"{path}: {problem}" for problem in sentences(error, _key_hint)]) from None
 
 
 def read_document(path: Path) -> dict[str, Any]:

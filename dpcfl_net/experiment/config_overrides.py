@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,16 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 
 MOST_KEY_PARTS = 8  # of a dotted key
+
+
+def change(document: dict[str, Any], changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Apply `key=value` texts (see `override`) or a mapping (see `merge`) to a document in place, and return it."""
+    if isinstance(changes, Mapping):
+        merge(document, changes)
+    else:
+        for item in changes:
+            override(document, item)
+    return document
 
 
 def override(document: dict[str, Any], item: str) -> None:

@@ -27,7 +27,7 @@ from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import LINES, read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
-from dpcfl_net.results.privacy_words import number
+from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import mapping
 from dpcfl_net.transport.keys import client_key
 

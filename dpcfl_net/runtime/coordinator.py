@@ -194,6 +194,11 @@ class Records:
         say(text)
         self._warnings.write({"time": time.time(), "text": text})
 
+    def close(self) -> None:
+        """Close the files."""
+        for lines in (self._messages, self._metrics, self._clusters, self._spans, self._warnings):
+            lines.close()
+
     def message(self, line: dict[str, Any]) -> None:
         if line.get("kind") in LOGGED:
             self._messages.write(line)

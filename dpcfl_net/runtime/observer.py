@@ -104,6 +104,11 @@ class Observer:
             if ended is not None and not notes and (not self._waiting() or time.monotonic() - ended > LATE_S):
                 return
 
+    def close(self) -> None:
+        """Close the files."""
+        for lines in (self._metrics, self._clusters, self._spans):
+            lines.close()
+
     def _waiting(self) -> bool:
         return self._personal is not None and self.job.protocol.rounds not in self._written
 

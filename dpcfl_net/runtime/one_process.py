@@ -21,7 +21,10 @@ from dpcfl_net.transport.observer_link import Models, Personal
 
 
 class Hosts(Mapping[int, ClientHost]):
-    """Every client of a job behind its gate, opened when it is first asked for. Ledgers are written without fsync."""
+    """Clients of a job, each behind its gate, opened on first use. Ledgers are written without fsync.
+
+    before_step: called before a client is used; what it raises keeps the client step from starting.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,9 @@ class Hosts(Mapping[int, ClientHost]):
         ledgers: Path,
         data_root: str | None = None,
         terms: Terms = USUAL_TERMS,
+        before_step: Callable[[], None] = lambda: None,
     ) -> None:
+        self._before_step = before_step
         self._make: Callable[[int], ClientHost] = lambda client: make_host(
             job, client, ledgers, data_root=data_root, terms=terms, durable=False
         )
@@ -39,6 +44,7 @@ class Hosts(Mapping[int, ClientHost]):
             self._open = {client: self[client] for client in self._clients}
 
     def __getitem__(self, client: int) -> ClientHost:
+        self._before_step()
         if client not in self._open:
             self._open[client] = self._make(client)
         return self._open[client]
@@ -55,8 +61,14 @@ class Hosts(Mapping[int, ClientHost]):
             host.close()
 
 
-def run_in_one_process(spec: OneProcessSpec) -> None:
-    """Coordinator, clients and observer in turn, round by round; goes on from the newest checkpoint."""
+def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = lambda whole: None) -> None:
+    """Run coordinator, clients and observer in turn, round by round, from the newest checkpoint on.
+
+    Args:
+        spec: Folder, keys and terms of the run.
+        attend: Called before each client step (False) and after each round (True). What it raises stops the run there: the
+            last checkpoint and all ledgers are whole, so that the run can be resumed.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -69,7 +81,7 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
         ),
         job,
     )
-    hosts = Hosts(job, spec.ledgers, spec.data_root, spec.terms)
+    hosts = Hosts(job, spec.ledgers, spec.data_root, spec.terms, lambda: attend(False))
     central_server = CentralDPServer.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
     fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
     fed.central_server = central_server
@@ -82,12 +94,14 @@ def run_in_one_process(spec: OneProcessSpec) -> None:
                 if (personal := _personal(job, hosts[client], client, t, spec.data_root)) is not None:
                     observer.take(personal)
         observer.take(Models(t, state.assignment, state.models, **shown))
+        attend(True)
 
     records.joined()
     try:
         drive(algorithm, fed, Checkpoints(RunFolder(spec.folder).checkpoints, spec.keep_checkpoints, records.warn), on_round)
     finally:
-        hosts.close()
+        for part in (hosts, observer, records):
+            part.close()
         if central_server is not None:
             central_server.close()
 

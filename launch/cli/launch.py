@@ -87,12 +87,13 @@ def resume(folder: Path, options: Options) -> int:
     placement = _placement(folder)
     if placement["on"] != options.on:
         raise ConfigError(f"--on is {options.on!r}: the workers of {folder} were started by {placement['on']!r}")
-    config = runs.load_kept(folder)
-    if runs.is_finished(folder):
-        return 0
+    found = running.kept(folder, elsewhere=True, warn=lambda text: print(f"warning: {text}"))
+    if found.finished:
+        return runs.go_on(folder, found)
+    config = found.config
     with _site(config, options, placement["run"], RunFolder(folder).logs, placement["placed"]) as site:
         site.make_keys(RunFolder(folder).keys, sum(config.data.clients), config.runtime.clients_per_worker)
-        return runs.go_on(folder, config, site=site)
+        return runs.go_on(folder, found, site)
 
 
 def dry_run(path: Path, overrides: list[str], options: Options) -> None:

@@ -23,21 +23,23 @@ from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement import local
 from dpcfl_net.launch.placement.placements import Placement
-from dpcfl_net.launch.running import new_folder, run_and_report, write_config
+from dpcfl_net.launch.running import IN_PROCESS, Kept, kept, new_folder, run_and_report, write_config
 from dpcfl_net.results import summary
 from dpcfl_net.transport.keys import make_keys
 
 
-def new(path: Path, overrides: Iterable[str], out: Path) -> int:
-    """Make a job and run it; the exit code."""
-    return _new(path, overrides, out)[0]
+def new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False) -> int:
+    """Make a job and run it; debug: everything in this process. Returns the exit code."""
+    return _new(path, overrides, out, debug=debug)[0]
 
 
-def _new(path: Path, overrides: Iterable[str], out: Path) -> tuple[int, dict[str, Any]]:
+def _new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False) -> tuple[int, dict[str, Any]]:
     with Interrupts(until_exit=True) as interrupts:
         with interrupts.raising():
             config = configuration.load(path, overrides)
-        return run_and_report(new_folder(config, out), config, interrupts=interrupts)
+            if debug:
+                config = configuration.load(config, IN_PROCESS)
+        return run_and_report(new_folder(config, out), config, interrupts=interrupts, calling_process=debug)
 
 
 def quickstart(path: Path, out: Path) -> int:
@@ -54,48 +56,33 @@ def quickstart(path: Path, out: Path) -> int:
     return 0
 
 
-def resume(folder: Path) -> int:
-    """Go on with a run that was stopped or killed: the same signed job, ledgers and checkpoints."""
-    config = load_kept(folder)
-    if RunFolder(folder).placement.exists():
-        raise ConfigError(f"the workers of {folder} are on other hosts: go on with dpcfl launch --resume {folder} --on ...")
-    return 0 if is_finished(folder) else go_on(folder, config)
+def resume(folder: Path, *, debug: bool = False) -> int:
+    """Resume a run that was stopped or killed: the same signed job, ledgers and checkpoints. Returns the exit code."""
+    found = kept(folder, warn=_warn)
+    if debug and found.config.runtime.federation != "in-process":
+        raise ConfigError(f"--debug: {folder} was started with runtime.federation network; resume it without --debug")
+    return go_on(folder, found, debug=debug)
 
 
-def load_kept(folder: Path) -> Config:
-    """The configuration of a run folder; ConfigError, naming the file, for one that is missing or damaged."""
-    path = RunFolder(folder).config
-    if not path.is_file():
-        raise ConfigError(f"{folder} is not a run folder: it holds no {path.name}")
-    try:
-        return configuration.load(path)
-    except ConfigError as error:
-        raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether nothing is left to do in a run folder, which is said; Refused if its job is not signed."""
-    summary.read_run_job(folder)
-    document = _before(folder)
-    finished = document.get("state") == "finished"
-    if finished:
-        print(f"{folder} is finished: {document.get('rounds_done', 'all')} rounds")
-    return finished
-
-
-def go_on(folder: Path, config: Config, site: Placement | None = None) -> int:
-    """Go on with an interrupted run; the exit code."""
-    code, _ = run_and_report(folder, config, before=float(_before(folder).get("wall_s", 0.0)), site=site)
-    return code
+def go_on(folder: Path, found: Kept, site: Placement | None = None, *, debug: bool = False) -> int:
+    """Resume a run unless it is finished, which is printed; the exit code."""
+    if found.finished:
+        print(f"{folder} is finished: {found.document.get('rounds_done', 'all')} rounds")
+        return 0
+    return run_and_report(folder, found.config, found.seconds, site, calling_process=debug)[0]
 
 
 def _before(folder: Path) -> dict[str, Any]:
-    """run.json of a run that goes on or is looked at; one that cannot be read is said and made again."""
+    """run.json of a run; one that cannot be read is said and made again."""
     try:
         return summary.read_document(folder)
     except ConfigError as error:
-        print(f"warning: {error}")
+        _warn(str(error))
         return {}
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}")
 
 
 def dry_run(path: Path, overrides: Iterable[str]) -> None:
@@ -127,8 +114,9 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
 
 
 def report(folder: Path) -> None:
-    """run.json, for a run of hand-started processes too, and report.html."""
+    """Write run.json, the models and report.html, for a run of hand-started processes too."""
     from dpcfl_net.report.page import write_report
+    from dpcfl_net.results.models import export_models
 
     job = summary.read_run_job(folder)
     before = _before(folder)
@@ -148,6 +136,8 @@ def report(folder: Path) -> None:
         devices=before.get("devices", {}),
     )
     summary.write_run(folder, document)
+    if state != "running":  # its launcher writes them at the end
+        export_models(folder, job, summary.run_settings(folder)["data"]["root"] if (folder / "config.yaml").exists() else None)
     print(write_report(folder))
 
 

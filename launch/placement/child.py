@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.launch.interrupts import held_back, leave_to_the_launcher
 from dpcfl_net.launch.placement.base import failure
+from dpcfl_net.launch.placement.interpreter import single_threaded
 
 
 def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None:
@@ -88,7 +89,7 @@ class Child:
 
         `sentinel` becomes readable when it has ended, also if that parent, which alone learns the exit code, ended before.
         """
-        with held_back(), without_main():
+        with held_back(), without_main(), single_threaded():  # that parent starts here if it does not run yet
             self.process = context.Process(target=entry, args=(self.title, self.log, self.main, self.spec), name=self.title)
             self.process.start()
         try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,25 @@ def environment(extra: Iterable[str] = ()) -> dict[str, str]:
     names = {*_PASSED, *extra}
     passed = {name: value for name, value in os.environ.items() if name in names or name.startswith(_PASSED_PREFIXES)}
     return passed | SINGLE_THREAD
+
+
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    """Set the environment that worker processes start with: libraries compute in one thread. Restores it afterwards.
+
+    A library that is loaded in this process meanwhile would keep that setting: nothing else may be done inside.
+    """
+    settings = SINGLE_THREAD | {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2")}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class Interpreter:

@@ -18,7 +18,7 @@ from dpcfl_net.experiment.config import RuntimeSettings
 from dpcfl_net.launch.interrupts import held_back
 from dpcfl_net.launch.placement.base import ClientRange, Node
 from dpcfl_net.launch.placement.child import Child, without_main
-from dpcfl_net.launch.placement.interpreter import SINGLE_THREAD
+from dpcfl_net.launch.placement.interpreter import single_threaded
 from dpcfl_net.runtime.worker_spec import GroupSpec, WorkerSpec
 from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.training.devices import CPU, Device
@@ -29,8 +29,6 @@ PRELOAD, JOB = "dpcfl_net.launch.placement.preload", "DPCFL_PRELOAD_JOB"
 
 def forkserver() -> Any:
     """The context whose processes are forked from a parent that has everything loaded and no thread, socket or GPU."""
-    os.environ.update(SINGLE_THREAD)  # before that parent starts
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
@@ -46,7 +44,7 @@ def preload(job: tuple[Path, str, str | None] | None = None) -> None:
         folder, operator_key, data_root = job
         os.environ[JOB] = json.dumps({"folder": str(folder), "operator_key": operator_key, "data_root": data_root})
     try:
-        with held_back(), without_main():
+        with held_back(), without_main(), single_threaded():
             ensure_running()
     finally:
         os.environ.pop(JOB, None)

@@ -18,6 +18,9 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check the configuration and print plan and cost; start nothing")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="run everything in this process, so that breakpoints work; no transcript")
+    ] = False,
 ) -> None:
     """Run an experiment: coordinator, observer and one worker process per client on this machine."""
     from dpcfl_net.core.errors import ConfigError
@@ -26,13 +29,13 @@ def run(
     if resume is not None:
         if config is not None or overrides or dry_run:
             raise ConfigError("--resume takes no configuration, no overrides and no --dry-run: the job is signed")
-        raise typer.Exit(runs.resume(resume))
+        raise typer.Exit(runs.resume(resume, debug=debug))
     if config is None:
         raise ConfigError("give a configuration file, or --resume RUN")
     if dry_run:
         runs.dry_run(config, overrides or [])
         return
-    raise typer.Exit(runs.new(config, overrides or [], out))
+    raise typer.Exit(runs.new(config, overrides or [], out, debug=debug))
 
 
 def quickstart(

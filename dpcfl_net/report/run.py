@@ -1,0 +1,29 @@
+"""A run folder as a Python object with its figures and its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpcfl_net.report.page import write_report
+from dpcfl_net.report.plotly_figures import Figures
+from dpcfl_net.results.run import RunData
+
+
+class Run(RunData):
+    """One run folder, finished, interrupted or still running; `dpcfl.run`, `dpcfl.resume` and `dpcfl.open_run` return it."""
+
+    @property
+    def figures(self) -> Figures:
+        """The report's figures as plotly objects: `run.figures.accuracy()`."""
+        return Figures(lambda: self.view)
+
+    def report(self) -> Path:
+        """Write report.html, one file that opens without a network.
+
+        Returns:
+            Its path.
+
+        Raises:
+            ConfigError: If a device or folder stands in its place.
+        """
+        return write_report(self.path)

@@ -1,0 +1,135 @@
+"""Runs and sweeps side by side as one table; refused where their privacy or their data differ."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import write_text
+from dpcfl_net.core.run_folder import SweepFolder
+from dpcfl_net.results import compare
+from dpcfl_net.results.compare import Result
+from dpcfl_net.results.fairness import add_fairness
+from dpcfl_net.results.summary import run_settings
+from dpcfl_net.results.tables import Table
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of finished runs.
+
+    Attributes:
+        results: The runs.
+        apart: Dotted keys of swept settings: runs with different values there are not compared with each other.
+        marked: Runs that do not compare with the others, with what differs.
+    """
+
+    results: tuple[Result, ...]
+    apart: tuple[str, ...]
+    marked: dict[Path, str]
+
+    @classmethod
+    def of(cls, folders: Sequence[Path], *, force: bool = False, fairness: bool = False) -> Comparison:
+        """Read the folders of runs and sweeps.
+
+        Args:
+            folders: Run folders, and folders of sweeps for all their finished runs.
+            force: Keep runs whose privacy or data differ, marked.
+            fairness: Add F_acc and F_loss; trains models without privacy where this host has none yet.
+
+        Returns:
+            The comparison.
+
+        Raises:
+            ConfigError: If a folder has no finished run, or if runs do not compare and `force` is not set.
+        """
+        results: list[Result] = []
+        apart: list[str] = []
+        problems: list[str] = []
+        for folder in folders:
+            try:
+                if SweepFolder(folder).sweep.exists():
+                    results += compare.read_sweep(folder)
+                    apart += compare.swept_terms(compare.read_document(folder))
+                else:
+                    results.append(compare.read_result(folder))
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        found = cls(tuple(results), tuple(apart), compare.unequal(results, apart))
+        if found.marked and not force:
+            raise compare.refusal(found.marked)
+        return found._with_fairness() if fairness else found
+
+    def _with_fairness(self) -> Comparison:
+        for result in self.results:
+            add_fairness(result.folder, run_settings(result.folder)["data"]["root"])
+        return replace(self, results=tuple(compare.read_result(result.folder) for result in self.results))
+
+    @property
+    def table(self) -> Table:
+        """The table in words: settings that differ, then mean and standard deviation of the figures over seeds."""
+        return compare.table(compare.rows(self.results), self.marked)
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The table as a list of dictionaries, column to text."""
+        table = self.table
+        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One dictionary for each run, with its whole figures: shares in [0, 1]."""
+        return [
+            {"folder": str(one.folder), "algorithm": one.algorithm, "seed": one.seed, "epsilon": one.epsilon, **one.final}
+            for one in self.results
+        ]
+
+    @property
+    def statements(self) -> tuple[list[str], list[str]]:
+        """What the runs promise, each promise once; and what must not be overlooked."""
+        promises, alerts = compare.statements(self.results)
+        return promises, [*alerts, *(f"{folder.name}: {text}" for folder, text in self.marked.items())]
+
+    def to_csv(self, path: Path | str | None = None) -> str:
+        """Write one line for each run with its whole figures.
+
+        Args:
+            path: File to write; None: none.
+
+        Returns:
+            The text.
+        """
+        text = io.StringIO()
+        compare.write_csv(text, self.results)
+        if path is not None:
+            write_text(Path(path), text.getvalue())
+        return text.getvalue()
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __str__(self) -> str:
+        table = self.table
+        widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (table.columns, *table.rows)
+        ]
+        promises, alerts = self.statements
+        return "\n".join([*lines, f"Privacy: {'; '.join(promises)}", *(f"! {alert}" for alert in alerts)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        table, (promises, alerts) = self.table, self.statements
+        head = "".join(f"<th>{escape(title)}</th>" for title in table.columns)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+        notes = "".join(f"<p><strong>{escape(alert)}</strong></p>" for alert in alerts)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{escape('; '.join(promises))}</p>{notes}"

@@ -1,0 +1,274 @@
+"""Trained models of a run as files with named tensors (models/*.safetensors), and as torch modules."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import naming, shown
+from dpcfl_net.core.plugins import is_plugin
+from dpcfl_net.core.protocol import ModelTemplate, digest
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.data.partition import DataSettings, open_set
+from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.statement import privacy_statement
+from dpcfl_net.privacy.ledger.durable import Disk
+from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.release_store import ReleaseStore
+from dpcfl_net.results.summary import ledger_folder
+from dpcfl_net.runtime.checkpoint import Checkpoints
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+FOLDER, BASE = "models", "base"
+BUILDER = "dpcfl_net.training.models:build"
+
+
+def export_models(folder: Path, job: Job, data_root: str | None = None) -> list[Path]:
+    """Write the models of the newest checkpoint into models/, one safetensors file each, and remove older files there.
+
+    A file holds the tensors of `module.state_dict()` by name. Its metadata (text) says how to build the module and how to
+    scale its inputs, what the run promises, the round and the job: see docs/python-api.md.
+
+    Args:
+        folder: The run folder.
+        job: Its job.
+        data_root: Folder of the data sets; None: the usual one.
+
+    Returns:
+        Paths of the files; none before the first round, or if no model leaves the clients.
+
+    Raises:
+        RunFailed: If every checkpoint is damaged.
+        OSError: If a file cannot be written.
+    """
+    if not (folder / "checkpoints").is_dir() or (found := Checkpoints(folder / "checkpoints").newest()) is None:
+        return []
+    from safetensors.numpy import save_file
+
+    t, state = found
+    described = _metadata(job, t, data_root)
+    target = folder / FOLDER
+    target.mkdir(exist_ok=True)
+    written = []
+    for row, theta in enumerate(state.models):
+        path = target / f"{_name(job, row)}.safetensors"
+        draft = path.with_name(f".{path.name}")
+        with naming(path):
+            save_file(named_tensors(job.protocol.model, theta), draft, metadata={**described, "name": path.stem})
+            draft.replace(path)
+        written.append(path)
+    for path in target.glob("*.safetensors"):
+        if path not in written:
+            path.unlink()
+    return written
+
+
+def named_tensors(template: ModelTemplate, theta: np.ndarray) -> dict[str, np.ndarray]:
+    """Split a flat model into the tensors of `module.state_dict()`.
+
+    Args:
+        template: The job's model.
+        theta: (p,) float32.
+
+    Returns:
+        Tensors by name; of a model of the user's own its buffers too.
+    """
+    tensors, at = {}, 0
+    for name, shape in template.layout:
+        count = math.prod(shape)
+        tensors[name] = np.ascontiguousarray(theta[at : at + count]).reshape(shape)
+        at += count
+    if not is_plugin(template.name):  # the package's own models have no buffers and no tied parameters
+        return tensors
+    import torch
+
+    module = _build(template.name, template.input_shape, template.classes)
+    module.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in tensors.items()}, strict=False)
+    return {name: value.detach().numpy().copy() for name, value in module.state_dict().items()}
+
+
+class Models(Mapping[int, "dict[str, torch.Tensor]"]):
+    """The models of one run: cluster (or client, for an algorithm with a model for each) to torch state dict.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        ConfigError: By any access, if a model is not there or its file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+        self._paths: dict[int, Path] = {}
+        for path in sorted(self._folder.glob("*.safetensors")):
+            number = path.stem.rpartition("_")[2]
+            if number.isdecimal():
+                self._paths[int(number)] = path
+        self._paths = dict(sorted(self._paths.items()))
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return self._load(self.path(number))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __repr__(self) -> str:
+        return f"<models of {self._folder}: {', '.join(path.stem for path in self._paths.values()) or 'none'}>"
+
+    def path(self, number: int) -> Path:
+        """Path of a model's safetensors file."""
+        if number not in self._paths:
+            raise ConfigError(f"no model {shown(number)} in {self._folder}: it holds {list(self._paths) or 'none'}")
+        return self._paths[number]
+
+    def metadata(self, number: int) -> dict[str, str]:
+        """A file's metadata: how to build the module, how to scale inputs, what the run promises."""
+        return self._metadata(self.path(number))
+
+    def module(self, number: int) -> nn.Module:
+        """Build a model and load it.
+
+        Args:
+            number: Cluster, or client for an algorithm with a model for each.
+
+        Returns:
+            The module in evaluation mode. Inputs are float32, scaled as the metadata says. Where the run has a base model
+            (FedCAM), the module adds the base model's outputs to the cluster's.
+        """
+        own = self._module(self.path(number))
+        base = self._folder / f"{BASE}.safetensors"
+        if not base.exists():
+            return own
+        from torch import nn
+
+        class Sum(nn.Module):
+            """Outputs of the base model plus those of the cluster's."""
+
+            def __init__(self, *parts: nn.Module) -> None:
+                super().__init__()
+                self.parts = nn.ModuleList(parts)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                outputs: torch.Tensor = self.parts[0](x) + self.parts[1](x)
+                return outputs
+
+        return Sum(self._module(base), own).eval()
+
+    def _module(self, path: Path) -> nn.Module:
+        arguments = json.loads(self._metadata(path)["arguments"])
+        module = _build(**arguments)
+        module.load_state_dict(self._load(path))
+        return module.eval()
+
+    def _load(self, path: Path) -> dict[str, torch.Tensor]:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+
+    def _metadata(self, path: Path) -> dict[str, str]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "numpy") as file:
+                return dict(file.metadata())
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def personal_tensors(folder: Path, job: Job, client: int) -> dict[str, np.ndarray]:
+    """The personal model of one client, out of that client's own ledger folder.
+
+    No message carries it and no other process of the run has it: it can be read on the client's machine only. The privacy
+    statement covers what leaves a client, so it says nothing about this model.
+
+    Args:
+        folder: The run folder of the machine that the client ran on.
+        job: The run's job.
+        client: Number of the client.
+
+    Returns:
+        Tensors by name, after the client's last committed step.
+
+    Raises:
+        ConfigError: If the algorithm has no personal models, or this machine does not hold this client's.
+        LedgerError: If the client's ledger is damaged.
+    """
+    algorithm = job.algorithm
+    if not algorithm.capabilities.personal:
+        raise ConfigError(f"{job.protocol.algorithm} has no personal models: clients use the models of their clusters")
+    where = ledger_folder(folder, client)
+    if client not in algorithm.clients or not (where / "releases").is_dir():
+        raise ConfigError(f"client {client} has no ledger in {folder}: a personal model stays on its client's machine")
+    packed = ReleaseStore(where / "releases", _Reading(), read_ledger(where)).state(digest(job.protocol))
+    theta = None if packed is None else unpack(packed).get("model")
+    if theta is None:
+        raise ConfigError(f"client {client} has no personal model yet")
+    return named_tensors(job.protocol.model, theta)
+
+
+class _Reading(Disk):
+    """A disk that changes nothing: a reader leaves drafts of a running worker where they are."""
+
+    def remove(self, path: Path) -> None:
+        """Leave the file."""
+
+
+def _name(job: Job, row: int) -> str:
+    """File name of a row of `State.models`."""
+    capabilities = job.algorithm.capabilities
+    if capabilities.model_per_client:
+        return f"client_{row}"
+    shared = capabilities.shared_models
+    return f"cluster_{row - shared}" if row >= shared else BASE
+
+
+def _build(name: str, input_shape: list[int], classes: int) -> nn.Module:
+    """The module of a template, without a trace in the caller's random numbers."""
+    import torch
+
+    from dpcfl_net.training.models import build
+
+    with torch.random.fork_rng(devices=[]):
+        return build(name, tuple(input_shape), classes)
+
+
+def _metadata(job: Job, t: int, data_root: str | None) -> dict[str, str]:
+    protocol, images = job.protocol, open_set(DataSettings.model_validate(job.experiment.data), data_root)
+    model, privacy = protocol.model, privacy_statement(protocol, None)
+    epsilon = privacy["epsilon"]
+    return {
+        "format": "pt",
+        "builder": BUILDER,
+        "arguments": json.dumps({"name": model.name, "input_shape": model.input_shape, "classes": model.classes}),
+        "task": model.task,
+        "input_shape": json.dumps(model.input_shape),
+        "input": "(value / input_largest - input_mean) / input_deviation, as float32",
+        "input_largest": "255" if images.train_x.dtype == np.uint8 else "1",
+        "input_mean": repr(float(images.mean)),
+        "input_deviation": repr(float(images.std)),
+        "algorithm": protocol.algorithm,
+        "round": str(t),
+        "rounds": str(protocol.rounds),
+        "epsilon": "none" if epsilon is None else repr(float(epsilon)),
+        "delta": repr(float(protocol.privacy.delta)),
+        "unit": protocol.privacy.unit,
+        "adjacency": protocol.privacy.adjacency,
+        "trust": protocol.privacy.trust,
+        "job": digest(protocol),
+    }

@@ -1,0 +1,134 @@
+"""One round's metrics as a small frozen record, from a run that is going or has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.results.number_format import number
+from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, numbers, whole
+from dpcfl_net.results.run_view import sort_clusters, sort_metrics
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """What is known of one round. Accuracies are shares in [0, 1]; None where a figure was not measured.
+
+    Attributes:
+        round: Number of the round, from 1.
+        rounds: Rounds of the whole run.
+        accuracy: Mean test accuracy over clients, measured by the observer.
+        accuracy_worst: Accuracy of the worst client.
+        accuracy_minority: Mean accuracy in the smallest true cluster.
+        accuracy_by_cluster: Mean accuracy by true cluster.
+        accuracy_by_client: Accuracy by client.
+        loss: Mean test loss over clients.
+        assignment: Cluster of each client as the server has it; None for a client without one.
+        clusters: Number of clusters that the server keeps.
+        ari: Adjusted Rand index of the server's clusters against the true ones.
+        epsilon_spent: Largest epsilon that a client has spent; computed now and then during a run, always at its end.
+        missing: Clients that did not answer.
+        seconds: Wall-clock time of the round.
+        bytes_up: Bytes from the clients.
+        bytes_down: Bytes to the clients.
+    """
+
+    round: int
+    rounds: int
+    accuracy: float | None = None
+    accuracy_worst: float | None = None
+    accuracy_minority: float | None = None
+    accuracy_by_cluster: tuple[float | None, ...] = ()
+    accuracy_by_client: tuple[float | None, ...] = ()
+    loss: float | None = None
+    assignment: tuple[int | None, ...] = ()
+    clusters: int | None = None
+    ari: float | None = None
+    epsilon_spent: float | None = None
+    missing: tuple[int, ...] = ()
+    seconds: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Convert to a plain dictionary."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Lines of metrics.jsonl and clusters.jsonl by round."""
+
+    served: Mapping[int, JsonLine]
+    observed: Mapping[int, JsonLine]
+    spent: Mapping[int, list[float | None]]
+    grouping: Mapping[int, JsonLine]
+    agreement: Mapping[int, JsonLine]
+
+    def at(self, t: int, rounds: int) -> RoundMetrics:
+        """The metrics of round t of a run of so many rounds."""
+        served, seen, group = self.served.get(t, {}), self.observed.get(t, {}), self.grouping.get(t, {})
+        return RoundMetrics(
+            round=t,
+            rounds=rounds,
+            accuracy=number(seen.get("accuracy_mean")),
+            accuracy_worst=number(seen.get("accuracy_worst")),
+            accuracy_minority=number(seen.get("accuracy_minority")),
+            accuracy_by_cluster=tuple(numbers(seen, "accuracy_by_cluster")),
+            accuracy_by_client=tuple(numbers(seen, "accuracy_by_client")),
+            loss=number(seen.get("loss_mean")),
+            assignment=tuple(map(whole, listed(group, "assignment"))),
+            clusters=whole(group.get("clusters")),
+            ari=number(self.agreement.get(t, {}).get("ari")),
+            epsilon_spent=max((value for value in self.spent.get(t, []) if value is not None), default=None),
+            missing=tuple(client for item in listed(served, "missing") if (client := whole(item)) is not None),
+            seconds=number(served.get("seconds")),
+            bytes_up=whole(served.get("bytes_up")) or 0,
+            bytes_down=whole(served.get("bytes_down")) or 0,
+        )
+
+
+class RoundTail:
+    """Reads the rounds of a growing run folder in order, each once.
+
+    Args:
+        folder: The run folder.
+        rounds: Rounds of the whole run.
+        evaluate_every: The observer evaluates every so many rounds, and the last.
+    """
+
+    def __init__(self, folder: Path, rounds: int, evaluate_every: int = 1) -> None:
+        self._rounds, self._every = rounds, evaluate_every
+        self._files = JsonlTail(folder / "metrics.jsonl"), JsonlTail(folder / "clusters.jsonl")
+        self._served: dict[int, JsonLine] = {}
+        self._observed: dict[int, JsonLine] = {}
+        self._spent: dict[int, list[float | None]] = {}
+        self._grouping: dict[int, JsonLine] = {}
+        self._agreement: dict[int, JsonLine] = {}
+        self._next = 1
+
+    def new(self, *, ended: bool = False) -> list[RoundMetrics]:
+        """Rounds that are complete since the last call.
+
+        Args:
+            ended: Whether no process of the run is left, so that no figure is waited for.
+
+        Returns:
+            Metrics in order of rounds. A round is complete when the server and, if it evaluates that round, the observer have
+            written it, or when two later rounds are there.
+        """
+        metrics, clusters = self._files
+        sort_metrics(metrics.new(), self._served, self._observed, self._spent)
+        sort_clusters(clusters.new(), self._grouping, self._agreement)
+        tables = Tables(self._served, self._observed, self._spent, self._grouping, self._agreement)
+        found = []
+        while self._next in self._served and (ended or self._complete(self._next)):
+            found.append(tables.at(self._next, self._rounds))
+            self._next += 1
+        return found
+
+    def _complete(self, t: int) -> bool:
+        due = t % self._every == 0 or t == self._rounds
+        return not due or t in self._observed or t + 2 in self._served

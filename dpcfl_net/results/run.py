@@ -1,0 +1,306 @@
+"""A run folder as a Python object: configuration, privacy statement, metrics, models, ledgers and messages, for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.ledger.entries import Entry
+from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.results import summary
+from dpcfl_net.results.models import Models, personal_tensors
+from dpcfl_net.results.number_format import percent
+from dpcfl_net.results.privacy_statement import Statement, statement
+from dpcfl_net.results.rounds import RoundMetrics, Tables
+from dpcfl_net.results.run_view import RunView, read_run
+from dpcfl_net.results.verify import Check, verify_run
+
+if TYPE_CHECKING:
+    import pandas
+    import torch
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The privacy statement of a run.
+
+    Attributes:
+        epsilon: Promised epsilon over the whole run; inf if the run has no guarantee.
+        delta: Promised delta.
+        unit: "sample" (one training record) or "client" (all that one client holds).
+        adjacency: "zero-out" or "replace-one".
+        trust: "untrusted-server" or "trusted-server".
+        epsilon_spent: Largest epsilon that a client has spent so far; inf without a guarantee.
+        statement: Headline, alerts, facts and what is covered, in words.
+        document: The whole statement as run.json holds it.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    trust: str
+    epsilon_spent: float
+    statement: Statement
+    document: dict[str, Any]
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Privacy:
+        """The statement of a run.json."""
+        epsilon, spent = document.get("epsilon"), document.get("epsilon_spent")
+        return cls(
+            float("inf") if epsilon is None else float(epsilon), float(document["delta"]), document["unit"], document["adjacency"],
+            document["trust"], float("inf") if spent is None else float(spent), statement(document), document,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return "\n".join([self.statement.headline, *self.statement.alerts])
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message that the server sent or received, chunks put together.
+
+    Attributes:
+        time: Seconds since the epoch.
+        direction: "up" (to the server) or "down".
+        client: Number of the client.
+        round: Round that the message belongs to.
+        kind: HELLO, WELCOME, TASK, RESULT, ERROR, HEARTBEAT or BYE.
+        task: Client step that a TASK or RESULT is of.
+        code: What became of the task, as "release".
+        bytes: Size of the payload.
+        tensors: Arrays by name; None unless the transcript is kept in full.
+    """
+
+    time: float
+    direction: str
+    client: int
+    round: int
+    kind: str
+    task: str
+    code: str
+    bytes: int
+    tensors: dict[str, np.ndarray] | None
+
+
+class Transcript:
+    """The messages that the server saw, in order; iterating verifies the hash chain.
+
+    Args:
+        path: The transcript's file.
+
+    Raises:
+        ConfigError: By iterating, if the run kept no transcript.
+        Refused: By iterating, at the first record that is not what was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __iter__(self) -> Iterator[Message]:
+        from dpcfl_net.transport.transcript import messages
+
+        if not self.path.exists():
+            raise ConfigError(f"there is no {self.path}: the run kept no transcript (output.transcript)")
+        for record, header, tensors in messages(self.path):
+            client = record.peer.removeprefix("client ")
+            yield Message(
+                record.time, record.direction, int(client) if client.isdecimal() else -1, header.round, header.kind, header.task,
+                header.code, header.size, tensors,
+            )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<transcript {self.path}>"
+
+
+class RunData:
+    """One run folder, finished, interrupted or still running. Every access reads the files as they are now.
+
+    Args:
+        path: The run folder.
+
+    Raises:
+        ConfigError: If the folder holds no run.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not (self.path / "config.yaml").is_file():
+            raise ConfigError(f"{self.path} is not a run folder: it holds no config.yaml")
+
+    @cached_property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return configuration.read_kept(self.path / "config.yaml")
+
+    @cached_property
+    def job(self) -> Job:
+        """The job: protocol and experiment."""
+        return summary.read_run_job(self.path)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """run.json; empty before the run has begun."""
+        return summary.read_document(self.path)
+
+    @property
+    def state(self) -> str:
+        """`running`, `finished`, `interrupted`, `failed`, or `unknown` without run.json."""
+        return str(self.document.get("state", "unknown"))
+
+    @property
+    def rounds_done(self) -> int:
+        """Number of finished rounds."""
+        return int(self.document.get("rounds_done", 0))
+
+    @property
+    def privacy(self) -> Privacy:
+        """The privacy statement.
+
+        Raises:
+            ConfigError: If the folder has no run.json yet.
+        """
+        if "privacy" not in (document := self.document):
+            raise ConfigError(f"{self.path} has no run.json yet; write it with: dpcfl report {self.path}")
+        return Privacy.of(document["privacy"])
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """Figures of the last evaluated round, as run.json holds them; shares in [0, 1]."""
+        return dict(self.document.get("final", {}))
+
+    @property
+    def view(self) -> RunView:
+        """All of the folder as plain tables by round."""
+        return read_run(self.path)
+
+    @property
+    def rounds(self) -> list[RoundMetrics]:
+        """Metrics of every round so far, in order."""
+        view = self.view
+        tables = Tables(view.served, view.observed, view.spent, view.grouping, view.agreement)
+        return [tables.at(t, view.rounds or 0) for t in sorted(view.served)]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Metrics of every round as a list of dictionaries."""
+        return [metrics.as_dict() for metrics in self.rounds]
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """Metrics of every round as a data frame, indexed by round.
+
+        Raises:
+            ConfigError: If pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError("metrics need pandas: pip install 'dpcfl-net[pandas]', or use .records") from None
+        columns = list(RoundMetrics.__dataclass_fields__)
+        return pandas.DataFrame(self.records, columns=columns).set_index("round")
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings of server and launcher, as of workers that were started again."""
+        return [str(line.get("text")) for line in runlog.read(self.path / "warnings.jsonl")]
+
+    @property
+    def models(self) -> Models:
+        """Trained models by cluster: torch state dicts; `.module(cluster)` builds and loads one."""
+        return Models(self.path)
+
+    def personal(self, client: int) -> dict[str, torch.Tensor]:
+        """Read one client's personal model (mr-mtl, local, dp-fedper).
+
+        It is read from the client's own files, so on the client's machine only. The privacy statement does not cover it.
+
+        Args:
+            client: Number of the client.
+
+        Returns:
+            State dict.
+
+        Raises:
+            ConfigError: If the algorithm has no personal models, or the client's files are elsewhere.
+        """
+        import torch
+
+        return {name: torch.from_numpy(value.copy()) for name, value in personal_tensors(self.path, self.job, client).items()}
+
+    def ledger(self, client: int) -> list[Entry]:
+        """Read the privacy ledger that pays for a client: its own, or the trusted server's.
+
+        Args:
+            client: Number of the client.
+
+        Returns:
+            Entries in order; each debit has its round, slots and events.
+
+        Raises:
+            ConfigError: If the roster has no such client, or its ledger is on another machine.
+            LedgerError: If the ledger was changed.
+        """
+        roster = [entry.id for entry in self.job.protocol.roster]
+        if client not in roster:
+            raise ConfigError(f"client is {client}: must be 0 to {len(roster) - 1}")
+        where = summary.paying_ledger(self.path, self.job, client)
+        if not where.is_dir():
+            raise ConfigError(f"client {client} has no ledger in {self.path}: it is on the client's machine")
+        return read_ledger(where)
+
+    def events(self, client: int) -> list[Event]:
+        """The mechanisms that a client's ledger was charged for, for `dpcfl.account`; errors as `ledger`."""
+        return [event for entry in self.ledger(client) for event in entry.events]
+
+    @property
+    def transcript(self) -> Transcript:
+        """The messages that the server saw."""
+        return Transcript(self.path / "transcript.msgpack")
+
+    def verify(self, operator_key: str | None = None) -> list[Check]:
+        """Check signatures, hash chains, ledgers, plan and messages; recompute epsilon.
+
+        Args:
+            operator_key: The operator's public key; None: the one in the run folder.
+
+        Returns:
+            The checks; `check.holds` is False for one that fails and None where there is nothing to check.
+        """
+        return verify_run(self.path, operator_key)
+
+    def __repr__(self) -> str:
+        name, *facts = [f"{label} {value}" if label else value for label, value in self._facts()]
+        return f"<{type(self).__name__} {name}: {', '.join(facts)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [*self._facts()[1:], ("folder", str(self.path))]
+        cells = "".join(f"<tr><th style='text-align:left'>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows)
+        return f"<strong>{escape(self._facts()[0][1])}</strong><table>{cells}</table>"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """(label, value) pairs of a short summary; the first one is the name."""
+        document, config = self.document, self.config
+        facts = [("", config.name), ("algorithm", str(config.algorithm["name"])), ("", self._progress(document, config.rounds))]
+        if (accuracy := document.get("final", {}).get("accuracy_mean")) is not None:
+            facts.append(("accuracy", percent(accuracy)))
+        if "privacy" in document:
+            facts.append(("privacy", statement(document["privacy"]).headline))
+        return facts
+
+    @staticmethod
+    def _progress(document: dict[str, Any], rounds: int) -> str:
+        return f"{document.get('state', 'not started')} after {document.get('rounds_done', 0)} of {rounds} rounds"

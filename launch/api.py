@@ -1,0 +1,303 @@
+"""The public Python functions: load, run, resume, open_run, sweep, compare, account."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.files import reason, shown
+from dpcfl_net.core.types import Adjacency
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.launch import caller, running, sweeps
+from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.progress_bar import open_bar
+from dpcfl_net.launch.sweeps import Cell, Source
+from dpcfl_net.launch.watcher import Callback, Watcher
+from dpcfl_net.privacy.accounting.accountant import Accountant
+from dpcfl_net.privacy.accounting.document import account as account_document
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.report.run import Run
+from dpcfl_net.report.sweep import write_sweep
+from dpcfl_net.results.comparison import Comparison
+
+__all__ = ["FEDERATIONS", "SweepResult", "account", "compare", "load", "open_run", "resume", "run", "sweep"]
+
+FEDERATIONS = ("network", "in-process")
+FederationName = Literal["network", "in-process"]
+
+
+def load(config: Source, overrides: Mapping[str, Any] | None = None, /, **more: Any) -> Config:
+    """Load and check a configuration.
+
+    Args:
+        config: Path of a YAML file, name of a packaged configuration ("quickstart", "r_dpcfl/fmnist_rotation"), a dictionary,
+            or a configuration to change.
+        overrides: Values by dotted key, as {"privacy.epsilon": 2}. Nested dictionaries are merged into their sections.
+        **more: The same as keyword arguments, a double underscore for a dot: `rounds=3`, `privacy__epsilon=2`,
+            `privacy={"epsilon": 2}`. They are applied after `overrides`.
+
+    Returns:
+        The checked, immutable configuration.
+
+    Raises:
+        ConfigError: With every problem found: field, value and what is allowed.
+    """
+    loaded = {**(overrides or {}), **{key.replace("__", "."): value for key, value in more.items()}}
+    return config if isinstance(config, Config) and not loaded else configuration.load(config, loaded)
+
+
+def run(
+    config: Source,
+    out: Path | str = "runs",
+    federation: FederationName | None = None,
+    *,
+    callbacks: Iterable[Callback] = (),
+    progress: bool = True,
+) -> Run:
+    """Run an experiment and wait for its end.
+
+    Args:
+        config: What `load` takes.
+        out: Parent of the new run folder.
+        federation: "network": a coordinator, an observer and one worker process for each client, as `dpcfl run`.
+            "in-process": all clients in turn in the calling process, where breakpoints work; no transcript. The bits are the
+            same. None: what the configuration says.
+        callbacks: Called with the `RoundMetrics` of each round as they appear. A callback that returns False or raises
+            `StopRun` stops the run early; one that raises anything else stops the run, and the exception comes out.
+        progress: Show a progress bar in a terminal (stderr) or notebook.
+
+    Returns:
+        The run; its state is `interrupted` if a callback stopped it.
+
+    Raises:
+        ConfigError: If the configuration is invalid, or `out` cannot be written.
+        Refused: If a worker's gate or the launcher refuses the job.
+        RunFailed: If the run cannot go on; a note names the run folder.
+        KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP, when every process has ended. The run can be resumed.
+    """
+    with caller.restored(), Interrupts() as interrupts:
+        with interrupts.raising():
+            settings = _with_federation(load(config), federation)
+        try:
+            folder = running.new_folder(settings, Path(out))
+        except OSError as error:
+            raise ConfigError(f"{error.filename or out}: {reason(error)}") from None
+        return _watched(folder, settings, 0.0, interrupts, callbacks, progress)
+
+
+def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bool = True) -> Run:
+    """Resume a run that stopped, crashed or failed: the same signed job, ledgers and checkpoints.
+
+    Args:
+        path: The run folder. A finished run is returned as it is.
+        callbacks: As in `run`, for the rounds that are left.
+        progress: As in `run`.
+
+    Returns:
+        The run.
+
+    Raises:
+        ConfigError: If the folder holds no run, or one whose workers are on other hosts.
+        KeyboardInterrupt: As in `run`; so are Refused and RunFailed.
+    """
+    with caller.restored(), Interrupts() as interrupts:
+        folder = Path(path)
+        with interrupts.raising():
+            kept = running.kept(folder)
+        if kept.finished:
+            return Run(folder)
+        return _watched(folder, kept.config, kept.seconds, interrupts, callbacks, progress)
+
+
+def open_run(path: Path | str) -> Run:
+    """Open a run folder for reading: finished, interrupted or still running.
+
+    Args:
+        path: The run folder.
+
+    Returns:
+        The run.
+
+    Raises:
+        ConfigError: If the folder holds no run.
+    """
+    return Run(path)
+
+
+class SweepResult(Sequence[Run]):
+    """The finished runs of a sweep, in the order of its grid (the last axis fastest).
+
+    Attributes:
+        path: The sweep's folder, which `dpcfl compare` and `dpcfl report` take.
+        values: For each run its values on the axes, by dotted key.
+    """
+
+    def __init__(self, path: Path, runs: Sequence[Run], values: Sequence[Mapping[str, Any]]) -> None:
+        self.path, self.values = path, [dict(value) for value in values]
+        self._runs = list(runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Run]: ...
+
+    def __getitem__(self, index: int | slice) -> Run | list[Run]:
+        return self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def compare(self, *, force: bool = False, fairness: bool = False) -> Comparison:
+        """Compare the runs; as `dpcfl.compare`."""
+        return Comparison.of([self.path], force=force, fairness=fairness)
+
+    def report(self) -> Path:
+        """Write report.html of the sweep and return its path."""
+        return write_sweep(self.path)
+
+    def __repr__(self) -> str:
+        return f"<SweepResult {self.path}: {len(self)} runs>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(', '.join(f'{key}={value}' for key, value in values.items()))}</td><td>{escape(repr(one))}</td></tr>"
+            for values, one in zip(self.values, self, strict=True)
+        )
+        return f"<strong>{escape(str(self.path))}</strong><table>{rows}</table>"
+
+
+def sweep(config: Source, axes: Mapping[str, Sequence[Any]], out: Path | str = "runs", *, progress: bool = True) -> SweepResult:
+    """Run every combination of some settings. A run that `out` holds already is not repeated, one that stopped is resumed.
+
+    Args:
+        config: What `load` takes. Prefer a name or a path if `algorithm.name` is an axis.
+        axes: Values by dotted key: {"privacy.epsilon": [2, 5], "seed": range(3)}.
+        out: Parent of the sweep's folder, and of the store that all sweeps share.
+        progress: Show a progress bar.
+
+    Returns:
+        The runs.
+
+    Raises:
+        ConfigError: With every problem of every combination, before anything runs.
+        RunFailed: After the last combination, if some failed; the same call tries them again.
+        KeyboardInterrupt: After Ctrl-C; the same call resumes the sweep.
+    """
+    with caller.restored():
+        made = sweeps.Sweep.of(config, axes, Path(out))
+        total = len(made.cells)
+
+        def screen(number: int, cell: Cell) -> Watcher:
+            bar = open_bar(progress)
+            return Watcher(sweeps.cell_folder(cell.config, made.store), cell.config, (), bar, f"{number}/{total} {cell.label}")
+
+        outcomes = made.run(screen=screen)
+    if outcomes[-1].state == sweeps.INTERRUPTED:
+        raise KeyboardInterrupt("the sweep was stopped; the same call resumes it")
+    if failures := made.failures(outcomes):
+        raise sweeps.failed_cells(failures, total)
+    return SweepResult(made.folder, [Run(outcome.folder) for outcome in outcomes], [cell.values for cell in made.cells])
+
+
+def compare(
+    runs: Iterable[Run | SweepResult | Path | str] | SweepResult, *, force: bool = False, fairness: bool = False
+) -> Comparison:
+    """Compare finished runs over seeds.
+
+    Args:
+        runs: Runs, sweeps, and folders of either.
+        force: Also compare runs whose privacy or data differ, marked.
+        fairness: Add F_acc and F_loss, measured against models trained without privacy.
+
+    Returns:
+        A table with `.rows`, `.records`, `.to_csv(path)`, and its own form in a notebook.
+
+    Raises:
+        ConfigError: If a run has not finished, or if privacy or data differ and `force` is not set.
+    """
+    if isinstance(runs, SweepResult):
+        return runs.compare(force=force, fairness=fairness)
+    folders = [one.path if isinstance(one, Run | SweepResult) else Path(one) for one in runs]
+    if not folders:
+        raise ConfigError("nothing to compare: give runs, sweeps or their folders")
+    return Comparison.of(folders, force=force, fairness=fairness)
+
+
+def account(
+    events: Mapping[str, Any] | Iterable[Event | Mapping[str, Any]],
+    delta: float | None = None,
+    *,
+    adjacency: Adjacency = "zero-out",
+    accountant: Accountant = "pld",
+    target_epsilon: float | None = None,
+) -> dict[str, Any]:
+    """Compute epsilon of a composition of mechanisms, or the noise multiplier for a target epsilon.
+
+    Args:
+        events: Events (`SampledGaussian(1.0, 0.01, 1000)`), dictionaries such as {"type": "SampledGaussian",
+            "noise_multiplier": 1.0, "sampling_rate": 0.01, "steps": 1000}, or the whole document of `dpcfl account`.
+        delta: Target delta, in (0, 1); None only with a whole document.
+        adjacency: "zero-out" or "replace-one".
+        accountant: "pld" (tight) or "rdp" (as in the papers).
+        target_epsilon: Find the noise multiplier of all events that leave it out or None.
+
+    Returns:
+        The settings, "epsilon" (None for infinity, then with a "reason"), and "noise_multiplier" if it was searched.
+
+    Raises:
+        ConfigError: With every unknown key and bad value.
+
+    Source: Doroshenko et al. 2022 (connect-the-dots PLD); Mironov et al. 2019 (RDP).
+    """
+    if isinstance(events, Mapping):
+        if (delta, adjacency, accountant, target_epsilon) != (None, "zero-out", "pld", None):
+            raise ConfigError("a whole document holds its own delta, adjacency, accountant and target_epsilon: give no others")
+        return account_document(dict(events))
+    document = {"events": [_event(event) for event in events], "delta": delta, "adjacency": adjacency, "accountant": accountant}
+    return account_document(document if target_epsilon is None else {**document, "target_epsilon": target_epsilon})
+
+
+def _event(event: Event | Mapping[str, Any]) -> Any:
+    """An event as the document of `dpcfl account` has it."""
+    if dataclasses.is_dataclass(event) and not isinstance(event, type):
+        return {"type": type(event).__name__, **dataclasses.asdict(event)}
+    return dict(event) if isinstance(event, Mapping) else event
+
+
+def _with_federation(config: Config, federation: str | None) -> Config:
+    """The configuration for a federation; nothing crosses a wire in one process, so there is no transcript."""
+    if federation not in (None, *FEDERATIONS):
+        raise ConfigError(f"federation is {shown(federation)}: must be {' or '.join(FEDERATIONS)}")
+    if federation in (None, config.runtime.federation):
+        return config
+    return load(config, running.IN_PROCESS if federation == "in-process" else {"runtime.federation": federation})
+
+
+def _watched(
+    folder: Path, config: Config, before: float, interrupts: Interrupts, callbacks: Iterable[Callback], progress: bool
+) -> Run:
+    """Start or resume the run of a folder; errors and callbacks as `run`."""
+    title, here = f"{config.name} {config.algorithm['name']}", config.runtime.federation == "in-process"
+    watcher = Watcher(folder, config, list(callbacks), open_bar(progress, keep_stdout=here), title)
+    try:
+        document, failure = running.run_in(folder, config, watcher, before, interrupts=interrupts, calling_process=here)
+        if failure is not None:
+            raise failure
+    except DpcflError as error:
+        if folder.exists():
+            error.add_note(f"run folder {folder}; resume with dpcfl.resume({str(folder)!r})")
+        raise
+    if document.get("state") == "finished":
+        watcher.finish()
+    if watcher.error is not None:
+        raise watcher.error
+    if document.get("state") != "finished" and not watcher.stopped:
+        left = f"resume with dpcfl.resume({str(folder)!r})" if folder.exists() else "nothing is left of the run"
+        raise KeyboardInterrupt(f"stopped; {left}")
+    return Run(folder)

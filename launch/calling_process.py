@@ -1,0 +1,90 @@
+"""A run inside the process that asks for it: breakpoints stop in client steps, and the caller's settings come back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core.runlog import saying_to
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.processes import one_process_spec
+
+
+@dataclass
+class CallingProcessRun:
+    """A run without any other process; its log is logs/in-process.log."""
+
+    folder: Path
+    config: Config
+
+    def warm(self) -> None:
+        """See `processes.Run`: this process has loaded what it needs."""
+
+    def start(self, job: Job, interrupts: Interrupts) -> None:
+        """See `processes.Run`."""
+        (self.folder / "logs").mkdir(exist_ok=True)
+
+    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
+        """See `processes.Run`: compute the whole run; signals count between client steps, `tick` is called after each round."""
+        from dpcfl_net.runtime.one_process import run_in_one_process
+
+        ticked = time.monotonic()
+
+        def attend(whole: bool) -> None:
+            nonlocal ticked
+            interrupts.check()
+            if whole or time.monotonic() - ticked >= interval_s:
+                tick()
+                ticked = time.monotonic()
+
+        with saying_to(self.folder / "logs" / "in-process.log"), as_in_a_worker():
+            run_in_one_process(one_process_spec(self.folder, self.config), attend)
+
+    def finish(self) -> None:
+        """See `processes.Run`: there is no other process."""
+
+    def stop(self) -> None:
+        """See `processes.Run`: there is no other process."""
+
+    def devices(self) -> dict[str, int]:
+        """See `processes.Run`."""
+        return {"cpu": 1}
+
+    def processes(self) -> int:
+        """See `processes.Run`."""
+        return 1
+
+
+@contextlib.contextmanager
+def as_in_a_worker() -> Iterator[None]:
+    """Compute as a worker process does: one thread, float32, the CPU; restore the caller's settings of torch and BLAS after."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    flushed = _flushes_denormals(torch)
+    elsewhere = torch.get_default_device().type != "cpu"
+    with (
+        threadpool_limits(1),
+        torch.device("cpu") if elsewhere else contextlib.nullcontext(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        torch.set_num_threads(1)
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.set_flush_denormal(flushed)
+    torch.set_num_threads(threads)  # last: limiting BLAS also limits the OpenMP threads that torch computes with
+
+
+def _flushes_denormals(torch: Any) -> bool:
+    """Whether torch flushes denormal numbers in this thread, which it does not tell."""
+    return float(torch.tensor([1e-310], dtype=torch.float64).mul(1.0)) == 0.0

@@ -1,0 +1,116 @@
+"""A progress bar for scripts and notebooks: one line that is drawn again, and nothing where there is no screen."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from html import escape
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dpcfl_net.results.number_format import duration, percent
+
+WIDTH = 40  # of the bar, in characters
+
+
+class Bar(Protocol):
+    """Shows how far a run is."""
+
+    def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
+        """Draw the bar again."""
+
+    def close(self) -> None:
+        """Leave the screen as it is; may be called twice."""
+
+
+def open_bar(wanted: bool, *, keep_stdout: bool = False) -> Bar:
+    """Make a bar for the notebook or terminal that this process writes to.
+
+    Args:
+        wanted: Whether to draw one at all.
+        keep_stdout: Leave sys.stdout alone, for a debugger's prompt. Otherwise what is printed appears above the bar.
+
+    Returns:
+        The bar; one that draws nothing where there is no screen.
+    """
+    if not wanted:
+        return NoBar()
+    shell = _notebook()
+    if shell is not None:
+        return NotebookBar(shell)
+    console = Console(stderr=True, highlight=False)
+    return TerminalBar(console, redirect=not keep_stdout) if console.is_terminal and not console.is_dumb_terminal else NoBar()
+
+
+class NoBar:
+    """Draws nothing."""
+
+    def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
+        """See `Bar`."""
+
+    def close(self) -> None:
+        """See `Bar`."""
+
+
+class TerminalBar:
+    """One line on stderr."""
+
+    def __init__(self, console: Console, redirect: bool) -> None:
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=redirect, redirect_stderr=redirect)
+
+    def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
+        """See `Bar`."""
+        if not self._live.is_started:
+            self._live.start()
+        line = Table.grid(padding=(0, 1))
+        line.add_row(
+            Text(title),
+            ProgressBar(total=total, completed=done, width=WIDTH),
+            Text(_words(done, total, accuracy, seconds_left)),
+        )
+        self._live.update(line, refresh=True)
+
+    def close(self) -> None:
+        """See `Bar`."""
+        if self._live.is_started:
+            self._live.stop()
+
+
+class NotebookBar:
+    """One output of a notebook cell that is replaced; needs no widgets."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell, self._display, self._shown, self._drawn = shell, uuid.uuid4().hex, False, ""
+
+    def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
+        """See `Bar`."""
+        words = _words(done, total, accuracy, seconds_left)
+        html = f"{escape(title)} <progress value='{done}' max='{total}'></progress> {escape(words)}"
+        if html == self._drawn:
+            return
+        data = {"text/html": html, "text/plain": f"{title} {words}"}
+        self._shell.display_pub.publish(data, transient={"display_id": self._display}, update=self._shown)
+        self._shown, self._drawn = True, html
+
+    def close(self) -> None:
+        """See `Bar`."""
+
+
+def _notebook() -> Any:
+    """IPython's shell in a notebook's kernel, else None."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell if type(shell).__name__ == "ZMQInteractiveShell" else None
+
+
+def _words(done: int, total: int, accuracy: float | None, seconds_left: float | None) -> str:
+    parts = [f"{done}/{total}"]
+    if accuracy is not None:
+        parts.append(f"accuracy {percent(accuracy)}")
+    if seconds_left is not None and done < total:
+        parts.append(f"about {duration(seconds_left)} left")
+    return ", ".join(parts)

@@ -1,0 +1,67 @@
+"""Follows a run for a Python caller: progress bar, callbacks, and their wish to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dpcfl_net.core.errors import StopRun
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.launch.cli.progress import ProgressView
+from dpcfl_net.launch.progress_bar import Bar
+from dpcfl_net.results.rounds import RoundMetrics, RoundTail
+
+Callback = Callable[[RoundMetrics], object]
+
+
+class Watcher:
+    """What `running.run_in` shows a run's progress to.
+
+    Args:
+        folder: The run folder; rounds that it holds already are not told again.
+        config: The run's configuration.
+        callbacks: Called with each round's metrics, in order. One stops the run by returning False or raising StopRun; any
+            other error stops the run too and is kept in `error`.
+        bar: The progress bar.
+        title: Words before the bar.
+
+    Attributes:
+        stopped: Whether a callback stopped the run.
+        error: What a callback raised, other than StopRun.
+    """
+
+    def __init__(self, folder: Path, config: Config, callbacks: Sequence[Callback], bar: Bar, title: str) -> None:
+        self.stopped = False
+        self.error: BaseException | None = None
+        self._callbacks, self._bar, self._title, self._config = tuple(callbacks), bar, title, config
+        self._tail = RoundTail(folder, config.rounds, config.output.evaluate_every)
+        earlier = self._tail.new(ended=True)
+        self._last = earlier[-1] if earlier else None
+
+    def update(self, view: ProgressView) -> None:
+        """See `running.Shown`; StopRun once a callback has stopped the run."""
+        self._tell(ended=False)
+        accuracy = self._last.accuracy if self._last is not None else None
+        self._bar.update(self._title, view.round, self._config.rounds, accuracy, view.seconds_left)
+        if self.stopped:
+            raise StopRun
+
+    def finish(self) -> None:
+        """Tell the rounds that are left after the end of a run."""
+        self._tell(ended=True)
+
+    def close(self) -> None:
+        """See `running.Shown`."""
+        self._bar.close()
+
+    def _tell(self, *, ended: bool) -> None:
+        for metrics in self._tail.new(ended=ended):
+            self._last = metrics
+            for callback in () if self.stopped else self._callbacks:
+                try:
+                    self.stopped = callback(metrics) is False or self.stopped
+                except StopRun:
+                    self.stopped = True
+                except BaseException as error:
+                    self.stopped, self.error = True, error
+                    return

@@ -1,0 +1,125 @@
+"""Models that are taken home: named tensors that plain torch loads, with the accuracy that the run reports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from api_runs import TINY
+from safetensors import safe_open
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+
+import dpcfl_net as dpcfl
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.experiment.job_files import client_slice
+from dpcfl_net.runtime.checkpoint import Checkpoints
+
+
+def accuracy(module: torch.nn.Module, run: dpcfl.Run, client: int) -> float:
+    """Of one client's test records, which turn with its cluster."""
+    data = open_client(*client_slice(run.job, client, None), None, "test")
+    x, y = data.batch(np.arange(len(data)), len(data))
+    with torch.no_grad():
+        return (module(x).argmax(1) == y).float().mean().item()
+
+
+def test_three_lines_of_torch_load_a_model_with_the_accuracy_that_was_reported(with_epsilon):
+    last = with_epsilon.rounds[-1]
+    for client, cluster in enumerate(last.assignment):
+        path = with_epsilon.path / "models" / f"cluster_{cluster}.safetensors"
+        module = torch.nn.Sequential(*_digits_layers())
+        module.load_state_dict(load_file(path))
+        assert accuracy(module.eval(), with_epsilon, client) == pytest.approx(last.accuracy_by_client[client])
+
+
+def test_metadata_says_how_to_build_the_module_and_feed_it(with_epsilon):
+    path = with_epsilon.models.path(0)
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    module_name, function = said["builder"].split(":")
+    module = getattr(importlib.import_module(module_name), function)(**json.loads(said["arguments"]))
+    module.load_state_dict(load_file(path))
+    x = (load_digits().images[:5] / 16 * 255).round() / float(said["input_largest"])
+    x = (x - float(said["input_mean"])) / float(said["input_deviation"])
+    inputs = torch.tensor(x, dtype=torch.float32).reshape(-1, *json.loads(said["input_shape"]))
+    assert module(inputs).shape == (5, 10)
+    assert {key: said[key] for key in ("epsilon", "delta", "unit", "round", "algorithm")} == {
+        "epsilon": "5.0", "delta": "0.0001", "unit": "sample", "round": "3", "algorithm": "dp-ifca",
+    }  # fmt: skip
+    assert len(said["job"]) == 64
+
+
+def test_files_hold_the_bits_of_the_last_checkpoint(in_process, by_network):
+    found = Checkpoints(in_process.path / "checkpoints").newest()
+    assert found is not None
+    assert list(in_process.models) == [0, 1]
+    for cluster, theta in enumerate(found[1].models):
+        tensors = in_process.models[cluster]
+        flat = np.concatenate([tensors[name].numpy().ravel() for name, _ in in_process.job.protocol.model.layout])
+        assert np.array_equal(flat, theta)
+        assert all(torch.equal(tensors[name], by_network.models[cluster][name]) for name in tensors)
+
+
+def test_modules_come_loaded_in_evaluation_mode(in_process):
+    module = in_process.models.module(1)
+    assert not module.training
+    assert module.state_dict().keys() == in_process.models[1].keys()
+    with pytest.raises(dpcfl.ConfigError, match="no model 9"):
+        in_process.models.module(9)
+
+
+def test_a_damaged_file_is_a_sentence(in_process, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "cluster_0.safetensors").write_bytes(b"no tensors")
+    models = type(in_process.models)(tmp_path)
+    with pytest.raises(dpcfl.ConfigError, match="cannot be read"):
+        models[0]
+    with pytest.raises(dpcfl.ConfigError, match="cannot be read"):
+        models.metadata(0)
+
+
+def test_personal_models_stay_in_the_clients_folder_until_they_are_asked_for(tmp_path):
+    run = dpcfl.run({**TINY, "algorithm": {"name": "local"}}, tmp_path, "in-process", progress=False)
+    assert list(run.models) == []
+    module = torch.nn.Sequential(*_digits_layers())
+    for client, reported in enumerate(run.rounds[-1].accuracy_by_client):
+        module.load_state_dict(run.personal(client))
+        assert accuracy(module.eval(), run, client) == pytest.approx(reported)
+    (run.path / "ledgers" / "client_0001").rename(tmp_path / "elsewhere")
+    with pytest.raises(dpcfl.ConfigError, match="a personal model stays on its client's machine"):
+        run.personal(1)
+
+
+def test_an_algorithm_without_personal_models_says_so(in_process):
+    with pytest.raises(dpcfl.ConfigError, match="dp-ifca has no personal models"):
+        in_process.personal(0)
+
+
+def test_a_base_model_is_added_to_each_clusters(tmp_path):
+    settings = {
+        **TINY, "data": {**TINY["data"], "clients": [4, 4], "train_per_client": 60}, "local": {"batch_size": 20, "lr": 0.2, "clip": 0.5},
+        "privacy": {**TINY["privacy"], "epsilon": 8, "delta": 1e-2, "unit": "client", "trust": "trusted-server"},
+        "algorithm": {"name": "rr-cluster", "clusters": 2, "least": 2, "sampling_rate": 1.0, "base": "fedcam", "guarantee": "expected"},
+    }  # fmt: skip
+    run = dpcfl.run(settings, tmp_path, "in-process", progress=False)
+    assert sorted(path.name for path in (run.path / "models").iterdir()) == [
+        "base.safetensors", "cluster_0.safetensors", "cluster_1.safetensors",
+    ]  # fmt: skip
+    last = run.rounds[-1]
+    found = [
+        {run_cluster: accuracy(run.models.module(run_cluster), run, client) for run_cluster in run.models}
+        for client in range(8)
+    ]
+    assert all(
+        last.accuracy_by_client[client] in [pytest.approx(value) for value in found[client].values()] for client in range(8)
+    )
+
+
+def _digits_layers():
+    nn = torch.nn
+    first = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return [*first, nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)]

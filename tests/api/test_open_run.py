@@ -1,0 +1,104 @@
+"""A run folder as an object: what it tells of finished and of interrupted runs, and how it looks."""
+
+from __future__ import annotations
+
+import builtins
+import math
+
+import plotly.graph_objects as go
+import pytest
+from api_runs import interrupted
+
+import dpcfl_net as dpcfl
+
+
+def test_a_finished_run_tells_its_configuration_privacy_and_figures(with_epsilon):
+    run = dpcfl.open_run(with_epsilon.path)
+    assert (run.state, run.rounds_done, run.config.rounds) == ("finished", 3, 3)
+    privacy = run.privacy
+    assert (privacy.epsilon, privacy.delta, privacy.unit, privacy.trust) == (5, 1e-4, "sample", "untrusted-server")
+    assert 0 < privacy.epsilon_spent <= 5
+    assert str(privacy).startswith("epsilon 5, delta 0.0001, per sample")
+    assert privacy.document["covered"]
+    assert run.final["accuracy_mean"] == run.rounds[-1].accuracy
+    assert run.rounds[-1].epsilon_spent == pytest.approx(privacy.epsilon_spent)
+    assert all(check.holds is not False for check in run.verify())
+    assert run.report() == run.path / "report.html"
+
+
+def test_seeded_noise_has_no_epsilon(in_process):
+    assert in_process.privacy.epsilon == in_process.privacy.epsilon_spent == math.inf
+    assert "INSECURE" in str(in_process.privacy)
+
+
+def test_metrics_are_a_data_frame_and_records_need_no_pandas(in_process, monkeypatch):
+    frame = in_process.metrics
+    assert list(frame.index) == [1, 2, 3]
+    assert frame["accuracy"].iloc[-1] == in_process.final["accuracy_mean"]
+    original = builtins.__import__
+
+    def without_pandas(name, *arguments, **more):
+        if name == "pandas":
+            raise ImportError(name)
+        return original(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_pandas)
+    with pytest.raises(dpcfl.ConfigError, match=r"pip install 'dpcfl-net\[pandas\]'"):
+        _ = in_process.metrics
+    assert [row["round"] for row in in_process.records] == [1, 2, 3]
+
+
+def test_the_ledger_and_its_events_give_the_epsilon_that_was_spent(with_epsilon):
+    entries = with_epsilon.ledger(0)
+    assert [entry.round for entry in entries if entry.type == "debit"] == [1, 2, 3]
+    spent = dpcfl.account(with_epsilon.events(0), delta=1e-4)["epsilon"]
+    assert spent == pytest.approx(with_epsilon.privacy.epsilon_spent)
+    with pytest.raises(dpcfl.ConfigError, match="client is 7: must be 0 to 1"):
+        with_epsilon.ledger(7)
+
+
+def test_the_transcript_is_what_the_server_saw(by_network, in_process):
+    results = [message for message in by_network.transcript if message.kind == "RESULT"]
+    assert {(message.direction, message.client) for message in results} == {("up", 0), ("up", 1)}
+    assert [message.round for message in results if message.client == 0] == [1, 2, 3]
+    assert results[0].tensors is not None
+    assert results[0].tensors["update"].shape == (6090,)
+    with pytest.raises(dpcfl.ConfigError, match="kept no transcript"):
+        list(in_process.transcript)
+
+
+def test_figures_are_plotly_objects_in_the_colours_of_the_report(with_epsilon, by_network):
+    figure = with_epsilon.figures.accuracy()
+    assert isinstance(figure, go.Figure)
+    assert [trace.name for trace in figure.data][-2:] == ["mean", "worst client"]
+    assert "@" not in figure.to_json()
+    for run, name in (
+        (with_epsilon, "epsilon_spent"),
+        (by_network, "traffic"),
+        (by_network, "timeline"),
+    ):
+        assert isinstance(getattr(run.figures, name)(), go.Figure)
+    with pytest.raises(dpcfl.ConfigError, match="no figure first-round"):
+        with_epsilon.figures.first_round()
+
+
+def test_an_interrupted_run_tells_how_far_it_is(tmp_path):
+    run = interrupted(tmp_path)
+    assert (run.state, run.rounds_done) == ("interrupted", 1)
+    assert run.privacy.epsilon == math.inf
+    assert [row["round"] for row in run.records] == [1]
+    assert run.models.metadata(0)["round"] == "1"
+    assert "interrupted after 1 of 20 rounds" in repr(run)
+
+
+def test_a_run_shows_itself_in_terminals_and_notebooks(with_epsilon):
+    assert repr(with_epsilon).startswith("<Run tiny: algorithm dp-ifca, finished after 3 of 3 rounds, accuracy ")
+    assert "epsilon 5, delta 0.0001, per sample" in repr(with_epsilon)
+    html = with_epsilon._repr_html_()
+    assert html.startswith("<strong>tiny</strong><table>")
+    assert str(with_epsilon.path) in html
+
+
+def test_a_folder_that_is_no_run_is_a_sentence(tmp_path):
+    with pytest.raises(dpcfl.ConfigError, match="is not a run folder"):
+        dpcfl.open_run(tmp_path)

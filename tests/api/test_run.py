@@ -1,0 +1,236 @@
+"""Runs from Python: the same bits as the command line's, and a caller's process that is left as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from api_runs import TINY
+from conftest import ROOT, assert_nothing_left, dpcfl, only_run, processes_of, write_config
+
+import dpcfl_net as api
+from dpcfl_net.federation.client import Client
+from dpcfl_net.runtime.checkpoint import Checkpoints
+
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
+SCRIPT = """
+import os, signal, sys
+import yaml
+import dpcfl_net as dpcfl
+before = dict(os.environ), signal.getsignal(signal.SIGINT)
+settings = yaml.safe_load(open(sys.argv[1]))
+run = dpcfl.run(settings, out=sys.argv[2], federation=sys.argv[3])
+assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before, "the caller's process was changed"
+import torch
+assert torch.get_num_threads() == 2, torch.get_num_threads()
+print(run.path)
+"""
+INTERRUPTED = """
+import sys
+import yaml
+import dpcfl_net as dpcfl
+try:
+    dpcfl.run(yaml.safe_load(open(sys.argv[1])), out=sys.argv[2], federation=sys.argv[3], callbacks=[lambda m: print(m.round, flush=True)])
+except KeyboardInterrupt as stop:
+    print(stop)
+"""
+
+
+def script(tmp_path: Path, text: str, *arguments: object, **settings) -> subprocess.Popen:
+    """A plain script without a `__main__` guard, in a terminal's process group."""
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    return subprocess.Popen(
+        [sys.executable, str(path), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **THREADS}, cwd=tmp_path, **settings,
+    )  # fmt: skip
+
+
+def models(folder: Path) -> bytes:
+    found = Checkpoints(folder / "checkpoints").newest()
+    assert found is not None
+    return found[0].to_bytes(4, "big") + bytes(found[1].models.tobytes())
+
+
+def figures(run: api.Run) -> list[dict]:
+    changing = ("seconds", "bytes_up", "bytes_down")
+    return [{key: value for key, value in row.items() if key not in changing} for row in run.records]
+
+
+@pytest.mark.parametrize("federation", ["network", "in-process"])
+def test_a_script_without_a_guard_runs_once_and_prints_nothing_else(tmp_path, by_network, federation):
+    config = write_config(tmp_path, **TINY)
+    process = script(tmp_path, SCRIPT, config, tmp_path / "out", federation)
+    out, error = process.communicate(timeout=240)
+    assert (process.returncode, error) == (0, "")
+    folder = only_run(tmp_path / "out")
+    assert out == f"{folder}\n"
+    assert models(folder) == models(by_network.path), "two OpenMP threads outside are one inside"
+    assert_nothing_left(folder)
+
+
+def test_both_federations_give_the_same_bits(by_network, in_process):
+    assert models(by_network.path) == models(in_process.path)
+    assert figures(by_network) == figures(in_process)
+    for client in range(2):
+        assert by_network.events(client) == in_process.events(client)
+    assert in_process.config.output.transcript == "off"
+
+
+def test_in_process_runs_in_this_process_and_leaves_torch_as_it_was(tmp_path, monkeypatch):
+    seen = []
+    original = Client.dpsgd
+
+    def spy(self, *arguments, **more):
+        seen.append((os.getpid(), torch.get_num_threads(), torch.get_default_dtype()))
+        return original(self, *arguments, **more)
+
+    monkeypatch.setattr(Client, "dpsgd", spy)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.set_default_dtype(torch.float64)
+    random = torch.get_rng_state()
+    try:
+        run = api.run({**TINY, "rounds": 2}, tmp_path, "in-process", progress=False)
+        assert torch.get_num_threads() == 2
+        assert torch.get_default_dtype() == torch.float64
+        assert torch.tensor([1e-310]).mul(1.0).item() != 0, "denormal numbers are kept again"
+        assert torch.equal(torch.get_rng_state(), random)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(before)
+    assert set(seen) == {(os.getpid(), 1, torch.float32)}
+    assert run.state == "finished"
+    open_files = [
+        os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
+    ]
+    assert not [name for name in open_files if str(tmp_path) in name]
+
+
+def test_callbacks_see_each_round_once_in_order(tmp_path):
+    seen: list[api.RoundMetrics] = []
+    run = api.run({**TINY, "output": {"evaluate_every": 2}}, tmp_path, "in-process", callbacks=[seen.append], progress=False)
+    assert [metrics.round for metrics in seen] == [1, 2, 3]
+    assert [metrics.accuracy is None for metrics in seen] == [True, False, False]
+    assert seen[-1].accuracy == run.final["accuracy_mean"]
+    assert len(seen[0].assignment) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        seen[0].round = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("federation", ["network", "in-process"])
+def test_a_callback_stops_a_run_that_then_goes_on_to_the_same_models(tmp_path, by_network, federation):
+    stopped = api.run(TINY, tmp_path, federation, callbacks=[lambda metrics: metrics.round < 1], progress=False)
+    done = stopped.rounds_done
+    assert (stopped.state, done >= 1) == ("interrupted", True)
+    assert_nothing_left(stopped.path)
+    assert json.loads(stopped.models.metadata(0)["round"]) == done
+    seen: list[int] = []
+    run = api.resume(stopped.path, callbacks=[lambda metrics: seen.append(metrics.round)], progress=False)
+    assert run.state == "finished"
+    assert seen == list(range(done + 1, 4))
+    assert models(run.path) == models(by_network.path)
+    assert api.resume(run.path).path == run.path, "a finished run is returned as it is"
+
+
+@pytest.mark.parametrize("federation", ["network", "in-process"])
+def test_what_a_callback_raises_comes_out_after_everything_has_ended(tmp_path, federation):
+    def careless(metrics):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        api.run({**TINY, "rounds": 20}, tmp_path, federation, callbacks=[careless], progress=False)
+    folder = only_run(tmp_path)
+    assert_nothing_left(folder)
+    assert api.open_run(folder).state == "interrupted"
+
+
+def test_stop_run_stops_as_false_does(tmp_path):
+    def stop(metrics):
+        raise api.StopRun
+
+    run = api.run({**TINY, "rounds": 20}, tmp_path, "in-process", callbacks=[stop], progress=False)
+    assert (run.state, run.rounds_done) == ("interrupted", 1)
+
+
+@pytest.mark.parametrize("federation", ["network", "in-process"])
+def test_ctrl_c_ends_every_process_and_the_run_can_be_resumed(tmp_path, federation):
+    config = write_config(tmp_path, **{**TINY, "rounds": 400})
+    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    process = script(tmp_path, INTERRUPTED, config, tmp_path / "out", federation, process_group=0, **default)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    os.killpg(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=240)
+    folder = only_run(tmp_path / "out")
+    assert (process.returncode, error) == (0, "")
+    assert out.splitlines()[-1] == f"stopped; resume with dpcfl.resume('{folder}')"
+    assert_nothing_left(folder)
+    run = api.open_run(folder)
+    assert run.state == "interrupted"
+    stop = run.rounds_done + 2
+    again = api.resume(folder, callbacks=[lambda metrics: metrics.round < stop], progress=False)
+    assert again.rounds_done >= stop
+
+
+def test_a_failure_names_its_folder_and_what_the_library_refuses_is_its_own_error(tmp_path):
+    with pytest.raises(api.ConfigError, match="federation is 'nearby': must be network or in-process"):
+        api.run(TINY, tmp_path, "nearby")  # type: ignore[arg-type]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(api.ConfigError, match="file"):
+        api.run(TINY, tmp_path / "file" / "below", "in-process", progress=False)
+    with pytest.raises(api.Refused, match="the job's epsilon is 5, this worker serves at most 1") as refused:
+        api.run(
+            {**TINY, "privacy": {"epsilon": 5, "delta": 1e-4}, "runtime": {"max_epsilon": 1}}, tmp_path / "out", "in-process"
+        )
+    (note,) = refused.value.__notes__
+    folder = only_run(tmp_path / "out")
+    assert note == f"run folder {folder}; resume with dpcfl.resume('{folder}')"
+    assert api.open_run(folder).state == "failed"
+    with pytest.raises(api.ConfigError, match="is not a run folder"):
+        api.resume(tmp_path)
+
+
+def test_an_error_in_code_that_runs_here_comes_out_with_its_traceback(tmp_path, monkeypatch):
+    def broken(self, *arguments, **more):
+        raise IndexError("in a client step")
+
+    monkeypatch.setattr(Client, "dpsgd", broken)
+    with pytest.raises(IndexError, match="in a client step"):
+        api.run(TINY, tmp_path, "in-process", progress=False)
+    assert api.open_run(only_run(tmp_path)).state == "failed"
+
+
+def test_debug_on_the_command_line_runs_in_that_process(tmp_path):
+    model = "import os\n\ndef build(shape, classes):\n    from torch import nn\n    print('model in', os.getpid())\n"
+    (tmp_path / "mine.py").write_text(f"{model}    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n")
+    config = write_config(tmp_path, **{**TINY, "model": {"name": "mine:build"}})
+    command = [sys.executable, "-m", "dpcfl_net.launch.cli", "run", str(config), "--out", "out", "--debug"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    out, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error
+    where = {line for line in out.splitlines() if line.startswith("model in")}
+    assert where == {f"model in {process.pid}"}
+    assert "round 3/3" in out
+    run = api.open_run(only_run(tmp_path / "out"))
+    assert (run.state, run.config.output.transcript, run.document["processes"]) == ("finished", "off", 1)
+
+
+def test_a_network_run_is_not_resumed_in_debug_mode(by_network):
+    copy = dpcfl("run", "--resume", by_network.path, "--debug")
+    assert copy.returncode == 2
+    assert "resume it without --debug" in copy.stderr
+
+
+def test_no_process_is_left_behind_by_the_shared_runs(by_network):
+    assert processes_of(by_network.path) == []
