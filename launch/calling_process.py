@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import saying_to
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import Job
@@ -28,7 +29,7 @@ class CallingProcessRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `processes.Run`."""
-        (self.folder / "logs").mkdir(exist_ok=True)
+        RunFolder(self.folder).logs.mkdir(exist_ok=True)
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
         """See `processes.Run`: compute the whole run; signals count between client steps, `tick` is called after each round."""
@@ -43,7 +44,7 @@ class CallingProcessRun:
                 tick()
                 ticked = time.monotonic()
 
-        with saying_to(self.folder / "logs" / "in-process.log"), as_in_a_worker():
+        with saying_to(RunFolder(self.folder).log("in-process")), as_in_a_worker():
             run_in_one_process(one_process_spec(self.folder, self.config), attend)
 
     def finish(self) -> None:

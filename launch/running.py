@@ -70,13 +70,13 @@ def kept(folder: Path, *, elsewhere: bool = False, warn: Callable[[str], None] =
         ConfigError: If the folder holds no run, or a damaged one, or one whose workers are on other hosts.
         Refused: If its job is not signed.
     """
-    if not (folder / "config.yaml").is_file():
+    if not RunFolder(folder).config.is_file():
         raise ConfigError(f"{folder} is not a run folder: it holds no config.yaml")
     try:
-        config = configuration.load(folder / "config.yaml")
+        config = configuration.load(RunFolder(folder).config)
     except ConfigError as error:
-        raise ConfigError([f"{folder / 'config.yaml'}: {problem}" for problem in error.problems]) from None
-    if not elsewhere and (folder / "placement.json").exists():
+        raise ConfigError([f"{RunFolder(folder).config}: {problem}" for problem in error.problems]) from None
+    if not elsewhere and RunFolder(folder).placement.exists():
         raise ConfigError(f"the workers of {folder} are on other hosts: go on with dpcfl launch --resume {folder} --on ...")
     summary.read_run_job(folder)
     try:

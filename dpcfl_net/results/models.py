@@ -14,6 +14,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import naming, shown
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import ModelTemplate, digest
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.data.partition import DataSettings, open_set
 from dpcfl_net.experiment.job_files import Job
@@ -50,7 +51,7 @@ def export_models(folder: Path, job: Job, data_root: str | None = None) -> list[
         RunFailed: If every checkpoint is damaged.
         OSError: If a file cannot be written.
     """
-    if not (folder / "checkpoints").is_dir() or (found := Checkpoints(folder / "checkpoints").newest()) is None:
+    if not (RunFolder(folder).checkpoints).is_dir() or (found := Checkpoints(RunFolder(folder).checkpoints).newest()) is None:
         return []
     from safetensors.numpy import save_file
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, numbers, whole
 from dpcfl_net.results.run_view import sort_clusters, sort_metrics
@@ -101,7 +102,7 @@ class RoundTail:
 
     def __init__(self, folder: Path, rounds: int, evaluate_every: int = 1) -> None:
         self._rounds, self._every = rounds, evaluate_every
-        self._files = JsonlTail(folder / "metrics.jsonl"), JsonlTail(folder / "clusters.jsonl")
+        self._files = JsonlTail(RunFolder(folder).metrics), JsonlTail(RunFolder(folder).clusters)
         self._served: dict[int, JsonLine] = {}
         self._observed: dict[int, JsonLine] = {}
         self._spent: dict[int, list[float | None]] = {}

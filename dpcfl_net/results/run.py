@@ -13,6 +13,7 @@ import numpy as np
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import Job
@@ -138,13 +139,13 @@ class RunData:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        if not (self.path / "config.yaml").is_file():
+        if not RunFolder(self.path).config.is_file():
             raise ConfigError(f"{self.path} is not a run folder: it holds no config.yaml")
 
     @cached_property
     def config(self) -> Config:
         """The resolved configuration."""
-        return configuration.read_kept(self.path / "config.yaml")
+        return configuration.read_kept(RunFolder(self.path).config)
 
     @cached_property
     def job(self) -> Job:
@@ -216,7 +217,7 @@ class RunData:
     @property
     def warnings(self) -> list[str]:
         """Warnings of server and launcher, as of workers that were started again."""
-        return [str(line.get("text")) for line in runlog.read(self.path / "warnings.jsonl")]
+        return [str(line.get("text")) for line in runlog.read(RunFolder(self.path).warnings)]
 
     @property
     def models(self) -> Models:
@@ -269,7 +270,7 @@ class RunData:
     @property
     def transcript(self) -> Transcript:
         """The messages that the server saw."""
-        return Transcript(self.path / "transcript.msgpack")
+        return Transcript(RunFolder(self.path).transcript)
 
     def verify(self, operator_key: str | None = None) -> list[Check]:
         """Check signatures, hash chains, ledgers, plan and messages; recompute epsilon.

@@ -137,7 +137,7 @@ def report(folder: Path) -> None:
     )
     summary.write_run(folder, document)
     if state != "running":  # its launcher writes them at the end
-        export_models(folder, job, summary.run_settings(folder)["data"]["root"] if (folder / "config.yaml").exists() else None)
+        export_models(folder, job, summary.run_settings(folder)["data"]["root"] if RunFolder(folder).config.exists() else None)
     print(write_report(folder))
 
 

@@ -23,7 +23,8 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.mechanisms import GRID_BITS
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import dpsgd, models
-from dpcfl_net.training.dpsgd import Evaluator, Trainer, flatten
+from dpcfl_net.training.dpsgd import Evaluator, Trainer
+from dpcfl_net.training.models import flatten
 from dpcfl_net.training.plain_path import fill
 
 torch.set_num_threads(1)
