@@ -14,20 +14,35 @@ MOST_TICKS = 40
 
 
 def diagnostics(view: RunView) -> list[Figure]:
-    """Return a figure of all numbers, then a figure for each list with a number per cluster or per client."""
+    """Draw what an algorithm reports about itself.
+
+    A value that stays the same over all rounds is left out: the summary at the top of the page has it.
+
+    Args:
+        view: The run.
+
+    Returns:
+        A figure of all numbers, then a figure for each list with a number per cluster or per client.
+    """
     lines = {at: mapping(line, "diagnostics") for at, line in sorted(view.grouping.items())}
     names = list(dict.fromkeys(name for line in lines.values() for name in line))
     curves = {name: {at: number(line.get(name)) for at, line in lines.items()} for name in names}
-    curves = {name: curve for name, curve in curves.items() if any(value is not None for value in curve.values())}
+    curves = {name: curve for name, curve in curves.items() if _changes(curve)}
     tables = {name: {at: numbers(line, name) for at, line in lines.items() if len(listed(line, name)) > 1} for name in names}
-    return [_curves(curves), *(_heat_map(name, table, view.clients) for name, table in tables.items() if table)]
+    return [_curves(curves), *(_heat_map(name, table, view.clients) for name, table in tables.items() if _changes(table))]
+
+
+def _changes(values: dict[int, Any]) -> bool:
+    """True if the values that were measured are not all equal."""
+    measured = [value for value in values.values() if value is not None]
+    return any(value != measured[0] for value in measured[1:])
 
 
 def _curves(curves: dict[str, dict[int, float | None]]) -> Figure:
     """One panel above the other, since the numbers have different units."""
     title = "Diagnostics of the algorithm"
     if not curves:
-        return Figure("diagnostics", title, why="the algorithm reports no number by round")
+        return Figure("diagnostics", title, why="the algorithm reports no number that changes from round to round")
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"showlegend": False}
     share = (1 - GAP * (len(curves) - 1)) / len(curves)
