@@ -45,7 +45,7 @@ CLIENT_LEVEL = {
     "data": {**DATA, "clients": [4, 4], "train_per_client": 60}, "local": {"batch_size": 20, "lr": 0.2, "clip": 0.5},
     "privacy": {"epsilon": 8, "delta": 1e-2, "unit": "client", "trust": "trusted-server", **SEEDED},
 }  # fmt: skip
-RR = {"name": "rr-cluster", "clusters": 2, "least": 2, "sampling_rate": 1.0}
+RR = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 1.0}
 CASES: dict[str, dict[str, Any]] = {
     "quickstart": yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text()) | {"rounds": 5, "privacy": SMALL["privacy"]},
     "r-dpcfl-auto": {"algorithm": {"name": "r-dpcfl", "clusters": "auto"}},
@@ -56,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
         **CLIENT_LEVEL, "algorithm": {**RR, "guarantee": "labels-first"},
         "privacy": {**CLIENT_LEVEL["privacy"], "adjacency": "replace-one"},
     },
-    "em-fdro-full": {"data": {**DATA, "validation": 0.1}, "algorithm": {"name": "em-fdro", "mode": "full", "drawn": 3}},
+    "em-fdro-full": {"data": {**DATA, "validation": 0.1}, "algorithm": {"name": "em-fdro", "mode": "full", "clients_per_round": 3}},
 }  # fmt: skip
 CRASH_AFTER = 2  # rounds
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dpcfl_net.core import plugins
 from dpcfl_net.core.errors import ConfigError, Refused
@@ -25,6 +25,30 @@ class Options(BaseModel):
     """An algorithm's own settings; `dpcfl schema` and the error messages are built from them."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    earlier_names: ClassVar[Mapping[str, str]] = {}  # earlier name of an option -> its name; both are accepted
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, values: Any) -> Any:
+        return cls.with_present_names(values) if isinstance(values, Mapping) else values
+
+    @classmethod
+    def with_present_names(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Rename options that are given by an earlier name, as in jobs and configurations of earlier versions.
+
+        Args:
+            values: Options by name.
+
+        Returns:
+            The same options by their present names.
+
+        Raises:
+            ValueError: If an option is given by both names.
+        """
+        for earlier, present in cls.earlier_names.items():
+            if earlier in values and present in values:
+                raise ValueError(f"{earlier} is the earlier name of {present}: give one of the two")
+        return {cls.earlier_names.get(name, name): value for name, value in values.items()}
 
 
 class Algorithm:

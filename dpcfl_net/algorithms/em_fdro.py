@@ -54,6 +54,7 @@ class EMFDRO(Algorithm):
     paper = "Yan, Guo, Liu, Liu, Algorithm 1"
 
     class Options(Options):
+        earlier_names = {"drawn": "clients_per_round"}
         mode: Literal["paper", "selection", "full"] = Field(
             default="full", description="what is protected: nothing, nothing but the range of the losses, or all"
         )
@@ -62,7 +63,7 @@ class EMFDRO(Algorithm):
             description="the paper's epsilon: how strongly draws follow losses, 0 not at all; no promise, that is privacy.epsilon",
         )  # fmt: skip
         tau: float = Field(default=1.0, ge=1e-6, le=1e6, description="scale of the losses, and the most that one counts")
-        drawn: int = Field(default=20, ge=1, description="m: clients that train in a round")
+        clients_per_round: int = Field(default=20, ge=1, description="m: clients that train in a round (earlier name: drawn)")
         loss_noise_ratio: float = Field(
             default=10.0, ge=1e-6, le=1e6,
             description="mode full: noise multiplier of a loss, over that of the updates (z)",
@@ -73,14 +74,14 @@ class EMFDRO(Algorithm):
         rounds, each = setting.rounds, options.tilt
         caveats: tuple[str, ...] = ()
         if options.mode == "selection" and not cls.problems(options, setting):
-            asked = (options.tilt, setting.clients, options.drawn, rounds)
+            asked = (options.tilt, setting.clients, options.clients_per_round, rounds)
             caveats = (
                 f"the draws by themselves, before somebody who sees nothing else and does not know the server's seed: epsilon "
                 f"{selection_epsilon(*asked):.4g} if one client's clipped losses may change and the models are given, "
                 f"{unconditional_epsilon(*asked):.4g} if it moves the others' losses through the models",
             )
         return Capabilities(
-            expected_releases=float(options.drawn * rounds),  # the first losses of all clients are negligible
+            expected_releases=float(options.clients_per_round * rounds),  # the first losses of all clients are negligible
             protects=(("sample", "untrusted-server"), ("client", "untrusted-server")),
             covers=("model updates", "validation losses, and so the draws of clients that follow from them"),
             caveats=caveats,
@@ -92,8 +93,10 @@ class EMFDRO(Algorithm):
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         problems = []
-        if options.drawn > setting.clients:
-            problems.append(f"algorithm.drawn is {options.drawn}: must be at most the number of clients, {setting.clients}")
+        if options.clients_per_round > setting.clients:
+            problems.append(
+                f"algorithm.clients_per_round is {options.clients_per_round}: must be at most the number of clients, {setting.clients}"
+            )
         if not setting.validation:
             why = "clients are drawn by their loss on validation records, and none are set aside"
             add = "add to the file:  data: {validation: 0.1}  or on the command line:  data.validation=0.1"
@@ -138,7 +141,7 @@ class EMFDRO(Algorithm):
         ]  # a client that never answered counts as the average
         epsilon, tau = self.options.tilt, self.options.tau
         chances = probabilities(scores, epsilon, tau)
-        drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.drawn, fed.rng("draw")))
+        drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.clients_per_round, fed.rng("draw")))
         results = fed.call(self.train, common={"model": model}, each={client: {} for client in drawn})
         losses |= self.told(results)
         records = {entry.id: float(entry.records) for entry in self.protocol.roster}

@@ -43,9 +43,14 @@ class RRCluster(ClientLevel):
     paper = "Yang, Hu, Kim, Li, Algorithms 1 and 2"
 
     class Options(Sampled):
+        earlier_names = {"least": "min_cluster_size"}
         base: Literal["ifca", "fesem", "fedcam"] = Field(default="ifca", description="how clients find their cluster")
         clusters: int = Field(default=4, ge=1, le=64, description="k")
-        least: int = Field(default=8, ge=0, description="B: every cluster averages at least so many updates; 0: the plain base")
+        min_cluster_size: int = Field(
+            default=8,
+            ge=0,
+            description="B: every cluster averages at least this many updates; 0: the base without rebalancing (earlier name: least)",
+        )
         guarantee: Literal["labels-first", "expected", "paper"] = Field(
             default="labels-first", description="what is released in which order, and so which claim holds"
         )
@@ -73,10 +78,10 @@ class RRCluster(ClientLevel):
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         problems = super().problems(options, setting)
-        per_round, wanted = options.sampling_rate * setting.clients, options.clusters * options.least
+        per_round, wanted = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
         if wanted > per_round + 1e-9:
             problems.append(
-                f"algorithm.least is {options.least}: {options.clusters} clusters of at least so many need {wanted} clients a round, "
+                f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of at least so many need {wanted} clients a round, "
                 f"{options.sampling_rate:g} of {setting.clients} are {per_round:g}"
             )
         sampling = sampling_of(options.sampling, setting.privacy.adjacency)
@@ -100,7 +105,7 @@ class RRCluster(ClientLevel):
     @property
     def min_cluster_size(self) -> int:
         """B."""
-        return int(self.options.least)
+        return int(self.options.min_cluster_size)
 
     # ---- what is paid for
 

@@ -50,7 +50,12 @@ def with_algorithm(document: Mapping[str, Any], problems: list[str], hint: Hint)
     local, before = own.pop("local", None), merged.get("local") or {}
     if isinstance(local, dict) and isinstance(before, dict):
         merged["local"] = {**before, **local}
-    options = _deep(own, {k: v for k, v in chosen.items() if k != "name"})
+    try:
+        given = algorithm.Options.with_present_names({k: v for k, v in chosen.items() if k != "name"})
+        options = _deep(algorithm.Options.with_present_names(own), given)
+    except ValueError as error:
+        problems.append(f"algorithm.{error}")
+        return merged
     try:
         options = algorithm.Options.model_validate(options, strict=True).model_dump(mode="json")
     except ValidationError as error:

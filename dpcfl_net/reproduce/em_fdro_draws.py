@@ -40,14 +40,16 @@ class Robustness(Reproduction):
 
     def compute(self, context: Context) -> ReproductionResult:
         path, seeds = packaged(f"em_fdro/{CONFIGS[context.scale]}"), SEEDS[context.scale]
-        axes = {"algorithm.drawn": DRAWN, "algorithm.tilt": TILTS, "seed": seeds}
+        axes = {"algorithm.clients_per_round": DRAWN, "algorithm.tilt": TILTS, "seed": seeds}
         outcome = ReproductionResult([], [])
         found: dict[tuple[int, float], list[Rounds]] = {}
         for result in context.results(path, axes):
             own, rounds = result.settings["algorithm"], rounds_of(result)
-            found.setdefault((own["drawn"], float(own["tilt"])), []).append(rounds)
+            found.setdefault((own["clients_per_round"], float(own["tilt"])), []).append(rounds)
             over = {measure: statistics.fmean(values) for measure, values in rounds.items()}
-            outcome.rows.append({"drawn": own["drawn"], "tilt": own["tilt"], "seed": result.seed, **over})
+            outcome.rows.append(
+                {"clients_per_round": own["clients_per_round"], "tilt": own["tilt"], "seed": result.seed, **over}
+            )
         for drawn in DRAWN:
             runs = {tilt: found[drawn, tilt] for tilt in TILTS}
             outcome.figures += figures(drawn, runs)

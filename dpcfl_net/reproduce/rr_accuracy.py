@@ -60,8 +60,8 @@ class System:
 def _pair(title: str, base: str, without: Mapping[str, Any], with_rr: Mapping[str, Any]) -> tuple[System, System]:
     options = {"name": "rr-cluster", "base": base}
     return (
-        System(f"DP-{title}", {**options, "least": 0}, without),
-        System(f"RR-Cluster ({title})", {**options, "least": LEAST}, with_rr),
+        System(f"DP-{title}", {**options, "min_cluster_size": 0}, without),
+        System(f"RR-Cluster ({title})", {**options, "min_cluster_size": LEAST}, with_rr),
     )
 
 

@@ -20,7 +20,7 @@ CHANCE = 25.0
 
 def rebalanced(least: int) -> System:
     """Return IFCA with a minimum cluster size."""
-    return System(f"B={least}", {"name": "rr-cluster", "base": "ifca", "least": least}, {})
+    return System(f"B={least}", {"name": "rr-cluster", "base": "ifca", "min_cluster_size": least}, {})
 
 
 def labels_of(result: Result) -> dict[str, float | None]:
@@ -64,11 +64,11 @@ class Labels(Reproduction):
             for least in self.leasts[context.scale]:
                 for result in cells(context, path, rebalanced(least), guarantee, MIDDLE, (0,)):
                     accuracy = 100 * float(result.final["accuracy_mean"])
-                    rows.append({"guarantee": guarantee, "least": least, "accuracy": accuracy, **labels_of(result)})
+                    rows.append({"guarantee": guarantee, "min_cluster_size": least, "accuracy": accuracy, **labels_of(result)})
         shown = [
             [
                 str(row["guarantee"]),
-                str(row["least"]),
+                str(row["min_cluster_size"]),
                 *(_percent(row[key]) for key in ("sent", "released", "settled", "accuracy")),
             ]
             for row in rows
@@ -122,7 +122,7 @@ class SmallestCluster(Reproduction):
                 results = cells(context, path, rebalanced(least), guarantee, 2, self.seeds[context.scale])
                 values = [100 * float(result.final["accuracy_mean"]) for result in results]
                 rows += [
-                    {"guarantee": guarantee, "least": least, "seed": r.seed, "accuracy": v}
+                    {"guarantee": guarantee, "min_cluster_size": least, "seed": r.seed, "accuracy": v}
                     for r, v in zip(results, values, strict=True)
                 ]
                 curve.append((float(least), statistics.fmean(values)))

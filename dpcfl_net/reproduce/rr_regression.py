@@ -22,8 +22,8 @@ NOISE = {"easy": 0.1, "hard": 0.5}
 LEAST = 8
 SYSTEMS = {
     "FedAvg": {"name": "dp-fedavg", "sampling_rate": 1.0},
-    "IFCA": {"name": "rr-cluster", "base": "ifca", "least": 0, "sampling_rate": 1.0},
-    "RR-Cluster (IFCA)": {"name": "rr-cluster", "base": "ifca", "least": LEAST, "sampling_rate": 1.0},
+    "IFCA": {"name": "rr-cluster", "base": "ifca", "min_cluster_size": 0, "sampling_rate": 1.0},
+    "RR-Cluster (IFCA)": {"name": "rr-cluster", "base": "ifca", "min_cluster_size": LEAST, "sampling_rate": 1.0},
 }
 SEEDS = {"laptop": tuple(range(5)), "paper": tuple(range(20))}
 USED = 0.05  # a model that a smaller share of clients chooses is dead

@@ -16,9 +16,9 @@ PAPER_NUMBERS = {
 }
 SYSTEMS = (
     System("DP-FedAvg", {"name": "dp-fedavg"}, {}),
-    System("DP-IFCA", {"name": "rr-cluster", "base": "ifca", "least": 0}, {}),
-    System("DP-FeSEM", {"name": "rr-cluster", "base": "fesem", "least": 0}, {}),
-    System("RR-Cluster (IFCA)", {"name": "rr-cluster", "base": "ifca", "least": LEAST}, {}),
+    System("DP-IFCA", {"name": "rr-cluster", "base": "ifca", "min_cluster_size": 0}, {}),
+    System("DP-FeSEM", {"name": "rr-cluster", "base": "fesem", "min_cluster_size": 0}, {}),
+    System("RR-Cluster (IFCA)", {"name": "rr-cluster", "base": "ifca", "min_cluster_size": LEAST}, {}),
 )
 USED = {"laptop": ("expected",), "paper": tuple(GUARANTEES)}
 SEEDS = {"laptop": (0,), "paper": (0, 1, 2)}

@@ -47,20 +47,23 @@ CLIENT_LEVEL = {  # case: options, privacy; every client is in every round, so t
     "dp-fedavg": ({}, TRUSTED),
     "dp-fedprox": ({"mu": 0.5}, REPLACED),
     "dp-fedper": ({}, TRUSTED),
-    "rr-cluster": ({"clusters": 2, "least": 2}, REPLACED),
+    "rr-cluster": ({"clusters": 2, "min_cluster_size": 2}, REPLACED),
     "rr-cluster-expected": (
-        {"name": "rr-cluster", "base": "fesem", "clusters": 2, "least": 1, "guarantee": "expected"},
+        {"name": "rr-cluster", "base": "fesem", "clusters": 2, "min_cluster_size": 1, "guarantee": "expected"},
         TRUSTED,
     ),
     "rr-cluster-paper": (
-        {"name": "rr-cluster", "base": "fedcam", "clusters": 2, "least": 2, "guarantee": "paper"},
+        {"name": "rr-cluster", "base": "fedcam", "clusters": 2, "min_cluster_size": 2, "guarantee": "paper"},
         {**REPLACED, "accountant": "rdp"},
     ),
 }
 DRAWN_BY_LOSS = {  # case: options, privacy
-    "em-fdro": ({"drawn": 4}, {}),
-    "em-fdro-client": ({"name": "em-fdro", "drawn": 4}, {"unit": "client", "adjacency": "replace-one", "delta": 1e-2}),
-    "em-fdro-paper": ({"name": "em-fdro", "mode": "paper", "drawn": 4}, {}),
+    "em-fdro": ({"clients_per_round": 4}, {}),
+    "em-fdro-client": (
+        {"name": "em-fdro", "clients_per_round": 4},
+        {"unit": "client", "adjacency": "replace-one", "delta": 1e-2},
+    ),
+    "em-fdro-paper": ({"name": "em-fdro", "mode": "paper", "clients_per_round": 4}, {}),
 }
 MATRIX |= {case: options for case, (options, _) in DRAWN_BY_LOSS.items()}
 MATRIX |= {case: {"sampling_rate": 1.0, **options} for case, (options, _) in CLIENT_LEVEL.items()}

@@ -47,7 +47,7 @@ TRUSTED = {
     "noise_seed": "5eed" * 16,
 }
 REPLACED = {**TRUSTED, "adjacency": "replace-one"}
-RR = {"name": "rr-cluster", "clusters": 2, "least": 2, "sampling_rate": 0.5}
+RR = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 0.5}
 Z = stats.norm.isf(1e-8)  # false alarms below 1e-7
 
 
@@ -305,7 +305,7 @@ def test_a_clients_own_ledger_says_that_its_releases_are_raw(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "privacy", "said"),
     [
-        ({**RR, "least": 4}, REPLACED, "algorithm.least is 4: 2 clusters of at least so many need 8 clients a round"),
+        ({**RR, "min_cluster_size": 4}, REPLACED, "algorithm.min_cluster_size is 4: 2 clusters of at least so many need 8 clients a round"),
         (RR, TRUSTED, "algorithm.guarantee is 'labels-first': needs privacy.adjacency replace-one"),
         ({**RR, "guarantee": "expected"}, REPLACED, "algorithm.guarantee is 'expected': needs Poisson sampling"),
         ({**RR, "guarantee": "paper"}, REPLACED, "algorithm.guarantee is 'paper': needs privacy.accountant rdp"),

@@ -58,7 +58,7 @@ WHOLE_CLIENTS = {"unit": "client", "adjacency": "replace-one", "delta": 1e-2}
 def document(algorithm, privacy=None, **changes):
     return {
         **SMALL, "data": DATA, "rounds": ROUNDS, "local": {"batch_size": 20, "lr": 0.5},
-        "algorithm": {"name": "em-fdro", "drawn": 2, **algorithm}, "privacy": {**PRIVACY, **(privacy or {})}, **changes,
+        "algorithm": {"name": "em-fdro", "clients_per_round": 2, **algorithm}, "privacy": {**PRIVACY, **(privacy or {})}, **changes,
     }  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def test_what_the_statement_says(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "changes", "said"),
     [
-        ({"drawn": 5}, {}, r"algorithm\.drawn is 5: must be at most the number of clients, 4"),
+        ({"clients_per_round": 5}, {}, r"algorithm\.clients_per_round is 5: must be at most the number of clients, 4"),
         ({}, {"data": {**DATA, "validation": 0.0}}, r"data\.validation is 0: must be above 0"),
         (
             {},
@@ -415,7 +415,7 @@ def test_losses_go_stale_and_the_worst_are_drawn(tmp_path):
 
 
 def test_updates_weigh_as_much_as_their_clients_have_records(tmp_path):
-    job = job_for(tmp_path, {"mode": "paper", "drawn": 4})
+    job = job_for(tmp_path, {"mode": "paper", "clients_per_round": 4})
     roster = [e.model_copy(update={"records": n}) for e, n in zip(job.protocol.roster, (1, 2, 3, 4), strict=True)]
     algorithm = job_files.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment).algorithm
     fed = Scripted(job.protocol.model.parameters, [1.0] * 4)
@@ -423,7 +423,7 @@ def test_updates_weigh_as_much_as_their_clients_have_records(tmp_path):
 
 
 def test_who_never_answered_counts_as_the_average(tmp_path):
-    job = job_for(tmp_path, {"mode": "paper", "tilt": 1e5, "drawn": 2})
+    job = job_for(tmp_path, {"mode": "paper", "tilt": 1e5, "clients_per_round": 2})
     fed = Scripted(job.protocol.model.parameters, [1.0, 4.0, 2.0, 3.5])
     fed.gone = {0}
     state = job.algorithm.round(job.algorithm.start(fed), 1, fed)
@@ -499,7 +499,7 @@ def test_a_crash_in_mid_round_changes_no_draw(tmp_path, monkeypatch):
 
 
 def test_what_a_run_is_expected_to_cost(tmp_path):
-    job = job_for(tmp_path, {"drawn": 2})
+    job = job_for(tmp_path, {"clients_per_round": 2})
     expected = estimate(job.protocol)
     assert expected["steps"] == 2 * ROUNDS * 9  # of the 4 * ROUNDS * 9 that are paid for
     assert expected["bytes_up"] == expected["bytes_down"] == 2 * ROUNDS * 4 * job.protocol.model.parameters
@@ -536,7 +536,7 @@ class MadeUp:
                 runlog.Lines(folder / "metrics.jsonl").write({"view": "observer", "round": t, **accuracy})
                 draws = {"p_max": 0.04 * (1 + tilt), "top_mass": 0.2 + 0.01 * tilt}
                 runlog.Lines(folder / "clusters.jsonl").write({"view": "server", "round": t, "diagnostics": draws})
-            settings = {"algorithm": {"name": "em-fdro", "drawn": drawn, "tilt": tilt}}
+            settings = {"algorithm": {"name": "em-fdro", "clients_per_round": drawn, "tilt": tilt}}
             found.append(Result(folder, "x", "em-fdro", seed, "finished", settings, {}, {}))
         self.asked.append((str(path), axes))
         return found
@@ -579,5 +579,5 @@ def test_configurations_are_those_of_the_paper(name):
         "model": {"name": "digits-cnn"},
     }
     read = config.resolve(small)
-    assert (read.options.mode, read.options.drawn, read.rounds, read.local.epochs) == ("paper", 20, 30, 2)
+    assert (read.options.mode, read.options.clients_per_round, read.rounds, read.local.epochs) == ("paper", 20, 30, 2)
     assert (read.data.alpha, read.data.validation, read.local.momentum, read.local.lr) == (0.3, 0.1, 0.9, 0.05)

@@ -103,7 +103,7 @@ def test_a_base_model_is_added_to_each_clusters(tmp_path):
     settings = {
         **TINY, "data": {**TINY["data"], "clients": [4, 4], "train_per_client": 60}, "local": {"batch_size": 20, "lr": 0.2, "clip": 0.5},
         "privacy": {**TINY["privacy"], "epsilon": 8, "delta": 1e-2, "unit": "client", "trust": "trusted-server"},
-        "algorithm": {"name": "rr-cluster", "clusters": 2, "least": 2, "sampling_rate": 1.0, "base": "fedcam", "guarantee": "expected"},
+        "algorithm": {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 1.0, "base": "fedcam", "guarantee": "expected"},
     }  # fmt: skip
     run = dpcfl.run(settings, tmp_path, "in-process", progress=False)
     assert sorted(path.name for path in (run.path / "models").iterdir()) == [

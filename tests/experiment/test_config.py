@@ -188,8 +188,12 @@ def test_schema_names_every_algorithms_options():
 
 def test_an_option_of_another_algorithm_says_whose_it_is(tmp_path):
     with pytest.raises(ConfigError) as refused:
-        config.load(write_config(tmp_path), ["algorithm.name=global", "algorithm.clustering.space=full", "algorithm.least=4"])
-    assert any("unknown key 'algorithm.least', an option of rr-cluster" in problem for problem in refused.value.problems)
+        config.load(
+            write_config(tmp_path), ["algorithm.name=global", "algorithm.clustering.space=full", "algorithm.min_cluster_size=4"]
+        )
+    assert any(
+        "unknown key 'algorithm.min_cluster_size', an option of rr-cluster" in problem for problem in refused.value.problems
+    )
 
 
 def test_a_configuration_is_found_by_path_or_by_name(tmp_path, monkeypatch):
@@ -215,3 +219,15 @@ def test_overrides_are_texts_or_mappings_with_dotted_or_nested_keys():
         config.load(SMALL, {"rounds": {"more": 5}})
     with pytest.raises(ConfigError, match="is not a dotted key"):
         config.load(SMALL, {"privacy..epsilon": 5})
+
+
+def test_an_option_is_accepted_by_its_earlier_name_but_not_by_both(tmp_path):
+    path = write_config(tmp_path, algorithm={"name": "em-fdro", "drawn": 3}, data={**SMALL["data"], "validation": 0.1})
+    assert (
+        config.load(path).algorithm["clients_per_round"]
+        == config.load(path, ["algorithm.drawn=3"]).algorithm["clients_per_round"]
+        == 3
+    )
+    with pytest.raises(ConfigError) as refused:
+        config.load(path, ["algorithm.clients_per_round=2"])
+    assert refused.value.problems == ["algorithm.drawn is the earlier name of clients_per_round: give one of the two"]

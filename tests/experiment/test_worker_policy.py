@@ -16,7 +16,7 @@ from dpcfl_net.transport.keys import make_keys
 
 DATA = {"dataset": "digits", "clients": [20], "shift": "none", "train_per_client": 60, "test_per_client": 20}
 TRUSTED = {"epsilon": 8, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one"}
-RR = {"name": "rr-cluster", "clusters": 2, "least": 2, "sampling_rate": 0.5}
+RR = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def refusal(job, tmp_path, policy=None):
         ),
         ({**RR, "guarantee": "expected"}, {"sampling": "fixed", "base": "fesem"}, {"adjacency": "replace-one"}, "keep a state"),
         (RR, {"base": "fesem"}, {}, "clients that keep a state show who was drawn before"),
-        (RR, {"clusters": 4, "least": 8}, {}, "4 clusters of at least so many need 32 clients a round"),
+        (RR, {"clusters": 4, "min_cluster_size": 8}, {}, "4 clusters of at least so many need 32 clients a round"),
     ],
 )
 def test_conditions_that_make_no_theorem_are_refused_whoever_signed_them(keys, tmp_path, algorithm, options, privacy, said):

@@ -71,7 +71,7 @@ def as_published(path, run):
     """Rebalancing helps, more where clusters are imbalanced; expected is best."""
     guarantee = run.algorithm.get("guarantee", "")
     gain = 0.05 if "imbalanced" in path else 0.02
-    return 0.6 + gain * (run.algorithm.get("least", 0) > 0) + 0.1 * (guarantee == "expected")
+    return 0.6 + gain * (run.algorithm.get("min_cluster_size", 0) > 0) + 0.1 * (guarantee == "expected")
 
 
 def test_table_1_runs_every_pair_that_can_be_promised(tmp_path):
@@ -109,15 +109,15 @@ def test_what_rebalancing_does_not_do_is_said(tmp_path):
 
 def test_figure_3_wants_its_top_inside(tmp_path):
     inner = {0: 0.6, 4: 0.61, 8: 0.63, 12: 0.65, 16: 0.64, 20: 0.62, 24: 0.6}
-    outcome = find("rr-cluster/fig3")().compute(MadeUp(tmp_path, lambda path, run: inner[run.algorithm["least"]]))
+    outcome = find("rr-cluster/fig3")().compute(MadeUp(tmp_path, lambda path, run: inner[run.algorithm["min_cluster_size"]]))
     assert [claim.holds for claim in outcome.claims] == [True, True]
-    rising = find("rr-cluster/fig3")().compute(MadeUp(tmp_path, lambda path, run: run.algorithm["least"] / 100))
+    rising = find("rr-cluster/fig3")().compute(MadeUp(tmp_path, lambda path, run: run.algorithm["min_cluster_size"] / 100))
     assert [claim.holds for claim in rising.claims] == [False, False]
 
 
 def label_lines(sent, released):
     def write(result):
-        least, guarantee = result.settings["algorithm"]["least"], result.settings["algorithm"]["guarantee"]
+        least, guarantee = result.settings["algorithm"]["min_cluster_size"], result.settings["algorithm"]["guarantee"]
         lines = runlog.Lines(result.folder / "clusters.jsonl")
         for t in range(1, 30):
             kinds = {"as sent": sent(least)} | ({"as released": released} if guarantee != "expected" else {})
@@ -137,14 +137,16 @@ def test_table_4_tells_labels_before_noise_from_released_ones(tmp_path):
 
 
 def test_table_2_compares_at_every_epsilon(tmp_path):
-    outcome = find("rr-cluster/table2")().compute(MadeUp(tmp_path, lambda path, run: 0.1 + run.algorithm.get("least", 0) / 100))
+    outcome = find("rr-cluster/table2")().compute(
+        MadeUp(tmp_path, lambda path, run: 0.1 + run.algorithm.get("min_cluster_size", 0) / 100)
+    )
     assert [claim.holds for claim in outcome.claims] == [True]
     assert len(outcome.rows) == 12
 
 
 def test_table_9_counts_models_that_nobody_uses(tmp_path):
     def write(result):
-        used = len(result.settings["data"]["clients"]) - (not result.settings["algorithm"].get("least", 0))
+        used = len(result.settings["data"]["clients"]) - (not result.settings["algorithm"].get("min_cluster_size", 0))
         count = 1 if result.algorithm == "dp-fedavg" else len(result.settings["data"]["clients"])
         models = np.array([[-3.0, 2.0], [-1, 0], [1, -2], [3, 1]], np.float32)[:count]
         Checkpoints(result.folder / "checkpoints").write(1, State(models, [None]))
@@ -168,7 +170,7 @@ def test_settings_of_table_1_are_the_papers(name):
     assert sum(document["data"]["clients"]) == 1000
     assert document["data"]["train_per_client"] == 60
     assert sorted(document["data"]["clients"])[-1] == (500 if "imbalanced" in name else 250)
-    assert IFCA[1].options["least"] * document["algorithms"]["rr-cluster"]["clusters"] <= 100
+    assert IFCA[1].options["min_cluster_size"] * document["algorithms"]["rr-cluster"]["clusters"] <= 100
 
 
 def test_lines_are_learnt_by_a_real_run_and_its_page_shows_them(tmp_path):
