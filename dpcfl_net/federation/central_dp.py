@@ -16,7 +16,7 @@ from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.capabilities import central_steps
-from dpcfl_net.federation.gate import Charge, Gate
+from dpcfl_net.federation.gate import Charge, Gate, GateSpec
 from dpcfl_net.privacy.client_level import COUNT_SCALE, block_norm
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -25,7 +25,7 @@ from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
 CENTRAL_SERVER = "curator"
-NOBODY = -1  # The gate's client number where the ledger is nobody's in the roster
+NOBODY = -1  # client id of the gate of a trusted server, which is not in the roster
 Contribution = list[tuple[int, np.ndarray]]  # (block, vector): where parts of one client's update belong
 
 
@@ -50,20 +50,9 @@ class CentralDPServer:
     def __init__(self, algorithm: CentralServerSide, ledger: Ledger, noise_seed: bytes | None) -> None:
         self._algorithm, self._ledger = algorithm, ledger
         self._steps, protocol = central_steps(algorithm), algorithm.protocol
-        plan = algorithm.central_plan()
-        names = {slot.name for slot in plan}
         self.shown: dict[str, Any] = {}
-        self.gate = Gate(
-            job_hash=digest(protocol),
-            client=NOBODY,
-            rounds=protocol.rounds,
-            plan=plan,
-            charges={kind: step.charges for kind, step in self._steps.items() if set(step.charges) <= names},
-            noise_multiplier=protocol.curator_noise_multiplier,
-            adjacency=protocol.privacy.adjacency,
-            ledger=ledger,
-            noise_seed=noise_seed,
-        )
+        plan, noise = algorithm.central_plan(), protocol.curator_noise_multiplier
+        self.gate = Gate(GateSpec.of(protocol, NOBODY, plan, self._steps, noise, noise_seed=noise_seed), ledger)
 
     @classmethod
     def of(

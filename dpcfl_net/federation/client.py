@@ -19,7 +19,7 @@ from dpcfl_net.core.tensors import describe
 from dpcfl_net.core.types import Answer, Release, Task
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
-from dpcfl_net.federation.gate import Charge, Gate
+from dpcfl_net.federation.gate import Charge, Gate, GateSpec
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -211,27 +211,18 @@ class ClientHost:
         self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
         entry = self.protocol.client(client)
         self._steps = client_steps(algorithm)
-        plan = self._plan = algorithm.plan(entry)
+        self._plan = algorithm.plan(entry)
         self._rooms: dict[DPSGDSlot, int] = {}
         self._open_data, self._make_engine = open_data, engine
         self._data: dict[str, Any] = {}
         self._engine: Engine | None = None
         self._ledger = ledger
         self.turn: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self.gate = Gate(
-            job_hash=digest(self.protocol),
-            client=client,
-            rounds=self.protocol.rounds,
-            plan=plan,
-            charges={
-                kind: step.charges for kind, step in self._steps.items() if set(step.charges) <= {slot.name for slot in plan}
-            },
-            noise_multiplier=entry.noise_multiplier,
-            adjacency=self.protocol.privacy.adjacency,
-            ledger=ledger,
-            noise_seed=noise_seed,
-            deterministic=_repeatable(ledger.folder),
-        )
+        spec = GateSpec.of(
+            self.protocol, client, self._plan, self._steps, entry.noise_multiplier,
+            noise_seed=noise_seed, deterministic=_repeatable(ledger.folder),
+        )  # fmt: skip
+        self.gate = Gate(spec, ledger)
 
     def answer(self, task: Task) -> Answer:
         """What leaves the client for a task: a release, or why not."""

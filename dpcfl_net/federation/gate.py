@@ -12,8 +12,9 @@ import numpy as np
 
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.core.tensors import buffers, describe, pack, unpack
-from dpcfl_net.core.types import Adjacency, Answer, Release, Task
+from dpcfl_net.core.types import Adjacency, Answer, ClientStep, Release, Task
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.release_store import Stored
@@ -42,10 +43,11 @@ class Charge:
 Compute = Callable[[Charge, ClientState], tuple[Release, ClientState, list[Event]]]
 
 
-class Gate:
-    """Privacy gate: answers the tasks of one job for one client.
+@dataclass(frozen=True)
+class GateSpec:
+    """Terms of a job for one client, from its signed protocol.
 
-    Args:
+    Attributes:
         job_hash: Hash of the signed protocol.
         client: Client id.
         rounds: Rounds of the run.
@@ -53,39 +55,69 @@ class Gate:
         charges: Names of the slots that one task of each kind fills.
         noise_multiplier: z of the client; None for a plan without noise.
         adjacency: Adjacency of the privacy target.
-        ledger: The client's ledger.
         noise_seed: For runs with seeded noise only; a server that knows it can subtract the noise.
         deterministic: False if computing again would not give the same bits: a charged request without an answer is lost.
+    """
+
+    job_hash: str
+    client: int
+    rounds: int
+    plan: Sequence[Slot]
+    charges: Mapping[str, Sequence[str]]
+    noise_multiplier: float | None
+    adjacency: Adjacency
+    noise_seed: bytes | None = field(default=None, repr=False)
+    deterministic: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        protocol: Protocol,
+        client: int,
+        plan: Sequence[Slot],
+        steps: Mapping[str, ClientStep],
+        noise_multiplier: float | None,
+        **more: Any,
+    ) -> GateSpec:
+        """Read the terms from a protocol.
+
+        Args:
+            protocol: The signed protocol.
+            client: Client id.
+            plan: Every slot that the client may fill over the whole run.
+            steps: Steps by task name; a step whose slots are not in the plan is left out.
+            noise_multiplier: z of the plan; None for a plan without noise.
+            **more: `noise_seed` and `deterministic`.
+        """
+        names = {slot.name for slot in plan}
+        charges = {kind: step.charges for kind, step in steps.items() if set(step.charges) <= names}
+        adjacency = protocol.privacy.adjacency
+        return cls(digest(protocol), client, protocol.rounds, plan, charges, noise_multiplier, adjacency, **more)
+
+
+class Gate:
+    """Privacy gate: answers the tasks of one job for one client.
+
+    Args:
+        spec: Terms of the job for this client.
+        ledger: The client's ledger.
 
     Raises:
         ConfigError: If plan and charges disagree.
         LedgerError: If the ledger holds what this plan cannot have charged, or charges of another job.
     """
 
-    def __init__(
-        self,
-        *,
-        job_hash: str,
-        client: int,
-        rounds: int,
-        plan: Sequence[Slot],
-        charges: Mapping[str, Sequence[str]],
-        noise_multiplier: float | None,
-        adjacency: Adjacency,
-        ledger: Ledger,
-        noise_seed: bytes | None = None,
-        deterministic: bool = True,
-    ) -> None:
-        self.job_hash, self.client, self.rounds = job_hash, client, rounds
-        self._noise_multiplier, self._adjacency = noise_multiplier, adjacency
-        self._ledger, self._seed, self._deterministic = ledger, noise_seed, deterministic
-        self._quota = Counter(slot.name for slot in plan)
-        self._slots = {slot.name: slot for slot in plan}
-        self._charges = {kind: tuple(names) for kind, names in charges.items()}
-        self._check_plan(plan)
-        self._events = {name: slot.event(noise_multiplier, adjacency) for name, slot in self._slots.items()}
+    def __init__(self, spec: GateSpec, ledger: Ledger) -> None:
+        self.job_hash, self.client, self.rounds = spec.job_hash, spec.client, spec.rounds
+        self._noise_multiplier, self._adjacency = spec.noise_multiplier, spec.adjacency
+        self._ledger, self._seed, self._deterministic = ledger, spec.noise_seed, spec.deterministic
+        self._quota = Counter(slot.name for slot in spec.plan)
+        self._slots = {slot.name: slot for slot in spec.plan}
+        self._charges = {kind: tuple(names) for kind, names in spec.charges.items()}
+        self._check_plan(spec.plan)
+        self._events = {name: slot.event(spec.noise_multiplier, spec.adjacency) for name, slot in self._slots.items()}
         self._check_ledger()
-        for truncated in ledger.truncated(job_hash):
+        for truncated in ledger.truncated(spec.job_hash):
             names = self._costliest()
             ledger.charge_truncated(truncated, names, [self._events[name] for name in names])
 
