@@ -33,19 +33,46 @@ class _Call:
     lost: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class CallLimits:
+    """Limits on the calls of a run.
+
+    Attributes:
+        quorum: Fraction of the asked clients that must answer.
+        timeout_s: Seconds for an answer, from the client's turn. Not counted: time that the client waits for a core of its
+            host (at most `WAITS` times as long) and time that this process was suspended.
+        join_timeout_s: Seconds for a started client to connect; after that it is missing from the round.
+        max_live: Most clients connected at once; a larger call runs in waves, and clients are started when they are asked.
+            None: all clients.
+    """
+
+    quorum: float = 1.0
+    timeout_s: float = 600
+    join_timeout_s: float = 120
+    max_live: int | None = None
+
+
+@dataclass(frozen=True)
+class LauncherLink:
+    """The federation's connection to the launcher of its clients.
+
+    Attributes:
+        tell: Passes the word to start or stop a client to the launcher; None: no launcher listens.
+        lost: Returns clients that became unreachable since the last call; the round does not wait for them.
+    """
+
+    tell: Callable[[Word, int], None] | None = None
+    lost: Callable[[], Iterable[int]] = tuple
+
+
 class NetworkFederation(Federation):
     """Federation over the network: drives the coordinator's endpoint during a call; between calls nothing is read.
 
     Args:
         protocol: The signed protocol.
         endpoint: The coordinator's endpoint.
-        quorum: Fraction of the asked clients that must answer.
-        timeout_s: Seconds for an answer, from the client's turn. Not counted: time that the client waits for a core of its
-            host (at most `WAITS` times as long) and time that this process was suspended.
-        join_timeout_s: Seconds for a started client to connect; after that it is missing from the round.
-        max_live: Most clients connected at once; a larger call runs in waves, and clients are started when they are asked.
-        tell: Passes the word to start or stop a client to the launcher.
-        lost: Returns clients that became unreachable since the last call; the round does not wait for them.
+        limits: Quorum, timeouts, and number of connections.
+        launcher: Connection to the launcher.
         warn: Receives warnings.
     """
 
@@ -53,22 +80,17 @@ class NetworkFederation(Federation):
         self,
         protocol: Protocol,
         endpoint: ServerEndpoint,
-        *,
-        quorum: float = 1.0,
-        timeout_s: float = 600,
-        join_timeout_s: float = 120,
-        max_live: int | None = None,
-        tell: Callable[[Word, int], None] | None = None,
-        lost: Callable[[], Iterable[int]] = tuple,
+        limits: CallLimits = CallLimits(),
+        launcher: LauncherLink = LauncherLink(),
         warn: Report = lambda text: None,
     ) -> None:
-        super().__init__(protocol, quorum=quorum)
-        self.endpoint, self.timeout_s, self.join_timeout_s, self._warn = endpoint, timeout_s, join_timeout_s, warn
-        self._learn, self._gone = lost, set[int]()
+        super().__init__(protocol, quorum=limits.quorum)
+        self.endpoint, self.timeout_s, self.join_timeout_s = endpoint, limits.timeout_s, limits.join_timeout_s
+        self._warn, self._learn, self._gone = warn, launcher.lost, set[int]()
         self._clock = AwakeClock()
         self._pool: ClientPool | None = None
-        if tell is not None and max_live is not None and max_live < len(self.clients):
-            self._pool = ClientPool(max_live, tell, endpoint.bye)
+        if launcher.tell is not None and limits.max_live is not None and limits.max_live < len(self.clients):
+            self._pool = ClientPool(limits.max_live, launcher.tell, endpoint.bye)
 
     @property
     def traffic(self) -> tuple[int, int]:

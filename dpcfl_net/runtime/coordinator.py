@@ -24,7 +24,7 @@ from dpcfl_net.core.types import ClientStep, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.central_dp import CentralDPServer
-from dpcfl_net.federation.network import NetworkFederation
+from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint
@@ -100,11 +100,9 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         write_atomically(files.address(COORDINATOR), endpoint.address)
         loading = threading.Thread(target=importlib.import_module, args=("torch",), name="torch")
         loading.start()  # the first model needs it; clients are started and join meanwhile
-        fed = NetworkFederation(
-            protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, join_timeout_s=spec.join_timeout_s,
-            max_live=spec.max_live, tell=teller(_pipe(spec.commands, readable=False)), lost=lost_ones(_pipe(spec.lost)),
-            warn=records.warn,
-        )  # fmt: skip
+        limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live)
+        launcher = LauncherLink(teller(_pipe(spec.commands, readable=False)), lost_clients(_pipe(spec.lost)))
+        fed = NetworkFederation(protocol, endpoint, limits, launcher, records.warn)
         fed.central_server = central_server
         fed.join()
         loading.join()
@@ -147,7 +145,7 @@ def teller(commands: Connection | None) -> Callable[[str, int], None] | None:
     return None if commands is None else lambda word, client: commands.send_bytes(f"{word} {client}".encode())
 
 
-def lost_ones(pipe: Connection | None) -> Callable[[], list[int]]:
+def lost_clients(pipe: Connection | None) -> Callable[[], list[int]]:
     """What the launcher has said since it was last asked, of clients that it has given up."""
 
     def learn() -> list[int]:
