@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from dpcfl_net.core.run_folder import RunFolder
@@ -61,49 +62,79 @@ class Hosts(Mapping[int, ClientHost]):
             host.close()
 
 
-def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = lambda whole: None) -> None:
-    """Run coordinator, clients and observer in turn, round by round, from the newest checkpoint on.
+@contextmanager
+def federation(
+    job: Job,
+    ledgers: Path,
+    *,
+    data_root: str | None = None,
+    terms: Terms = USUAL_TERMS,
+    quorum: float = 1.0,
+    before_step: Callable[[], None] = lambda: None,
+) -> Iterator[InProcessFederation]:
+    """Open a federation in this process and one thread; its clients and its trusted server are closed at the end.
 
     Args:
-        spec: Folder, keys and terms of the run.
-        attend: Called before each client step (False) and after each round (True). What it raises stops the run there: the
-            last checkpoint and all ledgers are whole, so that the run can be resumed.
+        job: The job.
+        ledgers: Folder of all ledgers.
+        data_root: Folder of the data sets; None: the usual one.
+        terms: Terms on which the clients serve.
+        quorum: Fraction of the asked clients that must answer.
+        before_step: See `Hosts`.
+
+    Yields:
+        The federation.
+
+    Raises:
+        Refused: If a client refuses the job.
+        LedgerError: If a ledger is damaged.
     """
     import torch
 
     torch.set_num_threads(1)
+    with ExitStack() as stack:
+        hosts = stack.enter_context(closing(Hosts(job, ledgers, data_root, terms, before_step)))
+        fed = InProcessFederation(job.protocol, hosts, quorum=quorum)
+        fed.central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=False)
+        if fed.central_server is not None:
+            stack.enter_context(closing(fed.central_server))
+        yield fed
+
+
+def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = lambda round_done: None) -> None:
+    """Run coordinator, clients and observer in turn, round by round, from the newest checkpoint on.
+
+    Args:
+        spec: Folder, keys and terms of the run.
+        attend: Called before each client step (False) and after each round (True). An exception from it stops the run there:
+            the last checkpoint and all ledgers are whole, so that the run can be resumed.
+    """
     job = read_job(spec.folder, spec.operator_key)
-    algorithm = job.algorithm
-    records = Records(spec.folder, job.protocol, algorithm)
-    observer = Observer(
-        ObserverSpec(
-            spec.folder, spec.operator_key, "", RunFolder(spec.folder).keys, spec.folder, spec.data_root, spec.evaluate_every
-        ),
-        job,
+    algorithm, files = job.algorithm, RunFolder(spec.folder)
+    observer_spec = ObserverSpec(
+        spec.folder, spec.operator_key, "", files.keys, spec.folder, spec.data_root, spec.evaluate_every
     )
-    hosts = Hosts(job, spec.ledgers, spec.data_root, spec.terms, lambda: attend(False))
-    central_server = CentralDPServer.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
-    fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
-    fed.central_server = central_server
+    opened = federation(
+        job, spec.ledgers, data_root=spec.data_root, terms=spec.terms, quorum=spec.quorum, before_step=lambda: attend(False)
+    )
+    with (
+        closing(Records(spec.folder, job.protocol, algorithm)) as records,
+        closing(Observer(observer_spec, job)) as observer,
+        opened as fed,
+    ):
 
-    def on_round(t: int, state: State) -> None:
-        records.round(t, state, fed)
-        shown = central_server.shown if central_server is not None else {}
-        if algorithm.capabilities.personal:
-            for client in shown.get("clients", fed.clients):
-                if (personal := _personal(job, hosts[client], client, t, spec.data_root)) is not None:
-                    observer.take(personal)
-        observer.take(Models(t, state.assignment, state.models, **shown))
-        attend(True)
+        def on_round(t: int, state: State) -> None:
+            records.round(t, state, fed)
+            shown = fed.central_server.shown if fed.central_server is not None else {}
+            if algorithm.capabilities.personal:
+                for client in shown.get("clients", fed.clients):
+                    if (personal := _personal(job, fed.hosts[client], client, t, spec.data_root)) is not None:
+                        observer.take(personal)
+            observer.take(Models(t, state.assignment, state.models, **shown))
+            attend(True)
 
-    records.joined()
-    try:
-        drive(algorithm, fed, Checkpoints(RunFolder(spec.folder).checkpoints, spec.keep_checkpoints, records.warn), on_round)
-    finally:
-        for part in (hosts, observer, records):
-            part.close()
-        if central_server is not None:
-            central_server.close()
+        records.joined()
+        drive(algorithm, fed, Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn), on_round)
 
 
 def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal | None:
