@@ -37,9 +37,10 @@ class Setting:
     @classmethod
     def of(cls, protocol: Protocol) -> Setting:
         """Read the setting from a signed protocol."""
-        held = max(entry.validation_records / (entry.records + entry.validation_records) for entry in protocol.roster)
-        true_clusters = 0 if protocol.oracle is None else max(protocol.oracle) + 1
-        return cls(protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, held, true_clusters)
+        fractions = (entry.validation_records / (entry.records + entry.validation_records) for entry in protocol.roster)
+        validation = max(fractions, default=0.0)  # an empty roster is refused later, with a message
+        true_clusters = max(protocol.oracle or [-1]) + 1
+        return cls(protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, validation, true_clusters)
 
 
 @dataclass(frozen=True)
