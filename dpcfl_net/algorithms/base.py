@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -136,11 +137,16 @@ def dpsgd_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     return local.lr * steps * c * ((b + 12 * b**0.5 + 12) + z * (p**0.5 + 12)) / b
 
 
+def any_norm(algorithm: Algorithm, client: ClientEntry) -> float:
+    """Return inf: a raw update has no bound; a trusted server clips it, or nothing protects it."""
+    return math.inf
+
+
 MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))
 INDEX = TensorSpec("i8")
 UPDATE = TensorSpec("f4", ("p",), max_norm=dpsgd_norm)
-RAW_UPDATE = TensorSpec("f4", ("p",))  # of any norm: a trusted server clips it, or nothing protects it
+RAW_UPDATE = TensorSpec("f4", ("p",), max_norm=any_norm)
 
 
 @cache

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.algorithms.base import MODEL, on_client
+from dpcfl_net.algorithms.base import MODEL, any_norm, on_client
 from dpcfl_net.algorithms.client_level import OneModel
 from dpcfl_net.core.protocol import ModelTemplate
 from dpcfl_net.core.types import Release, TensorSpec
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 
-BODY = TensorSpec("f4", ("body",))
+BODY = TensorSpec("f4", ("body",), max_norm=any_norm)
 
 
 class DPFedPer(OneModel):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import INDEX, MODELS, on_central_server, on_client
+from dpcfl_net.algorithms.base import INDEX, MODELS, any_norm, on_central_server, on_client
 from dpcfl_net.algorithms.client_level import ClientLevel, Sampled, round_slot, sampling_of
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
@@ -23,7 +23,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
-BLOCKS = TensorSpec("f4", ("update",))  # of the shared model, if there is one, and of the cluster's
+BLOCKS = TensorSpec("f4", ("update",), max_norm=any_norm)  # of the shared model, if there is one, and of the cluster's
 AS_PUBLISHED = (
     "the published claim does not hold: dividing by a private cluster size has no finite epsilon under add/remove, "
     "for which it is made"

@@ -98,6 +98,12 @@ def central_steps(algorithm: object) -> dict[str, ClientStep]:
     return _marked(algorithm, "central_step")
 
 
+def update_tensor(step: ClientStep) -> str | None:
+    """Return the name of the tensor that holds a step's update: the one with a `max_norm`; None unless there is exactly one."""
+    names = [name for name, spec in step.gives.items() if spec.max_norm is not None]
+    return names[0] if len(names) == 1 else None
+
+
 def tensor_sides(algorithm: ClientSide) -> dict[str, int | tuple[int, int]]:
     """Return the sizes of named tensor sides: "p" and the algorithm's own are exact, "M" is a range from 1 to max_models."""
     model, capabilities = algorithm.protocol.model, algorithm.capabilities
