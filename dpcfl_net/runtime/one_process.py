@@ -1,4 +1,4 @@
-"""A whole run in one process and one thread, with a run folder as processes leave one: same gates, same ledgers, same bits."""
+"""A run in one process and one thread, with the run folder, gates, ledgers and bits of a run with many processes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ from dpcfl_net.transport.observer_link import Models, Personal
 
 
 class Hosts(Mapping[int, ClientHost]):
-    """Clients of a job, each behind its gate, opened on first use. Ledgers are written without fsync.
+    """Clients of a job, each behind its privacy gate, opened on first use. Ledgers are written without fsync.
 
-    before_step: called before a client is used; what it raises keeps the client step from starting.
+    Args:
+        job: The job.
+        ledgers: Folder of the ledgers.
+        data_root: Folder of the data sets; None: the usual one.
+        terms: Terms on which the clients serve.
+        before_step: Called before a client is used; an exception from it prevents the client step.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class Hosts(Mapping[int, ClientHost]):
         )
         self._clients = [entry.id for entry in job.protocol.roster]
         self._open: dict[int, ClientHost] = {}
-        if job.protocol.ledger_scope == "dataset":  # the guarantee includes clients that are never drawn
+        if job.protocol.ledger_scope == "dataset":  # the guarantee also covers clients that are never drawn
             self._open = {client: self[client] for client in self._clients}
 
     def __getitem__(self, client: int) -> ClientHost:
@@ -57,7 +62,7 @@ class Hosts(Mapping[int, ClientHost]):
         return len(self._clients)
 
     def close(self) -> None:
-        """Let go of all ledgers."""
+        """Close all ledgers."""
         for host in self._open.values():
             host.close()
 
@@ -138,7 +143,7 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
 
 
 def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal | None:
-    """What a client's own process would tell the observer of its personal model; None while it has none."""
+    """Evaluate a client's personal model as its worker would; None without a model."""
     model = host.personal_model()
     if model is None:
         return None
