@@ -1,4 +1,4 @@
-"""What an algorithm declares: its capabilities, its client and central steps, and the named sides of its tensors."""
+"""Declarations of an algorithm: capabilities, client steps, central steps, and named sides of tensors."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Capabilities:
     Attributes:
         expected_releases: Expected number of releases with an update over the whole run, all clients together.
         protects: (unit, trust) pairs that the algorithm can run under.
-        covers: What epsilon covers against an untrusted server; phrases for the privacy statement.
-        caveats: Sentences for the privacy statement about what epsilon does not cover.
+        covers: Releases that epsilon covers against an untrusted server; phrases for the privacy statement.
+        caveats: Sentences for the privacy statement about releases that epsilon does not cover.
         claim_of_paper: The paper's privacy claim, if it differs from what holds.
         sound_events: Maps the central server's noise multiplier to events that hold under replace-one adjacency, for a run
             whose own adjacency allows no finite epsilon; None if there are none.
         plain_sgd: True if the local step is plain SGD (momentum and weight decay allowed), False if it is DP-SGD.
         uses_oracle: True if the job must hold the true clusters.
-        holds_state: True if what a client sends depends on earlier rounds in which it took part.
+        holds_state: True if a client's release depends on earlier rounds in which it took part.
         personal: True if a client uses its own model, `me.state["model"]`, which only the client can evaluate.
         max_models: Most models in one task.
         published_models: Most rows of `State.models`.
@@ -83,7 +83,12 @@ class Capabilities:
     sides: Mapping[str, Callable[[ModelTemplate], int]] = field(default_factory=dict)
 
     def rows_for(self, client: int, cluster: int | None) -> tuple[int, ...]:
-        """Rows of `State.models` whose outputs are added for a client of a cluster (None: no cluster, taken as the first)."""
+        """Select the rows of `State.models` whose outputs are added for a client.
+
+        Args:
+            client: Client id.
+            cluster: Its cluster; None counts as the first.
+        """
         own = client if self.model_per_client else cluster or 0
         return (*range(self.shared_models), self.shared_models + own)
 

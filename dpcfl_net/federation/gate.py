@@ -1,4 +1,4 @@
-"""The gate of one client: whatever the server asks, nothing leaves that the plan and the ledger did not allow."""
+"""Privacy gate: a release leaves the client only if the plan allows it and the ledger has been charged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ Check = Callable[[Task], None]
 
 @dataclass(frozen=True)
 class Charge:
-    """What one debit paid for: the task's slots by name, and the private key of all its randomness."""
+    """A charged task.
+
+    Attributes:
+        key: Private key of all randomness of the task.
+        slots: The task's slots by name.
+        noise_multiplier: z of the client; None for a plan without noise.
+        adjacency: Adjacency of the privacy target.
+    """
 
     key: bytes = field(repr=False)
     slots: Mapping[str, Slot]
@@ -36,7 +43,7 @@ class Charge:
 
     @property
     def z(self) -> float:
-        """The noise multiplier, which a plan with noise has."""
+        """The noise multiplier of a plan with noise."""
         return given(self.noise_multiplier)
 
 
@@ -122,12 +129,22 @@ class Gate:
             ledger.charge_truncated(truncated, names, [self._events[name] for name in names])
 
     def answer(self, task: Task, check: Check, compute: Compute) -> Answer:
-        """The answer to a task: the same bytes for the same task, one charge, computed at most from one draw.
+        """Answer a task. An equal task gets the same bytes, is charged once, and is computed from the same randomness.
 
-        `check` sees the task only and raises Refused for what is wrong with it (nothing is spent then). `compute` runs after
-        the debit is durable; it gets the charge and the client's state, and returns the release, the state it leaves and the
-        events it really ran. An exception from it passes through, the charge stays, and the task asked again (here or after
-        a restart) is computed from the same key; the caller must answer the server with nothing that depends on it.
+        An exception from `compute` is passed on, and the charge stays. If the task comes again, also after a restart, it is
+        computed from the same key. The caller must not send the server anything that depends on the exception.
+
+        Args:
+            task: The task.
+            check: Gets the task and raises Refused if it is invalid; nothing is spent then.
+            compute: Runs after the debit is durable. Gets the charge and the client's state, and returns the release, the new
+                state, and the events of the mechanisms that ran.
+
+        Returns:
+            The answer.
+
+        Raises:
+            LedgerError: If the ledger is damaged.
         """
         try:
             request = self._request(task)
@@ -142,21 +159,21 @@ class Gate:
         return known if isinstance(known, Answer) else self._compute(known, task.kind, compute)
 
     def spent(self) -> list[Event]:
-        """Everything charged so far, truncated lines included."""
+        """List the events charged so far, those of truncated lines included."""
         return [event for entry in self._ledger.charges(self.job_hash) for event in entry.events]
 
     def remaining(self) -> dict[str, int]:
-        """How many slots of each name are left."""
+        """Count the unused slots of each name."""
         spent = self._ledger.spent(self.job_hash)
         return {name: quota - spent[name] for name, quota in self._quota.items()}
 
     def state(self) -> ClientState:
-        """The client's state after its last committed task; empty before the first."""
+        """Read the client's state after its last committed task; empty before the first task."""
         packed = self._ledger.state(self.job_hash)
         return {} if packed is None else unpack(packed)
 
     def _request(self, task: Task) -> str:
-        """sha256 of (job, client, round, kind, tensor names, types and shapes) and of the tensors' bytes, in hex."""
+        """Compute the request id of a task; Refused if its tensors or fields are malformed."""
         try:
             rows = describe(task.tensors)
         except ValueError as problem:
@@ -169,7 +186,7 @@ class Gate:
         return request_id(self.job_hash, self.client, task.round, task.kind, rows, content.hexdigest())
 
     def _known(self, request: str, task: Task) -> Answer | Charged | None:
-        """What an earlier charge settles: the answer, or the debit to compute from; None for a task that is new."""
+        """Look up an earlier charge: its answer, or the debit to compute from; None for a new task."""
         known = self._ledger.lookup(request)
         charges = self._ledger.charges(self.job_hash)
         if isinstance(known, Stored):
@@ -186,7 +203,7 @@ class Gate:
         return None
 
     def _admit(self, task: Task, check: Check) -> None:
-        """Raise Refused unless the task is new, in order, within the plan and well formed: public facts only."""
+        """Raise Refused unless the task is new, in order, within the plan and well formed; uses public facts only."""
         if task.kind not in self._charges:
             raise Refused("unknown-kind", f"no task of kind {task.kind[:64]!r} in this job")
         if not 1 <= task.round <= self.rounds:
@@ -216,10 +233,10 @@ class Gate:
         charge = Charge(charged.key, slots, self._noise_multiplier, self._adjacency)
         result = compute(charge, self.state())
         try:
-            release, state = _packed(result, [self._events[name] for name in names])
+            release, state = _pack_result(result, [self._events[name] for name in names])
         except Refused as refusal:
-            withheld = Stored("refused", code=refusal.code, reason=refusal.reason)
-            return _answer(self._ledger.store(charged.sequence, withheld))
+            refused = Stored("refused", code=refusal.code, reason=refusal.reason)
+            return _answer(self._ledger.store(charged.sequence, refused))
         return _answer(self._ledger.store(charged.sequence, Stored("release", release), state))
 
     def _affordable(self, kind: str) -> bool:
@@ -252,15 +269,32 @@ class Gate:
 
 
 def request_id(job_hash: str, client: int, round: int, kind: str, rows: Sequence[Sequence[Any]], content: str) -> str:
-    """The id under which a task is charged: whoever saw its header can compute it.
+    """Compute the id under which a task is charged; the header of the task is enough for it.
 
-    rows: (name, dtype, shape, bytes) of each tensor; content: sha256 of the bytes of all, hex.
+    Args:
+        job_hash: Hash of the signed protocol.
+        client: Client id.
+        round: Round of the task.
+        kind: Name of the task.
+        rows: (name, dtype, shape, bytes) of each tensor.
+        content: sha256 of the bytes of all tensors, in hex.
+
+    Returns:
+        sha256 of all arguments, in hex.
     """
     return hashlib.sha256(canonical_json([job_hash, client, round, kind, rows, content])).hexdigest()
 
 
 def seeded_key(seed: bytes, client: int, round: int, kind: str, charges: Sequence[str]) -> bytes:
-    """Return the private key of a task in a seeded run; it is no secret to anyone who knows the seed."""
+    """Derive the private key of a task in a run with seeded noise; the seed reveals it.
+
+    Args:
+        seed: Noise seed of the run.
+        client: Client id.
+        round: Round of the task.
+        kind: Name of the task.
+        charges: Names of the task's slots.
+    """
     return derive(seed, "charge", client, round, kind, *charges)
 
 
@@ -268,13 +302,13 @@ def _answer(stored: Stored, *, cached: bool = False) -> Answer:
     return Answer(stored.status, stored.release, stored.code, stored.reason, cached)
 
 
-def _packed(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
-    """Release and state as bytes; Refused if anything else came back or other mechanisms ran than were charged."""
-    whole = isinstance(result, tuple) and len(result) == 3
-    if not whole or not isinstance(result[0], Release) or not isinstance(result[1], dict):
+def _pack_result(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
+    """Pack release and state; Refused for a result of another type, or if other mechanisms ran than were charged."""
+    complete = isinstance(result, tuple) and len(result) == 3
+    if not complete or not isinstance(result[0], Release) or not isinstance(result[1], dict):
         raise Refused("not-a-release", "the client step must return (Release, state, events)")
     release, state, ran = result
-    if not _same(ran, expected):
+    if not _same_events(ran, expected):
         raise Refused("mechanism-mismatch", "the mechanisms that ran are not those that were charged")
     try:
         return pack(release.tensors), pack(state)
@@ -282,6 +316,6 @@ def _packed(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
         raise Refused("not-a-release", "release and state must hold arrays of f4 or i8") from problem
 
 
-def _same(ran: Any, expected: Sequence[Event]) -> bool:
-    whole = isinstance(ran, (list, tuple)) and all(isinstance(event, Event) for event in ran)
-    return whole and Counter(ran) == Counter(expected)
+def _same_events(ran: Any, expected: Sequence[Event]) -> bool:
+    valid = isinstance(ran, (list, tuple)) and all(isinstance(event, Event) for event in ran)
+    return valid and Counter(ran) == Counter(expected)
