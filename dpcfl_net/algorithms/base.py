@@ -75,7 +75,7 @@ class Algorithm:
             setting: Public facts of the run.
 
         Returns:
-            One sentence for each problem: field, value and what is allowed.
+            One sentence for each problem: field, value and allowed values.
         """
         return []
 
@@ -180,7 +180,12 @@ def dpsgd_norm(algorithm: Algorithm, client: ClientEntry) -> float:
 
 
 def any_norm(algorithm: Algorithm, client: ClientEntry) -> float:
-    """Return inf: a raw update has no bound; a trusted server clips it, or nothing protects it."""
+    """Return inf, the bound of a raw update: a trusted server clips it, or nothing protects it.
+
+    Args:
+        algorithm: The job's algorithm.
+        client: The client's roster entry.
+    """
     return math.inf
 
 

@@ -198,14 +198,30 @@ class EMFDRO(Algorithm):
         return Release(loss=self.loss(me, model), update=self.update(me, model))
 
     def loss(self, me: Client, model: np.ndarray) -> np.ndarray:
-        """Compute L_i with the protection of the mode, () float32."""
+        """Compute L_i with the protection of the mode.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+
+        Returns:
+            The loss, () float32.
+        """
         if self.options.mode == "full":
             return np.array(me.noisy_loss("loss", model, self.options.tau), np.float32)
         max_loss = math.inf if self.options.mode == "paper" else self.options.tau
         return np.array(me.validation_loss("loss", model, max_loss), np.float32)
 
     def update(self, me: Client, model: np.ndarray) -> np.ndarray:
-        """Compute g_i with the protection of the mode, (p,) float32."""
+        """Compute g_i with the protection of the mode.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+
+        Returns:
+            The update, (p,) float32.
+        """
         if self.options.mode != "full":
             return me.sgd("update", model) - model
         if self.protocol.privacy.unit == "client":

@@ -20,7 +20,7 @@ from dpcfl_net.federation.capabilities import Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot, given
 
-PICTURE = (
+FIRST_ROUND_ARRAYS = (
     "coordinates", "posteriors", "labels", "centres", "deviations", "candidates", "scores", "mss", "mss_plain", "mpo", "clusters",
 )  # fmt: skip
 
@@ -113,9 +113,9 @@ class RDPCFL(Choosing):
             weights = fit.posteriors / np.maximum(fit.posteriors.sum(axis=0), 1e-12)
             models = models + (weights.T @ stacked).astype(np.float32)
         shown = {"phase": "first", "MSS": float(fit.mss), "uncorrected MSS": float(fit.mss_plain), "MPO": float(fit.mpo)}
-        picture = {name: np.asarray(getattr(fit, name)) for name in PICTURE}
+        arrays = {name: np.asarray(getattr(fit, name)) for name in FIRST_ROUND_ARRAYS}
         memory = {"posteriors": posteriors, "soft_until": soft_until}
-        return State(models, [int(row.argmax()) for row in posteriors], memory, {**shown, "first_round": picture})
+        return State(models, [int(row.argmax()) for row in posteriors], memory, {**shown, "first_round": arrays})
 
     def fit(self, updates: np.ndarray, answered: int, fed: Federation) -> mixture.MixtureFit:
         """Fit the mixture: lines 9-11.

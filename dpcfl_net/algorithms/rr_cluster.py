@@ -221,17 +221,44 @@ class RRCluster(ClientLevel):
         return Release(sums=sums, counts=counts[self.base.shared :].astype(np.float32))
 
     def collect(self, me: CentralContext, models: np.ndarray, sample: list[int]) -> Results:
-        """Collect the raw labels and updates of the sampled clients."""
+        """Collect raw labels and updates.
+
+        Args:
+            me: The round's sample and mechanisms.
+            models: (M, p) float32.
+            sample: Sampled clients.
+
+        Returns:
+            Releases with the tensors "label" and "update".
+        """
         return me.call(self.assign_and_train, {client: {"models": models} for client in sample})
 
     def sums(self, me: CentralContext, answers: Results, where: dict[int, int], counts: dict[int, int] | None = None) -> Any:
-        """Sum the updates over the clients placed in each cluster and add noise; see `CentralContext.noisy_sums`."""
+        """Sum the updates over the clients placed in each cluster and add noise.
+
+        Args:
+            me: The round's sample and mechanisms.
+            answers: Raw labels and updates.
+            where: Client to the cluster in which it is placed.
+            counts: Client to the block in which it is counted; None: no counts.
+
+        Returns:
+            Noisy sums and counts, as `CentralContext.noisy_sums`.
+        """
         parts = {i: self.contribution(answer["update"], where[i]) for i, answer in answers.items()}
         p, clip = self.protocol.model.parameters, self.protocol.local.clip
         return me.noisy_sums("round", "sums", parts, (self.capabilities.max_models, p), clip, counts)
 
     def contribution(self, update: np.ndarray, cluster: int) -> Contribution:
-        """Split an update into parts for the blocks of the sums: the shared model's, if the base has one, and the cluster's."""
+        """Split an update into parts for the blocks of the sums.
+
+        Args:
+            update: ((shared + 1) * p,) float32.
+            cluster: Cluster in which the client is placed.
+
+        Returns:
+            (block, part) for the shared model, if the base method has one, and for the cluster's model.
+        """
         parts = np.split(update, 1 + self.base.shared)
         return [*((row, parts[row]) for row in range(self.base.shared)), (self.base.shared + cluster, parts[-1])]
 

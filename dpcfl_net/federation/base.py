@@ -122,7 +122,7 @@ class Federation:
         Args:
             method: The client step.
             common: Tensors for all clients.
-            each: Client to its own tensors.
+            each: Client to its separate tensors; None: all clients are asked.
 
         Returns:
             The releases in client order.

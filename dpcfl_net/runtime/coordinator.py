@@ -38,7 +38,7 @@ LOGGED = {"HELLO", "WELCOME", "TASK", "RESULT", "ERROR", "BYE"}
 
 @dataclass(frozen=True)
 class CoordinatorSpec:
-    """Arguments of the coordinator process; they hold no experiment, no data, and no seed except its own.
+    """Arguments of the coordinator process; they hold no experiment and no data.
 
     Attributes:
         protocol: File of the signed protocol.
@@ -117,11 +117,11 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     algorithm = algorithm_of(protocol)
     files, records = RunFolder(spec.folder), Records(spec.folder, protocol, algorithm)
     transcript = Transcript(files.transcript, spec.transcript)
-    own = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
+    pair = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
     steps, sides = client_steps(algorithm), tensor_sides(algorithm)
     endpoint = ServerEndpoint(
         spec.bind,
-        Link.of(protocol, own),
+        Link.of(protocol, pair),
         clients={entry.id: entry.public_key for entry in protocol.roster},
         result_template=lambda task: resolve(steps[task].gives, sides),
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
@@ -130,7 +130,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
     outbox = None
     if spec.observer:
-        outbox = ObserverOutbox(spec.observer, Link.of(protocol, own, protocol.observer_key), sender=COORDINATOR)
+        outbox = ObserverOutbox(spec.observer, Link.of(protocol, pair, protocol.observer_key), sender=COORDINATOR)
     abort = True
     try:
         write_atomically(files.address(COORDINATOR), endpoint.address)

@@ -201,7 +201,7 @@ class Observer:
         names |= dict(zip((label for label in every_label if label not in names), unused, strict=False))
 
         def share_correct(labels: Sequence[int | None]) -> float:
-            return float(np.mean([names.get(label) == own for label, own in zip(labels, true, strict=True)]))
+            return float(np.mean([names.get(label) == cluster for label, cluster in zip(labels, true, strict=True)]))
 
         accuracy = {kind: share_correct(labels) for kind, labels in note.labels.items() if labels}
         self._clusters.write({"view": "observer", "round": note.round, "label_accuracy": accuracy, "labelled": labelled})
