@@ -245,7 +245,7 @@ def run_in(
             return {}, None
         try:
             document = book.write(state, last=True)
-            export_models(folder, book.job, config.data.root)
+            export_models(folder, book.job, config.data.root, personal=config.output.personal_models)
         except OSError as error:
             return book.document, failure or RunFailed(_words(folder, error))
         except DpcflError as error:

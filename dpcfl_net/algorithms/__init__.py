@@ -1,1 +1,1 @@
-"""One file for each algorithm, server and client part."""
+"""Algorithms, one file each, with server part and client part."""

@@ -1,8 +1,9 @@
-"""The contract of an algorithm: options, a plan, server rounds over plain state, client steps behind the privacy gate."""
+"""Interface of an algorithm: options, plan, server rounds over plain state, and client steps behind the privacy gate."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -22,7 +23,7 @@ from dpcfl_net.privacy.slots import Slot, given
 
 
 class Options(BaseModel):
-    """An algorithm's own settings; `dpcfl schema` and the error messages are built from them."""
+    """Options of an algorithm; `dpcfl schema` and error messages are built from them."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     earlier_names: ClassVar[Mapping[str, str]] = {}  # earlier name of an option -> its name; both are accepted
@@ -52,7 +53,7 @@ class Options(BaseModel):
 
 
 class Algorithm:
-    """One algorithm for one signed protocol. Each subclass has its own file and is found by its `name`.
+    """One algorithm for one signed protocol. Each subclass is in a separate file and is found by its `name`.
 
     Besides the members below, a subclass defines client steps (`on_client`) and, for a trusted server, central steps
     (`on_central_server`).
@@ -60,7 +61,7 @@ class Algorithm:
     Attributes:
         name: Name in configurations.
         paper: Source: paper and algorithm.
-        Options: Model of the algorithm's own settings.
+        Options: Pydantic model of the algorithm's options.
         protocol: The signed protocol.
         options: Validated options.
         clients: Client ids, 0 to n - 1.
@@ -81,16 +82,33 @@ class Algorithm:
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        """Build the record of what the algorithm protects, needs and publishes; options may still have `problems`."""
+        """Build the record of what the algorithm protects, needs and publishes.
+
+        Args:
+            options: Options, which may still have `problems`.
+            setting: Public facts of the run.
+        """
         return Capabilities(expected_releases=float(setting.clients * setting.rounds))
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        """List why these options cannot work in this setting, one sentence each."""
+        """List the problems of options in a setting.
+
+        Args:
+            options: Validated options.
+            setting: Public facts of the run.
+
+        Returns:
+            One sentence for each problem: field, value and allowed values.
+        """
         return []
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        """List every slot that a client may fill over the whole run; a function of public facts alone."""
+        """List every slot that a client may fill over the whole run, from public facts only.
+
+        Args:
+            client: The client's roster entry.
+        """
         raise NotImplementedError
 
     def central_plan(self) -> list[Slot]:
@@ -98,11 +116,24 @@ class Algorithm:
         return []
 
     def start(self, fed: Federation) -> State:
-        """Return the server's state before round 1."""
+        """Build the server's state before round 1.
+
+        Args:
+            fed: Federation of the clients.
+        """
         raise NotImplementedError
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        """Run round t = 1..rounds on the server and return the new state."""
+        """Run a round on the server.
+
+        Args:
+            state: State after the round before.
+            t: Round, 1 to rounds.
+            fed: Federation of the clients.
+
+        Returns:
+            The state after the round.
+        """
         raise NotImplementedError
 
 
@@ -128,7 +159,7 @@ def on_client(
 
 
 def on_central_server(*, charges: list[str]) -> Callable[[Method], Method]:
-    """Mark a method as a central step: it runs at a trusted server after that server's own gate has charged its slots.
+    """Mark a method as a central step: it runs at a trusted server after the server's gate has charged its slots.
 
     Args:
         charges: Names of the central plan's slots that one round fills.
@@ -142,17 +173,29 @@ def on_central_server(*, charges: list[str]) -> Callable[[Method], Method]:
 
 
 def full_epochs(local: LocalTraining, client: ClientEntry) -> tuple[float, int]:
-    """Return (q, K ceil(N/b)): sampling rate and steps of one round of local DP-SGD."""
+    """Compute sampling rate and steps of one round of local DP-SGD.
+
+    Args:
+        local: Local training.
+        client: The client's roster entry.
+
+    Returns:
+        (q, K ceil(N/b)).
+    """
     batch = min(local.batch_size, client.records)
     return batch / client.records, local.epochs * -(-client.records // batch)
 
 
 def dpsgd_norm(algorithm: Algorithm, client: ClientEntry) -> float:
-    """Return the largest L2 norm of an honest client's update after one round of DP-SGD.
+    """Bound the L2 norm of an honest client's update after one round of DP-SGD.
 
-    A round of S = K ceil(N/b) steps at learning rate lr adds clipped sums of about b records, each at most c long, and
-    noise z c in p dimensions: lr S ((b + 12 sqrt(b) + 12) c + z c (sqrt(p) + 12)) / b bounds an honest client's norm
-    except with probability below 1e-12. A full-batch step (b = N) is shorter than that.
+    A round of S = K ceil(N/b) steps at learning rate lr adds sums over about b records of gradients of norm at most c, and
+    noise of deviation z c in p dimensions. Its norm is at most lr S ((b + 12 sqrt(b) + 12) c + z c (sqrt(p) + 12)) / b except
+    with probability below 1e-12. The bound also holds for a full-batch step (b = N).
+
+    Args:
+        algorithm: The job's algorithm.
+        client: The client's roster entry.
     """
     local, p = algorithm.protocol.local, algorithm.protocol.model.parameters
     rate, steps = full_epochs(local, client)
@@ -160,11 +203,21 @@ def dpsgd_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     return local.lr * steps * c * ((b + 12 * b**0.5 + 12) + z * (p**0.5 + 12)) / b
 
 
+def any_norm(algorithm: Algorithm, client: ClientEntry) -> float:
+    """Return inf, the bound of a raw update: a trusted server clips it, or nothing protects it.
+
+    Args:
+        algorithm: The job's algorithm.
+        client: The client's roster entry.
+    """
+    return math.inf
+
+
 MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))
 INDEX = TensorSpec("i8")
 UPDATE = TensorSpec("f4", ("p",), max_norm=dpsgd_norm)
-RAW_UPDATE = TensorSpec("f4", ("p",))  # of any norm: a trusted server clips it, or nothing protects it
+RAW_UPDATE = TensorSpec("f4", ("p",), max_norm=any_norm)
 
 
 @cache
@@ -181,7 +234,10 @@ def registry() -> dict[str, type[Algorithm]]:
 
 
 def find(name: str) -> type[Algorithm]:
-    """Return the algorithm `name`, or the user's own class `package.module:Class`.
+    """Find an algorithm.
+
+    Args:
+        name: Name of an algorithm of this package, or `package.module:Class`.
 
     Raises:
         ConfigError: If there is no such algorithm, or the class is not derived from `Algorithm`.
@@ -191,14 +247,17 @@ def find(name: str) -> type[Algorithm]:
             known = f"must be one of {', '.join(registry())} or package.module:Class"
             raise ConfigError(f"algorithm.name is {shown(name)}: {known}{hint(name, registry())}")
         return registry()[name]
-    own = plugins.load("algorithm.name", name)
-    if not (isinstance(own, type) and issubclass(own, Algorithm)):
+    plugin = plugins.load("algorithm.name", name)
+    if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)):
         raise ConfigError(f"algorithm.name is {name!r}: must be a class derived from dpcfl_net.algorithms.base.Algorithm")
-    return own
+    return plugin
 
 
 def algorithm_of(protocol: Protocol) -> Algorithm:
-    """Return the algorithm that a protocol names.
+    """Build the algorithm that a protocol names.
+
+    Args:
+        protocol: The signed protocol.
 
     Raises:
         Refused: If this version or folder does not have the algorithm, or its options are invalid.

@@ -1,4 +1,4 @@
-"""Base of the client-level algorithms: a trusted server samples clients, collects raw updates and publishes noisy sums."""
+"""Base of client-level algorithms: a trusted server samples clients, collects raw updates and publishes noisy sums."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from dpcfl_net.privacy.slots import CentralSlot, RawSlot, Slot
 
 
 class Sampled(Options):
-    """Which clients a round draws, and what its mean is multiplied by."""
+    """Options of client sampling and of the server step."""
 
-    sampling_rate: float = Field(default=0.1, gt=0, le=1, description="q: the share of the clients that a round draws")
+    sampling_rate: float = Field(default=0.1, gt=0, le=1, description="q: fraction of the clients that a round samples")
     sampling: Literal["auto", "poisson", "fixed"] = Field(
-        default="auto", description="poisson: a coin for each client; fixed: q n of them; auto: what the adjacency allows"
+        default="auto",
+        description="poisson: each client with probability q; fixed: q n clients; auto: fixed for replace-one, else poisson",
     )
-    server_lr: float = Field(default=1.0, gt=0, le=1e6, description="gamma: the server's step along the noisy mean update")
+    server_lr: float = Field(
+        default=1.0, gt=0, le=1e6, description="gamma: learning rate of the server for the noisy mean update"
+    )
 
 
 class ClientLevel(Algorithm):
@@ -48,27 +51,27 @@ class ClientLevel(Algorithm):
         problems = []
         if per_round < 1:
             problems.append(
-                f"algorithm.sampling_rate is {options.sampling_rate}: draws less than one of {setting.clients} clients"
+                f"algorithm.sampling_rate is {options.sampling_rate}: samples less than one of {setting.clients} clients"
             )
         if sampling == "fixed" and adjacency != "replace-one":
-            why = "the size of a fixed sample shows nobody's absence, so only replacement can be promised"
+            why = "the size of a fixed sample does not depend on the clients, so only replacement can be protected"
             problems.append(f"algorithm.sampling is 'fixed': needs privacy.adjacency replace-one, {why}")
         if sampling == "fixed" and abs(per_round - round(per_round)) > 1e-9:
             problems.append(
-                f"algorithm.sampling_rate is {options.sampling_rate}: {per_round:g} of {setting.clients} is no whole number"
+                f"algorithm.sampling_rate is {options.sampling_rate}: {per_round:g} of {setting.clients} clients is not a whole number"
             )
         if sampling == "fixed" and cls.capabilities_for(options, setting).holds_state:
-            why = "clients that keep a state show who was drawn before, which a sample of fixed size does not hide"
+            why = "clients that keep a state reveal earlier samples, which a sample of fixed size does not hide"
             problems.append(f"{cls.name} with these options needs Poisson sampling: {why}")
         return problems
 
     @property
     def clients_per_round(self) -> float:
-        """q n, the expected number of clients in a round; public, and the divisor of means over all clients."""
+        """q n, the expected number of clients in a round; public, and the divisor of the sums over all clients."""
         return float(self.options.sampling_rate * len(self.clients))
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        """At most one raw release per round."""
+        """List one raw release for each round."""
         return [RawSlot("raw")] * self.protocol.rounds
 
     def central_plan(self) -> list[Slot]:
@@ -79,11 +82,15 @@ class ClientLevel(Algorithm):
 
 
 class OneModel(ClientLevel):
-    """A round of DP-FedAvg; subclasses define how a client trains."""
+    """One model and the round of DP-FedAvg; subclasses define how a client trains."""
 
     @staticmethod
     def update_size(model: ModelTemplate) -> int:
-        """Number of parameters in a client's update: the first ones of the model."""
+        """Count the parameters in a client's update, which are the first of the model.
+
+        Args:
+            model: The job's model.
+        """
         return model.parameters
 
     def round(self, state: State, t: int, fed: Federation) -> State:
@@ -97,7 +104,12 @@ class OneModel(ClientLevel):
 
     @on_central_server(charges=["round"])
     def noisy_sum(self, me: CentralContext, model: np.ndarray) -> Release:
-        """Sample clients, collect updates, clip each to C, sum, add noise."""
+        """Sample clients, collect updates, clip each to C, sum them and add noise.
+
+        Args:
+            me: The round's sample and mechanisms.
+            model: (p,) float32.
+        """
         answers = me.call(self.train, {client: {"model": model} for client in me.sample("round")})
         updates = {client: [(0, update)] for client, update in answers.column("update").items()}
         width = self.update_size(self.protocol.model)
@@ -107,19 +119,29 @@ class OneModel(ClientLevel):
 
     @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Run local epochs of plain SGD from the model and release the raw difference."""
+        """Run local epochs of plain SGD from the model and release the raw update.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+        """
         return Release(update=me.sgd("raw", model) - model)
 
 
 def sampling_of(asked: str, adjacency: str) -> Literal["poisson", "fixed"]:
-    """Return the sampling of a round: the option's, or for "auto" what the adjacency allows."""
+    """Choose the sampling of a round.
+
+    Args:
+        asked: The option: "poisson", "fixed" or "auto".
+        adjacency: Adjacency of the privacy target, which decides for "auto".
+    """
     if asked == "auto":
         return "fixed" if adjacency == "replace-one" else "poisson"
     return "fixed" if asked == "fixed" else "poisson"
 
 
 def round_slot(options: Any, setting: Setting, *parts: tuple[str, float]) -> CentralSlot:
-    """Return the central slot of one round.
+    """Build the central slot of one round.
 
     Args:
         options: Options of a client-level algorithm.

@@ -6,7 +6,10 @@ from dpcfl_net.algorithms.client_level import OneModel
 
 
 class DPFedAvg(OneModel):
-    """One model for all clients; the noisy sum of clipped updates is divided by q n, which is public."""
+    """One model for all clients; the noisy sum of clipped updates is divided by the public number q n.
+
+    Source: McMahan et al. 2018, Algorithm 1.
+    """
 
     name = "dp-fedavg"
     paper = "McMahan, Ramage, Talwar, Zhang, ICLR 2018, Algorithm 1"

@@ -1,4 +1,4 @@
-"""DP-FedPer: FedPer (Arivazhagan et al., "Federated learning with personalization layers", 2019) with DP-FedAvg's round."""
+"""DP-FedPer: FedPer (Arivazhagan et al., "Federated learning with personalization layers", 2019) with the round of DP-FedAvg."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.algorithms.base import MODEL, on_client
+from dpcfl_net.algorithms.base import MODEL, any_norm, on_client
 from dpcfl_net.algorithms.client_level import OneModel
 from dpcfl_net.core.protocol import ModelTemplate
 from dpcfl_net.core.types import Release, TensorSpec
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 
-BODY = TensorSpec("f4", ("body",))
+BODY = TensorSpec("f4", ("body",), max_norm=any_norm)
 
 
 class DPFedPer(OneModel):
-    """The body is shared and averaged; each client keeps the last layer, its head, which never leaves it.
+    """Shared body, and a personal head: the last layer, which stays with each client.
 
-    A head is trained in earlier rounds, if the client was drawn then: only Poisson sampling hides whether it was.
+    The head depends on the earlier rounds in which the client was sampled, and only Poisson sampling hides these.
+
+    Source: Arivazhagan et al. 2019, Algorithm 2.
     """
 
     name = "dp-fedper"
@@ -35,12 +37,21 @@ class DPFedPer(OneModel):
 
     @staticmethod
     def update_size(model: ModelTemplate) -> int:
-        """Number of parameters of the body: all but weight and bias of the last layer."""
+        """Count the parameters of the body: all except weight and bias of the last layer.
+
+        Args:
+            model: The job's model.
+        """
         return model.parameters - sum(math.prod(shape) for _, shape in model.layout[-2:])
 
     @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": BODY})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Train the server's body under the client's head (at first the server's head); release the body's change."""
+        """Train the server's body with the client's head (at first the server's head) and release the body's update.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+        """
         body = self.update_size(self.protocol.model)
         start = model.copy()
         if "model" in me.state:

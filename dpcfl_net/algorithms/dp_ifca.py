@@ -18,14 +18,17 @@ from dpcfl_net.privacy.slots import Slot
 
 
 class DPIFCA(Choosing):
-    """M models from different initial values; clients choose privately in the first rounds, then clusters are frozen."""
+    """M models with different initial values; clients choose privately in the first rounds, then clusters are frozen.
+
+    Source: Liu, Hu, Wu, Smith 2022.
+    """
 
     name = "dp-ifca"
     paper = "Liu, Hu, Wu, Smith 2022; Ghosh et al. 2020"
 
     class Options(Options):
-        clusters: int = Field(ge=1, le=64, examples=[4], description="M")
-        selection: Selection = Field(default=Selection(), description="the window of private choices, from round 1 on")
+        clusters: int = Field(ge=1, le=64, examples=[4], description="M: number of clusters")
+        selection: Selection = Field(default=Selection(), description="private choices of a cluster, in a window from round 1")
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
@@ -33,6 +36,7 @@ class DPIFCA(Choosing):
 
     @property
     def window(self) -> int:
+        """Number of rounds with private choices."""
         return max(1, int(self.options.selection.rounds_fraction * self.protocol.rounds))
 
     def plan(self, client: ClientEntry) -> list[Slot]:

@@ -21,12 +21,17 @@ from dpcfl_net.privacy.loss_weighting import draw, probabilities, top_mass
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, Slot, UnprotectedSlot, given
 
 LOSS = TensorSpec("f4")
-TOP = 5  # how many of the likeliest clients the reported mass is of
+TOP = 5  # the diagnostics hold the probability of the TOP likeliest clients together
 CLIPPED = "updates leave the client without noise, and so do its losses, which are only clipped"
 
 
 def em_norm(algorithm: Algorithm, client: ClientEntry) -> float:
-    """Return the largest norm of an honest update: any without protection, a clipped one with its noise, or DP-SGD's."""
+    """Bound the norm of an honest update: inf without protection, clip norm and noise for whole clients, or as DP-SGD.
+
+    Args:
+        algorithm: The job's algorithm.
+        client: The client's roster entry.
+    """
     if algorithm.options.mode != "full":
         return math.inf
     if algorithm.protocol.privacy.unit == "sample":
@@ -41,13 +46,16 @@ EM_UPDATE = TensorSpec("f4", ("p",), max_norm=em_norm)
 class EMFDRO(Algorithm):
     """One model, trained in each round by m clients drawn with p_i proportional to exp(epsilon L_i / (2 tau)).
 
-    Where Algorithm 1 leaves it open: m clients are drawn without replacement; L_i is the latest validation loss that client i
-    told, all at the start and afterwards whoever was drawn; the model moves by the mean of the updates by N_i, not their sum.
+    Choices where Algorithm 1 is not specific: m clients are drawn without replacement. L_i is the latest validation loss that
+    client i released: all clients release one at the start, and drawn clients release one in each round. The server adds the
+    mean of the updates weighted by N_i, not their sum.
 
-    mode `full`: losses and updates leave the client with noise, and draws are post-processing. privacy.unit sample: each
-    record's loss is clipped to [0, tau], and updates are DP-SGD's. privacy.unit client: whole updates are clipped to C, and
-    the noise is added at the client. Updates are paid for in every round, since anybody may be drawn in each.
-    `selection`: losses clipped to [0, tau], otherwise as they are, and raw updates. `paper`: everything as it is.
+    Mode `full`: losses and updates leave the client with noise, and draws are post-processing. With privacy.unit sample, each
+    record's loss is clipped to [0, tau], and updates come from DP-SGD. With privacy.unit client, whole updates are clipped to C,
+    and the client adds the noise. Updates are charged in every round, since every client may be drawn in each.
+    Mode `selection`: losses are clipped to [0, tau] without noise, and updates are raw. Mode `paper`: losses and updates are raw.
+
+    Source: Yan, Guo, Liu, Liu, Algorithm 1.
     """
 
     name = "em-fdro"
@@ -56,17 +64,20 @@ class EMFDRO(Algorithm):
     class Options(Options):
         earlier_names = {"drawn": "clients_per_round"}
         mode: Literal["paper", "selection", "full"] = Field(
-            default="full", description="what is protected: nothing, nothing but the range of the losses, or all"
+            default="full",
+            description="protection: none (paper), clipped losses (selection), or noise on losses and updates (full)",
         )
         tilt: float = Field(
             default=2.0, ge=0, le=1e9,
-            description="the paper's epsilon: how strongly draws follow losses, 0 not at all; no promise, that is privacy.epsilon",
+            description="the paper's epsilon: how strongly draws depend on losses, 0: not at all; the guarantee is privacy.epsilon",
         )  # fmt: skip
-        tau: float = Field(default=1.0, ge=1e-6, le=1e6, description="scale of the losses, and the most that one counts")
-        clients_per_round: int = Field(default=20, ge=1, description="m: clients that train in a round (earlier name: drawn)")
+        tau: float = Field(default=1.0, ge=1e-6, le=1e6, description="scale of the losses, and their largest value")
+        clients_per_round: int = Field(
+            default=20, ge=1, description="m: clients that train in each round (earlier name: drawn)"
+        )
         loss_noise_ratio: float = Field(
             default=10.0, ge=1e-6, le=1e6,
-            description="mode full: noise multiplier of a loss, over that of the updates (z)",
+            description="mode full: noise multiplier of a loss divided by that of an update (z)",
         )  # fmt: skip
 
     @classmethod
@@ -76,8 +87,8 @@ class EMFDRO(Algorithm):
         if options.mode == "selection" and not cls.problems(options, setting):
             asked = (options.tilt, setting.clients, options.clients_per_round, rounds)
             caveats = (
-                f"the draws by themselves, before somebody who sees nothing else and does not know the server's seed: epsilon "
-                f"{selection_epsilon(*asked):.4g} if one client's clipped losses may change and the models are given, "
+                f"the draws alone, against an adversary that sees only them and does not know the server's seed: epsilon "
+                f"{selection_epsilon(*asked):.4g} if one client's clipped losses may change and the models are fixed, "
                 f"{unconditional_epsilon(*asked):.4g} if it moves the others' losses through the models",
             )
         return Capabilities(
@@ -98,22 +109,26 @@ class EMFDRO(Algorithm):
                 f"algorithm.clients_per_round is {options.clients_per_round}: must be at most the number of clients, {setting.clients}"
             )
         if not setting.validation:
-            why = "clients are drawn by their loss on validation records, and none are set aside"
+            why = "clients are drawn by their loss on validation records, and no client has any"
             add = "add to the file:  data: {validation: 0.1}  or on the command line:  data.validation=0.1"
             problems.append(f"data.validation is {setting.validation:g}: must be above 0, for example 0.1: {why}; {add}")
         if (setting.privacy.unit, setting.privacy.adjacency) == ("client", "zero-out"):
-            why = "every client of the public roster answers, so that nobody's absence can be hidden"
+            why = "every client of the public roster answers, so that the absence of a client cannot be hidden"
             problems.append(f"privacy.adjacency is 'zero-out': must be replace-one with privacy.unit client: {why}")
         return problems
 
-    # ---- what is paid for
+    # ---- plan
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         loss, update = self.slots(client)
         return [*[loss] * (self.protocol.rounds + 1), *[update] * self.protocol.rounds]
 
     def slots(self, client: ClientEntry) -> tuple[Slot, Slot]:
-        """One loss and one update of a client."""
+        """Build the slots of one loss and one update.
+
+        Args:
+            client: The client's roster entry.
+        """
         if self.options.mode != "full":
             (event,) = paper_events()
             reason = event.reason if self.options.mode == "paper" else CLIPPED
@@ -130,20 +145,20 @@ class EMFDRO(Algorithm):
         return State(fed.initial_model()[None], [0] * n, {"losses": [None] * n})
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        """Algorithm 1, lines 2 to 6."""
+        """Run a round: Algorithm 1, lines 2 to 6."""
         model, losses = state.models[0], dict(zip(fed.clients, state.memory["losses"], strict=True))
         if t == 1:
-            losses |= self.told(fed.call(self.evaluate, common={"model": model}))
+            losses |= self.released_losses(fed.call(self.evaluate, common={"model": model}))
         known = [loss for loss in losses.values() if loss is not None]
-        usual = statistics.fmean(known) if known else 0.0
+        average = statistics.fmean(known) if known else 0.0
         scores = [
-            usual if loss is None else loss for loss in losses.values()
-        ]  # a client that never answered counts as the average
+            average if loss is None else loss for loss in losses.values()
+        ]  # a client that never answered gets the average loss
         epsilon, tau = self.options.tilt, self.options.tau
         chances = probabilities(scores, epsilon, tau)
         drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.clients_per_round, fed.rng("draw")))
         results = fed.call(self.train, common={"model": model}, each={client: {} for client in drawn})
-        losses |= self.told(results)
+        losses |= self.released_losses(results)
         records = {entry.id: float(entry.records) for entry in self.protocol.roster}
         moved = add_mean(state.models, results.column("update"), records)
         shown = {
@@ -153,32 +168,65 @@ class EMFDRO(Algorithm):
         }
         return State(moved, state.assignment, {"losses": [*losses.values()]}, shown)
 
-    def told(self, results: Results) -> dict[int, float]:
-        """Return the losses of the clients that answered, clipped to the range of an honest loss (noise may leave it)."""
-        top = math.inf if self.options.mode == "paper" else self.options.tau
-        return {client: min(max(float(loss), 0.0), top) for client, loss in results.column("loss").items()}
+    def released_losses(self, results: Results) -> dict[int, float]:
+        """Read the losses of the clients that answered, clipped to the range of an honest loss, which noise may leave.
+
+        Args:
+            results: Releases with a tensor "loss".
+
+        Returns:
+            Client to its loss.
+        """
+        max_loss = math.inf if self.options.mode == "paper" else self.options.tau
+        return {client: min(max(float(loss), 0.0), max_loss) for client, loss in results.column("loss").items()}
 
     # ---- client steps
 
     @on_client(charges=["loss"], takes={"model": MODEL}, gives={"loss": LOSS})
     def evaluate(self, me: Client, model: np.ndarray) -> Release:
-        """Line 3."""
+        """Release the loss of the received model: line 3.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+        """
         return Release(loss=self.loss(me, model))
 
     @on_client(charges=["loss", "update"], takes={"model": MODEL}, gives={"loss": LOSS, "update": EM_UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Lines 3 and 5: the loss of the received model, and the update from training it."""
+        """Release the loss of the received model and the update from training it: lines 3 and 5.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+        """
         return Release(loss=self.loss(me, model), update=self.update(me, model))
 
     def loss(self, me: Client, model: np.ndarray) -> np.ndarray:
-        """L_i, protected as the mode says."""
+        """Compute L_i with the protection of the mode.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+
+        Returns:
+            The loss, () float32.
+        """
         if self.options.mode == "full":
             return np.array(me.noisy_loss("loss", model, self.options.tau), np.float32)
-        top = math.inf if self.options.mode == "paper" else self.options.tau
-        return np.array(me.validation_loss("loss", model, top), np.float32)
+        max_loss = math.inf if self.options.mode == "paper" else self.options.tau
+        return np.array(me.validation_loss("loss", model, max_loss), np.float32)
 
     def update(self, me: Client, model: np.ndarray) -> np.ndarray:
-        """g_i, protected as the mode says."""
+        """Compute g_i with the protection of the mode.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+
+        Returns:
+            The update, (p,) float32.
+        """
         if self.options.mode != "full":
             return me.sgd("update", model) - model
         if self.protocol.privacy.unit == "client":

@@ -1,4 +1,4 @@
-"""f-CDPFL: clustered by loss in every round (RC-DPFL's baseline, after Ghosh et al. 2020 and Mansour et al. 2020)."""
+"""f-CDPFL: clusters by training loss in every round (a baseline of RC-DPFL; Ghosh et al. 2020, Mansour et al. 2020)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ from dpcfl_net.privacy.slots import Slot
 
 
 class FCDPFL(Choosing):
-    """M models from different initial values; every round each client names the model of least training loss and trains it.
+    """M models with different initial values; in every round each client chooses the model of least training loss and trains it.
 
-    The paper sends the index as it is, which has no finite epsilon; `select: exponential` is the private twin.
+    The paper sends the raw index, which has no finite epsilon; `select: exponential` is the private variant.
+
+    Source: Malekmohammadi et al., RC-DPFL (earlier version), section 5.
     """
 
     name = "f-cdpfl"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version), section 5"
 
     class Options(Options):
-        clusters: int = Field(ge=1, le=64, examples=[4], description="M")
-        select: Literal["argmin", "exponential"] = Field(default="argmin", description="argmin: raw, epsilon inf")
+        clusters: int = Field(ge=1, le=64, examples=[4], description="M: number of clusters")
+        select: Literal["argmin", "exponential"] = Field(
+            default="argmin", description="argmin: raw, so epsilon is inf; exponential: private"
+        )
         budget_fraction: float = Field(
-            default=0.01, gt=0, lt=1, description="exponential: epsilon of one round's selection / total"
+            default=0.01, gt=0, lt=1, description="select exponential: epsilon of one selection, as a fraction of the total"
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Global: one model for all clients, moved by the mean of the clients' DP-SGD updates (DPFedAvg at sample level)."""
+"""Global: one model for all clients, to which the server adds the mean of their DP-SGD updates (DP-FedAvg at sample level)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from dpcfl_net.privacy.slots import Slot
 
 
 class Global(FromModel):
-    """DPFedAvg: every round all clients train from the model, and the server adds the mean of their updates."""
+    """DP-FedAvg at sample level: all clients train from the model, and the server adds the mean of their updates.
+
+    Source: McMahan et al. 2017, with the local step of Abadi et al. 2016.
+    """
 
     name = "global"
     paper = "McMahan et al. 2017 with the local step of Abadi et al. 2016; 'Global' in Malekmohammadi et al., TMLR 2025"

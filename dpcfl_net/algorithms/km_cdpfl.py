@@ -1,4 +1,4 @@
-"""KM-CDPFL: myopic clustering of every round's updates by k-means (RC-DPFL's baseline, after Werner et al. 2023)."""
+"""KM-CDPFL: myopic clustering of every round's updates by k-means (a baseline of RC-DPFL; Werner et al. 2023)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from dpcfl_net.privacy.slots import Slot
 
 
 class KMCDPFL(FromModel):
-    """The server holds a model theta_i per client; it moves by the mean update of the client's k-means cluster.
+    """A model theta_i for each client at the server, which adds the mean update of the client's k-means cluster.
 
     Models of clients that always shared a cluster stay equal; models that once differ never become equal again.
+
+    Source: Malekmohammadi et al., RC-DPFL (earlier version), section 5.
     """
 
     name = "km-cdpfl"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version), section 5; Werner et al. 2023"
 
     class Options(Options):
-        clusters: int = Field(ge=1, le=64, examples=[4], description="M, the centres of k-means")
+        clusters: int = Field(ge=1, le=64, examples=[4], description="M: number of clusters")
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
@@ -56,7 +58,15 @@ class KMCDPFL(FromModel):
         return State(models, assignment, diagnostics={"phase": "myopic"})
 
     def cluster(self, updates: dict[int, np.ndarray], seed: int) -> dict[int, int]:
-        """Cluster the round's updates by k-means: client -> 0..M-1 (fewer if fewer clients answered)."""
+        """Cluster the updates of a round by k-means.
+
+        Args:
+            updates: Client to its (p,) float32 update.
+            seed: Seed of k-means.
+
+        Returns:
+            Client to its cluster, 0 to M - 1; fewer clusters if fewer clients answered.
+        """
         from sklearn.cluster import KMeans
 
         points = np.stack([*updates.values()]).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Local: every client trains alone and releases an empty answer; its steps are charged as for other algorithms."""
+"""Local: every client trains alone and releases no tensor; its steps are charged as in other algorithms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 
 class Local(Algorithm):
-    """E K local epochs of DP-SGD from the common initial model, in rounds, for comparison at the same points."""
+    """E K local epochs of DP-SGD from the common initial model, in rounds for comparison with other algorithms.
+
+    Source: "Local" in Malekmohammadi et al., TMLR 2025.
+    """
 
     name = "local"
     paper = "'Local' in Malekmohammadi et al., TMLR 2025"
@@ -40,6 +43,10 @@ class Local(Algorithm):
 
     @on_client(charges=["train"], takes={}, gives={})
     def train(self, me: Client) -> Release:
-        """Run one round of DP-SGD on the client's own model."""
+        """Run one round of DP-SGD on the personal model.
+
+        Args:
+            me: The client's data, mechanisms and state.
+        """
         me.state["model"] = me.dpsgd("train", me.state["model"] if "model" in me.state else me.initial_model())
         return Release()

@@ -19,32 +19,40 @@ from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 
 def pulled_norm(algorithm: Algorithm, client: ClientEntry) -> float:
-    """Return the largest norm of an honest update: DP-SGD's, and what the pull towards the mean adds.
+    """Bound the norm of an honest update: that of DP-SGD, plus the proximal steps towards the mean.
 
-    If r = (1 - lr lambda)^S of the distance D from the mean is left after S steps, whose noise and clipped sums are at most
-    B long, a round moves theta_i by at most B + (1 - r) D, and D grows by at most 2 B a round.
+    Let B bound the norm of noise and clipped sums in a round of S steps, and D be the distance from the mean. A fraction
+    r = (1 - lr lambda)^S of D is left after the round. The update is at most B + (1 - r) D, and D grows by at most 2 B in a round.
+
+    Args:
+        algorithm: The job's algorithm.
+        client: The client's roster entry.
     """
     _, steps = full_epochs(algorithm.protocol.local, client)
-    left = (1 - algorithm.protocol.local.lr * algorithm.options.lam) ** steps
-    return dpsgd_norm(algorithm, client) * (1 + 2 * algorithm.protocol.rounds * (1 - left))
+    remaining = (1 - algorithm.protocol.local.lr * algorithm.options.lam) ** steps
+    return dpsgd_norm(algorithm, client) * (1 + 2 * algorithm.protocol.rounds * (1 - remaining))
 
 
 PULLED = TensorSpec("f4", ("p",), max_norm=pulled_norm)
 
 
 class MRMTL(Algorithm):
-    """Every client keeps its own model, pulled towards the mean of all models by lambda (theta_i - mean).
+    """A personal model for each client, with the proximal gradient lambda (theta_i - mean) towards the mean of all models.
 
-    The pull is added after clipping and noise: it does not depend on data, so it costs no epsilon and is not clipped.
-    (As a term of the loss it has no effect under Opacus, whose optimiser overwrites the gradient with the sum of the
+    The proximal gradient is added after clipping and noise: it does not depend on data, so it costs no epsilon and needs no
+    clipping. (As a term of the loss it has no effect under Opacus, whose optimiser overwrites the gradient with the sum of the
     clipped per-record gradients, which does not contain the term.)
+
+    Source: Liu, Hu, Wu, Smith 2022, Algorithm A1.
     """
 
     name = "mr-mtl"
     paper = "Liu, Hu, Wu, Smith 2022, Algorithm A1"
 
     class Options(Options):
-        lam: float = Field(default=0.1, ge=0, le=1e6, description="lambda of the pull to the mean; 0 is Local")
+        lam: float = Field(
+            default=0.1, ge=0, le=1e6, description="lambda: weight of the proximal term towards the mean; 0: as local"
+        )
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
@@ -54,7 +62,7 @@ class MRMTL(Algorithm):
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         if options.lam * setting.local.lr < 2:
             return []
-        return [f"algorithm.lam is {options.lam}: times local.lr it must be below 2, or the pull overshoots without end"]
+        return [f"algorithm.lam is {options.lam}: times local.lr it must be below 2, or training diverges"]
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         return [DPSGDSlot("train", *full_epochs(self.protocol.local, client))] * self.protocol.rounds
@@ -69,7 +77,12 @@ class MRMTL(Algorithm):
 
     @on_client(charges=["train"], takes={"mean": MODEL}, gives={"update": PULLED})
     def train(self, me: Client, mean: np.ndarray) -> Release:
-        """Train the client's own model, which is never reset to the mean."""
+        """Train the personal model, which is never reset to the mean.
+
+        Args:
+            me: The client's data, mechanisms and state.
+            mean: Mean of all models, (p,) float32.
+        """
         theta = me.state["model"] if "model" in me.state else me.initial_model()
         me.state["model"] = me.dpsgd("train", theta, proximal=(self.options.lam, mean))
         return Release(update=me.state["model"] - theta)

@@ -1,4 +1,4 @@
-"""O-DPCFL: DPFedAvg inside the true clusters, which the operator writes into the signed job, readable by the server."""
+"""O-DPCFL: DP-FedAvg within the true clusters, which the operator writes into the signed job, where the server reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dpcfl_net.privacy.slots import Slot
 
 
 class Oracle(FromModel):
-    """Upper bound of the clustered methods: R(i) is the true cluster from round 1."""
+    """Upper bound of clustered methods: R(i) is the true cluster from round 1.
+
+    Source: O-DPCFL in Malekmohammadi et al., TMLR 2025.
+    """
 
     name = "oracle"
     paper = "O-DPCFL in Malekmohammadi et al., TMLR 2025"

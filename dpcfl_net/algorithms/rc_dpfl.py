@@ -17,16 +17,23 @@ from dpcfl_net.privacy.slots import Slot
 
 
 class RCDPFL(RDPCFL):
-    """R-DPCFL with updates weighted by records within a cluster, and raw argmin choices in every round after E_c."""
+    """R-DPCFL with updates weighted by records within a cluster, and raw argmin choices in every round after E_c.
+
+    Source: Malekmohammadi et al., RC-DPFL (earlier version), Algorithm 1.
+    """
 
     name = "rc-dpfl"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version), Algorithm 1"
 
     class Options(Options):
-        clusters: int | Literal["auto"] = Field(default="auto", description="M, or auto: chosen by effective separation")
-        max_clusters: int = Field(default=8, ge=2, le=64, description="largest M that auto considers")
-        clustering: Clustering = Field(default=Clustering(), description="the mixture")
-        warm_start: bool = Field(default=False, description="start cluster models from the posterior-weighted first updates")
+        clusters: int | Literal["auto"] = Field(
+            default="auto", description="M: number of clusters; auto: chosen by effective separation"
+        )
+        max_clusters: int = Field(default=8, ge=2, le=64, description="clusters auto: largest M")
+        clustering: Clustering = Field(default=Clustering(), description="mixture on the updates of the first round")
+        warm_start: bool = Field(
+            default=False, description="initialise cluster models with the posterior-weighted updates of the first round"
+        )
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
@@ -39,11 +46,11 @@ class RCDPFL(RDPCFL):
 
     @property
     def window(self) -> int:
-        """All rounds: choices go on to the last one."""
+        """All rounds: clients choose until the last one."""
         return self.protocol.rounds
 
     def choice_slots(self) -> list[Slot]:
-        # E_c may be 1: then every round from 2 on.
+        # E_c may be 1: then clients choose in every round from 2 on.
         return [] if self.options.clusters == 1 else [*self.argmins(self.protocol.rounds - 1)]
 
     def choices(self, fed: Federation, models: np.ndarray, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""Clustering methods under random rebalancing: how a client finds its cluster, and what it trains."""
+"""Base methods of RR-Cluster: how a client chooses its cluster and which models it trains."""
 
 from __future__ import annotations
 
@@ -10,27 +10,54 @@ from dpcfl_net.federation.client import Client
 
 
 class IFCA:
-    """IFCA (Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020): the cluster of least training loss; its model is trained."""
+    """IFCA: a client chooses the cluster of least training loss and trains its model.
+
+    Attributes:
+        stateful: True if clients keep a state between rounds.
+        shared: Number of models that every client trains; they come before the k models of the clusters.
+
+    Source: Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020.
+    """
 
     stateful: ClassVar[bool] = False
-    shared: ClassVar[int] = 0  # models besides the k of the clusters, which every client trains; they come first
+    shared: ClassVar[int] = 0
 
     def assign(self, me: Client, models: np.ndarray) -> int:
-        """s = argmin_j F(theta_j)."""
+        """Choose s = argmin_j F(theta_j).
+
+        Args:
+            me: The client's data, mechanisms and state.
+            models: (shared + k, p) float32.
+
+        Returns:
+            The cluster, 0 to k - 1.
+        """
         return me.lowest_loss("raw", models)
 
     def train(self, me: Client, models: np.ndarray, label: int) -> np.ndarray:
-        """The update of the cluster's model, (p,)."""
+        """Train the models of a cluster.
+
+        Args:
+            me: The client's data, mechanisms and state.
+            models: (shared + k, p) float32.
+            label: The cluster.
+
+        Returns:
+            The update, ((shared + 1) * p,) float32.
+        """
         return me.sgd("raw", models[label]) - models[label]
 
 
 class FeSEM(IFCA):
-    """FeSEM (Long et al., World Wide Web 2023): the cluster whose model is nearest to the client's own last model."""
+    """FeSEM: a client chooses the cluster whose model is nearest to its own last model.
+
+    Source: Long et al., World Wide Web 2023.
+    """
 
     stateful = True
 
     def assign(self, me: Client, models: np.ndarray) -> int:
-        """s = argmin_j ||theta_i - theta_j||^2; a client without a model trains one from the common start first."""
+        """Choose s = argmin_j ||theta_i - theta_j||^2; a client without a model first trains one from the initial parameters."""
         if "model" not in me.state:
             me.state["model"] = me.sgd("raw", me.initial_model())
         return int(np.argmin([np.sum((me.state["model"] - model).astype(np.float64) ** 2) for model in models]))
@@ -41,16 +68,19 @@ class FeSEM(IFCA):
 
 
 class FedCAM(IFCA):
-    """FedCAM (Ma, Long, Zhou, Jiang, Zhang 2023): a prediction is the global model's plus the cluster's, trained in turn."""
+    """FedCAM: outputs of the global model and of the cluster's model are added; the two are trained one after the other.
+
+    Source: Ma, Long, Zhou, Jiang, Zhang 2023.
+    """
 
     shared = 1
 
     def assign(self, me: Client, models: np.ndarray) -> int:
-        """s = argmin_j F(theta_global + theta_j), as functions."""
+        """Choose s = argmin_j F(theta_global + theta_j), where + adds the outputs."""
         return int(np.argmin(me.losses("raw", models[1:], base_model=models[0])))
 
     def train(self, me: Client, models: np.ndarray, label: int) -> np.ndarray:
-        """Updates of the global and of the cluster's model, (2p,): one vector, clipped as one."""
+        """Train the global model and the cluster's model; the updates form one vector, (2p,), which is clipped as one."""
         common, own = models[0], models[1 + label]
         trained = me.sgd("raw", common, base_model=own)
         return np.concatenate([trained - common, me.sgd("raw", own, base_model=trained) - own])

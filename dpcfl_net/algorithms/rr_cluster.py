@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import INDEX, MODELS, on_central_server, on_client
+from dpcfl_net.algorithms.base import INDEX, MODELS, any_norm, on_central_server, on_client
 from dpcfl_net.algorithms.client_level import ClientLevel, Sampled, round_slot, sampling_of
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
@@ -23,7 +23,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
-BLOCKS = TensorSpec("f4", ("update",))  # of the shared model, if there is one, and of the cluster's
+BLOCKS = TensorSpec("f4", ("update",), max_norm=any_norm)  # of the shared model, if there is one, and of the cluster's
 AS_PUBLISHED = (
     "the published claim does not hold: dividing by a private cluster size has no finite epsilon under add/remove, "
     "for which it is made"
@@ -33,10 +33,12 @@ AS_PUBLISHED = (
 class RRCluster(ClientLevel):
     """Clients name their cluster and train its model; every cluster is filled up to B updates before noise is added.
 
-    guarantee `labels-first`: noisy labels are released first, and rebalancing them is post-processing; replacement of a
-    client, samples of fixed size. `expected`: no label is released; each update is put in its cluster's block beside a count,
-    and rebalancing on average is post-processing of the noisy sums; add/remove, Poisson samples. `paper`: as published.
-    B = 0 is the base without rebalancing.
+    Guarantee `labels-first`: noisy labels are released first, and rebalancing them is post-processing; for replace-one adjacency
+    and samples of fixed size. Guarantee `expected`: no label is released; each update is added to the block of its cluster,
+    together with a count, and rebalancing in expectation is post-processing of the noisy sums; for zero-out adjacency and Poisson
+    samples. Guarantee `paper`: as published. B = 0 is the base method without rebalancing.
+
+    Source: Yang, Hu, Kim, Li, Algorithms 1 and 2.
     """
 
     name = "rr-cluster"
@@ -44,19 +46,21 @@ class RRCluster(ClientLevel):
 
     class Options(Sampled):
         earlier_names = {"least": "min_cluster_size"}
-        base: Literal["ifca", "fesem", "fedcam"] = Field(default="ifca", description="how clients find their cluster")
-        clusters: int = Field(default=4, ge=1, le=64, description="k")
+        base: Literal["ifca", "fesem", "fedcam"] = Field(
+            default="ifca", description="base method, by which clients choose their cluster"
+        )
+        clusters: int = Field(default=4, ge=1, le=64, description="k: number of clusters")
         min_cluster_size: int = Field(
             default=8,
             ge=0,
-            description="B: every cluster averages at least this many updates; 0: the base without rebalancing (earlier name: least)",
+            description="B: minimum number of updates in a cluster; 0: the base method without rebalancing (earlier name: least)",
         )
         guarantee: Literal["labels-first", "expected", "paper"] = Field(
-            default="labels-first", description="what is released in which order, and so which claim holds"
+            default="labels-first", description="order of the releases, which decides the claim that holds"
         )
-        label_clip: float = Field(default=0.1, gt=0, le=1, description="C_s: the length of a one-hot label before noise")
+        label_clip: float = Field(default=0.1, gt=0, le=1, description="C_s: norm of a one-hot label before noise")
         labels_share: float = Field(
-            default=0.3, gt=0, lt=1, description="the labels' part of a round's 1 / z^2, where they are released"
+            default=0.3, gt=0, lt=1, description="fraction of a round's 1 / z^2 for the labels, where they are released"
         )
 
     @classmethod
@@ -78,36 +82,37 @@ class RRCluster(ClientLevel):
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         problems = super().problems(options, setting)
-        per_round, wanted = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
-        if wanted > per_round + 1e-9:
+        per_round, needed = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
+        if needed > per_round + 1e-9:
             problems.append(
-                f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of at least so many need {wanted} clients a round, "
+                f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of at least so many need {needed} clients a round, "
                 f"{options.sampling_rate:g} of {setting.clients} are {per_round:g}"
             )
         sampling = sampling_of(options.sampling, setting.privacy.adjacency)
         if options.guarantee == "expected" and sampling == "fixed":
             problems.append("algorithm.guarantee is 'expected': needs Poisson sampling, set privacy.adjacency zero-out")
         if options.guarantee != "expected" and sampling == "poisson":
-            why = "the number of labels shows whether a client was there"
+            why = "the number of labels reveals whether a client took part"
             problems.append(
                 f"algorithm.guarantee is {options.guarantee!r}: needs privacy.adjacency replace-one and sampling fixed, {why}"
             )
         if options.guarantee == "paper" and setting.privacy.accountant != "rdp":
             problems.append(
-                "algorithm.guarantee is 'paper': needs privacy.accountant rdp, by which the published claim is made"
+                "algorithm.guarantee is 'paper': needs privacy.accountant rdp, with which the published claim is computed"
             )
         return problems
 
     @property
     def base(self) -> IFCA:
+        """The base method."""
         return BASES[self.options.base]()
 
     @property
     def min_cluster_size(self) -> int:
-        """B."""
+        """B, the minimum number of updates in a cluster."""
         return int(self.options.min_cluster_size)
 
-    # ---- what is paid for
+    # ---- plan
 
     def central_plan(self) -> list[Slot]:
         rounds = self.protocol.rounds
@@ -121,7 +126,7 @@ class RRCluster(ClientLevel):
     # ---- server
 
     def start(self, fed: Federation) -> State:
-        """Every model has its own initial values: equal models would stay equal."""
+        """Initialise every model with different values: equal models would stay equal."""
         models = np.stack([fed.initial_model(k) for k in range(self.capabilities.max_models)])
         return State(models, [None] * len(fed.clients))
 
@@ -135,7 +140,14 @@ class RRCluster(ClientLevel):
         return State(models, state.assignment, diagnostics={"phase": "clusters", "sizes": sizes})
 
     def means(self, released: Any) -> tuple[np.ndarray, list[float]]:
-        """The noisy mean update of every model, (M, p), and the sizes that they were divided by."""
+        """Compute the noisy mean update of every model.
+
+        Args:
+            released: Tensors that the central step published.
+
+        Returns:
+            Mean updates, (M, p) float64, and the cluster sizes by which the sums were divided.
+        """
         shared, sums = self.base.shared, released["sums"].astype(np.float64)
         steps = np.zeros_like(sums)
         steps[:shared] = sums[:shared] / self.clients_per_round
@@ -152,19 +164,41 @@ class RRCluster(ClientLevel):
 
     @on_central_server(charges=["round"])
     def labels_then_sums(self, me: CentralContext, models: np.ndarray) -> Release:
-        """Noisy labels of uniformly shuffled slots; then sums over the clusters that rebalancing makes of them."""
+        """Release noisy labels of the clients in random order, then sums over the rebalanced clusters.
+
+        Args:
+            me: The round's sample and mechanisms.
+            models: (M, p) float32.
+        """
         return self.released(me, models, labels_first_sensitivity(1.0, self.options.label_clip)[1], "surplus")
 
     @on_central_server(charges=["round", "claim"])
     def as_published(self, me: CentralContext, models: np.ndarray) -> Release:
-        """The same with noise for C_s on a label, and donors from whole clusters (Algorithm 2, lines 7 and 11-12)."""
+        """Release labels and sums as published: Algorithm 2, lines 7 and 11-12.
+
+        The noise on a label covers C_s instead of sqrt(2) C_s, and rebalancing may take any client of a cluster.
+
+        Args:
+            me: The round's sample and mechanisms.
+            models: (M, p) float32.
+        """
         me.without_guarantee("claim")
         return self.released(me, models, self.options.label_clip, "any")
 
     def released(
         self, me: CentralContext, models: np.ndarray, label_sensitivity: float, donors: Literal["surplus", "any"]
     ) -> Release:
-        """A round that releases labels: what each slot was labelled, which cluster it counts for, and the sums."""
+        """Run a round that releases labels.
+
+        Args:
+            me: The round's sample and mechanisms.
+            models: (M, p) float32.
+            label_sensitivity: L2 sensitivity that the noise on a label covers.
+            donors: Clients that rebalancing may take: those above B, or any.
+
+        Returns:
+            The cluster of each sampled client in random order, and the noisy sums, (M, p).
+        """
         k, slots = self.options.clusters, me.sample("round")
         answers = self.collect(me, models, slots)
         labels = [int(answers[i]["label"]) if i in answers else None for i in slots]
@@ -176,7 +210,12 @@ class RRCluster(ClientLevel):
 
     @on_central_server(charges=["round"])
     def blocks(self, me: CentralContext, models: np.ndarray) -> Release:
-        """Each client's update in its cluster's block, beside a count: noisy sums and counts, and no label."""
+        """Release noisy sums and counts of each cluster, and no label.
+
+        Args:
+            me: The round's sample and mechanisms.
+            models: (M, p) float32.
+        """
         answers = self.collect(me, models, me.sample("round"))
         where = {i: min(max(int(answer["label"]), 0), self.options.clusters - 1) for i, answer in answers.items()}
         sums, counts = self.sums(me, answers, where, counts={i: self.base.shared + label for i, label in where.items()})
@@ -185,17 +224,44 @@ class RRCluster(ClientLevel):
         return Release(sums=sums, counts=counts[self.base.shared :].astype(np.float32))
 
     def collect(self, me: CentralContext, models: np.ndarray, sample: list[int]) -> Results:
-        """Collect the raw labels and updates of the round's clients."""
+        """Collect raw labels and updates.
+
+        Args:
+            me: The round's sample and mechanisms.
+            models: (M, p) float32.
+            sample: Sampled clients.
+
+        Returns:
+            Releases with the tensors "label" and "update".
+        """
         return me.call(self.assign_and_train, {client: {"models": models} for client in sample})
 
     def sums(self, me: CentralContext, answers: Results, where: dict[int, int], counts: dict[int, int] | None = None) -> Any:
-        """Return noisy sums of the updates over the clusters that clients are put in."""
+        """Sum the updates over the clients placed in each cluster and add noise.
+
+        Args:
+            me: The round's sample and mechanisms.
+            answers: Raw labels and updates.
+            where: Client to the cluster in which it is placed.
+            counts: Client to the block in which it is counted; None: no counts.
+
+        Returns:
+            Noisy sums and counts, as `CentralContext.noisy_sums`.
+        """
         parts = {i: self.contribution(answer["update"], where[i]) for i, answer in answers.items()}
         p, clip = self.protocol.model.parameters, self.protocol.local.clip
         return me.noisy_sums("round", "sums", parts, (self.capabilities.max_models, p), clip, counts)
 
     def contribution(self, update: np.ndarray, cluster: int) -> Contribution:
-        """Which blocks of the sums an update is added to: the shared model's, if there is one, and the cluster's."""
+        """Split an update into parts for the blocks of the sums.
+
+        Args:
+            update: ((shared + 1) * p,) float32.
+            cluster: Cluster in which the client is placed.
+
+        Returns:
+            (block, part) for the shared model, if the base method has one, and for the cluster's model.
+        """
         parts = np.split(update, 1 + self.base.shared)
         return [*((row, parts[row]) for row in range(self.base.shared)), (self.base.shared + cluster, parts[-1])]
 
@@ -203,20 +269,33 @@ class RRCluster(ClientLevel):
 
     @on_client(charges=["raw"], takes={"models": MODELS}, gives={"label": INDEX, "update": BLOCKS})
     def assign_and_train(self, me: Client, models: np.ndarray) -> Release:
-        """Find the client's cluster and train its model; release the raw label and update."""
+        """Choose a cluster, train its model, and release the raw label and update.
+
+        Args:
+            me: The client's data, mechanisms and state.
+            models: (M, p) float32.
+        """
         label = self.base.assign(me, models)
         return Release(label=np.int64(label), update=self.base.train(me, models, label))
 
 
 def labels_slot(options: Any, setting: Setting) -> CentralSlot:
-    """Return the central slot of a round that releases noisy labels, then sums."""
+    """Build the central slot of a round that releases noisy labels, then sums.
+
+    Args:
+        options: Options of the algorithm.
+        setting: Public facts of the run.
+    """
     return round_slot(options, setting, ("labels", options.labels_share), ("sums", 1 - options.labels_share))
 
 
 def sound_events(options: Any, setting: Setting, z: float) -> list[Event]:
-    """Return events that hold for guarantee `paper` at noise multiplier z.
+    """Build events that hold for guarantee `paper`: replacing a client moves a label by sqrt(2) C_s, not by C_s.
 
-    They differ from the published ones in how far a label moves when a client is replaced: sqrt(2) C_s instead of C_s.
+    Args:
+        options: Options of the algorithm.
+        setting: Public facts of the run.
+        z: Noise multiplier of a round.
     """
     slot = labels_slot(options, setting)
     sound = joint_noise(slot.part_noise(z, "sums"), slot.part_noise(z, "labels") / math.sqrt(2))

@@ -1,4 +1,4 @@
-"""Client steps that several algorithms share: train from the server's model, or choose one of M models first."""
+"""Client steps that several algorithms share: train from the server's model, or first choose one of M models."""
 
 from __future__ import annotations
 
@@ -20,21 +20,33 @@ RAW_INDEX = "cluster index unprotected: the argmin of the training loss is sent 
 
 
 class Selection(Options):
-    """The window of rounds in which clients choose their cluster, and what a choice may cost."""
+    """Options of private choices: number of rounds, and epsilon of a choice."""
 
-    rounds_fraction: float = Field(default=0.1, gt=0, le=0.5, description="window: max(1, floor(this * rounds)) rounds")
-    budget_fraction: float = Field(default=0.03, gt=0, lt=1, description="epsilon of one selection, as a fraction of the total")
+    rounds_fraction: float = Field(
+        default=0.1, gt=0, le=0.5, description="fraction of the rounds with choices; at least one round"
+    )
+    budget_fraction: float = Field(default=0.03, gt=0, lt=1, description="epsilon of one choice, as a fraction of the total")
 
 
 class FromModel(Algorithm):
-    """Clients train from the server's model and release the difference."""
+    """Clients train from the server's model and release the update."""
 
     def training(self, client: ClientEntry, rounds: int) -> list[DPSGDSlot]:
-        """Slots of `rounds` rounds of K ceil(N/b) steps at sampling rate b/N."""
+        """List the slots of training: K ceil(N/b) steps at sampling rate b/N in each round.
+
+        Args:
+            client: The client's roster entry.
+            rounds: Number of rounds.
+        """
         return [DPSGDSlot("train", *full_epochs(self.protocol.local, client))] * rounds
 
     def train_each(self, fed: Federation, models: np.ndarray, rows: Assignment) -> dict[int, np.ndarray]:
-        """Let every client train from its row of the (M, p) models; every client needs one.
+        """Let every client train from its row of the models.
+
+        Args:
+            fed: Federation of the clients.
+            models: (M, p) float32.
+            rows: Row of each client; none is None.
 
         Returns:
             The (p,) update of each client that answered.
@@ -45,7 +57,12 @@ class FromModel(Algorithm):
 
     @on_client(charges=["train"], takes={"model": MODEL}, gives={"update": UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Run one round of DP-SGD from `model`."""
+        """Run one round of DP-SGD from `model`.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+        """
         return Release(update=me.dpsgd("train", model) - model)
 
 
@@ -59,27 +76,42 @@ class Choosing(FromModel):
 
     @staticmethod
     def most_clusters(options: Any) -> int:
-        """Largest M that the options allow."""
+        """Return the largest M that the options allow."""
         clusters: int = options.clusters
         return clusters
 
     def selections(self, count: int, budget_fraction: float) -> list[SelectionSlot]:
-        """Slots of `count` choices by the exponential mechanism, of budget_fraction * epsilon each."""
+        """List the slots of choices by the exponential mechanism.
+
+        Args:
+            count: Number of choices.
+            budget_fraction: Epsilon of one choice, as a fraction of the total.
+        """
         privacy = self.protocol.privacy
         per_selection = budget_fraction * privacy.epsilon
         eta = per_selection if privacy.adjacency == "zero-out" else per_selection / 2
         return [SelectionSlot("select", eta)] * count
 
     def argmins(self, count: int) -> list[UnprotectedSlot]:
-        """Slots of `count` choices without protection."""
+        """List the slots of choices without protection.
+
+        Args:
+            count: Number of choices.
+        """
         return [UnprotectedSlot("argmin", RAW_INDEX)] * count
 
     def choose(
         self, fed: Federation, models: np.ndarray, assignment: Assignment, *, raw: bool = False
     ) -> tuple[Assignment, dict[int, np.ndarray]]:
-        """Send all M models to all clients.
+        """Let all clients choose one of the models and train from it.
 
         A hostile client may name any index: an index without a model is ignored, and so is that client's update.
+
+        Args:
+            fed: Federation of the clients.
+            models: (M, p) float32.
+            assignment: Assignment before the round.
+            raw: Choose by the raw argmin of the loss instead of the exponential mechanism.
 
         Returns:
             The assignment with the new choices, and the updates of the clients that chose.
@@ -90,19 +122,34 @@ class Choosing(FromModel):
 
     @on_client(charges=["select", "train"], takes={"models": MODELS}, gives={"choice": INDEX, "update": UPDATE})
     def select_and_train(self, me: Client, models: np.ndarray) -> Release:
-        """Choose by the exponential mechanism on counts of correctly classified records, then train from that model."""
+        """Choose by the exponential mechanism on counts of correctly classified records, then train from that model.
+
+        Args:
+            me: The client's data and mechanisms.
+            models: (M, p) float32.
+        """
         choice = me.select("select", models)
         return Release(choice=np.int64(choice), update=me.dpsgd("train", models[choice]) - models[choice])
 
     @on_client(charges=["argmin", "train"], takes={"models": MODELS}, gives={"choice": INDEX, "update": UPDATE})
     def argmin_and_train(self, me: Client, models: np.ndarray) -> Release:
-        """Choose the model of least training loss, as the papers print it, then train from that model."""
+        """Choose the model of least training loss, as in the papers, then train from that model.
+
+        Args:
+            me: The client's data and mechanisms.
+            models: (M, p) float32.
+        """
         choice = me.lowest_loss("argmin", models)
         return Release(choice=np.int64(choice), update=me.dpsgd("train", models[choice]) - models[choice])
 
 
 def too_many_clusters(clusters: int, clients: int) -> list[str]:
-    """List the problem with M clusters if there are fewer clients."""
+    """List the problem with M clusters if there are fewer clients.
+
+    Args:
+        clusters: M.
+        clients: Number of clients.
+    """
     return (
         [] if clusters <= clients else [f"algorithm.clusters is {clusters}: must be at most the number of clients, {clients}"]
     )

@@ -12,7 +12,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import LocalTraining
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Job
-from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.messages import Header
@@ -94,12 +94,13 @@ def _early(path: Path, rounds: int) -> Iterator[tuple[int, Header, Tensors]]:
 
 
 def _update(job: Job, client: int, header: Header, sent: Tensors, back: Tensors) -> Update | None:
-    model, change = _trained_from(sent, back), back.get("update")
+    step = client_steps(job.algorithm)[header.task]
+    model, change = _trained_from(sent, back), back.get(update_tensor(step) or "")
     if model is None or change is None or change.shape != model.shape or not np.isfinite(change).all():
         return None
     entry, local = job.protocol.client(client), job.protocol.local
     slots = {slot.name: slot for slot in job.algorithm.plan(entry)}
-    charged = [slots[name] for name in client_steps(job.algorithm)[header.task].charges]
+    charged = [slots[name] for name in step.charges]
     steps = [slot.steps for slot in charged if isinstance(slot, DPSGDSlot)]
     plain = local.epochs * -(-entry.records // local.batch_size)
     noisy = any(isinstance(slot, DPSGDSlot | GaussianSlot) for slot in charged)

@@ -36,7 +36,8 @@ class TensorSpec:
     Attributes:
         dtype: "f4" or "i8".
         shape: Sides as sizes or names ("p" parameters, "M" models in a task, or the algorithm's own).
-        max_norm: Maps (algorithm, client's roster entry) to the largest L2 norm that the server accepts; None: any.
+        max_norm: Of an update only: maps (algorithm, client's roster entry) to the largest L2 norm that the server accepts,
+            inf for any. None marks a tensor that is not an update.
     """
 
     dtype: Literal["f4", "i8"]

@@ -186,6 +186,9 @@ class OutputSettings(Section):
         le=MOST_ROUNDS,
         description="interval of the observer's evaluations in rounds; the last round is always evaluated",
     )
+    personal_models: bool = Field(
+        default=False, description="export the personal models of clients on this machine at the end of the run"
+    )
 
 
 class AuditSettings(Section):
@@ -379,6 +382,10 @@ def _combination_problems(config: Config) -> list[str]:
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
     problems += _audit_problems(config)
+    if config.output.personal_models and not config.capabilities.personal:
+        problems.append(
+            f"output.personal_models is true: must be false, since {config.algorithm['name']} has no personal models"
+        )
     return problems + config.algorithm_class.problems(config.options, config.setting)
 
 

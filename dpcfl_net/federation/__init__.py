@@ -1,1 +1,1 @@
-"""Calls of client steps: in one process or over the network, behind the privacy gate."""
+"""Calls of client steps, in one process or over the network, behind the privacy gate."""

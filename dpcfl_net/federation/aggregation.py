@@ -1,4 +1,4 @@
-"""Aggregation of updates: in client order and in float64, so that the same updates give the same bits."""
+"""Aggregation of updates in client order and in float64, so that equal updates give equal bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from dpcfl_net.core.types import Assignment
 
 
 def mean(updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None = None) -> np.ndarray:
-    """Return the mean over clients, (p,) float32, plain or by public weights; ValueError without updates."""
+    """Compute the mean update.
+
+    Args:
+        updates: Client to its (p,) float32 update.
+        weights: Public weight of each client; None weighs all alike.
+
+    Returns:
+        The mean, (p,) float32.
+
+    Raises:
+        ValueError: Without updates.
+    """
     if not updates:
         raise ValueError("no update to average")
     total, share = np.zeros(next(iter(updates.values())).shape, dtype=np.float64), 0.0
@@ -22,7 +33,16 @@ def mean(updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None 
 
 
 def add_mean(models: np.ndarray, updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None = None) -> np.ndarray:
-    """Add the mean update to the one model, (1, p); without updates (a crash lost them all) the model stays."""
+    """Add the mean update to the only model.
+
+    Args:
+        models: (1, p) float32.
+        updates: Client to its (p,) float32 update; the model stays unchanged without updates (a crash lost all).
+        weights: Public weight of each client; None weighs all alike.
+
+    Returns:
+        The new model, (1, p) float32.
+    """
     return models + mean(updates, weights) if updates else models
 
 

@@ -1,4 +1,4 @@
-"""Federation: how the server calls client steps, with the same interface in one process and over the network."""
+"""Federation: the interface by which a server calls client steps, in one process or over the network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,15 @@ class ClientSide(Protocol):
 
 
 class Results(Mapping[int, Arrays]):
-    """What clients released, in client order whatever the order of arrival; `missing` did not answer in time."""
+    """Releases by client, in client order.
+
+    Args:
+        asked: Clients that were asked.
+        answers: Client to its release, in any order.
+
+    Attributes:
+        missing: Clients that did not answer in time.
+    """
 
     def __init__(self, asked: list[int], answers: Mapping[int, Arrays]) -> None:
         self._answers = {client: answers[client] for client in sorted(asked) if client in answers}
@@ -54,47 +62,67 @@ class Results(Mapping[int, Arrays]):
         return len(self._answers)
 
     def column(self, name: str) -> dict[int, np.ndarray]:
-        """One released tensor of every client that answered."""
+        """Select one tensor of every release.
+
+        Args:
+            name: Name of the tensor.
+
+        Returns:
+            Client to its tensor.
+        """
         return {client: arrays[name] for client, arrays in self._answers.items()}
 
 
 class Federation:
-    """The server's view of its clients. Subclasses define how a task travels."""
+    """The server's view of its clients; a subclass defines how tasks are delivered.
 
-    central_server: CentralDPServer | None = None  # a trusted server's own gate, if the job has one
+    Args:
+        protocol: The signed protocol.
+        quorum: Fraction of the asked clients that must answer a call.
+
+    Attributes:
+        clients: Client ids of the roster.
+        round: Current round.
+        missing: Clients without an answer in the last call.
+        lost: Those of them whose answer a crash lost; it is charged, and it will never come.
+        answered: Number of answers in the last call.
+        central_server: The trusted server; None if the job trusts no server.
+    """
+
+    central_server: CentralDPServer | None = None
 
     def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
         self.protocol, self.quorum = protocol, quorum
         self.clients = [entry.id for entry in protocol.roster]
         self.round = 0
-        self.missing: list[int] = []  # of the last call
-        self.lost: list[int] = []  # those of them whose answer a crash cost: it is charged and final, and never comes
+        self.missing: list[int] = []
+        self.lost: list[int] = []
         self.answered = 0
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes up and down on the wire so far."""
+        """Bytes received and sent so far."""
         return 0, 0
 
     @property
     def live(self) -> int:
-        """Clients that are connected now."""
+        """Number of connected clients."""
         return len(self.clients)
 
     @property
     def started(self) -> int:
-        """How often a client was started so far."""
+        """Number of client starts so far."""
         return 0
 
     def call(self, method: Any, *, common: Arrays | None = None, each: Mapping[int, Arrays] | None = None) -> Results:
-        """Run a client step on every client (or on those named in `each`) and gather the releases.
+        """Run a client step on every client, or on those in `each`, and collect the releases.
 
-        An answer that a crash lost counts towards the quorum, though it is missing from the results: there is no other.
+        An answer that a crash lost counts towards the quorum: asking again cannot produce it.
 
         Args:
             method: The client step.
             common: Tensors for all clients.
-            each: Client to its own tensors.
+            each: Client to its separate tensors; None: all clients are asked.
 
         Returns:
             The releases in client order.
@@ -109,30 +137,56 @@ class Federation:
         if (count := len(answers) + len(self.lost)) < needed:
             raise RunFailed(
                 f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {needed} (runtime.quorum is "
-                f"{self.quorum:g}; a lower one goes on without the others)"
+                f"{self.quorum:g}; with a lower one the run continues without the others)"
             )
         return Results(asked, answers)
 
     def release(self, method: Any, **tensors: np.ndarray) -> Arrays | None:
-        """Run a central step behind the trusted server's gate: its release, or None if a crash lost the round."""
+        """Run a central step behind the trusted server's privacy gate.
+
+        Args:
+            method: The central step.
+            tensors: Its tensors.
+
+        Returns:
+            The release; None if a crash lost the round.
+
+        Raises:
+            RunFailed: If the job has no trusted server, or its gate refuses the step.
+        """
         if self.central_server is None:
             raise RunFailed(f"{self.protocol.algorithm} needs a trusted server, and this job has none")
         return self.central_server.release(self, method.central_step.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        """Ask, and gather the releases; sets `missing`, `lost` and `answered`."""
+        """Deliver tasks and collect releases; sets `missing`, `lost` and `answered`."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """The server's own randomness for one purpose of this round; the same after a resume."""
+        """Make a generator for one purpose of this round; a resumed run gets the same one.
+
+        Args:
+            purpose: Name of the purpose.
+        """
         return np.random.Generator(np.random.Philox(self.seed(purpose)))
 
     def seed(self, purpose: str) -> int:
-        """A public 31-bit seed for one purpose of this round."""
+        """Derive a public 31-bit seed for one purpose of this round.
+
+        Args:
+            purpose: Name of the purpose.
+        """
         return derive_seed(f"{self.protocol.server_seed}/{self.round}".encode(), purpose, 31)
 
     def initial_model(self, number: int = 0) -> np.ndarray:
-        """theta_init, (p,) float32, the same for every reader of the protocol; other numbers give other initial values."""
+        """Build initial parameters from the protocol, theta_init; every reader of the protocol gets the same.
+
+        Args:
+            number: Each number gives other values.
+
+        Returns:
+            (p,) float32.
+        """
         from dpcfl_net.training.models import initial
 
         m = self.protocol.model

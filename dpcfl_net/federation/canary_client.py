@@ -1,7 +1,7 @@
-"""An audited client: canaries in place of its records, a tap behind its noise; gate, ledger and mechanism are everybody's.
+"""An audited client: it trains on canaries, and records the noisy sum of every step; gate, ledger and mechanism are unchanged.
 
-What the tap sees stays in the client's own folder and never crosses the wire: it is the worst case that the accountant
-assumes, a server that sees the noisy sum of every single step.
+The recorded sums stay in the client's folder and are never sent. They are the worst case that the accountant assumes: a server
+that sees the noisy sum of every step.
 """
 
 from __future__ import annotations
@@ -30,13 +30,31 @@ FOLDER = "canaries"  # in the folder of the client's ledger
 
 
 def taped(ledger: Path, round: int, kind: str) -> np.ndarray | None:
-    """(steps, m) float32: the noisy sum of each step of one task along each canary, in units of clip; None if there is none."""
+    """Read the recorded sums of one task.
+
+    Args:
+        ledger: Folder of the client's ledger.
+        round: Round of the task.
+        kind: Name of the task.
+
+    Returns:
+        Noisy sum of each step along each canary, (steps, m) float32, in units of the clip norm; None without a record.
+    """
     path = _path(ledger, round, kind)
     return tensors.unpack(path.read_bytes())["sums"] if path.exists() else None
 
 
 class AuditedHost(ClientHost):
-    """As `ClientHost`; the training records are canaries, the others (`open_data`) its own."""
+    """A `ClientHost` whose training records are canaries.
+
+    Args:
+        algorithm: The job's algorithm.
+        client: Client id.
+        ledger: The client's ledger.
+        open_data: Opens the records of a split; used for all splits except "train".
+        canaries: The canaries.
+        noise_seed: Seed of the noise; None: noise of the operating system.
+    """
 
     def __init__(
         self, algorithm: ClientSide, client: int, ledger: Ledger, open_data: Callable[[Split], Any], canaries: Canaries,
@@ -58,19 +76,22 @@ class AuditedHost(ClientHost):
 
 
 class Tap:
-    """Keeps what each step's noisy sum shows of each canary, a file a task: written again, with the same bits, if it runs again."""
+    """Records the projection of each step's noisy sum on each canary, in one file for each task.
+
+    A task that runs again after a crash writes the same bits again.
+    """
 
     def __init__(self, ledger: Path, canaries: Canaries, clip: float) -> None:
         self._ledger, self._canaries, self._clip = ledger, canaries, clip
         self._sums: list[np.ndarray] = []
 
     def __call__(self, noisy: np.ndarray) -> None:
-        """One step's noisy sum, (p,)."""
+        """Record the noisy sum of one step, (p,)."""
         self._sums.append((self._canaries.project(noisy) / self._clip).astype(np.float32))
 
     @contextmanager
     def during(self, task: Task) -> Iterator[None]:
-        """Gather the steps of one task, and write them when it is done."""
+        """Record the steps of one task; write them at the end of the `with` block."""
         self._sums = []
         yield
         if self._sums:
@@ -80,7 +101,7 @@ class Tap:
 
 
 class CanaryEngine(Engine):
-    """As `Engine`, with a trainer whose gradients are the canaries'."""
+    """An `Engine` whose trainer computes gradients of canaries."""
 
     def __init__(self, protocol: Protocol, canaries: Canaries, tap: Tap) -> None:
         super().__init__(protocol)
@@ -88,7 +109,7 @@ class CanaryEngine(Engine):
 
     @cached_property
     def trainer(self) -> Trainer:
-        """DP-SGD on canaries: from the clipping on it is everybody's."""
+        """DP-SGD on canaries; clipping and noise are those of `Engine`."""
         local = self._local
         return Trainer(
             self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size,

@@ -1,4 +1,4 @@
-"""What an algorithm declares: its capabilities, its client and central steps, and the named sides of its tensors."""
+"""Declarations of an algorithm: capabilities, client steps, central steps, and named sides of tensors."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ class Setting:
 
     @classmethod
     def of(cls, protocol: Protocol) -> Setting:
-        """Read the setting from a signed protocol."""
-        shares = (entry.validation_records / (entry.records + entry.validation_records) for entry in protocol.roster)
-        true_clusters = 0 if protocol.oracle is None else max(protocol.oracle) + 1
-        return cls(
-            protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, max(shares, default=0.0), true_clusters
-        )
+        """Read the setting from a signed protocol.
+
+        Args:
+            protocol: The signed protocol.
+        """
+        fractions = (entry.validation_records / (entry.records + entry.validation_records) for entry in protocol.roster)
+        validation = max(fractions, default=0.0)  # an empty roster is refused later, with a message
+        true_clusters = max(protocol.oracle or [-1]) + 1
+        return cls(protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, validation, true_clusters)
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,18 @@ class Capabilities:
     Attributes:
         expected_releases: Expected number of releases with an update over the whole run, all clients together.
         protects: (unit, trust) pairs that the algorithm can run under.
-        covers: What epsilon covers against an untrusted server; phrases for the privacy statement.
-        caveats: Sentences for the privacy statement about what epsilon does not cover.
+        covers: Releases that epsilon covers against an untrusted server; phrases for the privacy statement.
+        caveats: Sentences for the privacy statement about releases that epsilon does not cover.
         claim_of_paper: The paper's privacy claim, if it differs from what holds.
         sound_events: Maps the central server's noise multiplier to events that hold under replace-one adjacency, for a run
-            whose own adjacency allows no finite epsilon; None if there are none.
+            whose adjacency allows no finite epsilon; None if there are none.
         plain_sgd: True if the local step is plain SGD (momentum and weight decay allowed), False if it is DP-SGD.
         uses_oracle: True if the job must hold the true clusters.
-        holds_state: True if what a client sends depends on earlier rounds in which it took part.
-        personal: True if a client uses its own model, `me.state["model"]`, which only the client can evaluate.
+        holds_state: True if a client's release depends on earlier rounds in which it took part.
+        personal: True if clients have personal models, `me.state["model"]`, which only they can evaluate.
         max_models: Most models in one task.
         published_models: Most rows of `State.models`.
-        model_per_client: True if row i of `State.models` is client i's model, whatever its cluster.
+        model_per_client: True if row i of `State.models` is the model of client i, for any cluster.
         shared_models: First rows of `State.models` whose outputs are added to those of every cluster's model.
         sides: Named sides of tensors besides "p" and "M", as functions of the model template.
     """
@@ -84,26 +87,65 @@ class Capabilities:
     sides: Mapping[str, Callable[[ModelTemplate], int]] = field(default_factory=dict)
 
     def rows_for(self, client: int, cluster: int | None) -> tuple[int, ...]:
-        """Rows of `State.models` whose outputs are added for a client of a cluster (None: no cluster, taken as the first)."""
-        own = client if self.model_per_client else cluster or 0
-        return (*range(self.shared_models), self.shared_models + own)
+        """Select the rows of `State.models` whose outputs are added for a client.
+
+        Args:
+            client: Client id.
+            cluster: Its cluster; None counts as the first.
+        """
+        row = client if self.model_per_client else cluster or 0
+        return (*range(self.shared_models), self.shared_models + row)
 
 
 def client_steps(algorithm: object) -> dict[str, ClientStep]:
-    """Return the client steps of an algorithm by task name."""
+    """Collect the client steps of an algorithm.
+
+    Args:
+        algorithm: An instance.
+
+    Returns:
+        Task name to client step.
+    """
     return _marked(algorithm, "client_step")
 
 
 def central_steps(algorithm: object) -> dict[str, ClientStep]:
-    """Return the central steps of an algorithm by task name."""
+    """Collect the central steps of an algorithm.
+
+    Args:
+        algorithm: An instance.
+
+    Returns:
+        Task name to central step.
+    """
     return _marked(algorithm, "central_step")
 
 
+def update_tensor(step: ClientStep) -> str | None:
+    """Find the tensor of a step's release that holds its update: the one with a `max_norm`.
+
+    Args:
+        step: The client step.
+
+    Returns:
+        Its name; None unless there is exactly one.
+    """
+    names = [name for name, spec in step.gives.items() if spec.max_norm is not None]
+    return names[0] if len(names) == 1 else None
+
+
 def tensor_sides(algorithm: ClientSide) -> dict[str, int | tuple[int, int]]:
-    """Return the sizes of named tensor sides: "p" and the algorithm's own are exact, "M" is a range from 1 to max_models."""
+    """Compute the sizes of named tensor sides.
+
+    Args:
+        algorithm: The job's algorithm.
+
+    Returns:
+        Name to size: "p" and the algorithm's names have an exact size, "M" has the range (1, max_models).
+    """
     model, capabilities = algorithm.protocol.model, algorithm.capabilities
-    own = {name: size(model) for name, size in capabilities.sides.items()}
-    return {"p": model.parameters, "M": (1, capabilities.max_models), **own}
+    named = {name: size(model) for name, size in capabilities.sides.items()}
+    return {"p": model.parameters, "M": (1, capabilities.max_models), **named}
 
 
 def _marked(algorithm: object, mark: str) -> dict[str, ClientStep]:

@@ -1,4 +1,4 @@
-"""Trusted server: samples clients, sees their raw releases, and publishes only what its own gate has charged."""
+"""Trusted server: samples clients, collects raw releases, and publishes only releases that its privacy gate has charged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.capabilities import central_steps
-from dpcfl_net.federation.gate import Charge, Gate
+from dpcfl_net.federation.gate import Charge, Gate, GateSpec
 from dpcfl_net.privacy.client_level import COUNT_SCALE, block_norm
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -25,12 +25,12 @@ from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
 CENTRAL_SERVER = "curator"
-NOBODY = -1  # The gate's client number where the ledger is nobody's in the roster
-Contribution = list[tuple[int, np.ndarray]]  # (block, vector): where parts of one client's update belong
+NOBODY = -1  # client id of the gate of a trusted server, which is not in the roster
+Contribution = list[tuple[int, np.ndarray]]  # (block, vector) for each part of one client's update
 
 
 class CentralServerSide(Protocol):
-    """The part of an algorithm that a central server uses."""
+    """The part of an algorithm that the trusted server uses."""
 
     protocol: Job
 
@@ -38,40 +38,44 @@ class CentralServerSide(Protocol):
 
 
 class CentralDPServer:
-    """Runs central steps: charges first, then samples, collects and adds noise; the release is stored before it is published.
+    """Runs central steps: charges the ledger, samples clients, collects updates, adds noise, stores and publishes the release.
 
-    After a crash the same key gives the same sample and the same noise, and clients answer with the same bytes.
+    After a crash the same key gives the same sample and noise, and clients answer with the same bytes.
+
+    Args:
+        algorithm: The job's algorithm.
+        ledger: The server's ledger.
+        noise_seed: Seed of the noise; None: noise of the operating system.
 
     Attributes:
-        shown: What the last central step told the observer (`show_observer`); no part of the release.
-        gate: The server's own privacy gate.
+        shown: Facts that the last central step gave to the observer (`show_observer`); they are not in the release.
+        gate: The server's privacy gate.
     """
 
     def __init__(self, algorithm: CentralServerSide, ledger: Ledger, noise_seed: bytes | None) -> None:
         self._algorithm, self._ledger = algorithm, ledger
         self._steps, protocol = central_steps(algorithm), algorithm.protocol
-        plan = algorithm.central_plan()
-        names = {slot.name for slot in plan}
         self.shown: dict[str, Any] = {}
-        self.gate = Gate(
-            job_hash=digest(protocol),
-            client=NOBODY,
-            rounds=protocol.rounds,
-            plan=plan,
-            charges={kind: step.charges for kind, step in self._steps.items() if set(step.charges) <= names},
-            noise_multiplier=protocol.curator_noise_multiplier,
-            adjacency=protocol.privacy.adjacency,
-            ledger=ledger,
-            noise_seed=noise_seed,
-        )
+        plan, noise = algorithm.central_plan(), protocol.curator_noise_multiplier
+        self.gate = Gate(GateSpec.of(protocol, NOBODY, plan, self._steps, noise, noise_seed=noise_seed), ledger)
 
     @classmethod
     def of(
         cls, algorithm: CentralServerSide, ledgers: Path, noise_seed: bytes | None, *, durable: bool = True
     ) -> CentralDPServer | None:
-        """Return the central server of a job with its ledger under `ledgers`; None if the job trusts no server.
+        """Open the central server of a job.
 
-        noise_seed: of a run with seeded noise, else None.
+        Args:
+            algorithm: The job's algorithm.
+            ledgers: Folder of the ledgers.
+            noise_seed: Noise seed of a run with seeded noise; otherwise None.
+            durable: Write the ledger with fsync.
+
+        Returns:
+            The server; None if the job trusts no server.
+
+        Raises:
+            LedgerError: If the ledger is damaged, or belongs to another job.
         """
         protocol = algorithm.protocol
         if protocol.privacy.trust != "trusted-server":
@@ -81,7 +85,19 @@ class CentralDPServer:
         return cls(algorithm, Ledger(ledgers / CENTRAL_SERVER, owner=owner, durable=durable), seed)
 
     def release(self, fed: Federation, kind: str, tensors: Arrays) -> Arrays | None:
-        """What this round publishes; None if a crash cut its debit, so that the round is charged and lost."""
+        """Run a central step and return the tensors to publish.
+
+        Args:
+            fed: Federation of the clients.
+            kind: Name of the central step.
+            tensors: Its tensors.
+
+        Returns:
+            The release; None if a crash lost the round after it was charged.
+
+        Raises:
+            RunFailed: If the gate refuses the step.
+        """
         self.shown = {}
         task = Task(fed.round, kind, {name: np.asarray(value) for name, value in tensors.items()})
         answer = self.gate.answer(task, lambda task: None, lambda charge, state: self._compute(fed, task, charge, state))
@@ -92,7 +108,7 @@ class CentralDPServer:
         return unpack(answer.release)
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Close the ledger."""
         self._ledger.close()
 
     def _compute(self, fed: Federation, task: Task, charge: Charge, state: Any) -> tuple[Release, dict[str, Any], list[Event]]:
@@ -103,7 +119,7 @@ class CentralDPServer:
 
 @dataclass
 class CentralContext:
-    """`me` in a central step: the round's sample, the clients' raw releases, and the mechanisms that protect them."""
+    """Argument `me` of a central step: it samples clients, collects their raw releases, and applies mechanisms."""
 
     _fed: Federation
     _charge: Charge
@@ -113,7 +129,14 @@ class CentralContext:
     _unprotected: list[str] = field(default_factory=list)
 
     def sample(self, slot: str) -> list[int]:
-        """The round's clients: Poisson in client order, of fixed size in an order that is uniformly random."""
+        """Sample the clients of the round.
+
+        Args:
+            slot: Name of the slot.
+
+        Returns:
+            Client ids: in client order for Poisson sampling, in random order for a sample of fixed size.
+        """
         spec, clients = self._slot(slot), self._fed.clients
         rng = self._stream(slot, "sample")
         if spec.sampling == "fixed":
@@ -124,19 +147,41 @@ class CentralContext:
         return self._sampled[slot]
 
     def call(self, method: Any, each: Mapping[int, Arrays]) -> Results:
-        """Ask sampled clients and gather their raw releases, which must leave the step only through the mechanisms."""
+        """Call a client step and collect the raw releases, which may leave the central step only through its mechanisms.
+
+        Args:
+            method: The client step.
+            each: Client to its tensors.
+
+        Returns:
+            The raw releases in client order.
+        """
         return self._fed.call(method, each=each)
 
     def rng(self, slot: str, purpose: str) -> np.random.Generator:
-        """Return the central server's own randomness for one purpose of this round."""
+        """Make a generator for one purpose of this round.
+
+        Args:
+            slot: Name of the slot.
+            purpose: Name of the purpose.
+        """
         return self._stream(slot, purpose)
 
     def noisy_labels(
         self, slot: str, part: str, labels: Iterable[int | None], blocks: int, length: float, sensitivity: float
     ) -> np.ndarray:
-        """One-hot rows with noise, (m, blocks) float64: a row for each of `labels`, of zeros for None (no answer).
+        """Encode labels as one-hot rows and add noise.
 
-        length: the norm that rows are scaled to. sensitivity: what the noise covers, sqrt(2) * length for one row swapped.
+        Args:
+            slot: Name of the slot.
+            part: Name of the part of the slot.
+            labels: m labels, 0 to blocks - 1; None (no answer) and other values give a row of zeros.
+            blocks: Number of labels.
+            length: Norm of a one-hot row.
+            sensitivity: L2 sensitivity that the noise covers; sqrt(2) * length if one row is replaced.
+
+        Returns:
+            Noisy rows, (m, blocks) float64.
         """
         rows = list(labels)
         one_hot = np.zeros((len(rows), blocks))
@@ -149,11 +194,20 @@ class CentralContext:
         self, slot: str, part: str, contributions: Mapping[int, Contribution], shape: tuple[int, int], clip: float,
         counts: Mapping[int, int] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
-        """Sums over clients of clipped vectors, block by block, with noise: `shape` = (blocks, p) float32, and counts (blocks,).
+        """Sum clipped updates over clients in each block and add noise.
 
-        contributions: client -> the parts of its update and the blocks they are added to; all parts of a client together
-        are scaled down to norm `clip`, and what is not finite counts as zeros. counts: client -> the block that it is counted
-        in, with a coordinate of clip * COUNT_SCALE; its noise then covers the longer vector.
+        Args:
+            slot: Name of the slot.
+            part: Name of the part of the slot.
+            contributions: Client to the parts of its update and their blocks. All parts of a client together are clipped to
+                norm `clip`; an update that is not finite counts as zeros.
+            shape: (blocks, p).
+            clip: Clip norm C.
+            counts: Client to the block in which it is counted, by a coordinate of clip * COUNT_SCALE; the noise then covers
+                the longer vector. None: no counts.
+
+        Returns:
+            Noisy sums, (blocks, p) float32, and noisy counts, (blocks,) float64, or None.
         """
         blocks, width = shape
         total = np.zeros((blocks, width + (counts is not None)))
@@ -170,20 +224,24 @@ class CentralContext:
         return noisy[:, :width].astype(np.float32), noisy[:, width] / (clip * COUNT_SCALE)
 
     def without_guarantee(self, slot: str) -> None:
-        """Declare a release without a guarantee, for which the plan holds a slot."""
+        """Declare a release without a guarantee.
+
+        Args:
+            slot: Name of its slot in the plan.
+        """
         self._unprotected.append(slot)
 
     def show_observer(self, **facts: Any) -> None:
-        """Show the observer what is no part of the release.
+        """Give the observer facts that are not in the release.
 
         Args:
-            facts: `clients`, the ids of the clients that were drawn, and `labels`, a mapping of names to the cluster of
-                each of them (None: not known), the first name being that of the labels as the clients sent them.
+            facts: `clients`, the ids of the drawn clients, and `labels`, a mapping of names to the cluster of each of them
+                (None: not known). The first name is that of the labels as clients sent them.
         """
         self._shown.update(facts)
 
     def ran(self) -> list[Event]:
-        """The events of the slots whose every part ran once, with the noise and the sampling that were planned."""
+        """List the events of the slots whose parts all ran once with the planned noise and sampling."""
         events: list[Event] = []
         for name, spec in self._charge.slots.items():
             if isinstance(spec, UnprotectedSlot):

@@ -1,4 +1,4 @@
-"""Verification of a job's privacy claim on the client's host: epsilon of plan and noise, before data is read."""
+"""Verification of a job's privacy claim on the client's host before data is read."""
 
 from __future__ import annotations
 
@@ -41,18 +41,33 @@ def plan_events(plan: list[Slot], noise_multiplier: float | None, adjacency: Adj
 
 
 def unprotected(plan: list[Slot]) -> list[str]:
-    """List the reasons why a plan has no finite epsilon, each once; empty if it has one."""
+    """List the reasons why a plan has no finite epsilon.
+
+    Args:
+        plan: Slots in any order.
+
+    Returns:
+        Each reason once, sorted; empty for a finite epsilon.
+    """
     return sorted({slot.reason for slot in plan if isinstance(slot, UnprotectedSlot)})
 
 
 def without_guarantee(algorithm: ClientSide) -> list[str]:
-    """List the reasons why a job has no finite epsilon: releases without a guarantee in its plans, and seeded noise."""
+    """List the reasons why a job has no finite epsilon: releases without a guarantee in its plans, and seeded noise.
+
+    Args:
+        algorithm: The job's algorithm.
+    """
     reasons = {reason for plan in noisy_plans(algorithm) for reason in unprotected(list(plan))}
     return sorted(reasons) + ([SEEDED] if algorithm.protocol.privacy.noise == "seeded" else [])
 
 
 def protected(plan: list[Slot]) -> list[Slot]:
-    """Select the slots of a plan for which the noise is calibrated."""
+    """Select the slots of a plan for which the noise is calibrated.
+
+    Args:
+        plan: Slots in any order.
+    """
     return [slot for slot in plan if not isinstance(slot, UnprotectedSlot | RawSlot)]
 
 
@@ -63,7 +78,7 @@ def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
         algorithm: The job's algorithm.
 
     Returns:
-        Plan to noise multiplier: the trusted server's plan, or each client's own, equal ones once.
+        Plan to noise multiplier: the trusted server's plan, or the plan of each client, equal plans once.
     """
     protocol = algorithm.protocol
     if protocol.privacy.trust == "trusted-server":
@@ -72,7 +87,7 @@ def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
 
 
 def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
-    """Check a job against this worker's policy.
+    """Refuse a job that exceeds this worker's policy.
 
     Args:
         protocol: The signed protocol.
@@ -94,7 +109,9 @@ def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
             f"the job has no finite epsilon ({protocol.unprotected[0]}), this worker serves at most {policy.max_epsilon:g} (max_epsilon)",
         )
     largest = SANE_EPSILON if policy.max_epsilon is None else policy.max_epsilon
-    if privacy.epsilon > largest and not protocol.unprotected:  # else epsilon is only the target of the calibration
+    if (
+        privacy.epsilon > largest and not protocol.unprotected
+    ):  # without a guarantee, epsilon is only the target of the calibration
         raise Refused(
             "policy", f"the job's epsilon is {privacy.epsilon:g}, this worker serves at most {largest:g} (max_epsilon)"
         )
@@ -121,7 +138,7 @@ def claimed_events(algorithm: ClientSide, client: int) -> list[Event]:
 
 
 def composer(cache: Path) -> Callable[[Sequence[Event], float, Adjacency], float]:
-    """Build an accountant that runs in a separate process, once on a host for each question.
+    """Build an accountant that runs in a separate process, once on a host for equal arguments.
 
     Args:
         cache: Folder of the accountant cache.
@@ -141,10 +158,10 @@ def composer(cache: Path) -> Callable[[Sequence[Event], float, Adjacency], float
 def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy = USUAL_POLICY) -> float:
     """Verify the epsilon of one client's whole plan at its signed noise multiplier.
 
-    Also checks the conditions on the signed protocol under which that number is valid, and this worker's own policy. A plan with
-    releases without a guarantee is served only if the signed job declares every reason; its protected part must meet the target
-    all the same. The accountant runs in a separate process, once on a host for equal plans: its libraries are large, and all
-    clients have the same question.
+    The check covers the conditions on the signed protocol under which epsilon is valid, and this worker's policy. A plan with
+    releases without a guarantee is served only if the signed job declares every reason; its protected part must still meet the
+    target. The accountant runs in a separate process, once on a host for equal plans, since its libraries are large and most
+    clients have equal plans.
 
     Args:
         algorithm: The job's algorithm.
@@ -160,10 +177,7 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
             exceeds the policy.
     """
     privacy = algorithm.protocol.privacy
-    if (
-        privacy.unit,
-        privacy.trust,
-    ) not in algorithm.capabilities.protects:  # else the plan that is checked is not the one that is run
+    if (privacy.unit, privacy.trust) not in algorithm.capabilities.protects:
         raise Refused(
             "claim", f"{algorithm.name} does not protect a {privacy.unit} under {privacy.trust}, as the job says it does"
         )

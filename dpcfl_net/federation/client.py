@@ -19,7 +19,7 @@ from dpcfl_net.core.tensors import describe
 from dpcfl_net.core.types import Answer, Release, Task
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
-from dpcfl_net.federation.gate import Charge, Gate
+from dpcfl_net.federation.gate import Charge, Gate, GateSpec
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -30,16 +30,24 @@ from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
 from dpcfl_net.transport.messages import match_rows, resolve
 
-if TYPE_CHECKING:  # torch loads where something is computed, not wherever an algorithm is named
+if TYPE_CHECKING:  # torch is imported only where something is computed
     from dpcfl_net.training.dpsgd import Evaluator, Trainer
     from dpcfl_net.training.sgd import PlainSGD
 
 Split = Literal["train", "validation"]
-ON_GPU = "computed-on-gpu"  # in a ledger's folder: a charge without an answer may have been computed on one
+ON_GPU = "computed-on-gpu"  # file in a ledger's folder: a charge without an answer may have been computed on a GPU
 
 
 class Engine:
-    """The tools of one model template, shared by the clients of one process; each is made when it is first used."""
+    """Trainer, evaluator and plain SGD for one model template, built on first use; the clients of a process may share one.
+
+    Args:
+        protocol: The signed protocol.
+
+    Raises:
+        ConfigError: If the model cannot be built here.
+        Refused: "model" if its parameters differ from those of the signed job.
+    """
 
     def __init__(self, protocol: Protocol) -> None:
         from dpcfl_net.training.models import layout
@@ -50,7 +58,7 @@ class Engine:
 
     @classmethod
     def of(cls, protocol: Protocol) -> Engine:
-        """ConfigError for a model that cannot be built here, Refused if its parameters are not those of the signed job."""
+        """Build the engine of a protocol; args and errors as for the class."""
         return cls(protocol)
 
     @cached_property
@@ -59,7 +67,7 @@ class Engine:
         from dpcfl_net.training.dpsgd import Trainer
 
         local = self._local
-        # The engines of models by name are tried by the tests, that of a user's own model here.
+        # Tests cover the gradient engines of the package's models; the one of a plugin model is checked here.
         shape = self._input_shape if is_plugin(self._template.name) else None
         return Trainer(
             self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task,
@@ -75,7 +83,7 @@ class Engine:
 
     @cached_property
     def sgd(self) -> PlainSGD:
-        """The plain step, for what a trusted server protects."""
+        """Plain SGD, for releases that a trusted server protects."""
         from dpcfl_net.training.sgd import PlainSGD
 
         how = self._local.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
@@ -94,11 +102,16 @@ class Engine:
 
 @dataclass
 class Client:
-    """`me` in a client step: mechanisms over private data, and the state that is committed with the release.
+    """Argument `me` of a client step: mechanisms on private data, and the state that is committed with the release.
 
-    There is no way to the records here but `dpsgd`, `select`, `noisy_loss` and `noisy_update`, which protect what they give,
-    and `sgd`, `losses`, `lowest_loss` and `validation_loss`, which do not. All record what they really ran: the gate compares
-    it with the debit.
+    Only these methods read the records. `dpsgd`, `select`, `noisy_loss` and `noisy_update` protect their results; `sgd`, `losses`,
+    `lowest_loss` and `validation_loss` do not. Each records the event of the mechanism that ran, and the privacy gate compares
+    these events with the debit.
+
+    Attributes:
+        protocol: The signed protocol.
+        state: The client's state by name; arrays of f4 or i8.
+        ran: Events of the mechanisms that ran.
     """
 
     protocol: Protocol
@@ -113,7 +126,16 @@ class Client:
     _trainings: int = 0
 
     def dpsgd(self, slot: str, model: np.ndarray, proximal: tuple[float, np.ndarray] | None = None) -> np.ndarray:
-        """The slot's DP-SGD steps from `model`, (p,) float32 to (p,) float32; `pull` as `Trainer.train` has it."""
+        """Run the DP-SGD steps of a slot.
+
+        Args:
+            slot: Name of the slot.
+            model: Parameters to start from, (p,) float32.
+            proximal: (lambda, centre) of a proximal term, as in `Trainer.train`; None: no term.
+
+        Returns:
+            The trained parameters, (p,) float32.
+        """
         spec = self._charge.slots[slot]
         assert isinstance(spec, DPSGDSlot)
         key = slot_key(self._charge.key, slot)
@@ -122,7 +144,15 @@ class Client:
         return theta
 
     def select(self, slot: str, models: np.ndarray) -> int:
-        """One of the (M, p) models, P(m) proportional to exp(eta * own records that m classifies correctly)."""
+        """Choose a model by the exponential mechanism: P(m) proportional to exp(eta * records that m classifies correctly).
+
+        Args:
+            slot: Name of the slot.
+            models: (M, p) float32.
+
+        Returns:
+            Index of the model, 0 to M - 1.
+        """
         spec = self._charge.slots[slot]
         assert isinstance(spec, SelectionSlot)
         counts = [self._engine.evaluator.count_correct(model, self._data) for model in models]
@@ -131,52 +161,100 @@ class Client:
         return choice
 
     def lowest_loss(self, slot: str, models: np.ndarray) -> int:
-        """Return the index of the (M, p) model with the lowest mean loss on the client's records: raw, so epsilon is inf."""
+        """Find the model with the lowest mean loss on the client's records; raw, so epsilon is inf.
+
+        Args:
+            slot: Name of the slot.
+            models: (M, p) float32.
+
+        Returns:
+            Index of the model, 0 to M - 1.
+        """
         return int(np.argmin(self.losses(slot, models)))
 
     def losses(self, slot: str, models: np.ndarray, base_model: np.ndarray | None = None) -> np.ndarray:
-        """Mean loss on the own records of each of the (M, p) models, (M,) float64, raw; `beside` as `sgd` has it."""
+        """Compute the mean loss of each model on the client's records; raw, so epsilon is inf.
+
+        Args:
+            slot: Name of the slot.
+            models: (M, p) float32.
+            base_model: (p,) float32, whose outputs are added to those of each model; None: none.
+
+        Returns:
+            Mean losses, (M,) float64.
+        """
         self._without_guarantee(slot)
         losses: np.ndarray = self._engine.sgd.mean_losses(models, self._data, base_model)
         return losses
 
     def sgd(self, slot: str, model: np.ndarray, **how: Any) -> np.ndarray:
-        """Plain SGD from `model`, (p,) float32 to (p,) float32, raw; `how` (pull, beside) as `PlainSGD.train` has it."""
+        """Train by plain SGD; raw, so epsilon is inf.
+
+        Args:
+            slot: Name of the slot.
+            model: Parameters to start from, (p,) float32.
+            **how: `proximal` and `base_model`, as in `PlainSGD.train`.
+
+        Returns:
+            The trained parameters, (p,) float32.
+        """
         self._without_guarantee(slot)
         self._trainings += 1
         order = stream(derive(self._charge.key, "slot", slot, self._trainings), "batches")
         return self._engine.sgd.train(model, self._data, order, **how)
 
-    def validation_loss(self, slot: str, model: np.ndarray, top: float = math.inf) -> float:
-        """Mean loss of the (p,) model on the own validation records, each loss at most `top`: raw."""
-        self._without_guarantee(slot)
-        return self._mean_loss(model, top)
+    def validation_loss(self, slot: str, model: np.ndarray, max_loss: float = math.inf) -> float:
+        """Compute the mean loss on the client's validation records; raw, so epsilon is inf.
 
-    def noisy_loss(self, slot: str, model: np.ndarray, top: float) -> float:
-        """The same with noise for its sensitivity: top / N_val if records are protected, top if the whole client is."""
-        reach = top if self.protocol.privacy.unit == "client" else top / len(self._validation())
-        return float(self._noisy(slot, np.array([self._mean_loss(model, top)]), reach)[0])
+        Args:
+            slot: Name of the slot.
+            model: (p,) float32.
+            max_loss: The loss of each record is clipped to [0, max_loss].
+        """
+        self._without_guarantee(slot)
+        return self._mean_loss(model, max_loss)
+
+    def noisy_loss(self, slot: str, model: np.ndarray, max_loss: float) -> float:
+        """Compute the mean loss on the client's validation records and add noise.
+
+        The sensitivity is max_loss / N_val if records are protected, and max_loss if whole clients are.
+
+        Args:
+            slot: Name of the slot.
+            model: (p,) float32.
+            max_loss: The loss of each record is clipped to [0, max_loss].
+        """
+        sensitivity = max_loss if self.protocol.privacy.unit == "client" else max_loss / len(self._validation())
+        return float(self._noisy(slot, np.array([self._mean_loss(model, max_loss)]), sensitivity)[0])
 
     def noisy_update(self, slot: str, model: np.ndarray) -> np.ndarray:
-        """What plain SGD adds to `model`, shortened to C, with noise that hides the whole client: (p,) float32."""
+        """Train by plain SGD, clip the update to C, and add noise that protects the whole client.
+
+        Args:
+            slot: Name of the slot.
+            model: Parameters to start from, (p,) float32.
+
+        Returns:
+            The noisy update, (p,) float32.
+        """
         order = stream(slot_key(self._charge.key, slot), "batches")
         update = self._engine.sgd.train(model, self._data, order) - model
         clip = self.protocol.local.clip
         return self._noisy(slot, (shortened([update], clip) or [np.zeros(update.shape)])[0], clip).astype(np.float32)
 
-    def _mean_loss(self, model: np.ndarray, top: float) -> float:
+    def _mean_loss(self, model: np.ndarray, max_loss: float) -> float:
         losses, _ = self._engine.evaluator.each(model, self._validation())
-        return float(np.clip(losses, 0.0, top).mean())
+        return float(np.clip(losses, 0.0, max_loss).mean())
 
-    def _noisy(self, slot: str, value: np.ndarray, reach: float) -> np.ndarray:
-        """Noise on what moves by at most `reach` when whoever is protected is taken out, or when a number is exchanged."""
+    def _noisy(self, slot: str, value: np.ndarray, sensitivity: float) -> np.ndarray:
+        """Add noise to a value of the given zero-out sensitivity; `spec.ratio` scales the noise of the slot."""
         spec, z = self._charge.slots[slot], self._charge.z
         assert isinstance(spec, GaussianSlot)
         self.ran.append(spec.event(z, self._charge.adjacency))
-        return gaussian_on_grid(value, z * spec.ratio * reach, stream(slot_key(self._charge.key, slot), "noise"))
+        return gaussian_on_grid(value, z * spec.ratio * sensitivity, stream(slot_key(self._charge.key, slot), "noise"))
 
     def _without_guarantee(self, slot: str) -> None:
-        """Record a slot that is raw, once per task, however often the step uses it."""
+        """Record the event of a raw slot, once in a task even if the step uses it several times."""
         spec = self._charge.slots[slot]
         assert isinstance(spec, UnprotectedSlot | RawSlot)
         if slot not in self._raw:
@@ -184,7 +262,7 @@ class Client:
             self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
 
     def initial_model(self) -> np.ndarray:
-        """theta_init of the protocol, (p,) float32."""
+        """Build the initial parameters of the protocol, theta_init, (p,) float32."""
         from dpcfl_net.training.models import initial
 
         m = self.protocol.model
@@ -192,11 +270,23 @@ class Client:
 
 
 class ClientHost:
-    """One client with its gate and ledger, wherever it runs: in a process of its own or beside others in a test.
+    """Client runtime: one client with its privacy gate and ledger.
 
-    open_data ("train" or "validation" to records) is called for the first task that needs them and passed the gate's debit,
-    never before; `engine` likewise. `turn` makes the context in which it computes: where several clients share cores, one
-    waits there, but not with its ledger's disk.
+    Args:
+        algorithm: The job's algorithm.
+        client: Client id.
+        ledger: The client's ledger.
+        open_data: Opens the "train" or "validation" records; called only after the gate has charged a task that needs them.
+        engine: Makes the engine; called at the first computation.
+        noise_seed: Seed of the noise; None: noise of the operating system.
+
+    Attributes:
+        turn: Makes the context in which a task is computed. Clients that share cores wait there; writes of the ledger happen
+            outside it.
+
+    Raises:
+        ConfigError: If plan and client steps disagree.
+        LedgerError: If the ledger is damaged, or belongs to another job.
     """
 
     def __init__(
@@ -211,34 +301,42 @@ class ClientHost:
         self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
         entry = self.protocol.client(client)
         self._steps = client_steps(algorithm)
-        plan = self._plan = algorithm.plan(entry)
+        self._plan = algorithm.plan(entry)
         self._rooms: dict[DPSGDSlot, int] = {}
         self._open_data, self._make_engine = open_data, engine
         self._data: dict[str, Any] = {}
         self._engine: Engine | None = None
         self._ledger = ledger
         self.turn: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self.gate = Gate(
-            job_hash=digest(self.protocol),
-            client=client,
-            rounds=self.protocol.rounds,
-            plan=plan,
-            charges={
-                kind: step.charges for kind, step in self._steps.items() if set(step.charges) <= {slot.name for slot in plan}
-            },
-            noise_multiplier=entry.noise_multiplier,
-            adjacency=self.protocol.privacy.adjacency,
-            ledger=ledger,
-            noise_seed=noise_seed,
-            deterministic=_repeatable(ledger.folder),
-        )
+        spec = GateSpec.of(
+            self.protocol, client, self._plan, self._steps, entry.noise_multiplier,
+            noise_seed=noise_seed, deterministic=_repeatable(ledger.folder),
+        )  # fmt: skip
+        self.gate = Gate(spec, ledger)
 
     def answer(self, task: Task) -> Answer:
-        """What leaves the client for a task: a release, or why not."""
+        """Answer a task behind the privacy gate.
+
+        Args:
+            task: The task.
+
+        Returns:
+            A release, or the reason why there is none.
+
+        Raises:
+            LedgerError: If the ledger is damaged.
+        """
         return self.gate.answer(task, self._check, lambda charge, state: self._compute(task, charge, state))
 
     def data(self, part: Split) -> Any:
-        """The client's "train" or "validation" records, opened once."""
+        """Open the client's records, once.
+
+        Args:
+            part: "train" or "validation".
+
+        Raises:
+            Refused: "records" if their number differs from the signed job's.
+        """
         if part not in self._data:
             records, entry = self._open_data(part), self.protocol.client(self.client)
             expected = entry.records if part == "train" else entry.validation_records
@@ -251,13 +349,20 @@ class ClientHost:
 
     @property
     def engine(self) -> Engine:
-        """Trainer and evaluator, built once."""
+        """The engine, built once."""
         if self._engine is None:
             self._engine = self._make_engine()
         return self._engine
 
     def room(self, slot: DPSGDSlot) -> int | None:
-        """Records that each step of a slot has room for, with constant pace; None: as many as it draws."""
+        """Compute the largest batch of a slot with constant pace; larger batches are cut, see `training.pace`.
+
+        Args:
+            slot: The DP-SGD slot.
+
+        Returns:
+            Largest batch, in records; None with free pace.
+        """
         if not self.protocol.kept_delta:
             return None
         if slot not in self._rooms:
@@ -267,15 +372,15 @@ class ClientHost:
         return self._rooms[slot]
 
     def personal_model(self) -> np.ndarray | None:
-        """The client's own model after its last committed task, for the observer's evaluation at the client."""
+        """Read the personal model after the last committed task, (p,) float32; None without one."""
         return self.gate.state().get("model") if self.algorithm.capabilities.personal else None
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Close the ledger."""
         self._ledger.close()
 
     def _check(self, task: Task) -> None:
-        """Refuse what does not fit the pinned template, from public things alone."""
+        """Raise Refused if a task does not match its template; uses public facts only."""
         step = self._steps.get(task.kind)
         if step is None:
             raise Refused("task", f"no task {task.kind!r} in algorithm {self.algorithm.name}")
@@ -296,12 +401,17 @@ class ClientHost:
 
 
 def slot_key(task_key: bytes, slot: str) -> bytes:
-    """The key of one slot's randomness, out of the key of its task."""
+    """Derive the key of a slot's randomness.
+
+    Args:
+        task_key: Private key of the task.
+        slot: Name of the slot.
+    """
     return derive(task_key, "slot", slot)
 
 
 def _repeatable(ledger: Path) -> bool:
-    """Whether a task that a crash cut may be computed again: not where a GPU did it, whatever device this process has."""
+    """Return whether a task that a crash interrupted may be computed again: False if a GPU may have computed it."""
     marker = ledger / ON_GPU
     if not devices.repeatable() and not marker.exists():
         Disk().replace(marker, b"")
@@ -309,6 +419,16 @@ def _repeatable(ledger: Path) -> bool:
 
 
 def open_ledger(folder: Path, protocol: Protocol, client: int, *, durable: bool = True) -> Ledger:
-    """The ledger of one client for one job under `folder`."""
+    """Open the ledger of a client for one job.
+
+    Args:
+        folder: Folder of the ledger.
+        protocol: The signed protocol.
+        client: Client id.
+        durable: Write with fsync.
+
+    Raises:
+        LedgerError: If the ledger is damaged, or belongs to another job.
+    """
     owner = {"run": protocol.run, "job": digest(protocol), "client": client}
     return Ledger(folder, owner=owner, durable=durable)

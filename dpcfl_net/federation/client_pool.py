@@ -1,4 +1,4 @@
-"""Who is connected where not all clients may be at once: a bounded number of places, and the longest idle makes room."""
+"""Bounded pool of connected clients with LRU eviction."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from typing import Literal
 
 Word = Literal["start", "stop"]
 BYE_AGAIN_S = 1.0
-INSIST_S = 10.0  # after so long somebody who was told to go is reported to whoever starts clients, who can end it
+INSIST_S = 10.0  # a client that stays so long after a goodbye is reported to the launcher, which can end it
 
 
 class ClientPool:
-    """Places for at most `bound` clients; the others are away. It opens no socket and starts no process.
+    """Pool of at most `bound` clients; it opens no socket and starts no process.
 
-    A client in a place is coming (started, or lost from sight while it had a task), here, or leaving. tell("start", client)
-    goes to whoever starts clients, tell("stop", client) once a client need not run any more; bye(client) tells a connected
-    client to go, and is repeated until it has gone: a goodbye is lost when a connection is reset.
+    A client in the pool is connecting (started, or disconnected during a task), connected, or leaving.
+
+    Args:
+        bound: Most clients in the pool.
+        tell: Sends "start" and a client id to the launcher, and "stop" when the client need not run any more.
+        bye: Sends a goodbye to a connected client; repeated until it has left, since a reset connection loses messages.
+        clock: Returns seconds.
+
+    Attributes:
+        started: Number of client starts so far.
     """
 
     def __init__(
@@ -28,96 +35,128 @@ class ClientPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.bound, self._tell, self._bye, self._clock = bound, tell, bye, clock
-        self._here: OrderedDict[int, None] = OrderedDict()  # the longest idle first
-        self._coming: set[int] = set()
-        self._leaving: dict[int, float] = {}  # when it was last told to go
-        self._overdue: dict[int, float] = {}  # of those leaving, when to insist
+        self._connected: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._connecting: set[int] = set()
+        self._leaving: dict[int, float] = {}  # client to the time of its last goodbye
+        self._overdue: dict[int, float] = {}  # leaving client to the time when the launcher is asked to end it
         self.started = 0
 
     @property
     def free(self) -> int:
-        """Places that nobody holds."""
-        return self.bound - len(self._here) - len(self._coming) - len(self._leaving)
+        """Number of free places."""
+        return self.bound - len(self._connected) - len(self._connecting) - len(self._leaving)
 
     def here(self, client: int) -> bool:
-        """Whether the client is connected and may be given a task."""
-        return client in self._here
+        """Return whether a client is connected, so that it can get a task.
+
+        Args:
+            client: Client id.
+        """
+        return client in self._connected
 
     def in_turn(self, clients: Iterable[int]) -> list[int]:
-        """The order to ask clients in: who is here need not be started."""
-        return sorted(clients, key=lambda client: (client not in self._here, client))
+        """Sort clients for a call: connected clients first, since they need no start.
+
+        Args:
+            clients: Client ids.
+        """
+        return sorted(clients, key=lambda client: (client not in self._connected, client))
 
     def admit(self, queue: Collection[int], busy: Collection[int]) -> list[int]:
-        """Those of `queue` who have a place now, started into a free one if need be.
+        """Admit queued clients to the pool, and start them if they are not connected.
 
-        For the others room is made among those who are here, neither queue nor have a task (`busy`).
+        If the pool is full, idle clients are evicted: connected ones without a task that are not in the queue.
+
+        Args:
+            queue: Clients to admit, in order.
+            busy: Clients with a task.
+
+        Returns:
+            The clients of the queue that are in the pool now.
         """
         admitted, free = [], self.free
         for client in queue:
             if client in self._leaving:
                 continue
-            if client not in self._here and client not in self._coming:
+            if client not in self._connected and client not in self._connecting:
                 if not free:
                     continue
                 free -= 1
                 self._start_client(client)
             admitted.append(client)
-        wanting = len(queue) - len(admitted) - len(self._leaving)
-        if wanting > 0:
+        waiting = len(queue) - len(admitted) - len(self._leaving)
+        if waiting > 0:
             queued = set(queue)
-            idle = [client for client in self._here if client not in busy and client not in queued]
-            for client in idle[:wanting]:
-                self._send_away(client)
+            idle = [client for client in self._connected if client not in busy and client not in queued]
+            for client in idle[:waiting]:
+                self._evict(client)
         return admitted
 
     def joined(self, client: int) -> None:
-        """The client is connected; one that nobody awaits is told to go again."""
-        if client in self._coming:
-            self._coming.discard(client)
-            self._here[client] = None
-        elif client not in self._here:
-            self._send_away(client)
+        """Note that a client has connected; an unexpected client gets a goodbye.
+
+        Args:
+            client: Client id.
+        """
+        if client in self._connecting:
+            self._connecting.discard(client)
+            self._connected[client] = None
+        elif client not in self._connected:
+            self._evict(client)
 
     def left(self, client: int, busy: bool) -> None:
-        """The client's connection has ended; with a task (`busy`) it is awaited again, without one it is away."""
-        was_here = client in self._here
-        self._here.pop(client, None)
+        """Note that a client's connection has ended.
+
+        Args:
+            client: Client id.
+            busy: True if the client has a task: the pool waits for it to connect again.
+        """
+        was_connected = client in self._connected
+        self._connected.pop(client, None)
         self._leaving.pop(client, None)
         self._overdue.pop(client, None)
-        if was_here and busy:
-            self._coming.add(client)
+        if was_connected and busy:
+            self._connecting.add(client)
         else:
             self._tell("stop", client)
 
     def done(self, client: int) -> None:
-        """The client has answered, and is idle from now on."""
-        if client in self._here:
-            self._here.move_to_end(client)
+        """Note that a client has answered and is idle now.
+
+        Args:
+            client: Client id.
+        """
+        if client in self._connected:
+            self._connected.move_to_end(client)
 
     def give_up(self, client: int) -> None:
-        """The client did not come: its place is free."""
-        if client in self._coming:
-            self._coming.discard(client)
+        """Free the place of a client that did not connect.
+
+        Args:
+            client: Client id.
+        """
+        if client in self._connecting:
+            self._connecting.discard(client)
             self._tell("stop", client)
 
     def tend(self) -> None:
-        """Repeat goodbyes that seem to have been lost, and insist in the end; to be called every second or so."""
+        """Repeat goodbyes, and ask the launcher to end clients that stay; to be called about every second."""
         now = self._clock()
         for client in [client for client, limit in self._overdue.items() if limit <= now]:
             del self._overdue[client]
             self._tell("stop", client)
-        for client, told in list(self._leaving.items()):
-            if now - told >= BYE_AGAIN_S:
+        for client, last_bye in list(self._leaving.items()):
+            if now - last_bye >= BYE_AGAIN_S:
                 self._leaving[client] = now
                 self._bye(client)
 
     def _start_client(self, client: int) -> None:
-        self._coming.add(client)
+        self._connecting.add(client)
         self.started += 1
         self._tell("start", client)
 
-    def _send_away(self, client: int) -> None:
-        self._here.pop(client, None)
+    def _evict(self, client: int) -> None:
+        self._connected.pop(client, None)
         self._leaving[client] = self._clock()
         self._overdue.setdefault(client, self._leaving[client] + INSIST_S)
         self._bye(client)

@@ -1,4 +1,4 @@
-"""The gate of one client: whatever the server asks, nothing leaves that the plan and the ledger did not allow."""
+"""Privacy gate: a release leaves the client only if the plan allows it and the ledger has been charged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.core.tensors import buffers, describe, pack, unpack
-from dpcfl_net.core.types import Adjacency, Answer, Release, Task
+from dpcfl_net.core.types import Adjacency, Answer, ClientStep, Release, Task
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.release_store import Stored
@@ -26,7 +27,14 @@ Check = Callable[[Task], None]
 
 @dataclass(frozen=True)
 class Charge:
-    """What one debit paid for: the task's slots by name, and the private key of all its randomness."""
+    """A charged task.
+
+    Attributes:
+        key: Private key of all randomness of the task.
+        slots: The task's slots by name.
+        noise_multiplier: z of the client; None for a plan without noise.
+        adjacency: Adjacency of the privacy target.
+    """
 
     key: bytes = field(repr=False)
     slots: Mapping[str, Slot]
@@ -35,17 +43,18 @@ class Charge:
 
     @property
     def z(self) -> float:
-        """The noise multiplier, which a plan with noise has."""
+        """The noise multiplier of a plan with noise."""
         return given(self.noise_multiplier)
 
 
 Compute = Callable[[Charge, ClientState], tuple[Release, ClientState, list[Event]]]
 
 
-class Gate:
-    """Privacy gate: answers the tasks of one job for one client.
+@dataclass(frozen=True)
+class GateSpec:
+    """Terms of a job for one client, from its signed protocol.
 
-    Args:
+    Attributes:
         job_hash: Hash of the signed protocol.
         client: Client id.
         rounds: Rounds of the run.
@@ -53,49 +62,89 @@ class Gate:
         charges: Names of the slots that one task of each kind fills.
         noise_multiplier: z of the client; None for a plan without noise.
         adjacency: Adjacency of the privacy target.
-        ledger: The client's ledger.
         noise_seed: For runs with seeded noise only; a server that knows it can subtract the noise.
         deterministic: False if computing again would not give the same bits: a charged request without an answer is lost.
+    """
+
+    job_hash: str
+    client: int
+    rounds: int
+    plan: Sequence[Slot]
+    charges: Mapping[str, Sequence[str]]
+    noise_multiplier: float | None
+    adjacency: Adjacency
+    noise_seed: bytes | None = field(default=None, repr=False)
+    deterministic: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        protocol: Protocol,
+        client: int,
+        plan: Sequence[Slot],
+        steps: Mapping[str, ClientStep],
+        noise_multiplier: float | None,
+        **more: Any,
+    ) -> GateSpec:
+        """Read the terms from a protocol.
+
+        Args:
+            protocol: The signed protocol.
+            client: Client id.
+            plan: Every slot that the client may fill over the whole run.
+            steps: Steps by task name; a step whose slots are not in the plan is left out.
+            noise_multiplier: z of the plan; None for a plan without noise.
+            **more: `noise_seed` and `deterministic`.
+        """
+        names = {slot.name for slot in plan}
+        charges = {kind: step.charges for kind, step in steps.items() if set(step.charges) <= names}
+        adjacency = protocol.privacy.adjacency
+        return cls(digest(protocol), client, protocol.rounds, plan, charges, noise_multiplier, adjacency, **more)
+
+
+class Gate:
+    """Privacy gate: answers the tasks of one job for one client.
+
+    Args:
+        spec: Terms of the job for this client.
+        ledger: The client's ledger.
 
     Raises:
         ConfigError: If plan and charges disagree.
         LedgerError: If the ledger holds what this plan cannot have charged, or charges of another job.
     """
 
-    def __init__(
-        self,
-        *,
-        job_hash: str,
-        client: int,
-        rounds: int,
-        plan: Sequence[Slot],
-        charges: Mapping[str, Sequence[str]],
-        noise_multiplier: float | None,
-        adjacency: Adjacency,
-        ledger: Ledger,
-        noise_seed: bytes | None = None,
-        deterministic: bool = True,
-    ) -> None:
-        self.job_hash, self.client, self.rounds = job_hash, client, rounds
-        self._noise_multiplier, self._adjacency = noise_multiplier, adjacency
-        self._ledger, self._seed, self._deterministic = ledger, noise_seed, deterministic
-        self._quota = Counter(slot.name for slot in plan)
-        self._slots = {slot.name: slot for slot in plan}
-        self._charges = {kind: tuple(names) for kind, names in charges.items()}
-        self._check_plan(plan)
-        self._events = {name: slot.event(noise_multiplier, adjacency) for name, slot in self._slots.items()}
+    def __init__(self, spec: GateSpec, ledger: Ledger) -> None:
+        self.job_hash, self.client, self.rounds = spec.job_hash, spec.client, spec.rounds
+        self._noise_multiplier, self._adjacency = spec.noise_multiplier, spec.adjacency
+        self._ledger, self._seed, self._deterministic = ledger, spec.noise_seed, spec.deterministic
+        self._quota = Counter(slot.name for slot in spec.plan)
+        self._slots = {slot.name: slot for slot in spec.plan}
+        self._charges = {kind: tuple(names) for kind, names in spec.charges.items()}
+        self._check_plan(spec.plan)
+        self._events = {name: slot.event(spec.noise_multiplier, spec.adjacency) for name, slot in self._slots.items()}
         self._check_ledger()
-        for truncated in ledger.truncated(job_hash):
+        for truncated in ledger.truncated(spec.job_hash):
             names = self._costliest()
             ledger.charge_truncated(truncated, names, [self._events[name] for name in names])
 
     def answer(self, task: Task, check: Check, compute: Compute) -> Answer:
-        """The answer to a task: the same bytes for the same task, one charge, computed at most from one draw.
+        """Answer a task. An equal task gets the same bytes, is charged once, and is computed from the same randomness.
 
-        `check` sees the task only and raises Refused for what is wrong with it (nothing is spent then). `compute` runs after
-        the debit is durable; it gets the charge and the client's state, and returns the release, the state it leaves and the
-        events it really ran. An exception from it passes through, the charge stays, and the task asked again (here or after
-        a restart) is computed from the same key; the caller must answer the server with nothing that depends on it.
+        An exception from `compute` is passed on, and the charge stays. If the task comes again, also after a restart, it is
+        computed from the same key. The caller must not send the server anything that depends on the exception.
+
+        Args:
+            task: The task.
+            check: Gets the task and raises Refused if it is invalid; nothing is spent then.
+            compute: Runs after the debit is durable. Gets the charge and the client's state, and returns the release, the new
+                state, and the events of the mechanisms that ran.
+
+        Returns:
+            The answer.
+
+        Raises:
+            LedgerError: If the ledger is damaged.
         """
         try:
             request = self._request(task)
@@ -110,21 +159,21 @@ class Gate:
         return known if isinstance(known, Answer) else self._compute(known, task.kind, compute)
 
     def spent(self) -> list[Event]:
-        """Everything charged so far, truncated lines included."""
+        """List the events charged so far, those of truncated lines included."""
         return [event for entry in self._ledger.charges(self.job_hash) for event in entry.events]
 
     def remaining(self) -> dict[str, int]:
-        """How many slots of each name are left."""
+        """Count the unused slots of each name."""
         spent = self._ledger.spent(self.job_hash)
         return {name: quota - spent[name] for name, quota in self._quota.items()}
 
     def state(self) -> ClientState:
-        """The client's state after its last committed task; empty before the first."""
+        """Read the client's state after its last committed task; empty before the first task."""
         packed = self._ledger.state(self.job_hash)
         return {} if packed is None else unpack(packed)
 
     def _request(self, task: Task) -> str:
-        """sha256 of (job, client, round, kind, tensor names, types and shapes) and of the tensors' bytes, in hex."""
+        """Compute the request id of a task; Refused if its tensors or fields are malformed."""
         try:
             rows = describe(task.tensors)
         except ValueError as problem:
@@ -137,7 +186,7 @@ class Gate:
         return request_id(self.job_hash, self.client, task.round, task.kind, rows, content.hexdigest())
 
     def _known(self, request: str, task: Task) -> Answer | Charged | None:
-        """What an earlier charge settles: the answer, or the debit to compute from; None for a task that is new."""
+        """Look up an earlier charge: its answer, or the debit to compute from; None for a new task."""
         known = self._ledger.lookup(request)
         charges = self._ledger.charges(self.job_hash)
         if isinstance(known, Stored):
@@ -154,7 +203,7 @@ class Gate:
         return None
 
     def _admit(self, task: Task, check: Check) -> None:
-        """Raise Refused unless the task is new, in order, within the plan and well formed: public facts only."""
+        """Raise Refused unless the task is new, in order, within the plan and well formed; uses public facts only."""
         if task.kind not in self._charges:
             raise Refused("unknown-kind", f"no task of kind {task.kind[:64]!r} in this job")
         if not 1 <= task.round <= self.rounds:
@@ -184,10 +233,10 @@ class Gate:
         charge = Charge(charged.key, slots, self._noise_multiplier, self._adjacency)
         result = compute(charge, self.state())
         try:
-            release, state = _packed(result, [self._events[name] for name in names])
+            release, state = _pack_result(result, [self._events[name] for name in names])
         except Refused as refusal:
-            withheld = Stored("refused", code=refusal.code, reason=refusal.reason)
-            return _answer(self._ledger.store(charged.sequence, withheld))
+            refused = Stored("refused", code=refusal.code, reason=refusal.reason)
+            return _answer(self._ledger.store(charged.sequence, refused))
         return _answer(self._ledger.store(charged.sequence, Stored("release", release), state))
 
     def _affordable(self, kind: str) -> bool:
@@ -220,15 +269,32 @@ class Gate:
 
 
 def request_id(job_hash: str, client: int, round: int, kind: str, rows: Sequence[Sequence[Any]], content: str) -> str:
-    """The id under which a task is charged: whoever saw its header can compute it.
+    """Compute the id under which a task is charged; the header of the task is enough for it.
 
-    rows: (name, dtype, shape, bytes) of each tensor; content: sha256 of the bytes of all, hex.
+    Args:
+        job_hash: Hash of the signed protocol.
+        client: Client id.
+        round: Round of the task.
+        kind: Name of the task.
+        rows: (name, dtype, shape, bytes) of each tensor.
+        content: sha256 of the bytes of all tensors, in hex.
+
+    Returns:
+        sha256 of all arguments, in hex.
     """
     return hashlib.sha256(canonical_json([job_hash, client, round, kind, rows, content])).hexdigest()
 
 
 def seeded_key(seed: bytes, client: int, round: int, kind: str, charges: Sequence[str]) -> bytes:
-    """Return the private key of a task in a seeded run; it is no secret to anyone who knows the seed."""
+    """Derive the private key of a task in a run with seeded noise; the seed reveals it.
+
+    Args:
+        seed: Noise seed of the run.
+        client: Client id.
+        round: Round of the task.
+        kind: Name of the task.
+        charges: Names of the task's slots.
+    """
     return derive(seed, "charge", client, round, kind, *charges)
 
 
@@ -236,13 +302,13 @@ def _answer(stored: Stored, *, cached: bool = False) -> Answer:
     return Answer(stored.status, stored.release, stored.code, stored.reason, cached)
 
 
-def _packed(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
-    """Release and state as bytes; Refused if anything else came back or other mechanisms ran than were charged."""
-    whole = isinstance(result, tuple) and len(result) == 3
-    if not whole or not isinstance(result[0], Release) or not isinstance(result[1], dict):
+def _pack_result(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
+    """Pack release and state; Refused for a result of another type, or if other mechanisms ran than were charged."""
+    complete = isinstance(result, tuple) and len(result) == 3
+    if not complete or not isinstance(result[0], Release) or not isinstance(result[1], dict):
         raise Refused("not-a-release", "the client step must return (Release, state, events)")
     release, state, ran = result
-    if not _same(ran, expected):
+    if not _same_events(ran, expected):
         raise Refused("mechanism-mismatch", "the mechanisms that ran are not those that were charged")
     try:
         return pack(release.tensors), pack(state)
@@ -250,6 +316,6 @@ def _packed(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
         raise Refused("not-a-release", "release and state must hold arrays of f4 or i8") from problem
 
 
-def _same(ran: Any, expected: Sequence[Event]) -> bool:
-    whole = isinstance(ran, (list, tuple)) and all(isinstance(event, Event) for event in ran)
-    return whole and Counter(ran) == Counter(expected)
+def _same_events(ran: Any, expected: Sequence[Event]) -> bool:
+    valid = isinstance(ran, (list, tuple)) and all(isinstance(event, Event) for event in ran)
+    return valid and Counter(ran) == Counter(expected)

@@ -1,4 +1,4 @@
-"""All clients in this process, one after the other: the same gates and ledgers, no sockets. For tests and quick looks."""
+"""Federation in one process: clients run one after the other behind the same gates and ledgers, without sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from dpcfl_net.federation.client import ClientHost
 
 
 class InProcessFederation(Federation):
-    """Calls each client's gate directly; what it refuses is missing, as over the wire."""
+    """Federation that calls each client's gate directly; a refused task counts as missing, as over the network.
+
+    Args:
+        protocol: The signed protocol.
+        hosts: Client runtimes by client id.
+        quorum: Fraction of the asked clients that must answer.
+    """
 
     def __init__(self, protocol: Protocol, hosts: Mapping[int, ClientHost], *, quorum: float = 1.0) -> None:
         super().__init__(protocol, quorum=quorum)

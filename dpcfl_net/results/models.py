@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import naming, shown
 from dpcfl_net.core.plugins import is_plugin
@@ -33,7 +34,7 @@ FOLDER, BASE = "models", "base"
 BUILDER = "dpcfl_net.training.models:build"
 
 
-def export_models(folder: Path, job: Job, data_root: str | None = None) -> list[Path]:
+def export_models(folder: Path, job: Job, data_root: str | None = None, *, personal: bool = False) -> list[Path]:
     """Write the models of the newest checkpoint into models/, one safetensors file each, and remove older files there.
 
     A file holds the tensors of `module.state_dict()` by name. Its metadata (text) says how to build the module and how to
@@ -43,14 +44,19 @@ def export_models(folder: Path, job: Job, data_root: str | None = None) -> list[
         folder: The run folder.
         job: Its job.
         data_root: Folder of the data sets; None: the usual one.
+        personal: Also write the personal model of every client whose ledger is on this machine.
 
     Returns:
         Paths of the files; none before the first round, or if no model leaves the clients.
 
     Raises:
+        ConfigError: If `personal` is set and the algorithm has no personal models.
+        LedgerError: If `personal` is set and a client's ledger is damaged.
         RunFailed: If every checkpoint is damaged.
         OSError: If a file cannot be written.
     """
+    if personal:
+        _require_personal_models(job)
     if not (RunFolder(folder).checkpoints).is_dir() or (found := Checkpoints(RunFolder(folder).checkpoints).newest()) is None:
         return []
     from safetensors.numpy import save_file
@@ -67,6 +73,11 @@ def export_models(folder: Path, job: Job, data_root: str | None = None) -> list[
             save_file(named_tensors(job.protocol.model, theta), draft, metadata={**described, "name": path.stem})
             draft.replace(path)
         written.append(path)
+    for client in job.algorithm.clients if personal else ():
+        theta = _personal_model(folder, job, client)
+        if theta is not None:
+            written.append(target / f"client_{client}_personal.safetensors")
+            _write_personal_model(written[-1], named_tensors(job.protocol.model, theta), described)
     for path in target.glob("*.safetensors"):
         if path not in written:
             path.unlink()
@@ -210,17 +221,35 @@ def personal_tensors(folder: Path, job: Job, client: int) -> dict[str, np.ndarra
         ConfigError: If the algorithm has no personal models, or this machine does not hold this client's.
         LedgerError: If the client's ledger is damaged.
     """
-    algorithm = job.algorithm
-    if not algorithm.capabilities.personal:
-        raise ConfigError(f"{job.protocol.algorithm} has no personal models: clients use the models of their clusters")
-    where = ledger_folder(folder, client)
-    if client not in algorithm.clients or not (where / "releases").is_dir():
+    _require_personal_models(job)
+    if client not in job.algorithm.clients or not (ledger_folder(folder, client) / "releases").is_dir():
         raise ConfigError(f"client {client} has no ledger in {folder}: a personal model stays on its client's machine")
-    packed = ReleaseStore(where / "releases", _Reading(), read_ledger(where)).state(digest(job.protocol))
-    theta = None if packed is None else unpack(packed).get("model")
+    theta = _personal_model(folder, job, client)
     if theta is None:
         raise ConfigError(f"client {client} has no personal model yet")
     return named_tensors(job.protocol.model, theta)
+
+
+def _require_personal_models(job: Job) -> None:
+    if not job.algorithm.capabilities.personal:
+        raise ConfigError(f"{job.protocol.algorithm} has no personal models: clients use the models of their clusters")
+
+
+def _personal_model(folder: Path, job: Job, client: int) -> np.ndarray | None:
+    """Read a personal model from the client's ledger folder, (p,) float32; None if this machine has none."""
+    ledger = ledger_folder(folder, client)
+    if not (ledger / "releases").is_dir():
+        return None
+    packed = ReleaseStore(ledger / "releases", _Reading(), read_ledger(ledger)).state(digest(job.protocol))
+    return None if packed is None else unpack(packed).get("model")
+
+
+def _write_personal_model(path: Path, tensors: dict[str, np.ndarray], described: dict[str, str]) -> None:
+    """Write a file that only the user can read: its model is private, and the run's epsilon does not cover it."""
+    from safetensors.numpy import save
+
+    metadata = {**described, "epsilon": "none", "name": path.stem}
+    write_atomically(path, save(tensors, metadata=metadata), mode=0o600)
 
 
 class _Reading(Disk):

@@ -37,7 +37,7 @@ RUN_FIELDS: dict[str, tuple[type, ...]] = {
     "final": (dict,),
 }  # fmt: skip
 RUN_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
-    "ledger": {"root": (str, type(None)), "budget": (dict, type(None))}, "data": {"root": (str, type(None))}, "output": {"transcript": (str,)},
+    "ledger": {"root": (str, type(None)), "budget": (dict, type(None))}, "data": {"root": (str, type(None))}, "output": {"transcript": (str,), "personal_models": (bool,)},
 }  # fmt: skip
 LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")
 

@@ -1,4 +1,4 @@
-"""A checkpoint is the last State: written whole or not at all, read to go on."""
+"""Checkpoints of the server state: written atomically, read to resume a run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ STATE, HASHES = "state.msgpack", "sha256"
 
 
 class Checkpoints:
-    """The folder `checkpoints/` of a run: round_00012/{state.msgpack, cluster_0.safetensors, ..., sha256}; the newest `keep` stay.
+    """Folder `checkpoints/` of a run: round_00012/{state.msgpack, cluster_0.safetensors, ..., sha256}.
 
-    sha256 holds the hash of every other file. A checkpoint that is not what was written counts as none: `warn` is told, and
-    the one before is taken.
+    The file sha256 holds the hash of every other file. A damaged checkpoint is skipped with a warning.
+
+    Args:
+        folder: The folder; created if it does not exist.
+        keep: Number of newest checkpoints to keep.
+        warn: Receives warnings.
     """
 
     def __init__(self, folder: Path, keep: int = 2, warn: Callable[[str], None] = lambda text: None) -> None:
@@ -32,7 +36,15 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, t: int, state: State) -> None:
-        """Store the state after round t durably, then forget the oldest."""
+        """Write the state after round t durably, then remove the oldest checkpoints.
+
+        Args:
+            t: Round.
+            state: State after the round.
+
+        Raises:
+            OSError: If a file cannot be written.
+        """
         final = self.folder / f"round_{t:05d}"
         draft = self.folder / f".round_{t:05d}.part"
         _remove(draft)
@@ -44,9 +56,9 @@ class Checkpoints:
             name, data = f"cluster_{cluster}.safetensors", save({"theta": np.ascontiguousarray(model)})
             write_durably(draft / name, data)
             hashes[name] = hashlib.sha256(data).hexdigest()
-        rest = {"round": t, "models": list(state.models.shape), "assignment": state.assignment,
-                "memory": _plain(state.memory), "diagnostics": _plain(state.diagnostics)}  # fmt: skip
-        data = msgpack.packb(rest)
+        fields = {"round": t, "models": list(state.models.shape), "assignment": state.assignment,
+                "memory": _encode(state.memory), "diagnostics": _encode(state.diagnostics)}  # fmt: skip
+        data = msgpack.packb(fields)
         write_durably(draft / STATE, data)
         hashes[STATE] = hashlib.sha256(data).hexdigest()
         write_durably(draft / HASHES, "".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)).encode())
@@ -58,75 +70,94 @@ class Checkpoints:
             _remove(self.folder / f"round_{old:05d}")
 
     def rounds(self) -> list[int]:
-        """The rounds that are there, in order, whole or not; what else lies in the folder is none."""
+        """List the rounds with a checkpoint in increasing order, damaged ones included; other files are ignored."""
         found = (re.fullmatch(r"round_([0-9]{5,9})", path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match is not None)
 
     def newest(self) -> tuple[int, State] | None:
-        """(round, state) of the newest whole checkpoint; None if there is none at all, RunFailed if all are damaged."""
+        """Read the newest checkpoint that is not damaged.
+
+        Returns:
+            (round, state), or None without a checkpoint.
+
+        Raises:
+            RunFailed: If all checkpoints are damaged.
+        """
         rounds = self.rounds()
         for t in reversed(rounds):
             try:
                 return t, self.read(t)
             except RunFailed as problem:
-                self._warn(f"{problem}; going on from the one before")
+                self._warn(f"{problem}; using the checkpoint before it")
         if rounds:
             raise RunFailed(f"no checkpoint in {self.folder} can be read: rounds {', '.join(map(str, rounds))}")
         return None
 
     def read(self, t: int) -> State:
-        """The state after round t; RunFailed if its files are not those that were written."""
+        """Read the state after round t.
+
+        Args:
+            t: Round.
+
+        Returns:
+            The state.
+
+        Raises:
+            RunFailed: If a file is missing, or its hash differs from the recorded one.
+        """
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
         folder = self.folder / f"round_{t:05d}"
         try:
-            files = _whole(folder)
-            rest = msgpack.unpackb(files[STATE], max_bin_len=1 << 40)
-            models = np.empty(rest["models"], dtype=np.float32)
+            files = _verified_files(folder)
+            fields = msgpack.unpackb(files[STATE], max_bin_len=1 << 40)
+            models = np.empty(fields["models"], dtype=np.float32)
             for cluster in range(len(models)):
                 models[cluster] = load(files[f"cluster_{cluster}.safetensors"])["theta"]
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise RunFailed(f"checkpoint {folder} cannot be read: {error}") from None
-        return State(models, rest["assignment"], _rich(rest["memory"]), _rich(rest["diagnostics"]))
+        return State(models, fields["assignment"], _decode(fields["memory"]), _decode(fields["diagnostics"]))
 
 
-def _whole(folder: Path) -> dict[str, bytes]:
-    """The files of a checkpoint; ValueError naming one that is not what was written."""
+def _verified_files(folder: Path) -> dict[str, bytes]:
+    """Read the files of a checkpoint; ValueError if a hash differs from the recorded one."""
     files: dict[str, bytes] = {}
     for line in (folder / HASHES).read_text().splitlines():
-        wanted, _, name = line.partition("  ")
+        expected, _, name = line.partition("  ")
         files[name] = (folder / name).read_bytes()
-        if hashlib.sha256(files[name]).hexdigest() != wanted:
-            raise ValueError(f"{name} is not what was written")
+        if hashlib.sha256(files[name]).hexdigest() != expected:
+            raise ValueError(f"{name} differs from its recorded hash")
     return files
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint's folder, or a file that stands in its place."""
+    """Remove a checkpoint's folder, or a file of the same name."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def _plain(value: Any) -> Any:
+def _encode(value: Any) -> Any:
+    """Replace arrays by values that msgpack can write."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         return {ARRAY: [array.dtype.str, list(array.shape), array.tobytes()]}
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_encode(item) for item in value]
     return value
 
 
-def _rich(value: Any) -> Any:
+def _decode(value: Any) -> Any:
+    """Restore the arrays that `_encode` replaced."""
     if isinstance(value, dict):
         if ARRAY in value:
             dtype, shape, data = value[ARRAY]
             return np.frombuffer(data, dtype=np.dtype(dtype)).reshape(shape).copy()
-        return {key: _rich(item) for key, item in value.items()}
+        return {key: _decode(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rich(item) for item in value]
+        return [_decode(item) for item in value]
     return value

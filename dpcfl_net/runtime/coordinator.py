@@ -1,4 +1,4 @@
-"""The coordinator process: the untrusted server. Started with the protocol alone; what it knows is what it was sent."""
+"""The coordinator process: the untrusted server, which reads the protocol and the messages of its clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dpcfl_net.core.types import ClientStep, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.central_dp import CentralDPServer
-from dpcfl_net.federation.network import NetworkFederation
+from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint
@@ -38,7 +38,24 @@ LOGGED = {"HELLO", "WELCOME", "TASK", "RESULT", "ERROR", "BYE"}
 
 @dataclass(frozen=True)
 class CoordinatorSpec:
-    """Everything the coordinator is started with; no experiment, no data, no seed but its own."""
+    """Arguments of the coordinator process; they hold no experiment and no data.
+
+    Attributes:
+        protocol: File of the signed protocol.
+        operator_key: Public key of the operator.
+        bind: Address to listen on.
+        observer: Address of the observer; None: no observer.
+        keys: Folder of the key pairs.
+        folder: Run folder.
+        transcript: Content of the transcript.
+        keep_checkpoints: Number of newest checkpoints to keep.
+        quorum: Fraction of clients that must answer a round.
+        round_timeout_s: Seconds after which a client without an answer is missing.
+        join_timeout_s: Seconds for a started client to connect.
+        max_live: Most clients connected at once; None: all clients, and none is started on demand.
+        commands: Descriptor of a pipe to the launcher, for start and stop commands.
+        lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
+    """
 
     protocol: Path
     operator_key: str
@@ -51,15 +68,26 @@ class CoordinatorSpec:
     quorum: float = 1.0
     round_timeout_s: float = 600
     join_timeout_s: float = 120
-    max_live: int | None = None  # most clients connected at once; None: all are, and nobody is started
-    commands: int | None = None  # descriptor of a pipe to the launcher: whom to start
-    lost: int | None = None  # descriptor of a pipe from the launcher: clients that cannot be started again
+    max_live: int | None = None
+    commands: int | None = None
+    lost: int | None = None
 
 
 def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:
-    """Start, or resume from the newest checkpoint, and run the algorithm to its last round.
+    """Run the algorithm from the newest checkpoint, or from the start, to its last round.
 
-    on_round(t, state) is called after the checkpoint of round t, and once for the round that a resumed run starts from.
+    Args:
+        algorithm: The algorithm.
+        fed: Federation of its clients.
+        checkpoints: Checkpoints of the run.
+        on_round: Called with the round and its state after each checkpoint, and once for the round that a resumed run
+            starts from.
+
+    Returns:
+        The state after the last round.
+
+    Raises:
+        RunFailed: If fewer clients than the quorum answer, or all checkpoints are damaged.
     """
     found = checkpoints.newest()
     if found is None:
@@ -76,16 +104,24 @@ def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_ro
 
 
 def run_coordinator(spec: CoordinatorSpec) -> None:
-    """Bind, wait for the clients, run every round, say goodbye. RunFailed when the quorum is lost."""
+    """Listen, wait for the clients, run every round, and say goodbye to the clients.
+
+    Args:
+        spec: Arguments of the process.
+
+    Raises:
+        Refused: If the protocol is invalid or not signed by the operator.
+        RunFailed: If fewer clients than the quorum join or answer.
+    """
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
     algorithm = algorithm_of(protocol)
     files, records = RunFolder(spec.folder), Records(spec.folder, protocol, algorithm)
     transcript = Transcript(files.transcript, spec.transcript)
-    own = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
+    pair = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
     steps, sides = client_steps(algorithm), tensor_sides(algorithm)
     endpoint = ServerEndpoint(
         spec.bind,
-        Link.of(protocol, own),
+        Link.of(protocol, pair),
         clients={entry.id: entry.public_key for entry in protocol.roster},
         result_template=lambda task: resolve(steps[task].gives, sides),
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
@@ -94,17 +130,15 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
     outbox = None
     if spec.observer:
-        outbox = ObserverOutbox(spec.observer, Link.of(protocol, own, protocol.observer_key), sender=COORDINATOR)
+        outbox = ObserverOutbox(spec.observer, Link.of(protocol, pair, protocol.observer_key), sender=COORDINATOR)
     abort = True
     try:
         write_atomically(files.address(COORDINATOR), endpoint.address)
         loading = threading.Thread(target=importlib.import_module, args=("torch",), name="torch")
-        loading.start()  # the first model needs it; clients are started and join meanwhile
-        fed = NetworkFederation(
-            protocol, endpoint, quorum=spec.quorum, timeout_s=spec.round_timeout_s, join_timeout_s=spec.join_timeout_s,
-            max_live=spec.max_live, tell=teller(_pipe(spec.commands, readable=False)), lost=lost_ones(_pipe(spec.lost)),
-            warn=records.warn,
-        )  # fmt: skip
+        loading.start()  # the first model needs torch; it loads while clients start and join
+        limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live)
+        launcher = LauncherLink(command_sender(_pipe(spec.commands, readable=False)), lost_clients(_pipe(spec.lost)))
+        fed = NetworkFederation(protocol, endpoint, limits, launcher, records.warn)
         fed.central_server = central_server
         fed.join()
         loading.join()
@@ -131,39 +165,55 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
 
 
 def _noise_seed(folder: Path, protocol: Protocol) -> bytes | None:
-    """What a trusted server's noise comes from in a run with seeded noise; it stands in no part of the job that others have."""
+    """Noise seed of a trusted server in a run with seeded noise; no other process gets it."""
     if (protocol.privacy.noise, protocol.privacy.trust) != ("seeded", "trusted-server"):
         return None
     return bytes.fromhex(read_secret_file(keys.secret_path(folder, COORDINATOR).with_name(keys.NOISE_SEED)))
 
 
 def _pipe(descriptor: int | None, *, readable: bool = True) -> Connection | None:
-    """One end of a pipe that was inherited."""
+    """Open one end of an inherited pipe."""
     return None if descriptor is None else Connection(descriptor, readable=readable, writable=not readable)
 
 
-def teller(commands: Connection | None) -> Callable[[str, int], None] | None:
-    """Return a function that tells the launcher which clients to start or stop, in plain words: it trusts no server."""
+def command_sender(commands: Connection | None) -> Callable[[str, int], None] | None:
+    """Return a function that sends start and stop commands to the launcher.
+
+    The commands are text, since the launcher must not unpickle bytes of an untrusted server.
+
+    Args:
+        commands: Pipe to the launcher; None: no launcher.
+    """
     return None if commands is None else lambda word, client: commands.send_bytes(f"{word} {client}".encode())
 
 
-def lost_ones(pipe: Connection | None) -> Callable[[], list[int]]:
-    """What the launcher has said since it was last asked, of clients that it has given up."""
+def lost_clients(pipe: Connection | None) -> Callable[[], list[int]]:
+    """Return a function that reads the ids of clients that the launcher gave up since the last call.
 
-    def learn() -> list[int]:
+    Args:
+        pipe: Pipe from the launcher; None: no launcher.
+    """
+
+    def read() -> list[int]:
         found = []
         try:
             while pipe is not None and pipe.poll():
                 found.append(int(pipe.recv_bytes(64)))
-        except EOFError:  # the launcher has ended, and everybody ends with it
+        except EOFError:  # the launcher has ended, and this run ends with it
             return found
         return found
 
-    return learn
+    return read
 
 
 def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: dict[str, np.ndarray]) -> None:
-    """Refuse a tensor longer than its specification allows, so that no client can move a model at will.
+    """Refuse a release with a tensor whose norm exceeds its bound, so that no client can move a model at will.
+
+    Args:
+        algorithm: The job's algorithm.
+        step: The client step.
+        client: Client id.
+        tensors: Tensors of the release.
 
     Raises:
         Refused: "norm", if the L2 norm of a tensor exceeds its `max_norm`.
@@ -178,7 +228,13 @@ def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: 
 
 
 class Records:
-    """What the server writes down: its own view, which is all it has."""
+    """Files in which the server records its view of a run.
+
+    Args:
+        folder: Run folder.
+        protocol: The signed protocol.
+        algorithm: The job's algorithm.
+    """
 
     def __init__(self, folder: Path, protocol: Protocol, algorithm: Algorithm) -> None:
         self.protocol, self.algorithm = protocol, algorithm
@@ -191,6 +247,7 @@ class Records:
         self._bytes, self._started = (0, 0), 0
 
     def warn(self, text: str) -> None:
+        """Log a warning and record it."""
         say(text)
         self._warnings.write({"time": time.time(), "text": text})
 
@@ -200,20 +257,29 @@ class Records:
             lines.close()
 
     def message(self, line: dict[str, Any]) -> None:
+        """Record the header of a message, if its kind is logged."""
         if line.get("kind") in LOGGED:
             self._messages.write(line)
 
     def joined(self) -> None:
+        """Record that the clients have joined: the first round begins."""
         self._round_start = time.time()
         say(f"{len(self.protocol.roster)} clients in the roster; round 1 begins")
 
     def round(self, t: int, state: State, fed: Federation) -> None:
+        """Record the figures of a round.
+
+        Args:
+            t: Round.
+            state: State after the round.
+            fed: The federation, for traffic and missing clients.
+        """
         now, missing = time.time(), fed.missing
         up, down = (total - before for total, before in zip(fed.traffic, self._bytes, strict=True))
         self._bytes = fed.traffic
         clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
         clusters = clusters if self.algorithm.capabilities.model_per_client else len(state.models)
-        usual = {"phase": "single", "sizes": [state.assignment.count(m) for m in range(clusters)]}
+        default_figures = {"phase": "single", "sizes": [state.assignment.count(m) for m in range(clusters)]}
         arrays = {name: value for name, value in state.diagnostics.items() if isinstance(value, Mapping)}
         figures = {name: value for name, value in state.diagnostics.items() if name not in arrays}
         self._metrics.write(
@@ -223,9 +289,15 @@ class Records:
         )  # fmt: skip
         self._started = fed.started
         self._clusters.write(
-            {"view": "server", "round": t, "assignment": state.assignment, "clusters": clusters, "diagnostics": usual | figures}
+            {
+                "view": "server",
+                "round": t,
+                "assignment": state.assignment,
+                "clusters": clusters,
+                "diagnostics": default_figures | figures,
+            }
         )
         self._spans.write({"who": "coordinator", "what": "wait", "round": t, "start": self._round_start, "end": now})
-        for name, picture in arrays.items():
-            np.savez(self._files.path / f"{name}.npz", **picture)
+        for name, group in arrays.items():
+            np.savez(self._files.path / f"{name}.npz", **group)
         self._round_start = now

@@ -1,4 +1,4 @@
-"""The observer process: the experimenter's instrument. It knows the truth, evaluates, writes; nothing flows back."""
+"""The observer process: evaluates published models with the ground truth; it sends nothing to other processes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,23 @@ from dpcfl_net.transport.endpoint import Link
 from dpcfl_net.transport.keys import OBSERVER
 from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, Personal, Span
 
-# After the end the observer leaves once nobody has said anything for QUIET_S, or figures are LATE_S late.
+# After the end the observer exits when no message came for QUIET_S, or when figures are LATE_S late.
 QUIET_S, LATE_S = 0.5, 15.0
 
 
 @dataclass(frozen=True)
 class ObserverSpec:
-    """Everything the observer is started with."""
+    """Arguments of the observer process.
+
+    Attributes:
+        job: Folder of the signed job.
+        operator_key: Public key of the operator.
+        bind: Address to listen on.
+        keys: Folder of the key pairs.
+        folder: Run folder.
+        data_root: Folder of the data sets; None: the usual one.
+        evaluate_every: Interval of evaluations in rounds; the last round is always evaluated.
+    """
 
     job: Path
     operator_key: str
@@ -44,7 +54,14 @@ class ObserverSpec:
 
 
 def run_observer(spec: ObserverSpec) -> None:
-    """Evaluate what the coordinator publishes and gather what workers report, until the run's end."""
+    """Evaluate published models and collect the reports of workers until the run ends.
+
+    Args:
+        spec: Arguments of the process.
+
+    Raises:
+        Refused: If the job is invalid or not signed by the operator.
+    """
     job = read_job(spec.job, spec.operator_key)
     protocol = job.protocol
     inbox = ObserverInbox(
@@ -60,7 +77,7 @@ def run_observer(spec: ObserverSpec) -> None:
         files = RunFolder(spec.folder)
         files.addresses.mkdir(parents=True, exist_ok=True)
         write_atomically(files.address(OBSERVER), inbox.address)
-        import torch  # workers are started meanwhile
+        import torch  # loads while workers start
 
         torch.set_num_threads(1)
         Observer(spec, job).listen(inbox)
@@ -69,8 +86,8 @@ def run_observer(spec: ObserverSpec) -> None:
 
 
 @dataclass
-class Round:
-    """What is known of one round: the assignment, and the clients' accuracy and loss."""
+class RoundFigures:
+    """Figures of one round: the assignment, and the accuracy and loss of each client."""
 
     assignment: Assignment
     accuracy: dict[int, float] = field(default_factory=dict)
@@ -78,7 +95,12 @@ class Round:
 
 
 class Observer:
-    """Turns models, assignments and personal figures into lines of metrics.jsonl, clusters.jsonl and spans.jsonl."""
+    """Writes figures of models, assignments and personal models to metrics.jsonl, clusters.jsonl and spans.jsonl.
+
+    Args:
+        spec: Arguments of the process.
+        job: The job.
+    """
 
     def __init__(self, spec: ObserverSpec, job: Job) -> None:
         self.job, self.truth = job, job.experiment.true_clusters
@@ -88,11 +110,15 @@ class Observer:
         self._metrics, self._clusters, self._spans = Lines(files.metrics), Lines(files.clusters), Lines(files.spans)
         self._written = {line.get("round") for line in runlog.read(files.metrics) if line.get("view") == "observer"}
         self._algorithm = job.algorithm
-        self._judge = Judge(job, spec.data_root)
+        self._test_sets = TestSetEvaluator(job, spec.data_root)
         self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.capabilities.personal else None
 
     def listen(self, inbox: ObserverInbox) -> None:
-        """Until the coordinator's end and the last round's figures (workers may be a little late)."""
+        """Take messages until the coordinator ends the run and the figures of the last round are complete.
+
+        Args:
+            inbox: Socket of the observer.
+        """
         ended: float | None = None
         while True:
             notes = inbox.poll(1.0 if ended is None else QUIET_S)
@@ -113,7 +139,11 @@ class Observer:
         return self._personal is not None and self.job.protocol.rounds not in self._written
 
     def take(self, note: Models | Personal | Span) -> None:
-        """What one note says, written down when its round is whole."""
+        """Take one message; write the figures of a round when they are complete.
+
+        Args:
+            note: The message.
+        """
         if isinstance(note, Span):
             self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
         elif note.round in self._written or note.round < 1:
@@ -121,13 +151,13 @@ class Observer:
         elif self._personal is not None:
             for t, figures in self._personal.take(note):
                 if self._due(t):
-                    self._write(t, self._judge.fill(figures))
+                    self._write(t, self._test_sets.fill(figures))
         elif isinstance(note, Models):
             if any(note.labels.values()):
                 self._write_labels(note)
             if self._due(note.round):
                 started = time.time()
-                self._write(note.round, self._judge.evaluate(note))
+                self._write(note.round, self._test_sets.evaluate(note))
                 self._spans.write(
                     {"who": OBSERVER, "what": "evaluate", "round": note.round, "start": started, "end": time.time()}
                 )
@@ -135,7 +165,7 @@ class Observer:
     def _due(self, t: int) -> bool:
         return t % self._every == 0 or t == self.job.protocol.rounds
 
-    def _write(self, t: int, entry: Round) -> None:
+    def _write(self, t: int, entry: RoundFigures) -> None:
         accuracy = [entry.accuracy[client] for client in sorted(entry.accuracy)]
         losses = [entry.loss[client] for client in sorted(entry.loss)]
         finite = [value for value in losses if value is not None and math.isfinite(value)]
@@ -148,16 +178,16 @@ class Observer:
         found = entry.assignment
         if any(cluster is None for cluster in found):
             return
-        judged = {
+        scores = {
             "ari": metrics.adjusted_rand_index(self.truth, found),
             "assignment_accuracy": metrics.assignment_accuracy(self.truth, found),
             "recovered": metrics.recovered(self.truth, found),
             "minority_recovered": metrics.minority_recovered(self.truth, found),
         }
-        self._clusters.write({"view": "observer", "round": t, **(judged if self._known else {}), "assigned": found})
+        self._clusters.write({"view": "observer", "round": t, **(scores if self._known else {}), "assigned": found})
 
     def _write_labels(self, note: Models) -> None:
-        """Write the share of right labels of each kind, under the names of clusters that fit the first kind best."""
+        """Write the share of correct labels of each kind; clusters are named to fit the first kind best."""
         first = next(iter(note.labels.values()))
         labelled = np.unique([m for m in first if m is not None]).size
         if not self._known:
@@ -165,20 +195,25 @@ class Observer:
             return
         true = [self.truth[client] for client in note.clients]
         names = metrics.best_names(true, first)
-        # A label of another kind that is none of the first is named after a cluster that is left.
-        left = [cluster for cluster in dict.fromkeys(true) if cluster not in names.values()]
-        told = dict.fromkeys(label for labels in note.labels.values() for label in labels if label is not None)
-        names |= dict(zip((label for label in told if label not in names), left, strict=False))
+        # A label that occurs only in other kinds gets the name of an unused cluster.
+        unused = [cluster for cluster in dict.fromkeys(true) if cluster not in names.values()]
+        every_label = dict.fromkeys(label for labels in note.labels.values() for label in labels if label is not None)
+        names |= dict(zip((label for label in every_label if label not in names), unused, strict=False))
 
-        def right(labels: Sequence[int | None]) -> float:
-            return float(np.mean([names.get(label) == own for label, own in zip(labels, true, strict=True)]))
+        def share_correct(labels: Sequence[int | None]) -> float:
+            return float(np.mean([names.get(label) == cluster for label, cluster in zip(labels, true, strict=True)]))
 
-        accuracy = {kind: right(labels) for kind, labels in note.labels.items() if labels}
+        accuracy = {kind: share_correct(labels) for kind, labels in note.labels.items() if labels}
         self._clusters.write({"view": "observer", "round": note.round, "label_accuracy": accuracy, "labelled": labelled})
 
 
-class Judge:
-    """Evaluates published models on the clients' own test records; opens them when it first has to."""
+class TestSetEvaluator:
+    """Evaluates published models on the clients' test records, which are read on first use.
+
+    Args:
+        job: The job.
+        root: Folder of the data sets; None: the usual one.
+    """
 
     def __init__(self, job: Job, root: str | None) -> None:
         self._job, self._root, self._rows_for = job, root, job.algorithm.capabilities.rows_for
@@ -199,79 +234,105 @@ class Judge:
         planned = plan_slices(self._settings, open_set(self._settings, self._root), experiment.partition_seed)
         return [planned[k] for k in experiment.slices]
 
-    def evaluate(self, note: Models) -> Round:
-        """Evaluate each client's test records on its cluster's models; if no client has a cluster, on those of least loss."""
+    def evaluate(self, note: Models) -> RoundFigures:
+        """Evaluate each client's test records on the models of its cluster.
+
+        Args:
+            note: Models and assignment of a round. If no client has a cluster, each gets the one with the least training loss.
+
+        Returns:
+            The figures of all clients.
+        """
         found = list(note.assignment)
         if all(cluster is None for cluster in found):
             found = self._by_loss(note.models)
-        entry = Round(found)
+        entry = RoundFigures(found)
         used: dict[tuple[int, ...], list[int]] = {}
         for client, cluster in enumerate(found):
             used.setdefault(self._rows_for(client, cluster), []).append(client)
         for rows, clients in used.items():
-            for client, (losses, right) in self._each(note.models, rows, clients, "test"):
-                entry.accuracy[client], entry.loss[client] = float(right.mean()), float(losses.mean())
+            for client, (losses, correct) in self._evaluate_clients(note.models, rows, clients, "test"):
+                entry.accuracy[client], entry.loss[client] = float(correct.mean()), float(losses.mean())
         return entry
 
-    def fill(self, figures: PersonalFigures) -> Round:
-        """Complete the personal figures of a round; a client that was never drawn still uses the server's model."""
-        entry = Round([None] * figures.clients, dict(figures.accuracy), dict(figures.loss))
-        late = [client for client in range(figures.clients) if client not in entry.accuracy]
-        if late and figures.models is not None:
-            for client, (losses, right) in self._each(figures.models, (0,), late, "test"):
-                entry.accuracy[client], entry.loss[client] = float(right.mean()), float(losses.mean())
+    def fill(self, figures: PersonalFigures) -> RoundFigures:
+        """Complete the figures of personal models; a client that was never drawn still uses the server's model.
+
+        Args:
+            figures: Figures that clients reported.
+
+        Returns:
+            The figures of all clients.
+        """
+        entry = RoundFigures([None] * figures.clients, dict(figures.accuracy), dict(figures.loss))
+        undrawn = [client for client in range(figures.clients) if client not in entry.accuracy]
+        if undrawn and figures.models is not None:
+            for client, (losses, correct) in self._evaluate_clients(figures.models, (0,), undrawn, "test"):
+                entry.accuracy[client], entry.loss[client] = float(correct.mean()), float(losses.mean())
         return entry
 
     def _by_loss(self, models: np.ndarray) -> Assignment:
-        """Return for each client the cluster whose model has the least loss on its training records."""
+        """Assign each client to the cluster whose model has the least loss on its training records."""
         clients = range(len(self._slices))
         clusters = len(models) - self._job.algorithm.capabilities.shared_models
         losses = np.full((len(clients), clusters), np.inf)
         for cluster in range(clusters):
-            for client, (each, _) in self._each(models, self._rows_for(0, cluster), clients, "train"):
+            for client, (each, _) in self._evaluate_clients(models, self._rows_for(0, cluster), clients, "train"):
                 losses[client, cluster] = each.mean()
         return [int(row.argmin()) for row in losses]
 
-    def _each(
+    def _evaluate_clients(
         self, models: np.ndarray, rows: tuple[int, ...], clients: Iterable[int], part: Split
     ) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
-        """(client, (losses, right)) of the clients' records, those that see the data alike in one go."""
+        """Yield (client, (losses, correct)) over each client's records; clients of one true cluster are evaluated together."""
         groups: dict[int, list[int]] = {}
         for client in clients:
             groups.setdefault(self._slices[client].cluster, []).append(client)
         chosen, base_model = models[rows[-1]], models[rows[0]] if len(rows) > 1 else None
         for members in groups.values():
             data, splits = open_many(self._settings, [self._slices[client] for client in members], self._root, part)
-            losses, right = self._evaluator.each(chosen, data, base_model)
-            yield from zip(members, zip(np.split(losses, splits), np.split(right, splits), strict=True), strict=True)
+            losses, correct = self._evaluator.each(chosen, data, base_model)
+            yield from zip(members, zip(np.split(losses, splits), np.split(correct, splits), strict=True), strict=True)
 
 
 class PersonalFigures:
-    """Accuracy and loss of personal models, as clients report them; a round is complete when all its clients reported."""
+    """Accuracy and loss of personal models as reported; a round is complete when all its clients have reported.
+
+    Args:
+        algorithm: The job's algorithm.
+        clients: Number of clients.
+    """
 
     def __init__(self, algorithm: Algorithm, clients: int) -> None:
         self.clients = clients
         self.accuracy: dict[int, float] = {}
         self.loss: dict[int, float | None] = {}
         self.models: np.ndarray | None = None
-        self._sampled = algorithm.protocol.privacy.trust == "trusted-server"  # the server says who was in a round
-        self._asked: dict[int, Models] = {}
-        self._said: dict[int, dict[int, Personal]] = {}
+        self._sampled = algorithm.protocol.privacy.trust == "trusted-server"  # the server names the clients of a round
+        self._published: dict[int, Models] = {}
+        self._reports: dict[int, dict[int, Personal]] = {}
 
     def take(self, note: Models | Personal) -> Iterator[tuple[int, PersonalFigures]]:
-        """Add a note; (round, these figures) of each round that it makes whole, in order."""
+        """Add a message.
+
+        Args:
+            note: Models of a round, or the figures of one client.
+
+        Yields:
+            (round, self) for each round that the message completes, in order.
+        """
         if isinstance(note, Personal):
-            self._said.setdefault(note.round, {})[note.client] = note
+            self._reports.setdefault(note.round, {})[note.client] = note
         elif self._sampled:
-            self._asked[note.round] = note
-        for t in sorted(self._asked if self._sampled else self._said):
-            wanted = set(self._asked[t].clients) if self._sampled else set(range(self.clients))
-            said = self._said.get(t, {})
-            if not wanted <= set(said):
+            self._published[note.round] = note
+        for t in sorted(self._published if self._sampled else self._reports):
+            expected = set(self._published[t].clients) if self._sampled else set(range(self.clients))
+            reports = self._reports.get(t, {})
+            if not expected <= set(reports):
                 continue
-            for client, personal in said.items():
+            for client, personal in reports.items():
                 self.accuracy[client], self.loss[client] = personal.accuracy, personal.loss
-            models = self._asked.pop(t, None)
+            models = self._published.pop(t, None)
             self.models = models.models if models is not None else self.models
-            self._said.pop(t, None)
+            self._reports.pop(t, None)
             yield t, self

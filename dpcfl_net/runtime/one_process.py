@@ -1,8 +1,9 @@
-"""A whole run in one process and one thread, with a run folder as processes leave one: same gates, same ledgers, same bits."""
+"""A run in one process and one thread, with the run folder, gates, ledgers and bits of a run with many processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from dpcfl_net.core.run_folder import RunFolder
@@ -21,9 +22,14 @@ from dpcfl_net.transport.observer_link import Models, Personal
 
 
 class Hosts(Mapping[int, ClientHost]):
-    """Clients of a job, each behind its gate, opened on first use. Ledgers are written without fsync.
+    """Clients of a job, each behind its privacy gate, opened on first use. Ledgers are written without fsync.
 
-    before_step: called before a client is used; what it raises keeps the client step from starting.
+    Args:
+        job: The job.
+        ledgers: Folder of the ledgers.
+        data_root: Folder of the data sets; None: the usual one.
+        terms: Terms on which the clients serve.
+        before_step: Called before a client is used; an exception from it prevents the client step.
     """
 
     def __init__(
@@ -40,7 +46,7 @@ class Hosts(Mapping[int, ClientHost]):
         )
         self._clients = [entry.id for entry in job.protocol.roster]
         self._open: dict[int, ClientHost] = {}
-        if job.protocol.ledger_scope == "dataset":  # the guarantee includes clients that are never drawn
+        if job.protocol.ledger_scope == "dataset":  # the guarantee also covers clients that are never drawn
             self._open = {client: self[client] for client in self._clients}
 
     def __getitem__(self, client: int) -> ClientHost:
@@ -56,58 +62,88 @@ class Hosts(Mapping[int, ClientHost]):
         return len(self._clients)
 
     def close(self) -> None:
-        """Let go of all ledgers."""
+        """Close all ledgers."""
         for host in self._open.values():
             host.close()
 
 
-def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = lambda whole: None) -> None:
-    """Run coordinator, clients and observer in turn, round by round, from the newest checkpoint on.
+@contextmanager
+def federation(
+    job: Job,
+    ledgers: Path,
+    *,
+    data_root: str | None = None,
+    terms: Terms = USUAL_TERMS,
+    quorum: float = 1.0,
+    before_step: Callable[[], None] = lambda: None,
+) -> Iterator[InProcessFederation]:
+    """Open a federation in this process and one thread; its clients and its trusted server are closed at the end.
 
     Args:
-        spec: Folder, keys and terms of the run.
-        attend: Called before each client step (False) and after each round (True). What it raises stops the run there: the
-            last checkpoint and all ledgers are whole, so that the run can be resumed.
+        job: The job.
+        ledgers: Folder of all ledgers.
+        data_root: Folder of the data sets; None: the usual one.
+        terms: Terms on which the clients serve.
+        quorum: Fraction of the asked clients that must answer.
+        before_step: See `Hosts`.
+
+    Yields:
+        The federation.
+
+    Raises:
+        Refused: If a client refuses the job.
+        LedgerError: If a ledger is damaged.
     """
     import torch
 
     torch.set_num_threads(1)
+    with ExitStack() as stack:
+        hosts = stack.enter_context(closing(Hosts(job, ledgers, data_root, terms, before_step)))
+        fed = InProcessFederation(job.protocol, hosts, quorum=quorum)
+        fed.central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=False)
+        if fed.central_server is not None:
+            stack.enter_context(closing(fed.central_server))
+        yield fed
+
+
+def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = lambda round_done: None) -> None:
+    """Run coordinator, clients and observer in turn, round by round, from the newest checkpoint on.
+
+    Args:
+        spec: Folder, keys and terms of the run.
+        attend: Called before each client step (False) and after each round (True). An exception from it stops the run there:
+            the last checkpoint and all ledgers are whole, so that the run can be resumed.
+    """
     job = read_job(spec.folder, spec.operator_key)
-    algorithm = job.algorithm
-    records = Records(spec.folder, job.protocol, algorithm)
-    observer = Observer(
-        ObserverSpec(
-            spec.folder, spec.operator_key, "", RunFolder(spec.folder).keys, spec.folder, spec.data_root, spec.evaluate_every
-        ),
-        job,
+    algorithm, files = job.algorithm, RunFolder(spec.folder)
+    observer_spec = ObserverSpec(
+        spec.folder, spec.operator_key, "", files.keys, spec.folder, spec.data_root, spec.evaluate_every
     )
-    hosts = Hosts(job, spec.ledgers, spec.data_root, spec.terms, lambda: attend(False))
-    central_server = CentralDPServer.of(algorithm, spec.ledgers, job.experiment.noise, durable=False)
-    fed = InProcessFederation(job.protocol, hosts, quorum=spec.quorum)
-    fed.central_server = central_server
+    opened = federation(
+        job, spec.ledgers, data_root=spec.data_root, terms=spec.terms, quorum=spec.quorum, before_step=lambda: attend(False)
+    )
+    with (
+        closing(Records(spec.folder, job.protocol, algorithm)) as records,
+        closing(Observer(observer_spec, job)) as observer,
+        opened as fed,
+    ):
 
-    def on_round(t: int, state: State) -> None:
-        records.round(t, state, fed)
-        shown = central_server.shown if central_server is not None else {}
-        if algorithm.capabilities.personal:
-            for client in shown.get("clients", fed.clients):
-                if (personal := _personal(job, hosts[client], client, t, spec.data_root)) is not None:
-                    observer.take(personal)
-        observer.take(Models(t, state.assignment, state.models, **shown))
-        attend(True)
+        def on_round(t: int, state: State) -> None:
+            records.round(t, state, fed)
+            shown = fed.central_server.shown if fed.central_server is not None else {}
+            if algorithm.capabilities.personal:
+                for client in shown.get("clients", fed.clients):
+                    if (personal := _personal(job, fed.hosts[client], client, t, spec.data_root)) is not None:
+                        observer.take(personal)
+            observer.take(Models(t, state.assignment, state.models, **shown))
+            attend(True)
 
-    records.joined()
-    try:
-        drive(algorithm, fed, Checkpoints(RunFolder(spec.folder).checkpoints, spec.keep_checkpoints, records.warn), on_round)
-    finally:
-        for part in (hosts, observer, records):
-            part.close()
-        if central_server is not None:
-            central_server.close()
+        records.joined()
+        drive(algorithm, fed, Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn), on_round)
 
 
 def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal | None:
-    """What a client's own process would tell the observer of its personal model; None while it has none."""
+    """Evaluate a client's personal model as its worker would; None without a model."""
     model = host.personal_model()
     if model is None:
         return None

@@ -1,4 +1,4 @@
-"""The worker process: one client. One thread talks, one computes; what leaves is what the gate answered."""
+"""The worker process of one client: one thread handles messages, the other runs client steps behind the privacy gate."""
 
 from __future__ import annotations
 
@@ -53,11 +53,26 @@ def make_host(
     durable: bool = True,
     engine: Callable[[], Engine] | None = None,
 ) -> ClientHost:
-    """A client behind its gate: claim recomputed, then the ledger opened; its data is read after the first debit only.
+    """Open a client behind its privacy gate: verify the privacy claim, then open the ledger.
 
-    One that is audited holds canaries in place of its records, and has an engine of its own.
+    Records are read after the first debit, except for the record book of ledger scope "dataset". An audited client holds
+    canaries instead of its records and has a separate engine.
 
-    engine: where the clients of one process share one; otherwise the client gets its own.
+    Args:
+        job: The job.
+        client: Client id.
+        ledgers: Folder of the ledgers.
+        data_root: Folder of the data sets; None: the usual one.
+        terms: Terms on which the client serves.
+        durable: Write the ledger with fsync.
+        engine: Makes the engine that the clients of one process share; None: a separate engine.
+
+    Returns:
+        The client runtime.
+
+    Raises:
+        Refused: If the job breaks its privacy claim, or the terms forbid it.
+        LedgerError: If the ledger is damaged, or belongs to another job.
     """
     algorithm = job.algorithm
     verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
@@ -76,9 +91,17 @@ def make_host(
 
 
 def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any], terms: Terms, durable: bool) -> None:
-    """Enter the client's whole plan in the book of its records, training and validation, before anything is computed.
+    """Add the client's whole plan to the record book, for its training and validation records.
 
-    Raises Refused as `RecordBook.enrol`, and "book" if the job asks for one and this worker was given none.
+    Args:
+        algorithm: The job's algorithm.
+        client: Client id.
+        open_data: Opens the records of a split.
+        terms: Terms on which the client serves.
+        durable: Write the book with fsync.
+
+    Raises:
+        Refused: "book" if the worker has no record book; otherwise as `RecordBook.enrol`.
     """
     if terms.book is None:
         raise Refused(
@@ -102,9 +125,15 @@ def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any],
 def run_worker(spec: WorkerSpec) -> None:
     """Serve one client until the coordinator says goodbye.
 
-    Raises Refused for a job or a server that must not be served, RunFailed for an orphan.
+    Args:
+        spec: Arguments of the process.
+
+    Raises:
+        ConfigError: If the job has no such client.
+        Refused: If the job or the server fails a check.
+        RunFailed: If the coordinator does not answer for `spec.orphan_timeout_s` seconds.
     """
-    settle(spec.device)
+    prepare_process(spec.device)
     job = read_job(spec.job, spec.operator_key)
     if spec.client not in job.algorithm.clients:
         raise ConfigError(f"--client is {spec.client}: the roster of the job has clients 0 to {len(job.protocol.roster) - 1}")
@@ -113,18 +142,27 @@ def run_worker(spec: WorkerSpec) -> None:
         Worker(spec, job, host, context, turns(spec)).serve()
 
 
-def settle(device: Device) -> None:
-    """Make a freshly started process one that computes on `device` and in a single thread, with a random state of its own."""
+def prepare_process(device: Device) -> None:
+    """Prepare a new process: select its device, use one thread, and seed torch.
+
+    Args:
+        device: Device to compute on.
+    """
     import torch
 
     devices.use(device)
     torch.set_num_threads(1)
-    # Forked siblings share the parent's seed; no noise comes from it. torch.manual_seed also looks for GPUs, for milliseconds.
+    # Forked siblings share the parent's seed, from which no noise comes. torch.manual_seed would also search for GPUs, which
+    # takes milliseconds.
     torch.default_generator.manual_seed(int.from_bytes(os.urandom(7), "big"))
 
 
 def turns(spec: WorkerSpec) -> Turns:
-    """Context managers inside which this process may compute: a core's slot, or a lease of its GPU."""
+    """Return a function that makes a context in which this process may compute: it holds a slot of a core or of its GPU.
+
+    Args:
+        spec: Arguments of the process.
+    """
     device, host = spec.device, host_folder()
     limit = ComputeSemaphore(*spec.slots) if spec.slots and device.uuid is None else None
     if device.uuid is not None:
@@ -144,7 +182,15 @@ def turns(spec: WorkerSpec) -> Turns:
 
 
 class Worker:
-    """Two threads around one host: `_talk` owns the socket, `serve` computes, in its turn."""
+    """Two threads around one client runtime: `_talk` owns the socket, and `serve` computes while it holds a slot.
+
+    Args:
+        spec: Arguments of the process.
+        job: The job.
+        host: The client runtime.
+        context: ZeroMQ context of the process.
+        turn: Makes the context in which this process may compute; see `turns`.
+    """
 
     def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost, context: zmq.Context, turn: Turns) -> None:
         self.spec, self.job, self.host, self._context, self._turn = spec, job, host, context, turn
@@ -155,11 +201,15 @@ class Worker:
         self._stop = False
         self._outbox: ObserverOutbox | None = None
         self._span: tuple[float, float] | None = None
-        self._at_work = False  # in its turn, which the coordinator is told: deadlines count from there
+        self._at_work = False  # computes now; the coordinator counts the timeout from the heartbeat that says so
         host.turn = self._computing
 
     def serve(self) -> None:
-        """Answer tasks until the end."""
+        """Answer tasks until the coordinator says goodbye or `stop` is called.
+
+        Raises:
+            Exception: The first error of either thread.
+        """
         talker = threading.Thread(target=self._talk, name="wire", daemon=True)
         talker.start()
         try:
@@ -178,11 +228,11 @@ class Worker:
             self.host.close()
 
     def stop(self) -> None:
-        """End `serve` within a second or so, whatever the coordinator says; any thread may call it."""
+        """End `serve` within about a second; any thread may call this."""
         self._stop = True
 
     def _work(self, event: ClientEvent) -> None:
-        outbox = self._link()  # connects while the task is computed
+        outbox = self._link()  # connects in parallel with the computation
         answer = self.host.answer(Task(event.round, event.task, event.tensors))
         self._wait_for_the_deadline(event.arrived)
         self._reply(event.id, answer)
@@ -191,17 +241,17 @@ class Worker:
                 outbox.span("train", event.round, *self._span)
             self._report_personal(outbox, event.round)
         self._span = None
-        memory.give_back_freed()  # a thousand idle workers must be small
+        memory.give_back_freed()  # many idle workers share one machine
 
     def _wait_for_the_deadline(self, arrived: float) -> None:
-        """With a deadline, wait until one has passed since the task came: how long computing took is not to be seen."""
-        every = self.job.protocol.local.deadline_s
-        if every is None:
+        """Wait for the next multiple of local.deadline_s, so that the time of the answer does not reveal the computing time."""
+        interval = self.job.protocol.local.deadline_s
+        if interval is None:
             return
         taken = time.monotonic() - arrived
-        until = arrived + every * math.ceil(taken / every)
-        if taken > every:
-            say(f"a task took longer than local.deadline_s, {every:g} s; its answer leaves at the next multiple")
+        until = arrived + interval * math.ceil(taken / interval)
+        if taken > interval:
+            say(f"a task took longer than local.deadline_s, {interval:g} s; its answer is sent at the next multiple")
         while not self._stop and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, 0.2))
 
@@ -215,7 +265,7 @@ class Worker:
             self._span = started, time.time()
 
     def _link(self) -> ObserverOutbox | None:
-        """The way to the observer, if there is one, from the first task on."""
+        """Connect to the observer at the first task; None without an observer."""
         if self._outbox is None and self.spec.observer:
             self._outbox = ObserverOutbox(
                 self.spec.observer,
@@ -229,7 +279,7 @@ class Worker:
         return keys.read_pair(self.spec.keys, client_key(client), self.job.protocol.client(client).public_key)
 
     def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
-        """Report a personal model's accuracy on the client's test records to the observer, which has no access to the model."""
+        """Report the accuracy of the personal model on the client's test records; the observer does not get the model."""
         model = self.host.personal_model()
         if model is None:
             return
@@ -248,7 +298,7 @@ class Worker:
         os.write(self._wake_write, b"x")
 
     def _talk(self) -> None:
-        """The wire's thread: an error here ends the process through `serve`."""
+        """Run the message thread; `serve` raises its errors."""
         try:
             self._converse()
         except Refused as refusal:

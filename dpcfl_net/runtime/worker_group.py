@@ -1,4 +1,4 @@
-"""The worker process of several clients: each with its own identity, gate and ledger; job, data set and engine are shared."""
+"""The worker process of several clients, which share job, data set and engine; each has a separate identity, gate and ledger."""
 
 from __future__ import annotations
 
@@ -13,33 +13,46 @@ import zmq
 
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.client import Engine
-from dpcfl_net.runtime.worker import Worker, make_host, settle, turns
+from dpcfl_net.runtime.worker import Worker, make_host, prepare_process, turns
 from dpcfl_net.runtime.worker_spec import GroupSpec
 
-SOCKETS = 4096  # a client has four; ZeroMQ's own limit would do for 250 clients
+SOCKETS = 4096  # a client has four sockets; the default limit of ZeroMQ is enough for 250 clients only
 
 
 def run_group(spec: GroupSpec) -> None:
-    """Serve whoever is started until the launcher closes the pipe and all have left; fails as the first client that fails."""
-    settle(spec.worker.device)
+    """Serve the clients that the launcher starts, until it closes the pipe and all clients have left.
+
+    Args:
+        spec: Arguments of the process.
+
+    Raises:
+        Exception: The first error of a client.
+    """
+    prepare_process(spec.worker.device)
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS)
     Group(spec, read_job(spec.worker.job, spec.worker.operator_key), context).serve()
-    context.term()  # not after a failure: other clients' threads use it to the end of the process
+    context.term()  # not after a failure: threads of other clients still use the context
 
 
 class Group:
-    """One thread that listens, one that follows the launcher, and a worker's two for each connected client."""
+    """Several workers in one process: a thread reads start commands, a thread follows them, and each client has two threads.
+
+    Args:
+        spec: Arguments of the process.
+        job: The job.
+        context: ZeroMQ context of the process.
+    """
 
     def __init__(self, spec: GroupSpec, job: Job, context: zmq.Context) -> None:
         self.spec, self.job, self._context = spec, job, context
         self._news: queue.Queue[tuple[str, int] | BaseException] = queue.Queue()
-        self._serving: dict[int, Worker | None] = {}  # None: a client whose gate is being opened
-        self._again: set[int] = set()  # started while they were still leaving
+        self._serving: dict[int, Worker | None] = {}  # None: the client's gate is being opened
+        self._again: set[int] = set()  # to start again: the start command came before the client had left
         self._lock, self._process_turn = threading.Lock(), turns(spec.worker)
 
     def serve(self) -> None:
-        """Follow the launcher's words to the end."""
+        """Follow the launcher's commands until it closes the pipe and all clients have left."""
         threading.Thread(target=self._listen, name="start-commands", daemon=True).start()
         open_ended = True
         while open_ended or self._serving:
@@ -58,7 +71,7 @@ class Group:
 
     @cached_property
     def engine(self) -> Engine:
-        """One for all clients; first asked for in a computation, of which there is one at a time."""
+        """The engine of all clients; built in a computation, and only one client computes at a time."""
         return Engine.of(self.job.protocol)
 
     def _listen(self) -> None:

@@ -1,4 +1,4 @@
-"""What worker processes are started with: light, for whoever starts them without computing anything itself."""
+"""Arguments of worker processes; a launcher imports them without torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from dpcfl_net.training.devices import CPU, Device
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms workers serve. book: folder of the record book, and budget: (epsilon, delta) that all runs together may
-    promise about a record; only where a job composes runs."""
+    """Terms on which a worker serves.
+
+    Attributes:
+        policy: Bounds on epsilon and delta of one job.
+        book: Folder of the record book; needed for ledger scope "dataset".
+        budget: (epsilon, delta) that all runs on a record may spend together; None: no limit.
+    """
 
     policy: Policy = USUAL_POLICY
     book: Path | None = None
@@ -25,10 +30,22 @@ USUAL_TERMS = Terms()
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Everything a worker is started with: paths and addresses, never a secret.
+    """Arguments of a worker process: paths and addresses, and no secret.
 
-    slots: a folder that workers share, and how many of them may compute at once; beside the slots of the host, one for a core
-    or for each place on a GPU, which all runs of this user share.
+    Attributes:
+        job: Folder of the signed job.
+        client: Client id.
+        connect: Address of the coordinator.
+        observer: Address of the observer; None: no observer.
+        keys: Folder of the key pairs.
+        operator_key: Public key of the operator.
+        ledgers: Folder of the ledgers.
+        terms: Terms on which the worker serves.
+        data_root: Folder of the data sets; None: the usual one.
+        slots: Folder that the workers of a run share, and the number of them that may compute at once; None: no limit besides
+            that of the host, which all runs of a user share.
+        orphan_timeout_s: Seconds without a coordinator after which the worker fails.
+        device: Device to compute on.
     """
 
     job: Path
@@ -47,7 +64,12 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """What such a process is started with: a worker's specification, its client to be filled in, and where start commands come from."""
+    """Arguments of a worker process of several clients.
+
+    Attributes:
+        worker: Arguments of each worker; its client id is replaced.
+        commands: Pipe from which start and stop commands are read.
+    """
 
     worker: WorkerSpec
     commands: Connection
@@ -55,7 +77,18 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class OneProcessSpec:
-    """Everything that a run in one process is started with."""
+    """Arguments of a run in one process.
+
+    Attributes:
+        folder: Run folder with the signed job.
+        operator_key: Public key of the operator.
+        ledgers: Folder of the ledgers.
+        terms: Terms on which the clients serve.
+        data_root: Folder of the data sets; None: the usual one.
+        keep_checkpoints: Number of newest checkpoints to keep.
+        quorum: Fraction of clients that must answer a round.
+        evaluate_every: Interval of the observer's evaluations in rounds.
+    """
 
     folder: Path
     operator_key: str

@@ -137,7 +137,11 @@ def report(folder: Path) -> None:
     )
     summary.write_run(folder, document)
     if state != "running":  # its launcher writes them at the end
-        export_models(folder, job, summary.run_settings(folder)["data"]["root"] if RunFolder(folder).config.exists() else None)
+        if RunFolder(folder).config.exists():
+            settings = summary.run_settings(folder)
+            export_models(folder, job, settings["data"]["root"], personal=settings["output"]["personal_models"])
+        else:
+            export_models(folder, job)
     print(write_report(folder))
 
 

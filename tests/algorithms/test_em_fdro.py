@@ -244,14 +244,14 @@ def test_what_the_statement_says(tmp_path):
     selection = said("selection", {"mode": "selection", "tilt": 4.0})
     assert (selection["epsilon"], selection["covered"], selection["noise_multiplier"]) == (None, [], None)
     assert "without noise" in selection["not_covered"][0]
-    (draws,) = [text for text in selection["not_covered"] if text.startswith("the draws by themselves")]
+    (draws,) = [text for text in selection["not_covered"] if text.startswith("the draws alone")]
     assert f"epsilon {selection_epsilon(4.0, 4, 2, ROUNDS):.4g} if one client's" in draws
     assert f"{unconditional_epsilon(4.0, 4, 2, ROUNDS):.4g} if it moves" in draws
 
     paper = said("paper", {"mode": "paper"})
     assert paper["epsilon"] is None
     assert "losses and updates leave the client without noise" in paper["not_covered"][0]
-    assert not any("by themselves" in text for text in paper["not_covered"])
+    assert not any("the draws alone" in text for text in paper["not_covered"])
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_a_loss_beyond_what_an_honest_one_can_be_weighs_no_more(tmp_path):
     job = job_for(tmp_path, {"mode": "full", "tau": 1.5})
     fed = Scripted(job.protocol.model.parameters, [1e9, -7.0, 0.5, 1.0])
     fed.gone = set()
-    told = job.algorithm.told(fed.call(job.algorithm.evaluate, {}))
+    told = job.algorithm.released_losses(fed.call(job.algorithm.evaluate, {}))
     assert told == {0: 1.5, 1: 0.0, 2: 0.5, 3: 1.0}
 
 
@@ -471,7 +471,7 @@ def test_a_run_with_part_of_the_clients(tmp_path):
 
     privacy = json.loads((folder / "run.json").read_text())["privacy"]
     assert (privacy["epsilon"], privacy["epsilon_spent"]) == (None, None)
-    assert any("the draws by themselves" in text for text in privacy["not_covered"])
+    assert any("the draws alone" in text for text in privacy["not_covered"])
     assert "inf" in done.stdout
 
 

@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 import dpcfl_net as dpcfl
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import client_slice
+from dpcfl_net.results.models import export_models
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
 
@@ -97,6 +98,34 @@ def test_personal_models_stay_in_the_clients_folder_until_they_are_asked_for(tmp
 def test_an_algorithm_without_personal_models_says_so(in_process):
     with pytest.raises(dpcfl.ConfigError, match="dp-ifca has no personal models"):
         in_process.personal(0)
+
+
+def test_personal_models_are_exported_on_request(tmp_path):
+    settings = {**TINY, "algorithm": {"name": "mr-mtl"}, "output": {"personal_models": True}}
+    run = dpcfl.run(settings, tmp_path, "in-process", progress=False)
+    names = ["client_0_personal.safetensors", "client_1_personal.safetensors", "cluster_0.safetensors"]
+    assert sorted(path.name for path in (run.path / "models").iterdir()) == names
+    assert list(run.models) == [0]  # the server's model alone
+    for client in range(2):
+        path = run.path / "models" / f"client_{client}_personal.safetensors"
+        exported, own = load_file(path), run.personal(client)
+        assert exported.keys() == own.keys()
+        assert all(torch.equal(exported[name], own[name]) for name in own)
+        with safe_open(path, "pt") as file:
+            assert file.metadata()["epsilon"] == "none"
+        assert path.stat().st_mode & 0o777 == 0o600
+    (run.path / "ledgers" / "client_0001").rename(tmp_path / "elsewhere")  # as if the client ran on another machine
+    export_models(run.path, run.job, personal=True)
+    assert sorted(path.name for path in (run.path / "models").iterdir()) == [names[0], names[2]]
+    export_models(run.path, run.job)
+    assert sorted(path.name for path in (run.path / "models").iterdir()) == [names[2]]
+
+
+def test_personal_models_of_an_algorithm_without_any_are_not_exported(in_process):
+    with pytest.raises(dpcfl.ConfigError, match="must be false, since dp-ifca has no personal models"):
+        dpcfl.load(TINY, {"output.personal_models": True})
+    with pytest.raises(dpcfl.ConfigError, match="dp-ifca has no personal models"):
+        export_models(in_process.path, in_process.job, personal=True)
 
 
 def test_a_base_model_is_added_to_each_clusters(tmp_path):

@@ -230,7 +230,7 @@ TOGETHER = [
         {"algorithm.name": "dp-fedavg", "algorithm.sampling_rate": "1.0"},
         ["privacy.unit is 'sample'", "works with unit client with trust trusted-server"],
     ),
-    ({**CLIENT_LEVEL, "algorithm.sampling_rate": "0.3"}, ["algorithm.sampling_rate is 0.3", "no whole number"]),
+    ({**CLIENT_LEVEL, "algorithm.sampling_rate": "0.3"}, ["algorithm.sampling_rate is 0.3", "not a whole number"]),
     ({**CLIENT_LEVEL, "algorithm.server_lr": ".inf"}, ["algorithm.server_lr is inf", "finite number"]),
     ({"privacy.epsilon": "1e-300"}, ["privacy.epsilon is 1e-300", "greater than or equal to 0.000000001"]),
     ({"privacy.delta": "1e-300"}, ["delta 1e-300", "use a larger one"]),

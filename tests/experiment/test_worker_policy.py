@@ -60,7 +60,7 @@ def refusal(job, tmp_path, policy=None):
             "guarantee is 'expected': needs Poisson",
         ),
         ({**RR, "guarantee": "expected"}, {"sampling": "fixed", "base": "fesem"}, {"adjacency": "replace-one"}, "keep a state"),
-        (RR, {"base": "fesem"}, {}, "clients that keep a state show who was drawn before"),
+        (RR, {"base": "fesem"}, {}, "clients that keep a state reveal earlier samples"),
         (RR, {"clusters": 4, "min_cluster_size": 8}, {}, "4 clusters of at least so many need 32 clients a round"),
     ],
 )

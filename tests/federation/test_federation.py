@@ -16,7 +16,7 @@ from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
-from dpcfl_net.federation.network import NetworkFederation
+from dpcfl_net.federation.network import CallLimits, NetworkFederation
 from dpcfl_net.runtime.coordinator import check_release
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint
@@ -73,7 +73,7 @@ def federation(job, folder, answers, join_s=20, **options):
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
-    fed = NetworkFederation(protocol, endpoint, join_timeout_s=join_s, **options)
+    fed = NetworkFederation(protocol, endpoint, CallLimits(join_timeout_s=join_s, **options))
     fed.round = 1
     try:
         fed.join()

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
-from dpcfl_net.federation.gate import Gate
+from dpcfl_net.federation.gate import Gate, GateSpec
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.ledger import Ledger, read_ledger
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot
@@ -50,9 +50,8 @@ def make_gate(ledger, **changes):
         "charges": CHARGES,
         "noise_multiplier": Z,
         "adjacency": "zero-out",
-        "ledger": ledger,
     }
-    return Gate(**{**fields, **changes})
+    return Gate(GateSpec(**{**fields, **changes}), ledger)
 
 
 @pytest.fixture

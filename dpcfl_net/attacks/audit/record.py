@@ -16,6 +16,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import Audit, Job, read_job
 from dpcfl_net.federation.canary_client import taped
+from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.federation.client import slot_key
 from dpcfl_net.federation.gate import seeded_key
 from dpcfl_net.privacy.events.base import Event
@@ -158,6 +159,7 @@ class Record:
     @cached_property
     def _updates(self) -> dict[tuple[int, int, str], np.ndarray]:
         found = {}
+        names = {kind: update_tensor(step) for kind, step in client_steps(self.algorithm).items()}
         wanted = {(t.client, t.round, t.kind): t for client in self.audit.clients for t in self.trainings(client)}
         for record, header, arrays in transcript.messages(RunFolder(self.folder).transcript):
             if (record.direction, header.kind, header.code) != ("up", "RESULT", "release"):
@@ -165,9 +167,10 @@ class Record:
             key = (int(record.peer.removeprefix("client ")), header.round, header.task)
             if key not in wanted or key in found:
                 continue
-            if arrays is None or "update" not in arrays:
+            update = None if arrays is None else arrays.get(names[header.task] or "")
+            if update is None:
                 raise ConfigError(f"the transcript holds no update of client {key[0]}, round {key[1]}: was it kept in full?")
-            found[key] = self._unscaled(wanted[key], arrays["update"])
+            found[key] = self._unscaled(wanted[key], update)
         return found
 
     def _unscaled(self, training: Training, update: np.ndarray) -> np.ndarray:
