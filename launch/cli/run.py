@@ -125,7 +125,7 @@ def dry_run(path: Path, overrides: Iterable[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_keys(RunFolder(folder).keys, sum(config.data.clients))
         _print_job(make_job(config, RunFolder(folder).keys), config)
-    print("nothing was started; without --dry-run this command runs it")
+    print("nothing was started; run the same command without --dry-run to start the run")
 
 
 def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None) -> None:
@@ -258,7 +258,7 @@ def _print_job(job: Job, config: Config) -> None:
     protocol, cost = job.protocol, estimate(job.protocol, config.runtime.max_live_workers)
     z = sorted({round(noise, 5) for noise in noisy_plans(job.algorithm).values() if noise is not None})
     print(
-        f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters"
+        f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, model with {cost['parameters']:,} parameters"
     )
     print(
         f"privacy: epsilon {protocol.privacy.epsilon:g}, delta {protocol.privacy.delta:g}, noise multiplier {', '.join(map(str, z)) or 'none'}"
