@@ -1,7 +1,7 @@
-"""dpcfl_net: differentially private clustered federated learning as real processes and real messages.
+"""Simulator of differentially private clustered federated learning with real processes and an untrusted server.
 
-The public Python API, `import dpcfl_net as dpcfl`. Names are loaded when they are first used, so that the import itself is
-cheap; see docs/python-api.md.
+This module is the public Python API: `import dpcfl_net as dpcfl`. It loads each name on first use, which keeps the import
+fast. See docs/python-api.md.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ __all__ = ["__version__", *_MODULES]  # pyright: ignore[reportUnsupportedDunderA
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m dpcfl_net` is `dpcfl`."""
+"""Runs `dpcfl` for `python -m dpcfl_net`."""
 
 from dpcfl_net.launch.cli import main
 

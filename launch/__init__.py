@@ -1,1 +1,1 @@
-"""Ways to start the processes of a run, and the command line."""
+"""Command line, Python API, and ways to start the processes of a run."""

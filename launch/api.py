@@ -35,17 +35,17 @@ def load(config: Source, overrides: Mapping[str, Any] | None = None, /, **more: 
     """Load and check a configuration.
 
     Args:
-        config: Path of a YAML file, name of a packaged configuration ("quickstart", "r_dpcfl/fmnist_rotation"), a dictionary,
-            or a configuration to change.
+        config: Path of a YAML file, name of a packaged configuration ("quickstart", "r_dpcfl/fmnist_rotation"), dictionary, or
+            configuration to change.
         overrides: Values by dotted key, as {"privacy.epsilon": 2}. Nested dictionaries are merged into their sections.
-        **more: The same as keyword arguments, a double underscore for a dot: `rounds=3`, `privacy__epsilon=2`,
+        **more: Overrides as keyword arguments, with a double underscore for a dot: `rounds=3`, `privacy__epsilon=2`,
             `privacy={"epsilon": 2}`. They are applied after `overrides`.
 
     Returns:
         The checked, immutable configuration.
 
     Raises:
-        ConfigError: With every problem found: field, value and what is allowed.
+        ConfigError: With the field, the value and the allowed values of every problem.
     """
     loaded = {**(overrides or {}), **{key.replace("__", "."): value for key, value in more.items()}}
     return config if isinstance(config, Config) and not loaded else configuration.load(config, loaded)
@@ -59,26 +59,26 @@ def run(
     callbacks: Iterable[Callback] = (),
     progress: bool = True,
 ) -> Run:
-    """Run an experiment and wait for its end.
+    """Run an experiment and wait until it ends.
 
     Args:
-        config: What `load` takes.
+        config: A configuration, as `load` accepts it.
         out: Parent of the new run folder.
-        federation: "network": a coordinator, an observer and one worker process for each client, as `dpcfl run`.
-            "in-process": all clients in turn in the calling process, where breakpoints work; no transcript. The bits are the
-            same. None: what the configuration says.
-        callbacks: Called with the `RoundMetrics` of each round as they appear. A callback that returns False or raises
-            `StopRun` stops the run early; one that raises anything else stops the run, and the exception comes out.
+        federation: "network": a coordinator, an observer and one worker process per client, as in `dpcfl run`.
+            "in-process": all clients one after another in the calling process, where breakpoints work; no transcript. The
+            results are bit for bit the same. None: the configuration's setting.
+        callbacks: Called with the `RoundMetrics` of each round. If a callback returns False or raises `StopRun`, the run
+            stops early. If it raises another exception, the run stops and the exception is raised again.
         progress: Show a progress bar in a terminal (stderr) or notebook.
 
     Returns:
-        The run; its state is `interrupted` if a callback stopped it.
+        The run. Its state is `interrupted` if a callback stopped it.
 
     Raises:
         ConfigError: If the configuration is invalid, or `out` cannot be written.
         Refused: If a worker's gate or the launcher refuses the job.
-        RunFailed: If the run cannot go on; a note names the run folder.
-        KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP, when every process has ended. The run can be resumed.
+        RunFailed: If the run cannot continue; a note names the run folder.
+        KeyboardInterrupt: After Ctrl-C, SIGTERM or SIGHUP, once every process has ended. The run can be resumed.
     """
     with caller.restored(), Interrupts() as interrupts:
         with interrupts.raising():
@@ -91,27 +91,29 @@ def run(
 
 
 def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bool = True) -> Run:
-    """Resume a run that stopped, crashed or failed: the same signed job, ledgers and checkpoints.
+    """Resume a run that stopped, crashed or failed, with its signed job, ledgers and checkpoints.
 
     Args:
-        path: The run folder. A finished run is returned as it is.
-        callbacks: As in `run`, for the rounds that are left.
+        path: The run folder. A finished run is returned unchanged.
+        callbacks: As in `run`, for the remaining rounds.
         progress: As in `run`.
 
     Returns:
         The run.
 
     Raises:
-        ConfigError: If the folder holds no run, or one whose workers are on other hosts.
-        KeyboardInterrupt: As in `run`; so are Refused and RunFailed.
+        ConfigError: If the folder holds no run, or one with workers on other hosts.
+        Refused: As in `run`.
+        RunFailed: As in `run`.
+        KeyboardInterrupt: As in `run`.
     """
     with caller.restored(), Interrupts() as interrupts:
         folder = Path(path)
         with interrupts.raising():
-            kept = running.kept(folder)
-        if kept.finished:
+            saved = running.read_saved_run(folder)
+        if saved.finished:
             return Run(folder)
-        return _watched(folder, kept.config, kept.seconds, interrupts, callbacks, progress)
+        return _watched(folder, saved.config, saved.seconds, interrupts, callbacks, progress)
 
 
 def open_run(path: Path | str) -> Run:
@@ -130,11 +132,11 @@ def open_run(path: Path | str) -> Run:
 
 
 class SweepResult(Sequence[Run]):
-    """The finished runs of a sweep, in the order of its grid (the last axis fastest).
+    """Finished runs of a sweep, in the order of its grid (the last axis fastest).
 
     Attributes:
-        path: The sweep's folder, which `dpcfl compare` and `dpcfl report` take.
-        values: For each run its values on the axes, by dotted key.
+        path: Folder of the sweep; `dpcfl compare` and `dpcfl report` accept it.
+        values: Values of each run on the axes, by dotted key.
     """
 
     def __init__(self, path: Path, runs: Sequence[Run], values: Sequence[Mapping[str, Any]]) -> None:
@@ -154,11 +156,11 @@ class SweepResult(Sequence[Run]):
         return len(self._runs)
 
     def compare(self, *, force: bool = False, fairness: bool = False) -> Comparison:
-        """Compare the runs; as `dpcfl.compare`."""
+        """Compare the runs as `dpcfl.compare` does."""
         return Comparison.of([self.path], force=force, fairness=fairness)
 
     def report(self) -> Path:
-        """Write report.html of the sweep and return its path."""
+        """Write report.html of the sweep; return its path."""
         return write_sweep(self.path)
 
     def __repr__(self) -> str:
@@ -173,36 +175,36 @@ class SweepResult(Sequence[Run]):
 
 
 def sweep(config: Source, axes: Mapping[str, Sequence[Any]], out: Path | str = "runs", *, progress: bool = True) -> SweepResult:
-    """Run every combination of some settings. A run that `out` holds already is not repeated, one that stopped is resumed.
+    """Run every combination of settings. Finished runs in `out` are not repeated, stopped ones are resumed.
 
     Args:
-        config: What `load` takes. Prefer a name or a path if `algorithm.name` is an axis.
+        config: A configuration, as `load` accepts it. Prefer a name or a path if `algorithm.name` is an axis.
         axes: Values by dotted key: {"privacy.epsilon": [2, 5], "seed": range(3)}.
-        out: Parent of the sweep's folder, and of the store that all sweeps share.
+        out: Parent of the sweep's folder and of the run store shared by all sweeps.
         progress: Show a progress bar.
 
     Returns:
         The runs.
 
     Raises:
-        ConfigError: With every problem of every combination, before anything runs.
-        RunFailed: After the last combination, if some failed; the same call tries them again.
+        ConfigError: With every problem of every combination, before the first run.
+        RunFailed: After the last combination, if some failed; the same call runs them again.
         KeyboardInterrupt: After Ctrl-C; the same call resumes the sweep.
     """
     with caller.restored():
-        made = sweeps.Sweep.of(config, axes, Path(out))
-        total = len(made.cells)
+        grid = sweeps.Sweep.of(config, axes, Path(out))
+        total = len(grid.cells)
 
-        def screen(number: int, cell: Cell) -> Watcher:
+        def display(number: int, cell: Cell) -> Watcher:
             bar = open_bar(progress)
-            return Watcher(sweeps.cell_folder(cell.config, made.store), cell.config, (), bar, f"{number}/{total} {cell.label}")
+            return Watcher(sweeps.cell_folder(cell.config, grid.store), cell.config, (), bar, f"{number}/{total} {cell.label}")
 
-        outcomes = made.run(screen=screen)
+        outcomes = grid.run(display=display)
     if outcomes[-1].state == sweeps.INTERRUPTED:
-        raise KeyboardInterrupt("the sweep was stopped; the same call resumes it")
-    if failures := made.failures(outcomes):
+        raise KeyboardInterrupt("sweep stopped; the same call resumes it")
+    if failures := grid.failures(outcomes):
         raise sweeps.failed_cells(failures, total)
-    return SweepResult(made.folder, [Run(outcome.folder) for outcome in outcomes], [cell.values for cell in made.cells])
+    return SweepResult(grid.folder, [Run(outcome.folder) for outcome in outcomes], [cell.values for cell in grid.cells])
 
 
 def compare(
@@ -211,12 +213,12 @@ def compare(
     """Compare finished runs over seeds.
 
     Args:
-        runs: Runs, sweeps, and folders of either.
-        force: Also compare runs whose privacy or data differ, marked.
+        runs: Runs, sweeps, or their folders.
+        force: Compare runs whose privacy or data differ; they are marked.
         fairness: Add F_acc and F_loss, measured against models trained without privacy.
 
     Returns:
-        A table with `.rows`, `.records`, `.to_csv(path)`, and its own form in a notebook.
+        A table with `.rows`, `.records` and `.to_csv(path)`, which a notebook shows as HTML.
 
     Raises:
         ConfigError: If a run has not finished, or if privacy or data differ and `force` is not set.
@@ -241,14 +243,14 @@ def account(
 
     Args:
         events: Events (`SampledGaussian(1.0, 0.01, 1000)`), dictionaries such as {"type": "SampledGaussian",
-            "noise_multiplier": 1.0, "sampling_rate": 0.01, "steps": 1000}, or the whole document of `dpcfl account`.
-        delta: Target delta, in (0, 1); None only with a whole document.
+            "noise_multiplier": 1.0, "sampling_rate": 0.01, "steps": 1000}, or a complete document of `dpcfl account`.
+        delta: Target delta, in (0, 1); None only with a complete document.
         adjacency: "zero-out" or "replace-one".
         accountant: "pld" (tight) or "rdp" (as in the papers).
-        target_epsilon: Find the noise multiplier of all events that leave it out or None.
+        target_epsilon: Compute the noise multiplier of all events that omit it or set it to None.
 
     Returns:
-        The settings, "epsilon" (None for infinity, then with a "reason"), and "noise_multiplier" if it was searched.
+        The settings, "epsilon" (None for infinity, with a "reason"), and "noise_multiplier" if `target_epsilon` is given.
 
     Raises:
         ConfigError: With every unknown key and bad value.
@@ -257,21 +259,23 @@ def account(
     """
     if isinstance(events, Mapping):
         if (delta, adjacency, accountant, target_epsilon) != (None, "zero-out", "pld", None):
-            raise ConfigError("a whole document holds its own delta, adjacency, accountant and target_epsilon: give no others")
+            raise ConfigError(
+                "a complete document holds delta, adjacency, accountant and target_epsilon: do not pass them as arguments"
+            )
         return account_document(dict(events))
     document = {"events": [_event(event) for event in events], "delta": delta, "adjacency": adjacency, "accountant": accountant}
     return account_document(document if target_epsilon is None else {**document, "target_epsilon": target_epsilon})
 
 
 def _event(event: Event | Mapping[str, Any]) -> Any:
-    """An event as the document of `dpcfl account` has it."""
+    """Convert an event to its entry in the document of `dpcfl account`."""
     if dataclasses.is_dataclass(event) and not isinstance(event, type):
         return {"type": type(event).__name__, **dataclasses.asdict(event)}
     return dict(event) if isinstance(event, Mapping) else event
 
 
 def _with_federation(config: Config, federation: str | None) -> Config:
-    """The configuration for a federation; nothing crosses a wire in one process, so there is no transcript."""
+    """Set the federation of a configuration; in one process there is no transcript."""
     if federation not in (None, *FEDERATIONS):
         raise ConfigError(f"federation is {shown(federation)}: must be {' or '.join(FEDERATIONS)}")
     if federation in (None, config.runtime.federation):
@@ -280,13 +284,14 @@ def _with_federation(config: Config, federation: str | None) -> Config:
 
 
 def _watched(
-    folder: Path, config: Config, before: float, interrupts: Interrupts, callbacks: Iterable[Callback], progress: bool
+    folder: Path, config: Config, seconds_before: float, interrupts: Interrupts, callbacks: Iterable[Callback], progress: bool
 ) -> Run:
-    """Start or resume the run of a folder; errors and callbacks as `run`."""
-    title, here = f"{config.name} {config.algorithm['name']}", config.runtime.federation == "in-process"
-    watcher = Watcher(folder, config, list(callbacks), open_bar(progress, keep_stdout=here), title)
+    """Start or resume the run of a folder, with the errors and callbacks of `run`."""
+    title, in_process = f"{config.name} {config.algorithm['name']}", config.runtime.federation == "in-process"
+    watcher = Watcher(folder, config, list(callbacks), open_bar(progress, keep_stdout=in_process), title)
     try:
-        document, failure = running.run_in(folder, config, watcher, before, interrupts=interrupts, calling_process=here)
+        options = running.RunOptions(seconds_before, interrupts=interrupts, in_calling_process=in_process)
+        document, failure = running.run_in(folder, config, watcher, options)
         if failure is not None:
             raise failure
     except DpcflError as error:
@@ -298,6 +303,6 @@ def _watched(
     if watcher.error is not None:
         raise watcher.error
     if document.get("state") != "finished" and not watcher.stopped:
-        left = f"resume with dpcfl.resume({str(folder)!r})" if folder.exists() else "nothing is left of the run"
-        raise KeyboardInterrupt(f"stopped; {left}")
+        hint = f"resume with dpcfl.resume({str(folder)!r})" if folder.exists() else "the new run folder was removed"
+        raise KeyboardInterrupt(f"stopped; {hint}")
     return Run(folder)

@@ -1,4 +1,4 @@
-"""What a run changes in the process that asks for it, and puts back at its end: environment and preloaded parent of workers."""
+"""Restores the environment of the calling process after a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ VARIABLES = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # set by the import of
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Restore the environment afterwards, and stop the parent that workers are forked from.
+    """Restore the environment afterwards, and stop the preloaded parent of the workers.
 
-    That parent keeps its environment and the user's modules as they were when it started: the next run in a notebook needs a
-    new one. A parent that the caller had started before stays.
+    The parent keeps the environment and the user's modules of its start, so the next run in a notebook needs a new one. A
+    parent that ran before stays.
     """
     before = {name: os.environ.get(name) for name in VARIABLES}
     server: Any = forkserver._forkserver

@@ -1,4 +1,4 @@
-"""A run inside the process that asks for it: breakpoints stop in client steps, and the caller's settings come back afterwards."""
+"""A run inside the calling process, for breakpoints in client steps."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from dpcfl_net.launch.processes import one_process_spec
 
 @dataclass
 class CallingProcessRun:
-    """A run without any other process; its log is logs/in-process.log."""
+    """A run without other processes; its log is logs/in-process.log."""
 
     folder: Path
     config: Config
 
     def warm(self) -> None:
-        """See `processes.Run`: this process has loaded what it needs."""
+        """See `processes.Run`: nothing to start."""
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `processes.Run`."""
         RunFolder(self.folder).logs.mkdir(exist_ok=True)
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
-        """See `processes.Run`: compute the whole run; signals count between client steps, `tick` is called after each round."""
+        """See `processes.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round."""
         from dpcfl_net.runtime.one_process import run_in_one_process
 
         ticked = time.monotonic()
 
-        def attend(whole: bool) -> None:
+        def after_step(round_done: bool) -> None:
             nonlocal ticked
             interrupts.check()
-            if whole or time.monotonic() - ticked >= interval_s:
+            if round_done or time.monotonic() - ticked >= interval_s:
                 tick()
                 ticked = time.monotonic()
 
         with saying_to(RunFolder(self.folder).log("in-process")), as_in_a_worker():
-            run_in_one_process(one_process_spec(self.folder, self.config), attend)
+            run_in_one_process(one_process_spec(self.folder, self.config), after_step)
 
     def finish(self) -> None:
         """See `processes.Run`: there is no other process."""
@@ -64,16 +64,16 @@ class CallingProcessRun:
 
 @contextlib.contextmanager
 def as_in_a_worker() -> Iterator[None]:
-    """Compute as a worker process does: one thread, float32, the CPU; restore the caller's settings of torch and BLAS after."""
+    """Use the settings of a worker process: one thread, float32, CPU. Restores those of torch and BLAS afterwards."""
     import torch
     from threadpoolctl import threadpool_limits
 
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    flushed = _flushes_denormals(torch)
-    elsewhere = torch.get_default_device().type != "cpu"
+    flushes = _flushes_denormals(torch)
+    on_other_device = torch.get_default_device().type != "cpu"
     with (
         threadpool_limits(1),
-        torch.device("cpu") if elsewhere else contextlib.nullcontext(),
+        torch.device("cpu") if on_other_device else contextlib.nullcontext(),
         torch.random.fork_rng(devices=[]),
     ):
         torch.set_num_threads(1)
@@ -82,10 +82,10 @@ def as_in_a_worker() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(dtype)
-            torch.set_flush_denormal(flushed)
+            torch.set_flush_denormal(flushes)
     torch.set_num_threads(threads)  # last: limiting BLAS also limits the OpenMP threads that torch computes with
 
 
 def _flushes_denormals(torch: Any) -> bool:
-    """Whether torch flushes denormal numbers in this thread, which it does not tell."""
+    """Return whether torch flushes denormal numbers in this thread; torch has no function for that."""
     return float(torch.tensor([1e-310], dtype=torch.float64).mul(1.0)) == 0.0

@@ -1,4 +1,4 @@
-"""Signals that end a run: handlers set a flag and wake who waits, so that nothing is cut where it stands half way."""
+"""Signals that end a run: handlers only set a flag, which is checked where the state is consistent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts INT, TERM and HUP while it is entered; a signal that was ignored before, as under nohup, stays ignored.
+    """Context manager that counts INT, TERM and HUP. A signal that was ignored before, as under nohup, stays ignored.
 
-    `fileno` is readable once a signal has come. Off the main thread, where Python allows no handlers, nothing is counted.
-    until_exit: once one has come, further ones are ignored after this too, for a process that then has nothing to do but exit.
+    `fileno` becomes readable after a signal. Outside of the main thread, where Python allows no handlers, it counts nothing.
+
+    Args:
+        until_exit: After a signal, ignore further signals also after the block, for a process that is about to exit.
     """
 
     def __init__(self, *, until_exit: bool = False) -> None:
@@ -48,11 +50,11 @@ class Interrupts:
         os.close(self._write)
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Return the file descriptor to wait for."""
         return self._read
 
     def check(self) -> None:
-        """KeyboardInterrupt if a signal has come: called where everything is whole."""
+        """Raise KeyboardInterrupt after a signal; call it where the state is consistent."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
         if self.count:
@@ -60,7 +62,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Inside, a signal raises KeyboardInterrupt where it comes: for work of which nothing need stay."""
+        """Raise KeyboardInterrupt at once inside the block, for work that may be discarded."""
         self._raising = True
         try:
             yield
@@ -74,8 +76,8 @@ class Interrupts:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Keep these signals waiting in this thread: a process started meanwhile has them blocked until it is ready for them."""
+def blocked_signals() -> Iterator[None]:
+    """Block these signals in this thread; a process started inside has them blocked until it unblocks them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -83,8 +85,8 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_to_the_launcher() -> None:
-    """In a process of a run: Ctrl-C and a terminal's end concern the launcher, which tells everybody in order."""
+def ignore_terminal_signals() -> None:
+    """Ignore INT and HUP in a process of a run: only the launcher handles them."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))

@@ -1,4 +1,4 @@
-"""The processes of a run: coordinator and observer here, workers wherever their launcher puts them; watched, and stopped for good."""
+"""Starts, watches and stops the processes of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dpcfl_net.launch.placement.child import Child, stop
 from dpcfl_net.launch.placement.interpreter import Interpreter
 from dpcfl_net.launch.placement.local import STOP_S, forkserver
 from dpcfl_net.launch.placement.placements import Placement, terms_of
-from dpcfl_net.launch.placement.worker_pool import WorkerPool
+from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.runtime.coordinator import CoordinatorSpec
 from dpcfl_net.runtime.observer import ObserverSpec
 from dpcfl_net.runtime.worker_spec import OneProcessSpec
@@ -32,7 +32,7 @@ from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
 
 
 def worker_processes(config: Config, clients: int) -> int:
-    """The most worker processes that are there at once; none where all is done in one process."""
+    """Return the largest number of worker processes at a time; 0 for a run in one process."""
     runtime = config.runtime
     if runtime.federation == "in-process":
         return 0
@@ -40,94 +40,120 @@ def worker_processes(config: Config, clients: int) -> int:
     return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
 
 
-# Up to so many clients each worker reads the job in less time than their parent would be waited for.
+# Up to this number of clients it is faster if each worker reads the job than if they wait for their parent to read it.
 SMALL_ROSTER = 100
-# What the processes of these names run, as `Interpreter` takes it.
+# Main function of each role, as `Interpreter` expects it.
 MAINS = {COORDINATOR: "dpcfl_net.runtime.coordinator:run_coordinator", OBSERVER: "dpcfl_net.runtime.observer:run_observer"}
 
 
 class Run(Protocol):
-    """The processes of one run folder, from the first to the last."""
+    """The processes of one run folder."""
 
     def warm(self) -> None:
-        """Start what can load its libraries before there is a job."""
+        """Start processes that can load their libraries before the job exists."""
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
-        """Start the run of a job that lies in the folder; KeyboardInterrupt as `Interrupts.check`."""
+        """Start the run of the job in the folder.
+
+        Args:
+            job: The job.
+            interrupts: Signals that interrupt the run.
+
+        Raises:
+            KeyboardInterrupt: After a signal.
+        """
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
-        """Call `tick` until coordinator and observer are done; RunFailed when it cannot go on, KeyboardInterrupt as above."""
+        """Watch the run until coordinator and observer have ended.
+
+        Args:
+            tick: Called every `interval_s` seconds.
+            interrupts: Signals that interrupt the run.
+            interval_s: Seconds between calls of `tick`.
+
+        Raises:
+            RunFailed: If the run cannot continue.
+            KeyboardInterrupt: After a signal.
+        """
 
     def finish(self) -> None:
-        """After the last round: let who is still there leave."""
+        """Wait for the remaining workers to exit after the last round."""
 
     def stop(self) -> None:
-        """Ask, then insist: no process of this run outlives it."""
+        """End all processes of the run, at last by SIGKILL."""
 
     def devices(self) -> dict[str, int]:
-        """How many worker processes compute on what."""
+        """Return the number of worker processes by device."""
 
     def processes(self) -> int:
-        """The most processes that are there at once."""
+        """Return the largest number of processes at a time."""
 
 
-def run_of(folder: Path, config: Config, site: Placement, calling_process: bool = False) -> Run:
-    """The processes that a configuration asks for; calling_process: none of them, all is done in this one."""
-    if calling_process:
+def run_of(folder: Path, config: Config, placement: Placement, in_calling_process: bool = False) -> Run:
+    """Return the processes that a configuration requires.
+
+    Args:
+        folder: The run folder.
+        config: The configuration of the run.
+        placement: Hosts of the workers.
+        in_calling_process: Run everything in this process.
+    """
+    if in_calling_process:
         from dpcfl_net.launch.calling_process import CallingProcessRun
 
         return CallingProcessRun(folder, config)
     if config.runtime.federation == "in-process":
         return OneProcessRun(folder, config)
-    return FederationRun(folder, config, site)
+    return FederationRun(folder, config, placement)
 
 
 @dataclass
 class FederationRun:
-    """Coordinator and observer here, each a fresh interpreter; workers where `site` has them."""
+    """Coordinator and observer on this machine, workers on the hosts of the placement."""
 
     folder: Path
     config: Config
-    site: Placement
+    placement: Placement
     children: dict[str, Interpreter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._files = RunFolder(self.folder)
-        shutil.rmtree(self._files.addresses, ignore_errors=True)  # of the processes before a resume
+        shutil.rmtree(self._files.addresses, ignore_errors=True)  # of a previous start
         for folder in (self._files.logs, self._files.addresses):
             folder.mkdir(exist_ok=True)
         self._pool: WorkerPool | None = None
         self._commands: Connection | None
         self._losses: Connection | None
-        self._commands, self._telling = multiprocessing.Pipe(duplex=False)
-        self._told, self._losses = multiprocessing.Pipe(duplex=False)
+        # The other ends belong to the coordinator.
+        self._commands, self._commands_end = multiprocessing.Pipe(duplex=False)
+        self._losses_end, self._losses = multiprocessing.Pipe(duplex=False)
         self._warnings = Lines(self._files.warnings)
 
     def warm(self) -> None:
         """See `Run`."""
-        pipes = (self._telling.fileno(), self._told.fileno())
-        self._spawn(COORDINATOR, pass_fds=pipes)
+        ends = (self._commands_end.fileno(), self._losses_end.fileno())
+        self._spawn(COORDINATOR, pass_fds=ends)
         self._spawn(OBSERVER, extra=("DPCFL_DATA", "XDG_CACHE_HOME"))
         if sum(self.config.data.clients) <= SMALL_ROSTER:
-            self.site.preload()
+            self.placement.preload()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
-        """See `Run`: observer and coordinator, then every worker, unless they are more than may be connected at once."""
+        """See `Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
         runtime, keys, operator_key = self.config.runtime, self._files.keys, read_operator_key(self._files.operator_key)
         clients = len(job.protocol.roster)
         self.children[OBSERVER].start(
             ObserverSpec(
-                self.folder, operator_key, self.site.bind(OBSERVER), keys, self.folder, self.config.data.root,
+                self.folder, operator_key, self.placement.bind(OBSERVER), keys, self.folder, self.config.data.root,
                 self.config.output.evaluate_every,
             )
         )  # fmt: skip
-        self.site.preload((self.folder, operator_key, self.config.data.root))  # unless it runs already
+        self.placement.preload((self.folder, operator_key, self.config.data.root))  # no effect if it runs
         observer = self._address(OBSERVER, interrupts)
         self.children[COORDINATOR].start(
             CoordinatorSpec(
                 self._files.protocol,
                 operator_key,
-                self.site.bind(COORDINATOR),
+                self.placement.bind(COORDINATOR),
                 observer,
                 keys,
                 self.folder,
@@ -137,18 +163,23 @@ class FederationRun:
                 runtime.round_timeout_s,
                 runtime.join_timeout_s,
                 runtime.max_live_workers,
-                self._telling.fileno(),
-                self._told.fileno(),
+                self._commands_end.fileno(),
+                self._losses_end.fileno(),
             )
         )
-        connect = self.site.reached(self._address(COORDINATOR, interrupts))
-        self._telling.close()
-        self._told.close()
-        launcher = self.site.launcher(self.folder, self.config, operator_key, connect, self.site.reached(observer))
+        connect = self.placement.reachable_address(self._address(COORDINATOR, interrupts))
+        self._commands_end.close()
+        self._losses_end.close()
+        launcher = self.placement.launcher(
+            self.folder, self.config, operator_key, connect, self.placement.reachable_address(observer)
+        )
         self._pool = WorkerPool(
-            launcher, clients, size=runtime.clients_per_worker, most=runtime.max_live_workers,
-            max_restarts=runtime.max_restarts, must_all=runtime.quorum == 1, report=self._report, lose=self._lose,
-        )  # fmt: skip
+            launcher,
+            clients,
+            PoolLimits(runtime.clients_per_worker, runtime.max_live_workers, runtime.max_restarts, runtime.quorum == 1),
+            report=self._report,
+            on_lost=self._send_loss,
+        )
         if clients <= runtime.max_live_workers:
             self._pool.start_worker(range(clients))
 
@@ -157,22 +188,22 @@ class FederationRun:
         assert self._pool is not None
         ticked = 0.0
         while self.children:
-            self._pool.tend()
-            self._attend(max(0.0, ticked + interval_s - time.monotonic()), interrupts)
+            self._pool.update()
+            self._wait(max(0.0, ticked + interval_s - time.monotonic()), interrupts)
             if time.monotonic() - ticked >= interval_s:
                 tick()
                 ticked = time.monotonic()
 
-    def _attend(self, patience_s: float, interrupts: Interrupts) -> None:
-        """Wait for news for so long: a signal, a start command, or the end of a process."""
+    def _wait(self, timeout_s: float, interrupts: Interrupts) -> None:
+        """Wait for a signal, a command of the coordinator or the end of a process, and handle it."""
         assert self._pool is not None
         roles = {child.sentinel: child for child in self.children.values()}
         commands = [self._commands] if self._commands is not None else []
-        found = wait([*roles, *self._pool.sentinels, *commands, interrupts.fileno()], timeout=patience_s)
-        interrupts.check()  # first: a signal to all processes ends some of them, which is no failure then
-        for source in found:
+        ready = wait([*roles, *self._pool.sentinels, *commands, interrupts.fileno()], timeout=timeout_s)
+        interrupts.check()  # first: a signal to the process group also ends other processes, which is not a failure
+        for source in ready:
             if source is self._commands:
-                self._hear()
+                self._read_commands()
             elif source in roles:
                 self._ended(roles[source])
             elif source != interrupts.fileno():
@@ -187,19 +218,19 @@ class FederationRun:
             assert self._pool is not None
             self._pool.finish()
 
-    def _hear(self) -> None:
-        """Every word that the coordinator has said; after the last one it is gone."""
+    def _read_commands(self) -> None:
+        """Execute the commands that the coordinator has sent."""
         assert self._pool is not None
         assert self._commands is not None
         try:
             while self._commands.poll():
-                self._pool.hear(self._commands.recv_bytes(64))
-        except (EOFError, OSError):  # it has ended, or said what no coordinator says
+                self._pool.handle_command(self._commands.recv_bytes(64))
+        except (EOFError, OSError):  # it has ended, or sent a message that is too long
             self._commands.close()
             self._commands = None
 
     def finish(self) -> None:
-        """See `Run`: after the coordinator's goodbye."""
+        """See `Run`."""
         assert self._pool is not None
         deadline = time.monotonic() + STOP_S
         while self._pool.sentinels and time.monotonic() < deadline:
@@ -210,34 +241,36 @@ class FederationRun:
         """See `Run`."""
         for child in self.children.values():
             child.signal(SIGTERM)
-        self.site.close()
+        self.placement.close()
         stop([*self.children.values()], STOP_S)
         self.children.clear()
-        for pipe in (self._commands, self._losses, self._telling, self._told):
+        for pipe in (self._commands, self._losses, self._commands_end, self._losses_end):
             if pipe is not None:
                 pipe.close()
         self._warnings.close()
 
     def devices(self) -> dict[str, int]:
         """See `Run`."""
-        return self.site.devices()
+        return self.placement.devices()
 
     def processes(self) -> int:
         """See `Run`."""
         return worker_processes(self.config, sum(self.config.data.clients)) + 2
 
-    def _lose(self, client: int) -> None:
+    def _send_loss(self, client: int) -> None:
+        """Send a lost client to the coordinator."""
         assert self._losses is not None
-        with contextlib.suppress(BrokenPipeError):  # a coordinator that has just ended needs to know of nobody
+        with contextlib.suppress(BrokenPipeError):  # the coordinator has ended
             self._losses.send_bytes(str(client).encode())
 
     def _report(self, text: str) -> None:
         self._warnings.write({"view": "launcher", "time": time.time(), "text": text})
 
-    def _spawn(self, title: str, **how: Any) -> None:
-        self.children[title] = Interpreter(title, MAINS[title], self._files.log(title), **how)
+    def _spawn(self, title: str, **options: Any) -> None:
+        self.children[title] = Interpreter(title, MAINS[title], self._files.log(title), **options)
 
     def _address(self, name: str, interrupts: Interrupts) -> str:
+        """Wait for the address on which a process listens."""
         path, child = self._files.address(name), self.children[name]
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -246,12 +279,12 @@ class FederationRun:
             interrupts.check()
             if (code := child.wait(0.02)) is not None:
                 raise child.failure(code)
-        raise RunFailed(f"the {name} did not say where it listens within 60 s; see {child.log}")
+        raise RunFailed(f"the {name} did not listen within 60 s (log: {child.log})")
 
 
 @dataclass
 class OneProcessRun:
-    """A run without workers: one process for everybody, watched and stopped as the many are."""
+    """A run in one separate process."""
 
     folder: Path
     config: Config
@@ -262,7 +295,7 @@ class OneProcessRun:
         self._child: Child | None = None
 
     def warm(self) -> None:
-        """See `Run`: there is nothing to load before the job."""
+        """See `Run`: nothing to load before the job."""
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`."""
@@ -281,7 +314,7 @@ class OneProcessRun:
             raise self._child.failure(code)
 
     def finish(self) -> None:
-        """See `Run`: nobody else is there."""
+        """See `Run`: there are no workers."""
 
     def stop(self) -> None:
         """See `Run`."""
@@ -299,7 +332,7 @@ class OneProcessRun:
 
 
 def one_process_spec(folder: Path, config: Config) -> OneProcessSpec:
-    """Collect what a run in one process starts with, from its folder and configuration."""
+    """Return the specification of a run in one process."""
     files = RunFolder(folder)
     return OneProcessSpec(
         folder, read_operator_key(files.operator_key), files.ledgers, terms_of(config), config.data.root,
@@ -308,7 +341,7 @@ def one_process_spec(folder: Path, config: Config) -> OneProcessSpec:
 
 
 def serve_in_one_process(spec: OneProcessSpec) -> None:
-    """What the one process runs; the launcher itself need not load what computes."""
+    """Main function of the one process; imported inside, so that the launcher does not load torch."""
     from dpcfl_net.runtime.one_process import run_in_one_process
 
     run_in_one_process(spec)

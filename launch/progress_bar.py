@@ -1,4 +1,4 @@
-"""A progress bar for scripts and notebooks: one line that is drawn again, and nothing where there is no screen."""
+"""Progress bar for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -19,24 +19,32 @@ WIDTH = 40  # of the bar, in characters
 
 
 class Bar(Protocol):
-    """Shows how far a run is."""
+    """Shows the progress of a run."""
 
     def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
-        """Draw the bar again."""
+        """Draw the bar.
+
+        Args:
+            title: Text before the bar.
+            done: Rounds that are done.
+            total: Rounds of the run.
+            accuracy: Mean test accuracy, in [0, 1]; None if unknown.
+            seconds_left: Expected remaining seconds; None if unknown.
+        """
 
     def close(self) -> None:
-        """Leave the screen as it is; may be called twice."""
+        """Stop drawing; the last state stays. May be called twice."""
 
 
 def open_bar(wanted: bool, *, keep_stdout: bool = False) -> Bar:
     """Make a bar for the notebook or terminal that this process writes to.
 
     Args:
-        wanted: Whether to draw one at all.
-        keep_stdout: Leave sys.stdout alone, for a debugger's prompt. Otherwise what is printed appears above the bar.
+        wanted: False: draw nothing.
+        keep_stdout: Do not redirect sys.stdout, for the prompt of a debugger. Otherwise printed lines appear above the bar.
 
     Returns:
-        The bar; one that draws nothing where there is no screen.
+        The bar; without a terminal or notebook one that draws nothing.
     """
     if not wanted:
         return NoBar()
@@ -71,7 +79,7 @@ class TerminalBar:
         line.add_row(
             Text(title),
             ProgressBar(total=total, completed=done, width=WIDTH),
-            Text(_words(done, total, accuracy, seconds_left)),
+            Text(_status(done, total, accuracy, seconds_left)),
         )
         self._live.update(line, refresh=True)
 
@@ -82,32 +90,32 @@ class TerminalBar:
 
 
 class NotebookBar:
-    """One output of a notebook cell that is replaced; needs no widgets."""
+    """One output of a notebook cell, replaced on each update; needs no widgets."""
 
     def __init__(self, shell: Any) -> None:
-        self._shell, self._display, self._shown, self._drawn = shell, uuid.uuid4().hex, False, ""
+        self._shell, self._display, self._is_shown, self._drawn = shell, uuid.uuid4().hex, False, ""
 
     def update(self, title: str, done: int, total: int, accuracy: float | None, seconds_left: float | None) -> None:
         """See `Bar`."""
-        words = _words(done, total, accuracy, seconds_left)
-        html = f"{escape(title)} <progress value='{done}' max='{total}'></progress> {escape(words)}"
+        status = _status(done, total, accuracy, seconds_left)
+        html = f"{escape(title)} <progress value='{done}' max='{total}'></progress> {escape(status)}"
         if html == self._drawn:
             return
-        data = {"text/html": html, "text/plain": f"{title} {words}"}
-        self._shell.display_pub.publish(data, transient={"display_id": self._display}, update=self._shown)
-        self._shown, self._drawn = True, html
+        data = {"text/html": html, "text/plain": f"{title} {status}"}
+        self._shell.display_pub.publish(data, transient={"display_id": self._display}, update=self._is_shown)
+        self._is_shown, self._drawn = True, html
 
     def close(self) -> None:
         """See `Bar`."""
 
 
 def _notebook() -> Any:
-    """IPython's shell in a notebook's kernel, else None."""
+    """Return the IPython shell of a notebook kernel; None elsewhere."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell if type(shell).__name__ == "ZMQInteractiveShell" else None
 
 
-def _words(done: int, total: int, accuracy: float | None, seconds_left: float | None) -> str:
+def _status(done: int, total: int, accuracy: float | None, seconds_left: float | None) -> str:
     parts = [f"{done}/{total}"]
     if accuracy is not None:
         parts.append(f"accuracy {percent(accuracy)}")

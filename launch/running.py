@@ -1,4 +1,4 @@
-"""One run from its configuration to its report: prepared whole or not at all, watched, stopped for good, written down."""
+"""One run from its configuration to its report: prepare, watch, stop, record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,47 +27,53 @@ from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.launch import processes
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
-from dpcfl_net.results import summary
-from dpcfl_net.results.models import export_models
+from dpcfl_net.results import models, summary
 from dpcfl_net.transport.keys import make_operator_keys
 
-FIRST_COUNT_S = 1.0  # what counting epsilon is taken to cost before the first time: a run of seconds counts at its end only
-STATEMENT_S = 1.0  # how long a stopped run waits for its epsilon under replacement, which a report computes as well
+FIRST_EPSILON_S = 1.0  # assumed cost of the first computation of epsilon: a run of seconds computes it at its end only
+STATEMENT_S = 1.0  # how long a stopped run waits for its replace-one epsilon, which a report computes too
 
 
-# Settings of a run inside the calling process: no message crosses a wire, so that there is no transcript.
+# Settings of a run inside the calling process: no message crosses a network, so there is no transcript.
 IN_PROCESS = {"runtime.federation": "in-process", "output.transcript": "off"}
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A run folder that may be resumed. seconds: what it took so far; finished: whether all of its rounds are done."""
+class SavedRun:
+    """Configuration and run.json of a run folder.
+
+    Attributes:
+        config: The configuration of the run.
+        document: Content of run.json; empty if there is none.
+    """
 
     config: Config
     document: dict[str, Any]
 
     @property
     def finished(self) -> bool:
+        """True if all rounds are done."""
         return self.document.get("state") == "finished"
 
     @property
     def seconds(self) -> float:
+        """Duration of the run so far, in seconds."""
         return float(self.document.get("wall_s", 0.0))
 
 
-def kept(folder: Path, *, elsewhere: bool = False, warn: Callable[[str], None] = lambda text: None) -> Kept:
+def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], None] = lambda text: None) -> SavedRun:
     """Read a run folder that is to be resumed.
 
     Args:
         folder: The run folder.
-        elsewhere: Whether its workers may be on other hosts.
-        warn: Called with what is wrong with a run.json that cannot be read; it is made again.
+        remote: Accept a run with workers on other hosts.
+        warn: Called with a message if run.json is damaged; it is then written again.
 
     Returns:
         Its configuration and run.json.
 
     Raises:
-        ConfigError: If the folder holds no run, or a damaged one, or one whose workers are on other hosts.
+        ConfigError: If the folder holds no run, or a damaged one, or one with workers on other hosts and `remote` is not set.
         Refused: If its job is not signed.
     """
     if not RunFolder(folder).config.is_file():
@@ -76,26 +82,59 @@ def kept(folder: Path, *, elsewhere: bool = False, warn: Callable[[str], None] =
         config = configuration.load(RunFolder(folder).config)
     except ConfigError as error:
         raise ConfigError([f"{RunFolder(folder).config}: {problem}" for problem in error.problems]) from None
-    if not elsewhere and RunFolder(folder).placement.exists():
-        raise ConfigError(f"the workers of {folder} are on other hosts: go on with dpcfl launch --resume {folder} --on ...")
+    if not remote and RunFolder(folder).placement.exists():
+        raise ConfigError(f"the workers of {folder} are on other hosts: resume with dpcfl launch --resume {folder} --on ...")
     summary.read_run_job(folder)
     try:
-        return Kept(config, summary.read_document(folder))
+        return SavedRun(config, summary.read_document(folder))
     except ConfigError as error:
         warn(str(error))
-        return Kept(config, {})
+        return SavedRun(config, {})
 
 
-class Shown(Protocol):
-    """Where a run's progress is shown."""
+class ProgressDisplay(Protocol):
+    """Shows the progress of a run."""
 
-    def update(self, view: Any) -> None: ...
+    def update(self, view: Any) -> None:
+        """Show a `ProgressView`; StopRun ends the run early."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop drawing; may be called twice."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run a folder.
+
+    Attributes:
+        seconds_before: Duration of the run before it is resumed, in seconds.
+        placement: Hosts of the workers; None: this machine.
+        interrupts: Signals that interrupt the run; None: INT, TERM and HUP while it runs.
+        on_failure: Called with a failure before the end of the run is recorded.
+        in_calling_process: Run everything in this process.
+    """
+
+    seconds_before: float = 0.0
+    placement: Placement | None = None
+    interrupts: Interrupts | None = None
+    on_failure: Callable[[DpcflError], None] = lambda failure: None
+    in_calling_process: bool = False
+
+
+DEFAULTS = RunOptions()
 
 
 def new_folder(config: Config, out: Path) -> Path:
-    """An empty run folder below `out`, named after the configuration and the time; OSError if none can be made."""
+    """Create an empty run folder named after the configuration and the time.
+
+    Args:
+        config: The configuration.
+        out: Parent of the folder.
+
+    Raises:
+        OSError: If it cannot be created.
+        ConfigError: If no name is free.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     stem = f"{config.name}-{short(config.algorithm['name'])}-{stamp}"
     for count in range(100):
@@ -103,18 +142,27 @@ def new_folder(config: Config, out: Path) -> Path:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            if not folder.exists():  # what is there is `out`, and no folder
+            if not folder.exists():  # `out` exists and is not a folder
                 raise
             continue
         return folder
     raise ConfigError(f"no free name for a run folder {out / stem}")
 
 
-def prepare(folder: Path, config: Config, site: Placement | None = None) -> None:
-    """Keys, each made where it is used, the signed job and the resolved configuration: all that a run starts from."""
+def prepare(folder: Path, config: Config, placement: Placement | None = None) -> None:
+    """Write all that a run starts from: keys, the signed job and the resolved configuration.
+
+    Args:
+        folder: The run folder.
+        config: The configuration.
+        placement: Hosts of the workers, where the clients' keys are created; None: this machine.
+
+    Raises:
+        ConfigError: If the job cannot be made.
+    """
     keys = RunFolder(folder).keys
     make_operator_keys(keys)
-    (site or LocalPlacement()).make_keys(keys, sum(config.data.clients), config.runtime.clients_per_worker)
+    (placement or LocalPlacement()).make_keys(keys, sum(config.data.clients), config.runtime.clients_per_worker)
     config = with_noise_seed(config)
     job = make_job(config, keys)
     write_config(folder, config)
@@ -122,139 +170,131 @@ def prepare(folder: Path, config: Config, site: Placement | None = None) -> None
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write the resolved configuration: itself a valid CONFIG."""
+    """Write the resolved configuration, which `dpcfl run` accepts as CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(RunFolder(folder).config, yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"})))
 
 
-def run_and_report(
-    folder: Path,
-    config: Config,
-    before: float = 0.0,
-    site: Placement | None = None,
-    interrupts: Interrupts | None = None,
-    *,
-    calling_process: bool = False,
-) -> tuple[int, dict[str, Any]]:
-    """Run as `run_in`, print progress and result, and write the report; (exit code, run.json).
+def run_and_report(folder: Path, config: Config, options: RunOptions = DEFAULTS) -> tuple[int, dict[str, Any]]:
+    """Run a folder as `run_in` does, print progress and result, and write the report.
 
-    In the calling process progress is printed in plain lines, so that the terminal is free for a debugger.
+    In the calling process progress is printed line by line, which leaves the terminal to a debugger.
+
+    Args:
+        folder: The run folder.
+        config: The configuration of the run.
+        options: How to run it; failures are printed.
+
+    Returns:
+        The exit code, and run.json.
+
+    Raises:
+        DpcflError: The failure of the run, after it is printed.
     """
-    if interrupts is None:
-        with Interrupts(until_exit=True) as own:
-            return run_and_report(folder, config, before, site, own, calling_process=calling_process)
+    if options.interrupts is None:
+        with Interrupts(until_exit=True) as interrupts:
+            return run_and_report(folder, config, replace(options, interrupts=interrupts))
     from dpcfl_net.launch.cli.screen import PlainLines, open_screen
 
-    screen = PlainLines() if calling_process else open_screen()
-    document, failure = run_in(folder, config, screen, before, site, interrupts, tell=_tell, calling_process=calling_process)
+    screen = PlainLines() if options.in_calling_process else open_screen()
+    document, failure = run_in(folder, config, screen, replace(options, on_failure=_print_failure))
+    resume_command = _resume_command(folder, options.placement)
     if not document:
-        left = folder.exists()
         print(
-            f"stopped before it went on; again: {_again(folder, site)}"
-            if left
-            else "stopped before the run began: nothing is left of it"
+            f"stopped before the first round; resume with: {resume_command}"
+            if folder.exists()
+            else "stopped before the run began; the new run folder was removed"
         )
         return 130, document
-    # The first signal may have ended the run; one more says that nobody waits for the report either.
-    code = _report(folder, interrupts) if interrupts.count <= (document["state"] == "interrupted") else 130
-    again = f"go on with: {_again(folder, site)}"
+    # The first signal may have interrupted the run; a further one also cancels the report.
+    cancelled = options.interrupts.count > (document["state"] == "interrupted")
+    code = 130 if cancelled else _write_report(folder, options.interrupts)
     if failure is not None:
-        print(f"what was done is in {folder}; {again}")
+        print(f"completed rounds are in {folder}; resume with: {resume_command}")
         raise failure
     if document["state"] == "interrupted":
-        print(f"stopped after round {document['rounds_done']} of {config.rounds}; {again}")
+        print(f"stopped after round {document['rounds_done']} of {config.rounds}; resume with: {resume_command}")
         return 130, document
     screen.finish(document)
-    print(f"run folder {folder}, report {RunFolder(folder).report if code == 0 else f'not written: dpcfl report {folder}'}")
+    _print_files(folder, has_report=code == 0)
     return code, document
 
 
 def run_in(
-    folder: Path,
-    config: Config,
-    screen: Shown,
-    before: float = 0.0,
-    site: Placement | None = None,
-    interrupts: Interrupts | None = None,
-    tell: Callable[[DpcflError], None] = lambda failure: None,
-    *,
-    calling_process: bool = False,
+    folder: Path, config: Config, display: ProgressDisplay, options: RunOptions = DEFAULTS
 ) -> tuple[dict[str, Any], DpcflError | None]:
     """Start or resume the run of a folder, watch it, stop all its processes, write run.json and the models. Prints nothing.
 
     Args:
         folder: The run folder; an empty one gets a new job.
-        config: The run's configuration.
-        screen: Called with the progress several times a second. If it raises StopRun, the run is interrupted.
-        before: Seconds that the run took before it is resumed.
-        site: Where the workers are; this machine unless it is given.
-        interrupts: Signals that interrupt the run.
-        tell: Called with a failure at once, before the end is written down.
-        calling_process: Run everything in this process instead of processes of its own.
+        config: The configuration of the run.
+        display: Updated with the progress several times a second. If it raises StopRun, the run is interrupted.
+        options: How to run it.
 
     Returns:
-        run.json and what the run failed of, if it did. The state is `interrupted` after a signal; run.json is empty and the
-        folder removed if nothing had begun.
+        run.json, and the failure of the run or None. The state is `interrupted` after a signal. If a new run is interrupted
+        before it begins, run.json is empty and the folder is removed.
 
     Raises:
         ConfigError: If another process runs the folder.
+        DpcflError: If a new run fails before it begins.
     """
-    if interrupts is None:
-        with Interrupts() as own:
-            return run_in(folder, config, screen, before, site, own, tell, calling_process=calling_process)
-    site = site or LocalPlacement()
+    if options.interrupts is None:
+        with Interrupts() as interrupts:
+            return run_in(folder, config, display, replace(options, interrupts=interrupts))
+    interrupts, placement = options.interrupts, options.placement or LocalPlacement()
     with run_lock(folder):
-        fresh = all(path == RunFolder(folder).lock for path in folder.iterdir())
+        is_new = all(path == RunFolder(folder).lock for path in folder.iterdir())
         run: processes.Run | None = None
-        book: Book | None = None
+        recorder: RunRecorder | None = None
         state, failure = "failed", None
         try:
             with interrupts.raising():
                 interrupts.check()
-                run = processes.run_of(folder, config, site, calling_process)
+                run = processes.run_of(folder, config, placement, options.in_calling_process)
                 run.warm()
-                if fresh:
-                    prepare(folder, config, site)
+                if is_new:
+                    prepare(folder, config, placement)
                 job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
-            book = Book(folder, job, before, run)
+            recorder = RunRecorder(folder, job, options.seconds_before, run)
             run.start(job, interrupts)
-            book.write("running")
-            run.watch(lambda: screen.update(book.look()), interrupts)
+            recorder.write("running")
+            run.watch(lambda: display.update(recorder.progress()), interrupts)
             run.finish()
-            screen.update(book.look())
+            display.update(recorder.progress())
             state = "finished"
         except (KeyboardInterrupt, StopRun):
             state = "interrupted"
         except (DpcflError, OSError) as error:
-            failure = error if isinstance(error, DpcflError) else RunFailed(_words(folder, error))
-            screen.close()
-            tell(failure)
-        except Exception:  # an error of the user's own code in this process comes out as it is
-            if book is not None:
-                book.write(state, last=True)
+            failure = error if isinstance(error, DpcflError) else RunFailed(_message(folder, error))
+            display.close()
+            options.on_failure(failure)
+        except Exception:  # raised by user code in this process; it is passed on unchanged
+            if recorder is not None:
+                recorder.write(state, last=True)
             raise
         finally:
-            screen.close()
+            display.close()
             if run is not None:
                 run.stop()
-        if book is None:
-            if fresh:  # made just now: half of a job is none
+        if recorder is None:
+            if is_new:  # an incomplete job cannot be resumed
                 shutil.rmtree(folder, ignore_errors=True)
             if failure is not None:
                 raise failure
             return {}, None
         try:
-            document = book.write(state, last=True)
-            export_models(folder, book.job, config.data.root, personal=config.output.personal_models)
+            document = recorder.write(state, last=True)
+            models.export_models(folder, recorder.job, config.data.root, personal=config.output.personal_models)
         except OSError as error:
-            return book.document, failure or RunFailed(_words(folder, error))
+            return recorder.document, failure or RunFailed(_message(folder, error))
         except DpcflError as error:
-            return book.document, failure or error
+            return recorder.document, failure or error
         return document, failure
 
 
-def _report(folder: Path, interrupts: Interrupts) -> int:
-    """Write report.html; an exit code: 130 if a signal came meanwhile, 4 if it cannot be written, 0 if it is there."""
+def _write_report(folder: Path, interrupts: Interrupts) -> int:
+    """Write report.html; return 130 after a signal, 4 if it cannot be written, else 0."""
     try:
         with interrupts.raising():
             from dpcfl_net.report.page import write_report
@@ -263,52 +303,80 @@ def _report(folder: Path, interrupts: Interrupts) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        print(f"warning: {_words(folder, error)}", file=sys.stderr)
+        print(f"warning: {_message(folder, error)}", file=sys.stderr)
         return RunFailed.exit_code
     return 0
 
 
-def _tell(failure: DpcflError) -> None:
-    """Say at once what a run failed of; `dpcfl_net.launch.cli.main` does not repeat it."""
+def _print_files(folder: Path, *, has_report: bool) -> None:
+    """Print where a finished run, its report and its models are."""
+    files = sorted((folder / models.FOLDER).glob("*.safetensors"))
+    more = f" and {len(files) - 1} more in this folder" if len(files) > 1 else ""
+    print(f"run folder: {folder}")
+    print(f"report:     {RunFolder(folder).report if has_report else f'not written; write it with: dpcfl report {folder}'}")
+    print(f"models:     {files[0]}{more}" if files else "models:     none; the server of this algorithm has no model")
+
+
+def _print_failure(failure: DpcflError) -> None:
+    """Print a failure at once; `dpcfl_net.launch.cli.main` does not print it again."""
     print(f"error: {failure}", file=sys.stderr, flush=True)
-    failure.told = True
+    failure.printed = True
 
 
-def _words(folder: Path, error: OSError) -> str:
+def _message(folder: Path, error: OSError) -> str:
     return f"{error.filename or folder}: {reason(error)}"
 
 
-def _again(folder: Path, site: Placement | None) -> str:
-    return f"dpcfl run --resume {folder}" if site is None else f"dpcfl launch --resume {folder} --on ... (as before)"
+def _resume_command(folder: Path, placement: Placement | None) -> str:
+    if placement is None:
+        return f"dpcfl run --resume {folder}"
+    return f"dpcfl launch --resume {folder} --on ... (with the same options)"
 
 
-class Book:
-    """Keeps run.json and the epsilon lines while a run goes; the operator's side, which may know everything."""
+class RunRecorder:
+    """Keeps run.json and the epsilon lines up to date during a run.
 
-    def __init__(self, folder: Path, job: Job, before: float, run: processes.Run) -> None:
-        self.folder, self.job, self.before, self._run = folder, job, before, run
+    It belongs to the operator and may read everything.
+
+    Args:
+        folder: The run folder.
+        job: The job.
+        seconds_before: Duration of the run before it was resumed, in seconds.
+        run: The processes of the run.
+    """
+
+    def __init__(self, folder: Path, job: Job, seconds_before: float, run: processes.Run) -> None:
+        self.folder, self.job, self.seconds_before, self._run = folder, job, seconds_before, run
         self.document: dict[str, Any] = {}
         self.started = time.time()
         self._replace_one: float | None = None
-        self._round, self._cost, self._counted = 0, FIRST_COUNT_S, time.monotonic()
+        self._epsilon_round, self._epsilon_s, self._epsilon_at = 0, FIRST_EPSILON_S, time.monotonic()
         self._statement = threading.Thread(target=self._compute_replace_one, daemon=True)
         self._statement.start()
 
-    def look(self) -> Any:
-        """The screen's view; now and then the epsilon lines are brought up to date, at a tenth of the time at most."""
+    def progress(self) -> Any:
+        """Return the `ProgressView` of now. Updates the epsilon lines too, in at most a tenth of the time."""
         from dpcfl_net.launch.cli.progress import tail_progress
 
         view = tail_progress(self.folder)
-        if view.round > self._round and time.monotonic() - self._counted > 10 * self._cost:
+        if view.round > self._epsilon_round and time.monotonic() - self._epsilon_at > 10 * self._epsilon_s:
             start = time.monotonic()
             summary.write_epsilon_lines(self.folder, self.job)
-            self._round, self._counted = view.round, time.monotonic()
-            self._cost = self._counted - start
+            self._epsilon_round, self._epsilon_at = view.round, time.monotonic()
+            self._epsilon_s = self._epsilon_at - start
             view = tail_progress(self.folder)
         return view
 
     def write(self, state: str, *, last: bool = False) -> dict[str, Any]:
-        """Bring run.json up to date."""
+        """Write run.json and return its content.
+
+        Args:
+            state: "running", "finished", "interrupted" or "failed".
+            last: True at the end of the run; the epsilon lines are then written too.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
         if last:
             self._statement.join(None if state == "finished" else STATEMENT_S)
             with contextlib.suppress(OSError):  # a full disk: they follow from the ledgers, and run.json matters more
@@ -317,7 +385,7 @@ class Book:
             self.folder,
             self.job,
             state=state,
-            wall_s=self.before + time.time() - self.started,
+            wall_s=self.seconds_before + time.time() - self.started,
             processes=self._run.processes(),
             replace_one=self._replace_one,
             devices=self._run.devices(),

@@ -1,4 +1,4 @@
-"""A grid of runs: every cell is a run folder in a store that all sweeps share, so what has run once is not run again."""
+"""Grids of runs: each cell is a run folder in a store shared by all sweeps, so that finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import duration, percent
 from dpcfl_net.training.devices import CPU, deal
 
-Source = str | Path | Mapping[str, Any] | Config  # as `configuration.load` takes it
+Source = str | Path | Mapping[str, Any] | Config  # a configuration, as `configuration.load` accepts it
 STORE = "store"
 MOST_CELLS = 5_000
 OPEN, CLOSE, QUOTES = "[{(", "]})", "'\""
@@ -41,7 +41,13 @@ WAITING, FINISHED, FAILED, INTERRUPTED = "waiting", "finished", "failed", "inter
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a grid. values: what the axes say here, by dotted key."""
+    """One point of a grid.
+
+    Attributes:
+        values: Values on the axes, by dotted key.
+        label: The axes with several values, as key=value.
+        config: The configuration.
+    """
 
     values: dict[str, Any]
     label: str
@@ -50,7 +56,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What became of a cell. state: finished, failed or interrupted; cached: it was finished before; seconds: spent now."""
+    """Outcome of a cell.
+
+    Attributes:
+        folder: The run folder.
+        state: FINISHED, FAILED or INTERRUPTED.
+        cached: True if it was finished before.
+        seconds: Duration of this call.
+        error: Message of the failure.
+    """
 
     folder: Path
     state: str
@@ -61,7 +75,15 @@ class CellOutcome:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid over one configuration; its runs are kept in `store`, what it asked for and its report in `folder`."""
+    """A grid over one configuration.
+
+    Attributes:
+        document: The configuration as a dictionary.
+        axes: Values of each axis as YAML text, by dotted key.
+        cells: All combinations, the last axis fastest.
+        folder: Folder of sweep.json and the report.
+        store: Folder of the runs.
+    """
 
     document: dict[str, Any]
     axes: dict[str, list[str]]
@@ -71,12 +93,12 @@ class Sweep:
 
     @classmethod
     def of(cls, source: Source, axes: Iterable[str] | Mapping[str, Sequence[Any]], out: Path) -> Sweep:
-        """Make the grid and check every cell.
+        """Build the grid and check every cell.
 
         Args:
-            source: Configuration, as `configuration.load` takes it.
-            axes: Items as `parse_axes` takes them, or values by dotted key.
-            out: Parent of the sweep's folder and of the store that all sweeps share.
+            source: Configuration, as `configuration.load` accepts it.
+            axes: Items as `parse_axes` accepts them, or values by dotted key.
+            out: Parent of the sweep's folder and of the run store shared by all sweeps.
 
         Raises:
             ConfigError: With every problem of every cell.
@@ -84,20 +106,20 @@ class Sweep:
         texts = axes_of(axes) if isinstance(axes, Mapping) else parse_axes(axes)
         cells = grid(source, texts)
         document = configuration.source_document(source)
-        what = json.dumps([document, texts], sort_keys=True, default=str)
-        folder = out / f"{cells[0].config.name}-sweep-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        identity = json.dumps([document, texts], sort_keys=True, default=str)
+        folder = out / f"{cells[0].config.name}-sweep-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
         return cls(document, texts, cells, folder, out / STORE)
 
     def run(
         self,
-        told: Callable[[int, Cell, CellOutcome], None] = lambda number, cell, outcome: None,
-        screen: Callable[[int, Cell], running.Shown] | None = None,
+        on_cell: Callable[[int, Cell, CellOutcome], None] = lambda number, cell, outcome: None,
+        display: Callable[[int, Cell], running.ProgressDisplay] | None = None,
     ) -> list[CellOutcome]:
-        """Run what is not finished yet, cell by cell, and keep sweep.json up to date; one that fails does not end the rest.
+        """Run the unfinished cells one after another and keep sweep.json up to date. A failed cell does not end the sweep.
 
         Args:
-            told: Called with number (from 1), cell and outcome of each cell.
-            screen: Makes what shows a cell's progress; None: one line in a terminal.
+            on_cell: Called with number (from 1), cell and outcome of each cell.
+            display: Makes the progress display of a cell; None: one line in a terminal.
 
         Returns:
             Outcomes in the order of the cells. The last one is `interrupted` if a signal stopped the sweep.
@@ -106,17 +128,17 @@ class Sweep:
         self.write(states)
         outcomes: list[CellOutcome] = []
         for number, cell in enumerate(self.cells, 1):
-            outcome = run_cell(cell.config, self.store, screen(number, cell) if screen is not None else None)
+            outcome = run_cell(cell.config, self.store, display(number, cell) if display is not None else None)
             states[number - 1] = outcome.state
             self.write(states)
             outcomes.append(outcome)
-            told(number, cell, outcome)
+            on_cell(number, cell, outcome)
             if outcome.state == INTERRUPTED:
                 break
         return outcomes
 
     def failures(self, outcomes: Sequence[CellOutcome]) -> list[str]:
-        """A sentence for each cell that failed, with its folder."""
+        """Return a message for each failed cell, with its folder."""
         return [
             f"{cell.label}: {outcome.error} (run folder {outcome.folder})"
             for cell, outcome in zip(self.cells, outcomes, strict=False)
@@ -124,11 +146,11 @@ class Sweep:
         ]
 
     def done(self) -> list[bool]:
-        """Which cells have a finished run in the store."""
+        """Return for each cell whether the store has its finished run."""
         return [summary.read_document(cell_folder(cell.config, self.store)).get("state") == FINISHED for cell in self.cells]
 
     def write(self, states: Sequence[str]) -> None:
-        """sweep.json: what was asked for, and how far it is."""
+        """Write sweep.json: configuration, axes, and the state of each cell."""
         cells = [
             {
                 "values": cell.values,
@@ -144,40 +166,68 @@ class Sweep:
 
 
 def sweep(source: Source, items: Iterable[str], out: Path) -> int:
-    """Run a sweep, printing each cell, its table and its report; the exit code. RunFailed if cells failed."""
-    made = Sweep.of(source, items, out)
-    total = len(made.cells)
-    outcomes = made.run(lambda number, cell, outcome: print(_line(number, total, cell.label, outcome), flush=True))
+    """Run a sweep; print a line per cell, the table and the path of the report.
+
+    Args:
+        source: Configuration, as `configuration.load` accepts it.
+        items: Axes, as `parse_axes` accepts them.
+        out: Parent of the sweep's folder and of the run store.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: With every problem of every cell.
+        RunFailed: If cells failed.
+    """
+    plan = Sweep.of(source, items, out)
+    total = len(plan.cells)
+    outcomes = plan.run(lambda number, cell, outcome: print(_line(number, total, cell.label, outcome), flush=True))
     if outcomes[-1].state == INTERRUPTED:
-        print("stopped; the same command goes on from here")
+        print("stopped; run the same command to resume")
         return 130
-    failures = made.failures(outcomes)
+    failures = plan.failures(outcomes)
     if len(failures) < total:
-        comparison.show(made.folder)
+        comparison.show(plan.folder)
     if failures:
         raise failed_cells(failures, total)
     return 0
 
 
 def failed_cells(failures: Sequence[str], total: int) -> RunFailed:
-    """The error of a sweep of so many cells in which some failed."""
-    again = "the same command tries them again"
-    return RunFailed("\n".join([f"{len(failures)} of {total} cells failed; {again}", *failures]))
+    """Build the error of a sweep with failed cells.
+
+    Args:
+        failures: A message per failed cell.
+        total: Number of cells.
+    """
+    return RunFailed("\n".join([f"{len(failures)} of {total} cells failed; run the same command to try them again", *failures]))
 
 
 def dry_run(source: Source, items: Iterable[str], out: Path) -> None:
-    """Print the cells, and how many of them are done already."""
-    made = Sweep.of(source, items, out)
-    done = made.done()
-    for cell, cached in zip(made.cells, done, strict=True):
+    """Print the cells of a sweep and which of them are finished; start nothing. Arguments as in `sweep`."""
+    plan = Sweep.of(source, items, out)
+    done = plan.done()
+    for cell, cached in zip(plan.cells, done, strict=True):
         print(cell.label + ("  cached" if cached else ""))
     print(f"{len(done)} cells, {sum(done)} cached, {len(done) - sum(done)} to run")
 
 
 def run_cells(cells: Sequence[Config], store: Path, say: Callable[[str], None]) -> list[CellOutcome]:
-    """Run configurations one after another, each in its folder of the store; one that fails does not end the rest.
+    """Run configurations one after another, each in its folder of the store.
 
-    A finished one is not run again, a stopped, crashed or failed one is gone on with. KeyboardInterrupt when stopped.
+    Finished runs are not repeated; resumes runs that stopped, crashed or failed. A failed run does not end the others.
+
+    Args:
+        cells: The configurations.
+        store: Folder of the runs.
+        say: Called with a line per run.
+
+    Returns:
+        Outcomes in the order of the configurations.
+
+    Raises:
+        KeyboardInterrupt: If a signal stopped a run.
     """
     outcomes = []
     for number, config in enumerate(cells, 1):
@@ -189,45 +239,61 @@ def run_cells(cells: Sequence[Config], store: Path, say: Callable[[str], None]) 
     return outcomes
 
 
-def run_cell(config: Config, store: Path, screen: running.Shown | None = None) -> CellOutcome:
-    """Start or resume one configuration in its folder of the store, unless it is finished; screen: None is one line."""
-    if screen is None:
-        from dpcfl_net.launch.cli.screen import OneLine
+def run_cell(config: Config, store: Path, display: running.ProgressDisplay | None = None) -> CellOutcome:
+    """Start or resume one configuration in its folder of the store, unless it is finished.
 
-        screen = OneLine()
+    Args:
+        config: The configuration.
+        store: Folder of the runs.
+        display: Shows the progress; None: one line in a terminal.
+    """
+    if display is None:
+        from dpcfl_net.launch.cli.screen import ProgressLine
+
+        display = ProgressLine()
     folder, start = cell_folder(config, store), time.monotonic()
     try:
         if not RunFolder(folder).protocol.exists():
             _prepare(folder, config)
-        before = summary.read_document(folder)
-        if before.get("state") == FINISHED:
+        saved = summary.read_document(folder)
+        if saved.get("state") == FINISHED:
             return CellOutcome(folder, FINISHED, True, 0.0)
-        document, failure = running.run_in(folder, config, screen, float(before.get("wall_s", 0.0)))
+        options = running.RunOptions(seconds_before=float(saved.get("wall_s", 0.0)))
+        document, failure = running.run_in(folder, config, display, options)
     except DpcflError as error:
         return CellOutcome(folder, FAILED, False, time.monotonic() - start, _one_line(error))
     return CellOutcome(folder, document["state"], False, time.monotonic() - start, _one_line(failure or ""))
 
 
 def cell_folder(config: Config, store: Path) -> Path:
-    """Where a configuration's run is kept."""
+    """Return the folder of a configuration's run in the store."""
     return store / f"{short(config.algorithm['name'])}-{job_key(config)[:16]}"
 
 
 def job_key(config: Config) -> str:
-    """sha256 (hex) of all that can change a run's result: the resolved configuration without names, places and pace."""
+    """Return the sha256 (hex) of the settings that can change the result of a run: not names, folders, slots and timeouts."""
     settings = config.model_dump(mode="json", exclude={"name": True, "output": True, "algorithms": True, "data": {"root"}})
-    # Who may be missing, and how bytes travel, stand in a result and in its privacy statement; slots and patience do not.
+    # The result and its privacy statement depend on quorum and transport, but not on slots and timeouts.
     settings["runtime"] = {key: settings["runtime"][key] for key in ("quorum", "transport")}
-    # So do the bits of a GPU, which are not the CPU's.
+    # A GPU computes other bits than the CPU.
     if deal(config.runtime, 1) != [CPU]:
         settings["runtime"]["device"] = "cuda"
     return hashlib.sha256(canonical_json([__version__, settings])).hexdigest()
 
 
 def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
-    """Axes as the command line gives them: `key=a,b,c`, or `key=0:4` for 0, 1, 2, 3; values stay YAML text.
+    """Parse axes of the command line: `key=a,b,c`, or `key=0:4` for 0, 1, 2, 3.
 
-    Commas within brackets, braces and quotes do not split. ConfigError names every item that is none of this.
+    Commas inside brackets, braces and quotes do not separate values.
+
+    Args:
+        items: One item per axis.
+
+    Returns:
+        Values as YAML text, by dotted key.
+
+    Raises:
+        ConfigError: With every invalid item.
     """
     axes: dict[str, list[str]] = {}
     problems = []
@@ -241,7 +307,7 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
         elif key in axes:
             problems.append(f"axis {key!r} is given twice: put its values into one list")
         elif len(set(values)) < len(values):
-            problems.append(f"axis {item!r} names a value twice")
+            problems.append(f"axis {item!r} has a value twice")
         axes[key] = values
     if problems:
         raise ConfigError(problems)
@@ -249,7 +315,17 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
 
 
 def axes_of(values: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-    """Axes as Python gives them, as `parse_axes` returns them; ConfigError names every axis that is not a list of values."""
+    """Convert axes of the Python API to the form of `parse_axes`.
+
+    Args:
+        values: Lists of values, by dotted key.
+
+    Returns:
+        Values as YAML text, by dotted key.
+
+    Raises:
+        ConfigError: With every axis that is not a list of different values.
+    """
     axes: dict[str, list[str]] = {}
     problems = []
     for key, given in values.items():
@@ -259,14 +335,22 @@ def axes_of(values: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
             continue
         axes[key] = [yaml_file.dump(value, flow=True).strip() for value in listed]
         if len(set(axes[key])) < len(listed):
-            problems.append(f"axis {key!r} names a value twice: {shown(listed)}")
+            problems.append(f"axis {key!r} has a value twice: {shown(listed)}")
     if problems:
         raise ConfigError(problems)
     return axes
 
 
 def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
-    """Every combination of the axes, the last one fastest, each validated; ConfigError names every problem and its cells."""
+    """Build and check every combination of the axes, the last axis fastest.
+
+    Args:
+        source: Configuration, as `configuration.load` accepts it.
+        axes: Values as YAML text, by dotted key.
+
+    Raises:
+        ConfigError: With every problem and its cells.
+    """
     if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
         raise ConfigError(f"the axes have {count:,} combinations, must be at most {MOST_CELLS:,}")
     cells: list[Cell] = []
@@ -281,18 +365,18 @@ def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(label)
     if problems:
-        raise ConfigError([f"{problem} (cell {_and_more(labels)})" for problem, labels in problems.items()])
+        raise ConfigError([f"{problem} (cell {_first_of(labels)})" for problem, labels in problems.items()])
     return _distinct(cells)
 
 
 def _span(text: str) -> range | None:
-    """`start:stop` as a range, None for other text."""
+    """Parse `start:stop`; None for other text."""
     found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text, re.ASCII)
     return range(int(found[1]), int(found[2])) if found else None
 
 
 def _values(text: str) -> list[str]:
-    """Split at the commas that stand outside brackets, braces and quotes; `start:stop` as a range."""
+    """Expand `start:stop`, or split at commas outside brackets, braces and quotes."""
     if (span := _span(text)) is not None:
         return [str(number) for number in span]
     parts, depth, quote = [""], 0, ""
@@ -311,38 +395,40 @@ def _values(text: str) -> list[str]:
 
 
 def _distinct(cells: list[Cell]) -> list[Cell]:
-    """The cells, or ConfigError if two are one job: an axis that does nothing would pass for one that makes no difference."""
+    """Return the cells; ConfigError if two are the same job, because one of their axes has no effect."""
     seen: dict[str, Cell] = {}
     problems = []
     for cell in cells:
         other = seen.setdefault(job_key(cell.config), cell)
         if other is not cell:
-            problems.append(f"cells {other.label!r} and {cell.label!r} are the same job: what differs has no effect there")
+            problems.append(
+                f"cells {other.label!r} and {cell.label!r} are the same job: the setting in which they differ has no effect"
+            )
     if problems:
-        raise ConfigError([*problems, "(what `algorithms` says of an algorithm comes after axes over `local`)"])
+        raise ConfigError([*problems, "(settings of an algorithm under `algorithms` override axes over `local`)"])
     return cells
 
 
 def _prepare(folder: Path, config: Config) -> None:
-    """A new run folder, whole or not at all: what is half prepared could not be gone on with."""
+    """Create a run folder atomically: an incomplete one could not be resumed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         running.prepare(draft, config)
         draft.rename(folder)
     except OSError:
-        if not RunFolder(folder).protocol.exists():  # else another process was faster, with the same job
+        if not RunFolder(folder).protocol.exists():  # otherwise another process has created it with the same job
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def _line(number: int, total: int, label: str, outcome: CellOutcome) -> str:
-    """One cell in one line."""
-    return f"{number:>{len(str(total))}}/{total}  {label}  {_words(outcome)}"
+    """Format a cell and its outcome."""
+    return f"{number:>{len(str(total))}}/{total}  {label}  {_outcome_text(outcome)}"
 
 
-def _words(outcome: CellOutcome) -> str:
+def _outcome_text(outcome: CellOutcome) -> str:
     if outcome.state != FINISHED:
         return f"{outcome.state}: {outcome.error}" if outcome.error else outcome.state
     final = summary.read_document(outcome.folder)["final"]
@@ -350,7 +436,7 @@ def _words(outcome: CellOutcome) -> str:
     return f"accuracy {percent(final['accuracy_mean'])}, worst {percent(final['accuracy_worst'])}  {spent}"
 
 
-def _and_more(labels: Sequence[str]) -> str:
+def _first_of(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
 
 

@@ -1,4 +1,4 @@
-"""Follows a run for a Python caller: progress bar, callbacks, and their wish to stop."""
+"""Progress bar and callbacks of a run that Python code started."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Callback = Callable[[RoundMetrics], object]
 
 
 class Watcher:
-    """What `running.run_in` shows a run's progress to.
+    """Progress display that calls callbacks with each round's metrics (see `running.ProgressDisplay`).
 
     Args:
-        folder: The run folder; rounds that it holds already are not told again.
+        folder: The run folder; rounds that it already holds are not reported.
         config: The run's configuration.
-        callbacks: Called with each round's metrics, in order. One stops the run by returning False or raising StopRun; any
-            other error stops the run too and is kept in `error`.
+        callbacks: Called with each round's metrics, in order. A callback stops the run if it returns False or raises StopRun;
+            another exception stops the run too and is stored in `error`.
         bar: The progress bar.
-        title: Words before the bar.
+        title: Text before the bar.
 
     Attributes:
         stopped: Whether a callback stopped the run.
-        error: What a callback raised, other than StopRun.
+        error: The exception of a callback, other than StopRun.
     """
 
     def __init__(self, folder: Path, config: Config, callbacks: Sequence[Callback], bar: Bar, title: str) -> None:
@@ -39,22 +39,22 @@ class Watcher:
         self._last = earlier[-1] if earlier else None
 
     def update(self, view: ProgressView) -> None:
-        """See `running.Shown`; StopRun once a callback has stopped the run."""
-        self._tell(ended=False)
+        """See `running.ProgressDisplay`; raises StopRun once a callback has stopped the run."""
+        self._report_rounds(ended=False)
         accuracy = self._last.accuracy if self._last is not None else None
         self._bar.update(self._title, view.round, self._config.rounds, accuracy, view.seconds_left)
         if self.stopped:
             raise StopRun
 
     def finish(self) -> None:
-        """Tell the rounds that are left after the end of a run."""
-        self._tell(ended=True)
+        """Report the remaining rounds after the end of a run."""
+        self._report_rounds(ended=True)
 
     def close(self) -> None:
-        """See `running.Shown`."""
+        """See `running.ProgressDisplay`."""
         self._bar.close()
 
-    def _tell(self, *, ended: bool) -> None:
+    def _report_rounds(self, *, ended: bool) -> None:
         for metrics in self._tail.new(ended=ended):
             self._last = metrics
             for callback in () if self.stopped else self._callbacks:

@@ -7,7 +7,7 @@ class DpcflError(Exception):
     """Base class of errors that are printed without a traceback."""
 
     exit_code = 4
-    told = False  # whether it was printed already
+    printed = False  # whether it was printed already
 
 
 class ConfigError(DpcflError):

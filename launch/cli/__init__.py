@@ -1,4 +1,4 @@
-"""The command line: one module for each group of commands, the live screen and the errors that users see."""
+"""The command line."""
 
 from dpcfl_net.launch.cli.commands import app, main
 

@@ -1,4 +1,4 @@
-"""`python -m dpcfl_net.launch.cli`: the command line."""
+"""Runs `dpcfl` for `python -m dpcfl_net.launch.cli`."""
 
 from dpcfl_net.launch.cli import main
 

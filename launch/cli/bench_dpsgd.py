@@ -1,4 +1,4 @@
-"""Speed measured against what people would use instead: medians of interleaved repetitions, one thread."""
+"""Benchmark of DP-SGD against Opacus and plain SGD, in one thread."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ CLIP, NOISE, RATE = 1.0, 1.0, 0.005
 def dpsgd(
     reps: int = 7, batches: Sequence[int] = (32, 64, 256), seconds: float = 0.4, epoch: bool = True
 ) -> list[dict[str, Any]]:
-    """DP-SGD steps per second on the CNN of 28,938 parameters, and a whole Poisson epoch; prints a table and returns its rows.
+    """Measure steps and an epoch of DP-SGD on the CNN with 28,938 parameters, and print a table.
 
-    "dpcfl" is `Trainer.train` as users get it: Poisson draw, padded batches, AES-CTR noise in float64. "opacus" is Opacus'
-    hooks on Poisson batches too, unpadded, with torch's noise. "plain" is SGD without privacy on batches of exactly the
-    expected size. Milliseconds of processor time a step or epoch, which other processes disturb less than the clock; ratios
-    are medians of ratios within a repetition: above 1, dpcfl is faster. The allocator's setting (training/memory.py) holds
-    for all three.
+    "dpcfl" is `Trainer.train`: Poisson sampling, padded batches, AES-CTR noise in float64. "opacus" is Opacus' hooks on
+    Poisson batches without padding, with torch's noise. "plain" is SGD without privacy on batches of the expected size.
+    All three use the allocator setting of training/memory.py.
+
+    Args:
+        reps: Interleaved repetitions.
+        batches: Expected batch sizes.
+        seconds: Processor seconds per repetition of a batch size.
+        epoch: Also measure an epoch.
+
+    Returns:
+        The rows: medians of processor time in milliseconds per step or epoch, and medians of the ratios to dpcfl within a
+        repetition; above 1, dpcfl is faster. Processor time depends less on other processes than elapsed time.
     """
     import torch
 
@@ -33,7 +41,7 @@ def dpsgd(
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
-            # Opacus' hooks make torch remark that images need no gradient.
+            # torch warns about Opacus' hooks because images need no gradient.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             rows = [_steps(batch, reps, seconds) for batch in batches]
             if epoch:
@@ -43,15 +51,15 @@ def dpsgd(
     print(_TITLE)
     print(" " * 14 + "".join(f"{title:>{width}}" for title, _, width, _ in _COLUMNS))
     for row in rows:
-        print(f"{row['what']:<14}" + "".join(f"{row[key]:>{width}.{digits}f}" for _, key, width, digits in _COLUMNS))
+        print(f"{row['case']:<14}" + "".join(f"{row[key]:>{width}.{digits}f}" for _, key, width, digits in _COLUMNS))
     return rows
 
 
 _TITLE = """\
 DP-SGD on a CNN of 28,938 parameters, one thread: milliseconds of processor time, medians of interleaved repetitions.
-batch N: a step at an expected batch of N. epoch of 32s: a whole epoch of 8,000 records, with opacus' and torch's loaders.
-dpcfl: Poisson batches, padded, noise from AES-CTR in float64. opacus: its hooks on Poisson batches, torch's noise.
-plain: SGD without privacy on batches of the expected size. speed-up: their time over dpcfl's; above 1, dpcfl is faster.
+batch N: a step at expected batch size N. epoch of 32s: an epoch of 8,000 records, with the loaders of opacus and torch.
+dpcfl: Poisson batches, padded, AES-CTR noise in float64. opacus: its hooks on Poisson batches, torch's noise.
+plain: SGD without privacy on batches of the expected size. speed-up: their time / time of dpcfl; above 1, dpcfl is faster.
 """
 _COLUMNS = (
     ("dpcfl", "dpcfl_ms", 10, 2),
@@ -115,8 +123,8 @@ def _interleave(ways: dict[str, Callable[[], Any]], reps: int) -> dict[str, list
     return times
 
 
-def _row(what: str, times: dict[str, list[float]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"what": what}
+def _row(case: str, times: dict[str, list[float]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"case": case}
     for name, values in times.items():
         row[f"{name}_ms"] = statistics.median(values) * 1e3
         row[f"times_{name}"] = statistics.median(v / t for v, t in zip(values, times["dpcfl"], strict=True))

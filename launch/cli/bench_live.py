@@ -1,4 +1,4 @@
-"""A thousand clients, a sample of them alive: seconds a round, processes over time, memory, and who spends the time."""
+"""Benchmark of a run with many clients: seconds per round, processes, memory, processor time by role."""
 
 from __future__ import annotations
 
@@ -18,14 +18,27 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import running
 
-QUIET_ROUNDS = 2  # the last ones: memory is measured in them, which disturbs the others
+QUIET_ROUNDS = 2  # at the end; memory is measured in them, which slows them down
 
 
 def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 1) -> dict[str, Any]:
-    """Run DP-FedAvg on digits, one record a client, `sampled` of `clients` a round (fixed size); print figures and return them.
+    """Run DP-FedAvg on digits with one record per client, and print the results.
 
-    The clients compute next to nothing, so that a round is starting, connecting, a task, and leaving. Memory is the sum of
-    proportional set sizes (PSS) of every process of the run, launcher and preloaded parent among them.
+    The clients compute almost nothing, so a round consists of start, connection, task and exit. Memory is the sum of the
+    proportional set sizes (PSS) of all processes of the run, with the launcher and the preloaded parent.
+
+    Args:
+        clients: Number of clients.
+        sampled: Clients per round.
+        rounds: Number of rounds.
+        group: Clients per worker process.
+
+    Returns:
+        The results.
+
+    Raises:
+        DpcflError: If the run fails.
+        KeyboardInterrupt: If it is interrupted.
     """
     with tempfile.TemporaryDirectory(prefix="dpcfl-live-") as folder:
         watcher = _Watcher(rounds)
@@ -36,15 +49,19 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
             raise KeyboardInterrupt
         lines = [line for line in runlog.read(RunFolder(folder).metrics) if "started" in line]
     found = watcher.figures(lines)
-    print(f"{clients} clients enrolled, {sampled} sampled a round, {group} to a process; {rounds} rounds")
-    print(f"seconds a round: {found['seconds']:.2f} (the first {found['first_seconds']:.2f}), {found['started']:.0f} started")
-    print(f"milliseconds of processor time for each started client: {found['cpu_ms']:.1f}, of which")
+    print(f"{clients} clients, {sampled} sampled per round, {group} per process; {rounds} rounds")
+    print(
+        f"seconds per round: {found['seconds']:.2f} (first round {found['first_seconds']:.2f}); {found['started']:.0f} clients started"
+    )
+    print(f"milliseconds of processor time per started client: {found['cpu_ms']:.1f}, by role")
     for who, spent in found["cpu_ms_by_role"].items():
         print(f"  {who:<12}{spent:7.1f}")
     print(
-        f"memory (PSS): {found['pss_gib']:.2f} GiB in {found['pss_processes']} processes, of a worker {found['worker_mib']:.1f} MiB"
+        f"memory (PSS): {found['pss_gib']:.2f} GiB in {found['pss_processes']} processes; {found['worker_mib']:.1f} MiB per worker"
     )
-    print(f"worker processes at most {found['most_workers']}; by second: {' '.join(map(str, found['workers_by_second']))}")
+    print(
+        f"worker processes: at most {found['most_workers']}; in each second: {' '.join(map(str, found['workers_by_second']))}"
+    )
     return found
 
 
@@ -64,13 +81,13 @@ def _config(clients: int, sampled: int, rounds: int, group: int) -> configuratio
 
 @dataclass
 class _Watcher:
-    """Looks at the processes of a run whenever the launcher looks at its progress."""
+    """Progress display that samples the processes of a run."""
 
     rounds: int
     started: float = field(default_factory=time.monotonic)
     counts: list[tuple[float, int]] = field(default_factory=list)
     memory: dict[str, list[int]] = field(default_factory=dict)
-    spent: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # after a round, since the process began
+    spent: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # round, and processor seconds by role so far
 
     def update(self, view: Any) -> None:
         family = list(_family())
@@ -86,7 +103,7 @@ class _Watcher:
                 self.memory = found
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """See `running.ProgressDisplay`."""
 
     def figures(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
         quiet = [line for line in lines if 1 < line["round"] <= self.rounds - QUIET_ROUNDS] or lines
@@ -110,7 +127,7 @@ class _Watcher:
 
 
 def _family() -> Iterator[tuple[str, psutil.Process]]:
-    """(role, process) of everybody of the run that this process has started."""
+    """Yield role and process of all processes of the run."""
     me = psutil.Process()
     yield "launcher", me
     for process in me.children(recursive=True):
@@ -122,7 +139,7 @@ def _family() -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _spent(family: list[tuple[str, psutil.Process]]) -> dict[str, float]:
-    """Processor seconds by role; workers that have ended are counted at the parent that they were forked from."""
+    """Return processor seconds by role; ended workers are counted in their parent process."""
     found: dict[str, float] = {}
     for role, process in family:
         with contextlib.suppress(psutil.Error):

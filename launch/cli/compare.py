@@ -12,31 +12,49 @@ from dpcfl_net.results.comparison import Comparison
 
 
 def show(folder: Path) -> None:
-    """Print a sweep's table and write its report; if its runs do not compare, print why and how to show them anyway."""
-    found = Comparison.of([folder], force=True)
-    if found.marked:
-        print("\n".join([*compare.refusal(found.marked).problems, f"dpcfl compare {folder} --force"]))
+    """Print the table of a sweep and write its report.
+
+    If privacy or data of its runs differ, print the differences and the command that compares them anyway.
+
+    Args:
+        folder: Folder of the sweep.
+    """
+    comparison = Comparison.of([folder], force=True)
+    if comparison.marked:
+        problems = compare.refusal(comparison.marked).problems
+        print("\n".join([*problems, f"compare them anyway: dpcfl compare {folder} --force"]))
     else:
-        _print(found)
-    print(f"report {write_sweep(folder)}")
+        _print(comparison)
+    print(f"report: {write_sweep(folder)}")
 
 
 def compare_runs(
     folders: Sequence[Path], *, force: bool = False, csv: Path | None = None, page: Path | None = None, fairness: bool = False
 ) -> None:
-    """Print the table of runs and sweeps, and write their figures as CSV and their plots; arguments as `Comparison.of`."""
-    found = Comparison.of(folders, force=force, fairness=fairness)
-    _print(found)
+    """Print the table of runs and sweeps.
+
+    Args:
+        folders: Folders of runs or sweeps.
+        force: Compare runs whose privacy or data differ.
+        csv: File for one line per run.
+        page: HTML file for plots and table.
+        fairness: Add F_acc and F_loss.
+
+    Raises:
+        ConfigError: As `Comparison.of`.
+    """
+    comparison = Comparison.of(folders, force=force, fairness=fairness)
+    _print(comparison)
     if csv is not None:
-        found.to_csv(csv)
-        print(f"figures of {len(found)} runs in {csv}")
+        comparison.to_csv(csv)
+        print(f"wrote {len(comparison)} runs to {csv}")
     if page is not None:
-        lead = [f"{len(found)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
-        print(f"plots {write_comparison(page, 'Comparison', lead, found.results, found.apart)}")
+        lead = [f"{len(comparison)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
+        print(f"plots: {write_comparison(page, 'Comparison', lead, comparison.results, comparison.apart)}")
 
 
-def _print(found: Comparison) -> None:
-    print_table(found.table)
-    promises, alerts = found.statements
+def _print(comparison: Comparison) -> None:
+    print_table(comparison.table)
+    promises, alerts = comparison.statements
     print(f"Privacy: {'; '.join(promises)}")
     print("".join(f"! {line}\n" for line in alerts), end="")

@@ -1,4 +1,4 @@
-"""`dpcfl doctor`: what this machine can do, what would fail here, and how to mend it."""
+"""Checks of this machine, with what would fail and how to fix it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dpcfl_net.training.devices import visible_gpus
 Verdict = Literal["good", "note", "fails"]
 PACKAGES = ("torch", "torchvision", "opacus", "scikit-learn", "pyzmq", "msgpack", "numpy", "dp-accounting", "cryptography")
 PROGRAMS = {"ssh": "--on ssh", "srun": "--on slurm", "ray": "--on ray"}
-DESCRIPTORS_PER_CLIENT, DESCRIPTORS = 4, 128  # of the process that starts the others; of the coordinator besides its peers
+DESCRIPTORS_PER_CLIENT, DESCRIPTORS = 4, 128  # of the launcher per worker; of the coordinator without its connections
 STA_UNSYNC, TIME_ERROR = 0x0040, 5  # of Linux's sys/timex.h
 
 
 class Timex(ctypes.Structure):
-    """struct timex of Linux's sys/timex.h; what follows `status` is not needed."""
+    """struct timex of Linux's sys/timex.h; the fields after `status` are not used."""
 
     _fields_ = [
         ("modes", ctypes.c_uint),
@@ -42,49 +42,74 @@ class Timex(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `mend` is what to do about it, empty where there is nothing to do."""
+    """Result of one check.
 
-    what: str
+    Attributes:
+        subject: What was checked.
+        verdict: "good", "note" (a run works, with a limit) or "fails" (a run would fail).
+        found: What was found.
+        fix: What to do about it; empty if nothing is to be done.
+    """
+
+    subject: str
     verdict: Verdict
     found: str
-    mend: str = ""
+    fix: str = ""
 
     def line(self) -> str:
-        """As it is printed."""
-        mend = f"\n       mend: {self.mend}" if self.mend else ""
-        return f"{self.verdict:5}  {self.what}: {self.found}{mend}"
+        """Format the result for the terminal."""
+        fix = f"\n       fix: {self.fix}" if self.fix else ""
+        return f"{self.verdict:5}  {self.subject}: {self.found}{fix}"
 
 
 def examine(clients: int) -> Iterator[Finding]:
-    """Everything, for runs of `clients` processes at once; what cannot be looked at here is said."""
-    looks: Sequence[Callable[[], Finding]] = (
+    """Run all checks for a run of `clients` worker processes.
+
+    Args:
+        clients: Worker processes that run at the same time.
+
+    Yields:
+        One finding per check, also for a check that is not possible on this system.
+    """
+    checks: Sequence[Callable[[], Finding]] = (
         system, versions, curve, _torchvision, cores, memory_for(clients), gpus, files_for(clients), backlog_for(clients),
         processes_for(clients), loopback, durable, private_files, clock, data_sets, elsewhere,
     )  # fmt: skip
-    for look in looks:
-        yield look()
+    for check in checks:
+        yield check()
 
 
 def run(clients: int) -> int:
-    """Print every finding; 4 if a run of so many workers would fail here."""
+    """Print every finding.
+
+    Args:
+        clients: Worker processes of the planned run.
+
+    Returns:
+        The exit code: 4 if such a run would fail on this machine.
+    """
     failing = 0
     for finding in examine(clients):
         print(finding.line())
         failing += finding.verdict == "fails"
-    print(f"{failing} of these would make a run of {clients} workers fail" if failing else f"a run of {clients} workers can go")
+    print(
+        f"\nA run with {clients} workers would fail on this machine: {failing} of the checks failed."
+        if failing
+        else f"\nThis machine can run {clients} workers."
+    )
     return 4 if failing else 0
 
 
 def system() -> Finding:
-    """Operating system and Python."""
+    """Check the operating system and Python."""
     found = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     if platform.system() != "Linux":
-        return Finding("system", "note", found, "the guard against endless messages and the kill of orphans need Linux")
+        return Finding("system", "note", found, "the limit on message size and the end of orphaned workers need Linux")
     return Finding("system", "good", found)
 
 
 def versions() -> Finding:
-    """What of the packages is installed."""
+    """Check that the required packages are installed."""
     found, missing = [], []
     for name in PACKAGES:
         try:
@@ -97,15 +122,15 @@ def versions() -> Finding:
 
 
 def curve() -> Finding:
-    """Encryption of the transport."""
+    """Check that ZeroMQ can encrypt."""
     import zmq
 
     found = f"libzmq {zmq.zmq_version()}"
     if not zmq.has("curve"):
         return Finding(
-            "CURVE", "fails", f"{found} without it", "install pyzmq's own wheel: pip install --force-reinstall pyzmq"
+            "encryption", "fails", f"{found} without CURVE", "install pyzmq from its wheel: pip install --force-reinstall pyzmq"
         )
-    return Finding("CURVE", "good", found)
+    return Finding("encryption", "good", f"{found} with CURVE")
 
 
 def _torchvision() -> Finding:
@@ -114,40 +139,41 @@ def _torchvision() -> Finding:
     try:
         torchvision()
     except (ImportError, RuntimeError, DpcflError) as error:
-        pair = "install torch and torchvision of one release: pip install -c constraints-cpu.txt torch torchvision"
-        return Finding("torchvision", "note", f"{error}; only resnet18 and `dpcfl data fetch` need it", pair)
-    return Finding("torchvision", "good", "imports")
+        fix = "install matching versions of torch and torchvision: pip install -c constraints-cpu.txt torch torchvision"
+        return Finding("torchvision", "note", f"{error}; only resnet18 and `dpcfl data fetch` need it", fix)
+    return Finding("torchvision", "good", "can be imported")
 
 
 def cores() -> Finding:
-    """Cores that this process may use: as many workers compute at once."""
-    usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    found = f"{usable} of {there} usable: so many workers compute at once (runtime.slots)"
+    """Check the cores that this process may use."""
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    found = f"{usable} of {total} usable; {usable} worker{'s compute' if usable > 1 else ' computes'} at a time (runtime.slots)"
     threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if os.environ.get(name, "1") != "1"}
     if threads:
-        return Finding("cores", "note", f"{found}; {threads} set", "nothing: workers use one thread each, whatever is set")
+        settings = ", ".join(f"{name}={value}" for name, value in threads.items())
+        return Finding("cores", "note", f"{found}; {settings} is ignored: each worker uses one thread")
     return Finding("cores", "good", found)
 
 
 def memory_for(clients: int) -> Callable[[], Finding]:
-    """Memory for so many workers with a small model."""
+    """Check the memory for this number of workers with a small model."""
 
-    def look() -> Finding:
+    def check() -> Finding:
         import psutil
 
         from dpcfl_net.experiment.cost_estimate import base_memory
 
         free, wanted = psutil.virtual_memory().available, base_memory(clients)
-        found = f"{free / 2**30:.1f} GiB available, about {wanted / 2**30:.1f} for {clients} workers before their models"
+        found = f"{free / 2**30:.1f} GiB available, about {wanted / 2**30:.1f} GiB needed for {clients} workers without their models"
         if wanted > free:
             return Finding("memory", "fails", found, "lower runtime.max_live_workers, or raise runtime.clients_per_worker")
         return Finding("memory", "good", found)
 
-    return look
+    return check
 
 
 def gpus() -> Finding:
-    """GPUs that the driver names, and whether the torch that is installed can use them."""
+    """Check for GPUs and whether the installed torch can use them."""
     import torch
 
     listed = _nvidia_smi()
@@ -158,12 +184,10 @@ def gpus() -> Finding:
             "GPUs", "note", f"{'; '.join(listed)}; torch is built with {built}", "install a CUDA build of torch to use them"
         )
     if not usable:
-        return Finding("GPUs", "good", "none: workers compute on the CPU")
+        return Finding("GPUs", "good", "none found; workers compute on the CPU")
     free = ", ".join(f"{gpu.free / 2**30:.1f} GiB free on {gpu.uuid}" for gpu in visible_gpus())
-    found = f"{'; '.join(listed) or 'usable'}; {free or 'none given to this process'}; torch is built with CUDA {torch.version.cuda}"
-    return Finding(
-        "GPUs", "good", f"{found}. runtime.slots_per_gpu workers (1 unless set) compute on each at once, the others wait"
-    )
+    found = f"{'; '.join(listed) or 'usable'}; {free or 'none visible to this process'}; torch is built with CUDA {torch.version.cuda}"
+    return Finding("GPUs", "good", f"{found}; runtime.slots_per_gpu workers (default 1) compute on a GPU at a time")
 
 
 def _nvidia_smi() -> list[str]:
@@ -175,42 +199,49 @@ def _nvidia_smi() -> list[str]:
 
 
 def files_for(clients: int) -> Callable[[], Finding]:
-    """Open files that the launcher and the coordinator need."""
+    """Check the limit on open files for launcher and coordinator."""
 
-    def look() -> Finding:
+    def check() -> Finding:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = DESCRIPTORS + DESCRIPTORS_PER_CLIENT * clients
-        found = f"{soft} allowed, about {wanted} needed for {clients} clients"
+        found = f"{soft} allowed, about {wanted} needed for {clients} workers"
         if wanted > soft:
-            how = f"ulimit -n {wanted}" if hard == resource.RLIM_INFINITY or hard >= wanted else "ask for a higher hard limit"
+            how = (
+                f"ulimit -n {wanted}"
+                if hard == resource.RLIM_INFINITY or hard >= wanted
+                else "ask the administrator for a higher hard limit"
+            )
             return Finding("open files", "fails", found, f"{how}, or lower runtime.max_live_workers")
         return Finding("open files", "good", found)
 
-    return look
+    return check
 
 
 def backlog_for(clients: int) -> Callable[[], Finding]:
-    """Connections that may wait to be accepted when all clients come at once."""
+    """Check the limit on pending connections, for when all clients connect together."""
 
-    def look() -> Finding:
+    def check() -> Finding:
         path = Path("/proc/sys/net/core/somaxconn")
         if not path.exists():
-            return Finding("backlog", "note", "cannot be read on this system")
+            return Finding("connections", "note", "the limit on pending connections cannot be read on this system")
         allowed, wanted = int(path.read_text()), clients + DESCRIPTORS
-        found = f"{allowed} waiting connections allowed, {wanted} asked for"
+        found = f"{allowed} pending connections allowed, {wanted} needed if all clients connect together"
         if allowed < wanted:
             return Finding(
-                "backlog", "note", found, f"sysctl net.core.somaxconn={wanted}; until then some connect a second later"
+                "connections",
+                "note",
+                found,
+                f"sysctl net.core.somaxconn={wanted}; without it some clients connect a second later",
             )
-        return Finding("backlog", "good", found)
+        return Finding("connections", "good", found)
 
-    return look
+    return check
 
 
 def processes_for(clients: int) -> Callable[[], Finding]:
-    """Processes and threads of this user: a worker has five threads."""
+    """Check the limit on processes and threads; a worker has five threads."""
 
-    def look() -> Finding:
+    def check() -> Finding:
         soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
         wanted = 6 * clients + 32
         if soft == resource.RLIM_INFINITY:
@@ -220,23 +251,25 @@ def processes_for(clients: int) -> Callable[[], Finding]:
             return Finding("processes", "fails", found, f"ulimit -u {wanted}, or lower runtime.max_live_workers")
         return Finding("processes", "good", found)
 
-    return look
+    return check
 
 
 def loopback() -> Finding:
-    """Whether a socket can be bound on 127.0.0.1."""
+    """Check that a socket on 127.0.0.1 accepts a connection."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=5):
                 pass
     except OSError as error:
-        return Finding("loopback", "fails", f"no connection over 127.0.0.1: {error}", "bring the interface lo up")
-    return Finding("loopback", "good", f"connects (tried port {port})")
+        return Finding(
+            "loopback", "fails", f"no connection over 127.0.0.1: {error}", "bring up the interface lo: ip link set lo up"
+        )
+    return Finding("loopback", "good", f"a connection over 127.0.0.1 works (port {port})")
 
 
 def durable() -> Finding:
-    """Whether a file can be written durably where runs go, and how long that takes: each charge of a ledger does it."""
+    """Measure a durable write in the current folder: every charge of a ledger needs it."""
     import time
 
     with tempfile.TemporaryDirectory(dir=".") as folder:
@@ -249,51 +282,54 @@ def durable() -> Finding:
             took = (time.perf_counter() - start) / 5
         finally:
             os.close(handle)
-    found = f"an fsync in {Path.cwd()} takes {1000 * took:.1f} ms; a task needs about six"
+    found = f"an fsync in {Path.cwd()} takes {1000 * took:.1f} ms; a client needs about six per round"
     if took > 0.1:
-        return Finding("ledgers", "note", found, "keep run folders on a local disk: --out DIR")
-    return Finding("ledgers", "good", found)
+        return Finding("disk", "note", found, "put run folders on a local disk: --out DIR")
+    return Finding("disk", "good", found)
 
 
 def private_files() -> Finding:
-    """Whether the file system keeps a key file to its owner."""
+    """Check that the file system restricts a key file to its owner."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path = Path(folder) / "key"
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
         mode = path.stat().st_mode & 0o777
     if mode != 0o600:
         return Finding(
-            "key files", "fails", f"a file made with mode 0600 here has {mode:04o}", "use a file system with permissions"
+            "key files",
+            "fails",
+            f"a file created with mode 0600 here has mode {mode:04o}",
+            "use a file system with permissions",
         )
-    return Finding("key files", "good", "mode 0600 holds here")
+    return Finding("key files", "good", "the file system keeps mode 0600")
 
 
 def clock() -> Finding:
-    """Whether the kernel's clock is kept in step: only the times in logs and reports need it."""
+    """Check that the clock is synchronised; only the times in logs and reports need it."""
     try:
-        state = Timex()  # all modes zero: a question, no change
+        state = Timex()  # modes = 0 reads the state and changes nothing
         code = ctypes.CDLL(None).adjtimex(ctypes.byref(state))
     except (OSError, AttributeError):
-        return Finding("clock", "note", "cannot be asked on this system")
+        return Finding("clock", "note", "cannot be read on this system")
     if code == TIME_ERROR or state.status & STA_UNSYNC:
-        mend = "run an NTP client where several hosts take part; the protocol itself does not use the clock"
-        return Finding("clock", "note", "not synchronised: times of several hosts in one report may disagree", mend)
+        fix = "run an NTP client on each host of a run on several hosts; one host needs none"
+        return Finding("clock", "note", "not synchronised; times from several hosts in one report may disagree", fix)
     return Finding("clock", "good", "synchronised")
 
 
 def data_sets() -> Finding:
-    """Which data sets are here."""
+    """List the data sets that are on this machine."""
     from dpcfl_net.data import datasets
 
-    here = [name for name in datasets.NAMES if datasets.is_here(name)]
-    away = [name for name in datasets.NAMES if name not in here]
-    mend = "dpcfl data fetch NAME, or point DPCFL_DATA at them" if away else ""
+    available = [name for name in datasets.NAMES if datasets.is_here(name)]
+    missing = [name for name in datasets.NAMES if name not in available]
+    fix = "dpcfl data fetch NAME, or set DPCFL_DATA to a folder that has them" if missing else ""
     return Finding(
-        "data sets", "note" if away else "good", f"here: {', '.join(here)}; not here: {', '.join(away) or 'none'}", mend
+        "data sets", "note" if missing else "good", f"{', '.join(available)}; missing: {', '.join(missing) or 'none'}", fix
     )
 
 
 def elsewhere() -> Finding:
-    """Programs that start workers on other hosts."""
-    here = [name for name in PROGRAMS if shutil.which(name)]
-    return Finding("other hosts", "good", f"found: {', '.join(here) or 'none'} (of {', '.join(PROGRAMS)})")
+    """List the programs that start workers on other hosts."""
+    available = [name for name in PROGRAMS if shutil.which(name)]
+    return Finding("other hosts", "good", f"found: {', '.join(available) or 'none'} (of {', '.join(PROGRAMS)})")

@@ -1,9 +1,10 @@
-"""What a command prints when it cannot go on, and its exit code."""
+"""Error messages and exit codes of commands."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.files import EXHAUSTED, reason
@@ -12,7 +13,7 @@ LONGEST_LINE = 2_000  # characters of one message
 
 
 def is_unread() -> bool:
-    """Whether the reader of the output has left, as `head` does; what is left to print is dropped then."""
+    """Return whether the reader of the output, such as `head`, has ended; further output is then dropped."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -22,23 +23,31 @@ def is_unread() -> bool:
 
 
 def report(error: Exception) -> int | None:
-    """Print what went wrong, a line for each problem; the exit code, or None for what only a bug can raise."""
+    """Print one line for each problem of an error.
+
+    Args:
+        error: What a command raised.
+
+    Returns:
+        The exit code; None for an error that only a bug can raise, of which nothing is printed.
+    """
     problems, code = [str(error)], 2
     if isinstance(error, DpcflError):
         code = error.exit_code
         if isinstance(error, ConfigError):
             problems = [" ".join(problem.splitlines()) for problem in error.problems]
-        if error.told:
+        if error.printed:
             return code
     elif isinstance(error, OSError) and error.errno in EXHAUSTED:
         problems, code = [f"{error.filename or 'output'}: {reason(error)}"], 4
     elif isinstance(error, OSError) and error.filename is not None:
         problems = [f"{error.filename}: {reason(error)}"]
     elif type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
-        problems = [error.format_message()]
+        message = error.format_message()
         if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments shows its help
-            print(problems[0])
+            print(message)
             return code
+        problems = [_with_hint(message, getattr(error, "ctx", None))]
     else:
         return None
     for problem in problems:
@@ -46,7 +55,14 @@ def report(error: Exception) -> int | None:
     return code
 
 
+def _with_hint(message: str, context: Any) -> str:
+    """Add where to read on, unless the message ends with a suggestion."""
+    if context is None or message.endswith(("?", ")")):
+        return message
+    return f"{message.rstrip('.')}; see `{context.command_path} --help`"
+
+
 def _printable(text: str) -> str:
-    """Text from anywhere as a terminal may print it: no control characters, no line without end."""
+    """Replace control characters and shorten long lines."""
     lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
     return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in lines)

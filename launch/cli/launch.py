@@ -1,4 +1,4 @@
-"""`dpcfl launch`: the same job with its workers on this machine, on a Ray cluster, in a SLURM allocation, or behind ssh."""
+"""Implements `dpcfl launch`: workers on this machine, a Ray cluster, a SLURM allocation, or hosts reached by ssh."""
 
 from __future__ import annotations
 
@@ -23,13 +23,29 @@ from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.launch.placement import slurm, ssh
 from dpcfl_net.launch.placement.placements import ListenAddress, LocalPlacement, Placement, RemotePlacement
+from dpcfl_net.launch.placement.slurm import Resources
 
-WAYS = ("local", "ray", "slurm", "ssh")
+ENGINES = ("local", "ray", "slurm", "ssh")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was asked for; `on` is one of WAYS. cpus, gpus: of a worker, for Ray."""
+    """Options of `dpcfl launch`.
+
+    Attributes:
+        on: One of ENGINES.
+        hosts: ssh: YAML file of the hosts.
+        address: Address that workers connect to; None: detected.
+        bind: Address to listen on; None: `address`.
+        ports: Ports of coordinator and observer; 0: any free port.
+        root: ray, slurm: folder for keys and ledgers on each host.
+        python: slurm: Python interpreter on the nodes; None: this one.
+        cpus: ray: CPUs per worker process.
+        gpus: ray: GPUs per worker process; fractions are allowed.
+
+    Raises:
+        ConfigError: With every option that does not fit `on`.
+    """
 
     on: str
     hosts: Path | None = None
@@ -43,16 +59,16 @@ class Options:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.on not in WAYS:
-            problems.append(f"--on is {self.on!r}: must be {', '.join(WAYS)}")
+        if self.on not in ENGINES:
+            problems.append(f"--on is {self.on!r}: must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
         if (self.hosts is None) == (self.on == "ssh"):
-            problems.append("--hosts FILE belongs to --on ssh, which needs it")
+            problems.append("--hosts FILE belongs to --on ssh: give both or neither")
         if self.on == "local" and (self.address or self.bind or any(self.ports) or self.root or self.python):
             problems.append("--address, --bind, --ports, --root and --python are for other hosts; --on is 'local'")
         if self.on == "ssh" and (self.root or self.python):
-            problems.append("--root and --python: put root and python into the hosts file")
+            problems.append("--root and --python: with --on ssh set root and python in the hosts file")
         if self.on == "ray" and self.python:
-            problems.append("--python: Ray's workers run the Python that the cluster runs")
+            problems.append("--python: with --on ray workers use the Python of the cluster")
         if self.on != "ray" and (self.cpus, self.gpus) != (1.0, 0.0):
             problems.append("--cpus-per-worker and --gpus-per-worker are for --on ray")
         if not 0 < self.cpus <= 10_000 or not 0 <= self.gpus <= 10_000:
@@ -64,40 +80,58 @@ class Options:
 
 
 def new(path: Path, overrides: list[str], out: Path, options: Options) -> int:
-    """Make a job whose clients' keys are made where they will run, and run it; the exit code."""
+    """Run a configuration with its workers on other hosts. Each host creates the keys of its clients.
+
+    Args:
+        path: Configuration: a file or a packaged name.
+        overrides: Settings to change, as key=value.
+        out: Parent of the new run folder.
+        options: Options of the command.
+
+    Returns:
+        The exit code.
+    """
     config = configuration.load(path, overrides)
     _check(config, options)
     if options.on == "local":
         return runs.new(path, overrides, out)
     folder = running.new_folder(config, out)
     files = RunFolder(folder)
-    # Hosts may serve several launchers whose folders have one name, and take fewer letters than a folder here may have.
+    # Unique: a host may serve several launchers with equal folder names. It accepts fewer characters than a folder name.
     name = f"{re.sub('[^A-Za-z0-9._-]', '_', folder.name)[:100].lstrip('_.-')}-{secrets.token_hex(4)}"
-    with _site(config, options, name, files.logs) as site:
-        placed = site.places(sum(config.data.clients), config.runtime.clients_per_worker)
-        write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": placed}, indent=1) + "\n")
-        running.prepare(folder, config, site)
-        print(_who_runs_where(site, placed, config))
-        code, _ = running.run_and_report(folder, config, site=site)
+    with _open_placement(config, options, name, files.logs) as placement:
+        hosts = placement.assign_hosts(sum(config.data.clients), config.runtime.clients_per_worker)
+        write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": hosts}, indent=1) + "\n")
+        running.prepare(folder, config, placement)
+        print(_describe_placement(placement, hosts, config))
+        code, _ = running.run_and_report(folder, config, running.RunOptions(placement=placement))
     return code
 
 
 def resume(folder: Path, options: Options) -> int:
-    """Go on with a run whose workers were elsewhere: each again where its ledger is."""
-    placement = _placement(folder)
-    if placement["on"] != options.on:
-        raise ConfigError(f"--on is {options.on!r}: the workers of {folder} were started by {placement['on']!r}")
-    found = running.kept(folder, elsewhere=True, warn=lambda text: print(f"warning: {text}"))
-    if found.finished:
-        return runs.go_on(folder, found)
-    config = found.config
-    with _site(config, options, placement["run"], RunFolder(folder).logs, placement["placed"]) as site:
-        site.make_keys(RunFolder(folder).keys, sum(config.data.clients), config.runtime.clients_per_worker)
-        return runs.go_on(folder, found, site)
+    """Resume a run with workers on other hosts; each client runs again on the host that has its ledger.
+
+    Args:
+        folder: The run folder.
+        options: Options of the command, with the same `on` as before.
+
+    Returns:
+        The exit code.
+    """
+    document = _read_placement(folder)
+    if document["on"] != options.on:
+        raise ConfigError(f"--on is {options.on!r}: the workers of {folder} were started with --on {document['on']}")
+    saved = running.read_saved_run(folder, remote=True, warn=lambda text: print(f"warning: {text}"))
+    if saved.finished:
+        return runs.resume_saved(folder, saved)
+    config = saved.config
+    with _open_placement(config, options, document["run"], RunFolder(folder).logs, document["placed"]) as placement:
+        placement.make_keys(RunFolder(folder).keys, sum(config.data.clients), config.runtime.clients_per_worker)
+        return runs.resume_saved(folder, saved, placement)
 
 
 def dry_run(path: Path, overrides: list[str], options: Options) -> None:
-    """Ask the hosts what they have, and print who would run where; nothing is enrolled or started."""
+    """Contact the hosts and print which client would run where; start and write nothing."""
     import tempfile
 
     config = configuration.load(path, overrides)
@@ -107,19 +141,29 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> None:
         from dpcfl_net.launch.processes import worker_processes
 
         node = LocalPlacement().capacity()[0]
-        print(f"coordinator, observer and {worker_processes(config, clients)} worker processes at most on {node.name}")
+        print(f"coordinator, observer and up to {worker_processes(config, clients)} worker processes on {node.name}")
         return
-    with tempfile.TemporaryDirectory() as logs, _site(config, options, f"dry-run-{secrets.token_hex(4)}", Path(logs)) as site:
-        print(_who_runs_where(site, site.places(clients, size), config))
+    name = f"dry-run-{secrets.token_hex(4)}"
+    with tempfile.TemporaryDirectory() as logs, _open_placement(config, options, name, Path(logs)) as placement:
+        print(_describe_placement(placement, placement.assign_hosts(clients, size), config))
 
 
-def write_script(path: Path, overrides: list[str], out: Path, options: Options, to: Path, shape: dict[str, Any]) -> None:
-    """The batch script for `sbatch`; the configuration is checked now rather than when the allocation comes."""
+def write_script(path: Path, overrides: list[str], out: Path, options: Options, to: Path, resources: Resources) -> None:
+    """Write a batch script for `sbatch`, after a check of the configuration.
+
+    Args:
+        path: Configuration: a file or a packaged name.
+        overrides: Settings to change, as key=value.
+        out: Parent of the run folder.
+        options: Options of the command.
+        to: Path of the script.
+        resources: What the script requests from SLURM.
+    """
     config = configuration.load(path, overrides)
     _check(config, options)
     given = {"--address": options.address, "--bind": options.bind, "--root": options.root, "--python": options.python}
-    again = [word for name, value in given.items() if value is not None for word in (name, value)]
-    again += ["--ports", ",".join(map(str, options.ports))] if any(options.ports) else []
+    arguments = [word for name, value in given.items() if value is not None for word in (name, value)]
+    arguments += ["--ports", ",".join(map(str, options.ports))] if any(options.ports) else []
     command = [
         sys.executable,
         "-m",
@@ -129,23 +173,25 @@ def write_script(path: Path, overrides: list[str], out: Path, options: Options, 
         *overrides,
         "--on",
         "slurm",
-        *again,
+        *arguments,
     ]
     command += ["--out", str(out.resolve())]
-    write_text(to, slurm.script(command, name=config.name, **shape))
-    print(f"{to}: submit it with sbatch {to}")
+    write_text(to, slurm.script(command, config.name, resources))
+    print(f"wrote {to}; submit it with: sbatch {to}")
 
 
 def _check(config: Config, options: Options) -> None:
-    """What does not go together with workers on other hosts."""
+    """Refuse settings that do not work with workers on other hosts."""
     problems = []
     if options.on != "local":
         if config.runtime.federation == "in-process":
-            problems.append("runtime.federation is 'in-process': has no workers to put on other hosts, must be 'network'")
+            problems.append(
+                "runtime.federation is 'in-process': starts no workers, must be 'network' for workers on other hosts"
+            )
         if config.ledger.scope == "dataset":
             problems.append(
-                "ledger.scope is 'dataset': works with --on local only: each host would keep a record book of its own, which knows "
-                "nothing of what the other hosts promised about the same records"
+                "ledger.scope is 'dataset': allowed with --on local only: each host would have a separate record book and would not "
+                "count what the other hosts spent on the same records"
             )
         if config.runtime.transport.security == "none" and not _is_loopback(options.address):
             problems.append("runtime.transport.security is 'none': allowed on loopback only, must be 'curve' between hosts")
@@ -161,54 +207,57 @@ def _is_loopback(address: str | None) -> bool:
 
 
 @contextmanager
-def _site(config: Config, options: Options, run: str, logs: Path, placed: list[str] | None = None) -> Iterator[RemotePlacement]:
-    """The hosts of a run, answered and with room for its workers; closed at the end, whatever happened."""
+def _open_placement(
+    config: Config, options: Options, run: str, logs: Path, assigned: list[str] | None = None
+) -> Iterator[RemotePlacement]:
+    """Connect to the hosts of a run; disconnect at the end, also after an error."""
     logs.mkdir(parents=True, exist_ok=True)
     root, cluster = options.root or ssh.ROOT, None
     if options.on == "ssh":
         assert options.hosts is not None
         file = ssh.read_hosts(options.hosts)
-        hosts, address = file.dialled(run, logs), options.address or ssh.own_address(file)
+        hosts, address = file.make_hosts(run, logs), options.address or ssh.own_address(file)
     elif options.on == "slurm":
         nodes = slurm.allocation()
-        hosts = slurm.dialled(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs)
+        hosts = slurm.make_hosts(nodes, python=options.python or sys.executable, root=root, run=run, logs=logs)
         address = options.address or slurm.own_address()
     else:
         from dpcfl_net.launch.placement import ray
 
         workers = -(-sum(config.data.clients) // config.runtime.clients_per_worker)
         cluster = ray.Cluster(workers, options.cpus, options.gpus)
-        hosts, address = ray.dialled(cluster, root=root, run=run), options.address or cluster.own_address()
-    site = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), placed)
+        hosts, address = ray.make_hosts(cluster, root=root, run=run), options.address or cluster.own_address()
+    placement = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), assigned)
     try:
-        site.open()
-        yield site
+        placement.open()
+        yield placement
     finally:
-        site.close()
+        placement.close()
         if cluster is not None:
             cluster.close()
 
 
-def _placement(folder: Path) -> dict[str, Any]:
+def _read_placement(folder: Path) -> dict[str, Any]:
+    """Read placement.json."""
     path = RunFolder(folder).placement
     if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name}: its workers ran here, use dpcfl run --resume")
+        raise ConfigError(f"{folder} has no {path.name}: its workers ran on this machine, use dpcfl run --resume {folder}")
     fields: dict[str, tuple[type, ...]] = {"on": (str,), "run": (str,), "placed": (list,)}
     document = read_object(path, fields)
     if not set(fields) <= set(document) or not all(isinstance(name, str) for name in document["placed"]):
-        raise ConfigError(f"{path} is damaged: it must hold on, run and placed, a list of names")
+        raise ConfigError(f"{path} is damaged: it must hold 'on', 'run' and 'placed' (a list of names)")
     return document
 
 
-def _who_runs_where(site: Placement, placed: list[str], config: Config) -> str:
-    """A line for each host."""
+def _describe_placement(placement: Placement, hosts: list[str], config: Config) -> str:
+    """Format one line per host; `hosts` names the host of each worker process."""
     size, clients = config.runtime.clients_per_worker, sum(config.data.clients)
-    lines = ["coordinator and observer: here"]
-    for node in site.capacity():
-        firsts = [k * size for k, name in enumerate(placed) if name == node.name]
-        theirs = ", ".join(f"{first}-{min(first + size, clients) - 1}" if size > 1 else str(first) for first in firsts)
+    lines = ["coordinator and observer: this machine"]
+    for node in placement.capacity():
+        firsts = [k * size for k, name in enumerate(hosts) if name == node.name]
+        assigned = ", ".join(f"{first}-{min(first + size, clients) - 1}" if size > 1 else str(first) for first in firsts)
         gpus = f", GPUs {'; '.join(node.gpus)}" if node.gpus else ""
         lines.append(
-            f"{node.name} ({node.where}): {node.cores} cores, {node.memory / 2**30:.1f} GiB available{gpus}; clients {theirs or 'none'}"
+            f"{node.name} ({node.location}): {node.cores} cores, {node.memory / 2**30:.1f} GiB available{gpus}; clients {assigned or 'none'}"
         )
     return "\n".join(lines)

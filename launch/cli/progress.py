@@ -1,4 +1,4 @@
-"""How far a run is, read incrementally from its folder's growing files: what the terminal screen shows."""
+"""Progress of a run, read incrementally from the growing files of its folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,26 @@ Row = tuple[str, int, float | None, float | None]
 
 @dataclass
 class ProgressView:
-    """One look at a run. Accuracies and changes are shares in [0, 1]; started is in seconds since the epoch.
+    """Progress of a run at one time.
 
-    epsilon None while epsilon_stated: the run is unprotected. epsilon_spent None: not written yet;
-    epsilon_round: the round up to which it was counted, which may lag behind.
-    clusters: (label, clients, accuracy, change since the round before) of each true cluster; grouping: the sizes of
-    the server's own groups; workers: a phase per client; warnings and lines (one a finished round) only ever grow.
+    Attributes:
+        name: Name of the configuration.
+        algorithm: Name of the algorithm.
+        state: State in run.json.
+        round: Last finished round.
+        rounds: Rounds of the run; None if unknown.
+        epsilon_spent: Epsilon spent so far; None if not written yet.
+        epsilon_round: Round of `epsilon_spent`; it may lag behind `round`.
+        epsilon: Epsilon of the run; None if it is infinite or not stated.
+        epsilon_stated: True if run.json states an epsilon.
+        insecure: True if the stated epsilon does not hold.
+        started: Start of the run, in seconds since the Unix epoch.
+        seconds_left: Expected remaining seconds.
+        clusters: For each true cluster: label, clients, accuracy in [0, 1], change since the previous round.
+        grouping: Sizes of the server's clusters.
+        workers: Phase of each client.
+        warnings: All warnings so far.
+        lines: One line per finished round so far.
     """
 
     name: str = ""
@@ -47,7 +61,7 @@ class ProgressView:
 
     @property
     def epsilon_text(self) -> str:
-        """`2.31 of 5`, `at most 5` while only the promise is known, `inf`, or nothing when the run states nothing."""
+        """Format epsilon: `2.31 of 5`, `at most 5` before the first count, `inf`, or empty if none is stated."""
         if not self.epsilon_stated:
             return ""
         if self.epsilon is None:
@@ -58,7 +72,11 @@ class ProgressView:
 
 
 def tail_progress(folder: Path | str) -> ProgressView:
-    """The run's progress now. Cheap to call several times a second: only what was added since the last call is read."""
+    """Read the progress of a run. Repeated calls read only new lines.
+
+    Args:
+        folder: The run folder.
+    """
     return _tail(Path(folder).absolute()).view()
 
 
@@ -68,7 +86,11 @@ def _tail(folder: Path) -> ProgressTail:
 
 
 class ProgressTail:
-    """Follows one run folder; `view()` reads what is new and returns the whole picture."""
+    """Follows one run folder.
+
+    Args:
+        folder: The run folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,7 +110,7 @@ class ProgressTail:
         self._warnings: list[str] = []
 
     def view(self) -> ProgressView:
-        """The run as its files tell it now."""
+        """Read new lines and return the progress."""
         files = self._files
         run, protocol, experiment = (self._mapping(path) for path in (files.run, files.protocol, files.experiment))
         self._read()
@@ -131,7 +153,7 @@ class ProgressTail:
                 more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
                 named = ", ".join(map(str, missing[:NAMED]))
                 self._warnings.append(f"round {line.get('round')}: no answer from client {named}{more}")
-        # The coordinator's own are for its log; a worker that is lost or started again is for whoever looks on.
+        # Warnings of the coordinator are in its log; those of the launcher are about lost and restarted workers.
         self._warnings += [str(line.get("text")) for line in self._tails["warnings"].new() if line.get("view") == "launcher"]
 
     def _mapping(self, path: Path) -> JsonLine:
@@ -142,7 +164,7 @@ class ProgressTail:
         stamp = (stat.st_mtime_ns, stat.st_size)
         known = self._mappings.get(path)
         if known is None or known[0] != stamp:
-            # A file read while it is being written is empty for one look; the next look has another stamp.
+            # A file that is being written reads as empty; its time stamp changes until the next call.
             known = self._mappings[path] = (stamp, read_mapping(path, []))
         return known[1]
 
@@ -184,7 +206,7 @@ class ProgressTail:
     def _finish_rounds(self, view: ProgressView) -> None:
         ended = view.state != "running"
         for at in sorted(self._served)[len(self._lines) :]:
-            # The observer lags behind the server: a round's line waits for its accuracy, but not for ever.
+            # The observer lags behind the server: the line of a round waits up to two rounds for its accuracy.
             if at not in self._observed and not ended and view.round < at + 2:
                 return
             self._lines.append(self._line(at, view))
@@ -206,7 +228,7 @@ class ProgressTail:
 
 
 class Workers:
-    """What each worker is doing, as far as messages and timings tell: away is who is not connected and need not be."""
+    """Phase of each worker, from messages and timings. AWAY: not connected and not needed."""
 
     def __init__(self) -> None:
         self._asked: dict[int, int] = {}
@@ -217,7 +239,7 @@ class Workers:
         self._stopped: set[int] = set()
 
     def follow(self, messages: list[JsonLine], spans: list[JsonLine]) -> None:
-        """Take in new lines of messages.jsonl and spans.jsonl."""
+        """Process new lines of messages.jsonl and spans.jsonl."""
         for line in messages:
             client, at, kind = _client(line.get("peer")), whole(line.get("round")) or 0, str(line.get("kind"))
             if client is None:
@@ -238,13 +260,18 @@ class Workers:
                 self._trained[client] = max(at, self._trained.get(client, 0))
 
     def miss(self, clients: list[Any], time: float) -> None:
-        """The server stopped waiting for these at that time; a later message from one brings it back."""
+        """Mark clients whose answer the server did not receive in time; a later message unmarks a client.
+
+        Args:
+            clients: Client ids.
+            time: Seconds since the Unix epoch.
+        """
         for client in map(whole, clients):
             if client is not None:
                 self._missed[client] = time
 
     def phases(self, clients: int) -> list[str]:
-        """A phase for each client, in client order."""
+        """Return the phase of each client, in client order."""
         return [self._phase(client) for client in range(max([clients, *(client + 1 for client in self._asked)]))]
 
     def _phase(self, client: int) -> str:

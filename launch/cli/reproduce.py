@@ -1,4 +1,4 @@
-"""`dpcfl reproduce`: computes figures of the papers, running whole federations where they need them."""
+"""Computes figures of the papers, with complete runs where a figure needs them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ STORE = "store"
 
 @dataclass(frozen=True)
 class RunContext:
-    """The context of a reproduction on this machine; runs are kept in `store` and shared by all figures."""
+    """Context of a reproduction on this machine.
+
+    Attributes:
+        scale: "laptop" or "paper".
+        folder: Output folder of the figure.
+        store: Folder of the runs, shared by all figures.
+    """
 
     scale: Scale
     folder: Path
     store: Path
 
     def say(self, line: str, /) -> None:
+        """See `reproduce.base.Context`."""
         print(line, flush=True)
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
-        """A finished run for every combination of the axes; RunFailed names those that have none."""
+        """See `reproduce.base.Context`."""
         from dpcfl_net.experiment.config import load
         from dpcfl_net.launch.sweeps import run_cells
         from dpcfl_net.results.compare import read_result
@@ -41,12 +48,22 @@ class RunContext:
         outcomes = run_cells(cells, self.store, self.say)
         failed = [f"{outcome.folder}: {outcome.error}" for outcome in outcomes if outcome.state != "finished"]
         if failed:
-            raise RunFailed("runs that the figure needs did not finish: " + "; ".join(failed))
+            raise RunFailed("the figure needs runs that failed: " + "; ".join(failed))
         return [read_result(outcome.folder) for outcome in outcomes]
 
 
 def reproduce(names: Sequence[str], scale: str, out: Path) -> None:
-    """Compute figures one after the other: for each its folder below `out`, and a line for each claim of the paper."""
+    """Compute figures and print the path of each report and a line per claim.
+
+    Args:
+        names: Names of figures.
+        scale: "laptop" or "paper".
+        out: Parent of the output folders.
+
+    Raises:
+        ConfigError: If a name or the scale is unknown.
+        RunFailed: If a run that a figure needs failed.
+    """
     if scale not in SCALES:
         raise ConfigError(f"--scale is {scale!r}: must be {' or '.join(SCALES)}")
     for chosen in [find(name) for name in names]:
@@ -61,14 +78,28 @@ def reproduce(names: Sequence[str], scale: str, out: Path) -> None:
 
 
 def list_all() -> None:
-    """Print every figure that can be computed."""
+    """Print all figures, grouped by paper."""
     width = max(map(len, registry()))
-    for name, found in registry().items():
-        print(f"{name:{width}}  {found.title}")
+    for _, group in itertools.groupby(registry().values(), lambda figure: figure.name.partition("/")[0]):
+        figures = list(group)
+        print(_citation([figure.paper for figure in figures]))
+        for figure in figures:
+            print(f"  {figure.name:{width}}  {figure.title}")
+        print()
+    print(
+        "b1, b>1: batch sizes of the first and of later rounds; M: number of clusters; MSS: minimum separation score of clusters"
+    )
+    print("Compute one: dpcfl reproduce NAME. With the paper's settings: dpcfl reproduce NAME --scale paper")
+
+
+def _citation(papers: Sequence[str]) -> str:
+    """The part of citations of one paper before the number of the figure."""
+    columns = zip(*(paper.split(", ") for paper in papers), strict=False)
+    return ", ".join(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def _as_yaml(value: Any) -> str:
-    """A value as a configuration's override reads it."""
+    """Write a value as an override of a configuration."""
     from dpcfl_net.core import yaml_file
 
     return yaml_file.dump(value, flow=True).strip()

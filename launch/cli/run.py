@@ -1,10 +1,11 @@
-"""What the commands do: make a job, run it on this machine, go on with it, look at it."""
+"""Implements the commands on one run: run, resume, dry run, job, report, verify and inspect."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,25 @@ from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement import local
 from dpcfl_net.launch.placement.placements import Placement
-from dpcfl_net.launch.running import IN_PROCESS, Kept, kept, new_folder, run_and_report, write_config
+from dpcfl_net.launch.running import IN_PROCESS, RunOptions, SavedRun, new_folder, read_saved_run, run_and_report, write_config
+from dpcfl_net.privacy.slots import Slot
 from dpcfl_net.results import summary
+from dpcfl_net.results.number_format import duration
 from dpcfl_net.transport.keys import make_keys
 
 
 def new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False) -> int:
-    """Make a job and run it; debug: everything in this process. Returns the exit code."""
+    """Run a configuration on this machine.
+
+    Args:
+        path: Configuration: a file or a packaged name.
+        overrides: Settings to change, as key=value.
+        out: Parent of the new run folder.
+        debug: Run everything in this process.
+
+    Returns:
+        The exit code.
+    """
     return _new(path, overrides, out, debug=debug)[0]
 
 
@@ -39,11 +52,11 @@ def _new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False
             config = configuration.load(path, overrides)
             if debug:
                 config = configuration.load(config, IN_PROCESS)
-        return run_and_report(new_folder(config, out), config, interrupts=interrupts, calling_process=debug)
+        return run_and_report(new_folder(config, out), config, RunOptions(interrupts=interrupts, in_calling_process=debug))
 
 
 def quickstart(path: Path, out: Path) -> int:
-    """The main job, then Global and Local at the same epsilon, then one table."""
+    """Run a configuration, then Global and Local at the same epsilon, and print one table; return the exit code."""
     from dpcfl_net.launch.cli.screen import print_summary
 
     done: list[dict[str, Any]] = []
@@ -57,23 +70,42 @@ def quickstart(path: Path, out: Path) -> int:
 
 
 def resume(folder: Path, *, debug: bool = False) -> int:
-    """Resume a run that was stopped or killed: the same signed job, ledgers and checkpoints. Returns the exit code."""
-    found = kept(folder, warn=_warn)
-    if debug and found.config.runtime.federation != "in-process":
-        raise ConfigError(f"--debug: {folder} was started with runtime.federation network; resume it without --debug")
-    return go_on(folder, found, debug=debug)
+    """Resume a run on this machine with its signed job, ledgers and checkpoints.
+
+    Args:
+        folder: The run folder.
+        debug: The run was started with everything in this process.
+
+    Returns:
+        The exit code.
+    """
+    saved = read_saved_run(folder, warn=_warn)
+    if debug and saved.config.runtime.federation != "in-process":
+        raise ConfigError(f"--debug: the run in {folder} has runtime.federation 'network'; resume it without --debug")
+    return resume_saved(folder, saved, debug=debug)
 
 
-def go_on(folder: Path, found: Kept, site: Placement | None = None, *, debug: bool = False) -> int:
-    """Resume a run unless it is finished, which is printed; the exit code."""
-    if found.finished:
-        print(f"{folder} is finished: {found.document.get('rounds_done', 'all')} rounds")
+def resume_saved(folder: Path, saved: SavedRun, placement: Placement | None = None, *, debug: bool = False) -> int:
+    """Resume a run unless it is finished.
+
+    Args:
+        folder: The run folder.
+        saved: Its configuration and run.json.
+        placement: Hosts of the workers; None: this machine.
+        debug: Run everything in this process.
+
+    Returns:
+        The exit code.
+    """
+    if saved.finished:
+        print(f"{folder} is finished ({saved.document.get('rounds_done', 'all')} rounds): nothing to resume")
         return 0
-    return run_and_report(folder, found.config, found.seconds, site, calling_process=debug)[0]
+    options = RunOptions(saved.seconds, placement, in_calling_process=debug)
+    return run_and_report(folder, saved.config, options)[0]
 
 
 def _before(folder: Path) -> dict[str, Any]:
-    """run.json of a run; one that cannot be read is said and made again."""
+    """Read run.json; a damaged one is reported and written again."""
     try:
         return summary.read_document(folder)
     except ConfigError as error:
@@ -86,17 +118,25 @@ def _warn(text: str) -> None:
 
 
 def dry_run(path: Path, overrides: Iterable[str]) -> None:
-    """Make the job in memory and print what it would do and cost."""
+    """Print the privacy plan and the cost of a run; start and write nothing."""
     import tempfile
 
     config = configuration.load(path, overrides)
     with tempfile.TemporaryDirectory() as folder:
         make_keys(RunFolder(folder).keys, sum(config.data.clients))
         _print_job(make_job(config, RunFolder(folder).keys), config)
+    print("nothing was started; run the same command without --dry-run to start the run")
 
 
 def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None) -> None:
-    """The two parts of a job with signatures, for processes that are started by hand or elsewhere."""
+    """Write a signed job for manually started processes.
+
+    Args:
+        path: Configuration: a file or a packaged name.
+        overrides: Settings to change, as key=value.
+        out: Folder of the job.
+        keys: Folder of keys; None: OUT/keys, created if missing.
+    """
     config = configuration.load(path, overrides)
     keys = keys or RunFolder(out).keys
     if not keys.exists():
@@ -108,13 +148,13 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
     _print_job(job, config)
     files = RunFolder(out)
     print(
-        f"job in {out}: {files.protocol.name} (for everybody), {files.experiment.name} (for workers and observer), signatures, "
-        f"{files.operator_key.name}"
+        f"wrote the job to {out}: {files.protocol.name} (for all processes), {files.experiment.name} (for workers and observer), "
+        f"their signatures and {files.operator_key.name}"
     )
 
 
 def report(folder: Path) -> None:
-    """Write run.json, the models and report.html, for a run of hand-started processes too."""
+    """Write run.json, the models and report.html of a run, also of one with manually started processes."""
     from dpcfl_net.report.page import write_report
     from dpcfl_net.results.models import export_models
 
@@ -136,17 +176,25 @@ def report(folder: Path) -> None:
         devices=before.get("devices", {}),
     )
     summary.write_run(folder, document)
-    if state != "running":  # its launcher writes them at the end
+    if state != "running":  # the launcher of a running run writes the models at its end
         if RunFolder(folder).config.exists():
             settings = summary.run_settings(folder)
             export_models(folder, job, settings["data"]["root"], personal=settings["output"]["personal_models"])
         else:
             export_models(folder, job)
-    print(write_report(folder))
+    print(f"report: {write_report(folder)}")
 
 
 def verify(folder: Path, operator_key: Path | None) -> int:
-    """Print every check; 3 if one does not hold."""
+    """Print every check of a run.
+
+    Args:
+        folder: The run folder.
+        operator_key: The operator's public key file; None: RUN/operator.pub.
+
+    Returns:
+        The exit code: 3 if a check fails.
+    """
     from dpcfl_net.results.verify import verify_run
 
     if not folder.is_dir():
@@ -159,21 +207,28 @@ def verify(folder: Path, operator_key: Path | None) -> int:
 
 
 def inspect(folder: Path, client: int | None, round_: int | None, limit: int) -> None:
-    """The transcript as a table."""
+    """Print the transcript of a run as a table.
+
+    Args:
+        folder: The run folder.
+        client: Only this client; None: all.
+        round_: Only this round; None: all.
+        limit: Largest number of messages to print.
+    """
     from dpcfl_net.transport import transcript
     from dpcfl_net.transport.messages import decode
 
     path = RunFolder(folder).transcript
     if not path.exists():
-        raise ConfigError(f"{folder} has no {path.name} (output.transcript: off?)")
+        raise ConfigError(f"{folder} has no {path.name}: it is not a run folder, or output.transcript was off")
     protocol = summary.read_run_job(folder).protocol
     print({
-        "untrusted-server": "The server is not trusted: what it received below is all that it has, and what each client's gate let out.",
-        "trusted-server": "The server is trusted: it sees every sampled client's update and cluster identifier as they are. Only what it "
-        "publishes is noisy; whoever holds this transcript holds the clients' raw updates.",
+        "untrusted-server": "The server is not trusted. These messages are all that it received; each client's privacy gate released them.",
+        "trusted-server": "The server is trusted: it sees the raw update and the cluster of every sampled client. Only what it publishes is noisy. "
+        "This transcript holds raw updates: keep it private.",
     }[protocol.privacy.trust])  # fmt: skip
     if protocol.unprotected:
-        print(f"Without any guarantee: {'; '.join(protocol.unprotected)}")
+        print(f"Without any privacy guarantee: {'; '.join(protocol.unprotected)}")
     print("   #  time      to the server  from the server  client  round  kind       task                 bytes  content")
     shown = left = 0
     reader = transcript.read(path)
@@ -197,32 +252,44 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
         print(f"{record.number:>4}  {clock}  {up:^13}  {down:^15}  {peer:>6}  {header.round:>5}  {header.kind:<9}  {header.task:<18} "
               f"{size:>7}  {tensors or header.code}")  # fmt: skip
     if left:
-        print(f"{left} more messages; --limit, --client and --round choose")
+        print(f"{left} more messages; use --limit, --client and --round to select")
     if reader.cut:
-        print("the last record was cut by a crash")
+        print("the last message is incomplete because of a crash")
 
 
 def _print_job(job: Job, config: Config) -> None:
-    """The plan and what it will cost on a machine like this one."""
+    """Print the privacy plan and the expected cost on this machine."""
     protocol, cost = job.protocol, estimate(job.protocol, config.runtime.max_live_workers)
     z = sorted({round(noise, 5) for noise in noisy_plans(job.algorithm).values() if noise is not None})
     print(
-        f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, {cost['parameters']:,} parameters"
+        f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, model with {cost['parameters']:,} parameters"
     )
     print(
-        f"epsilon {protocol.privacy.epsilon:g} at delta {protocol.privacy.delta:g}: noise multiplier {', '.join(map(str, z)) or 'none'}"
+        f"privacy: epsilon {protocol.privacy.epsilon:g}, delta {protocol.privacy.delta:g}, noise multiplier {', '.join(map(str, z)) or 'none'}"
     )
-    for slot, count in Counter(job.algorithm.plan(protocol.roster[0])).items():
-        print(f"  plan of a client: {count} x {slot}")
-    for slot, count in Counter(job.algorithm.central_plan()).items():
-        print(f"  plan of the trusted server: {count} x {slot}")
+    _print_slots("each client may release", job.algorithm.plan(protocol.roster[0]))
+    _print_slots("the trusted server may publish", job.algorithm.central_plan())
     slots = local.compute_slots(config.runtime)
-    minutes = step_seconds(job, config.data.root) * cost["steps"] / slots / 60
+    seconds = step_seconds(job, config.data.root) * cost["steps"] / slots
+    print("expected cost:")
     print(
-        f"expected: {cost['steps']:,} steps over {cost['records']:,} records, about {minutes:.1f} minutes of computing in {slots} slots here; "
-        f"{cost['bytes_up'] / 1e6:.1f} MB up, {cost['bytes_down'] / 1e6:.1f} MB down; "
-        f"about {cost['memory'] / 2**30:.1f} GiB of memory for all processes"
+        f"  computing  {cost['steps']:,} steps on {cost['records']:,} records, about {duration(seconds)} "
+        f"with {slots} worker{'s' if slots > 1 else ''} at a time on this machine"
     )
+    print(f"  network    {cost['bytes_up'] / 1e6:.1f} MB to the server, {cost['bytes_down'] / 1e6:.1f} MB from it")
+    print(f"  memory     about {cost['memory'] / 2**30:.1f} GiB for all processes")
+
+
+def _print_slots(title: str, plan: Iterable[Slot]) -> None:
+    """Print equal slots of a plan on one line each."""
+    for index, (slot, count) in enumerate(Counter(plan).items()):
+        values = {field.name: getattr(slot, field.name) for field in fields(slot) if field.name != "name"}
+        settings = ", ".join(
+            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+        )
+        if not index:
+            print(f"{title}:")
+        print(f"  {count:>4} x {slot.name}: {type(slot).__name__}({settings})")
 
 
 def _wall(folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""What a terminal shows of a run: one live screen on a tty, one line a round elsewhere, the result at the end."""
+"""Terminal output of a run: live screen, plain lines, result. Drawn by rich.live; the parts below are its content."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕", AWAY: "�
 ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x", AWAY: "o"}
 STYLES = {WAITING: "dim", TRAINING: "green", SENDING: "cyan", GONE: "bold red", AWAY: "dim"}
 WARNINGS, ROWS, WIDE, STRIP = 3, 12, 1000, 120
-# Other processes' words end up here: a control character in one must not steer the terminal.
+# Texts of other processes are shown: their control characters must not reach the terminal.
 CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "?")
 
 
 def open_screen(console: Console | None = None) -> Screen | PlainLines:
-    """The live screen where there is a terminal to draw on, else plain lines."""
+    """Open a live screen in a terminal, else plain lines."""
     console = console or Console(highlight=False)
     live = console.is_terminal and not console.is_dumb_terminal
     return Screen(console) if live else PlainLines(console)
 
 
 class PlainLines:
-    """One line for every finished round and every warning: for logs and pipes."""
+    """Prints one line per finished round and per warning, for logs and pipes."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self._lines = self._warnings = 0
 
     def update(self, view: ProgressView) -> None:
-        """Print what is new since the last call."""
+        """Print the lines and warnings added since the last call."""
         for warning in view.warnings[self._warnings :]:
             self._print(f"warning: {warning}")
         for line in view.lines[self._lines :]:
@@ -59,7 +59,7 @@ class PlainLines:
         print_summary(summary, console=self.console)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """See `running.ProgressDisplay`."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,12 +68,12 @@ class PlainLines:
         self.close()
 
     def _print(self, line: str) -> None:
-        # A log's line is never folded at the width of a terminal that is not there.
-        self.console.print(Text(_tame(line)), soft_wrap=True)
+        # Lines of a log are not wrapped: there is no terminal width.
+        self.console.print(Text(_printable(line)), soft_wrap=True)
 
 
 class Screen:
-    """One live screen; `close()` (or leaving the `with`) gives the terminal back, also after an error."""
+    """Live screen of a run; `close()` or leaving the `with` block restores the terminal, also after an error."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
         self.console = console or Console(highlight=False)
@@ -81,18 +81,18 @@ class Screen:
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def update(self, view: ProgressView) -> None:
-        """Draw this look at the run in place of the last one."""
+        """Replace the screen with the given view."""
         if not self._live.is_started:
             self._live.start()
         self._live.update(self.draw(view), refresh=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Take the screen down and print the result and the privacy statement of run.json."""
+        """Remove the screen; print the result and the privacy statement of run.json."""
         self.close()
         print_summary(summary, console=self.console)
 
     def close(self) -> None:
-        """Take the screen down; may be called twice."""
+        """Remove the screen; may be called twice."""
         if self._live.is_started:
             self._live.stop()
 
@@ -103,7 +103,7 @@ class Screen:
         self.close()
 
     def draw(self, view: ProgressView) -> RenderableType:
-        """The whole screen for one view."""
+        """Render the screen for one view."""
         parts: list[RenderableType] = [self._progress(view)]
         if view.clusters:
             parts.append(_clusters(view))
@@ -111,19 +111,19 @@ class Screen:
             parts.append(Text(f"the server's groups: {view.grouping}", style="dim"))
         if view.workers:
             parts += [Text(), self._workers(view.workers)]
-        parts += [Text(f"! {_tame(warning)}", style="yellow") for warning in view.warnings[-WARNINGS:]]
-        title = Text.assemble((_tame(view.name), "bold"), f" · {_tame(view.algorithm)}" if view.algorithm else "")
+        parts += [Text(f"! {_printable(warning)}", style="yellow") for warning in view.warnings[-WARNINGS:]]
+        title = Text.assemble((_printable(view.name), "bold"), f" · {_printable(view.algorithm)}" if view.algorithm else "")
         return Panel(Group(*parts), title=title, title_align="left", border_style="red" if view.insecure else "dim")
 
     def _progress(self, view: ProgressView) -> RenderableType:
         elapsed = self._clock() - view.started if view.started is not None else None
-        when = f"{duration(elapsed)} elapsed" if elapsed is not None else "starting"
+        timing = f"{duration(elapsed)} elapsed" if elapsed is not None else "starting"
         if view.seconds_left is not None and view.round < (view.rounds or 0):
-            when += f", about {duration(view.seconds_left)} left"
-        of = f"/{view.rounds}" if view.rounds else ""
-        lines: list[RenderableType] = [Text.assemble((f"round {view.round}{of}", "bold"), f"  {when}")]
+            timing += f", about {duration(view.seconds_left)} left"
+        total = f"/{view.rounds}" if view.rounds else ""
+        lines: list[RenderableType] = [Text.assemble((f"round {view.round}{total}", "bold"), f"  {timing}")]
         if view.rounds:
-            # A bare bar ends without a new line, and what follows it would be cut off.
+            # Without padding the bar ends without a newline and the next line would be cut off.
             lines.append(Padding(ProgressBar(total=view.rounds, completed=view.round), 0))
         if view.epsilon_stated:
             lines.append(Text.assemble("epsilon ", (view.epsilon_text, "bold red" if view.epsilon is None else "bold")))
@@ -147,30 +147,36 @@ class Screen:
         return Group(strip, Text.assemble(*legend))
 
 
-class OneLine:
-    """The round that a sweep's present run is in, on one line that goes away; nothing where there is no terminal."""
+class ProgressLine:
+    """Shows the round of a sweep's current run on one transient line; nothing without a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def update(self, view: ProgressView) -> None:
-        """Say how far this run is."""
+        """Show the round and the remaining time."""
         if not self._console.is_terminal or self._console.is_dumb_terminal:
             return
         if not self._live.is_started:
             self._live.start()
         left = f", about {duration(view.seconds_left)} left" if view.seconds_left is not None else ""
-        self._live.update(Text(f"{_tame(view.algorithm)}: round {view.round}/{view.rounds or '?'}{left}"), refresh=True)
+        self._live.update(Text(f"{_printable(view.algorithm)}: round {view.round}/{view.rounds or '?'}{left}"), refresh=True)
 
     def close(self) -> None:
-        """Take the line away; may be called twice."""
+        """Remove the line; may be called twice."""
         if self._live.is_started:
             self._live.stop()
 
 
 def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = (), console: Console | None = None) -> None:
-    """Print a run.json's result and its privacy statement; beside other runs the statement is its headline and alerts."""
+    """Print results as a table, and the privacy statement of the first run.
+
+    Args:
+        run: Content of run.json.
+        others: Further runs of the table. With them only headline and alerts of the statement are printed.
+        console: Where to print; None: stdout.
+    """
     console = console or Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("", "accuracy", "minority", "worst", "clusters", "epsilon"):
@@ -180,23 +186,23 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
     console.print()
     console.print(table)
     if len({_terms(one) for one in (run, *others)}) > 1:
-        console.print(Text("! these runs are not at the same privacy: their accuracies do not compare", style="yellow"))
+        console.print(Text("! these runs are not at the same privacy: do not compare their accuracies", style="yellow"))
     if run.get("state") not in (None, "finished"):
-        console.print(Text(f"! the run is {_tame(run['state'])} after {run.get('rounds_done', 0)} rounds", style="yellow"))
+        console.print(Text(f"! the run is {_printable(run['state'])} after {run.get('rounds_done', 0)} rounds", style="yellow"))
     _print_statement(run, console, whole=not others)
 
 
-def print_table(shown: Comparison) -> None:
-    """Print a comparison. Its lines are as long as they are: a figure that is cut off is of no use to anybody."""
+def print_table(comparison: Comparison) -> None:
+    """Print a comparison without shortening its lines."""
     console = Console(highlight=False, width=WIDE)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for index, title in enumerate(shown.columns):
-        table.add_column(_tame(title), justify="right" if index else "left")
-    for row in shown.rows:
-        table.add_row(*(Text(_tame(cell)) for cell in row))
+    for index, title in enumerate(comparison.columns):
+        table.add_column(_printable(title), justify="right" if index else "left")
+    for row in comparison.rows:
+        table.add_row(*(Text(_printable(cell)) for cell in row))
     console.print()
     console.print(table)
-    console.print(Text(shown.caption, style="dim"))
+    console.print(Text(comparison.caption, style="dim"))
 
 
 def _result(run: Mapping[str, Any]) -> list[Text]:
@@ -204,11 +210,11 @@ def _result(run: Mapping[str, Any]) -> list[Text]:
     epsilon = "inf" if "epsilon" in privacy and number(privacy["epsilon"]) is None else plain(privacy.get("epsilon"))
     if privacy.get("insecure"):
         epsilon += "!"
-    found = yes(final.get("clusters_recovered"))
+    recovered = yes(final.get("clusters_recovered"))
     return [
-        Text(_tame(run.get("algorithm") or run.get("name") or "run"), overflow="ellipsis"),
+        Text(_printable(run.get("algorithm") or run.get("name") or "run"), overflow="ellipsis"),
         *(Text(percent(final.get(key))) for key in ("accuracy_mean", "accuracy_minority", "accuracy_worst")),
-        Text({"yes": "recovered", "no": "missed"}.get(found, found)),
+        Text({"yes": "recovered", "no": "missed"}.get(recovered, recovered)),
         Text(epsilon),
     ]
 
@@ -219,21 +225,21 @@ def _terms(run: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _print_statement(run: Mapping[str, Any], console: Console, whole: bool) -> None:
-    said = statement(mapping(run, "privacy"))
+    privacy = statement(mapping(run, "privacy"))
     console.print()
-    console.print(Text.assemble("Privacy: ", (_tame(said.headline), "bold")))
-    for alert in said.alerts:
-        console.print(Text(_tame(alert), style="bold red"))
+    console.print(Text.assemble("Privacy: ", (_printable(privacy.headline), "bold")))
+    for alert in privacy.alerts:
+        console.print(Text(_printable(alert), style="bold red"))
     if not whole:
         return
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", max_width=18)
     table.add_column()
-    for label, text in said.facts:
-        table.add_row(label, Text(_tame(text)))
-    for label, items in (("Covered", said.covered), ("Not covered", said.not_covered)):
+    for label, text in privacy.facts:
+        table.add_row(label, Text(_printable(text)))
+    for label, items in (("Covered", privacy.covered), ("Not covered", privacy.not_covered)):
         if items:
-            table.add_row(label, Text(_tame("; ".join(items))))
+            table.add_row(label, Text(_printable("; ".join(items))))
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
@@ -242,11 +248,12 @@ def _clusters(view: ProgressView) -> Table:
     for title in ("true cluster", "clients", "accuracy", "change"):
         table.add_column(title, justify="left" if title == "true cluster" else "right")
     for label, clients, accuracy, change in view.clusters[:ROWS]:
-        table.add_row(_tame(label), str(clients), percent(accuracy), "" if change is None else f"{100 * change:+.1f}")
+        table.add_row(_printable(label), str(clients), percent(accuracy), "" if change is None else f"{100 * change:+.1f}")
     if len(view.clusters) > ROWS:
         table.add_row(f"and {len(view.clusters) - ROWS} more", "", "", "")
     return table
 
 
-def _tame(text: Any) -> str:
+def _printable(text: Any) -> str:
+    """Replace control characters."""
     return str(text).translate(CONTROL)

@@ -1,1 +1,1 @@
-"""Placement of workers: this machine, ssh, SLURM, Ray."""
+"""Placement of workers: this machine, ssh, SLURM or Ray."""

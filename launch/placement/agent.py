@@ -1,9 +1,9 @@
-"""Agent: starts and watches workers on their host for a launcher elsewhere, until its standard input ends.
+"""Agent: starts and watches workers on its host for a launcher on another host, until its standard input ends.
 
     python -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
 
-Commands arrive on standard input, reports leave on standard output (`messages`). Keys and ledgers stay in DIR/NAME/NODE.
-A resumed client whose ledger is missing is refused: starting again from zero would spend its privacy twice.
+It reads commands from standard input and writes reports to standard output (see `messages`). Keys and ledgers stay in
+DIR/NAME/NODE. A resumed client without its ledger is refused: a new ledger would allow to spend its privacy budget twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpcfl_net.core.locks import locked
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
 from dpcfl_net.launch.placement.base import ClientRange
-from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, here, own_slots
+from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, local_node, own_slots
 from dpcfl_net.launch.placement.messages import (
     FILES,
     LONGEST,
@@ -52,7 +52,7 @@ from dpcfl_net.transport.keys import client_key, make_client_keys
 
 LOCK_S = 10.0
 LOG_TAIL = 8192
-MIRROR_S = 1.0
+LEDGER_S = 1.0
 
 
 class Agent:
@@ -60,135 +60,137 @@ class Agent:
 
     Args:
         folder: Folder of this run on this host.
-        orders: File descriptor to read commands from.
+        commands: File descriptor to read commands from.
         reports: File descriptor to write reports to.
     """
 
-    def __init__(self, folder: Path, orders: int, reports: int) -> None:
-        self.folder, self._orders, self._reports = folder, orders, reports
+    def __init__(self, folder: Path, commands: int, reports: int) -> None:
+        self.folder, self._commands, self._reports = folder, commands, reports
         self._files = RunFolder(folder)
-        self._unread, self._held = bytearray(), contextlib.ExitStack()
+        self._unread, self._lock = bytearray(), contextlib.ExitStack()
         self._launcher: LocalLauncher | None = None
-        self._running: dict[int, tuple[int, LocalHandle]] = {}  # by sentinel: the process's first client, its handle
+        self._running: dict[int, tuple[int, LocalHandle]] = {}  # by sentinel: first client of the process, its handle
         self._log_from: dict[Path, int] = {}
-        self._ledgers: dict[int, _Mirror] = {}
+        self._ledgers: dict[int, _LedgerTail] = {}
 
     def serve(self) -> None:
-        """Execute commands until the input ends, which means that the launcher or the connection is gone."""
-        node = here()
-        self._say(AgentHello(version=__version__, host=node.where, cores=node.cores, memory=node.memory, gpus=list(node.gpus)))
+        """Execute commands until the input ends: the launcher or the connection has ended."""
+        node = local_node()
+        self._send(
+            AgentHello(version=__version__, host=node.location, cores=node.cores, memory=node.memory, gpus=list(node.gpus))
+        )
         try:
             while True:
-                for source in wait([self._orders, *self._running], timeout=MIRROR_S):
-                    if source != self._orders:
+                for source in wait([self._commands, *self._running], timeout=LEDGER_S):
+                    if source != self._commands:
                         self._ended(source)
                     elif not self._read():
                         return
-                self._mirror()
+                self._send_ledgers()
         finally:
             if self._launcher is not None:
                 self._launcher.close()
-            self._held.close()
+            self._lock.close()
 
     def _read(self) -> bool:
         """Read available bytes and execute complete lines; False at the end of the input."""
-        piece = os.read(self._orders, 1 << 20)
-        self._unread += piece
+        received = os.read(self._commands, 1 << 20)
+        self._unread += received
         if len(self._unread) > LONGEST:
-            raise Refused("agent-line", f"an order is longer than {LONGEST} bytes")
+            raise Refused("agent-line", f"a command is longer than {LONGEST} bytes")
         while (end := self._unread.find(b"\n")) >= 0:
             line = bytes(self._unread[:end])
             del self._unread[: end + 1]
-            self._follow(read_command(line))
-        return bool(piece)
+            self._execute(read_command(line))
+        return bool(received)
 
-    def _follow(self, order: AgentCommand) -> None:
-        if isinstance(order, PrepareKeys):
-            self._say(PublicKeys(keys=self._prepare_keys(order)))
-        elif isinstance(order, SetJob):
-            self._launcher = self._set_job(order)
-        elif isinstance(order, StartWorker):
-            self._start(ClientRange(range(order.first, order.first + order.count), order.group))
+    def _execute(self, command: AgentCommand) -> None:
+        if isinstance(command, PrepareKeys):
+            self._send(PublicKeys(keys=self._prepare_keys(command)))
+        elif isinstance(command, SetJob):
+            self._launcher = self._set_job(command)
+        elif isinstance(command, StartWorker):
+            self._start(ClientRange(range(command.first, command.first + command.count), command.group))
         else:
-            for handle in [handle for first, handle in self._running.values() if first == order.first]:
-                if isinstance(order, SendSignal):
-                    handle.signal(order.number)
-                elif order.word == "end":
+            for handle in [handle for first, handle in self._running.values() if first == command.first]:
+                if isinstance(command, SendSignal):
+                    handle.signal(command.number)
+                elif command.word == "end":
                     handle.finish()
                 else:
-                    handle.tell(order.word)
+                    handle.send_command(command.word)
 
-    def _prepare_keys(self, order: PrepareKeys) -> dict[int, str]:
-        kept = self._files.keys
-        strangers = [c for c in order.clients if order.existing and not keys.secret_path(kept, client_key(c)).exists()]
-        if strangers:
+    def _prepare_keys(self, command: PrepareKeys) -> dict[int, str]:
+        folder = self._files.keys
+        missing = [c for c in command.clients if command.existing and not keys.secret_path(folder, client_key(c)).exists()]
+        if missing:
             raise Refused(
                 "stranger",
-                f"no keys and ledger of client {strangers[0]} in {self.folder}: it was enrolled elsewhere and is not begun anew",
+                f"no keys and ledger of client {missing[0]} in {self.folder}: it ran on another host and cannot restart without its ledger",
             )
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._held.enter_context(_alone(self.folder))
-        if not order.existing:
-            make_client_keys(kept, order.clients)
-        return {client: keys.read_public(kept, client_key(client)) for client in order.clients}
+        self._lock.enter_context(_locked_folder(self.folder))
+        if not command.existing:
+            make_client_keys(folder, command.clients)
+        return {client: keys.read_public(folder, client_key(client)) for client in command.clients}
 
-    def _set_job(self, order: SetJob) -> LocalLauncher:
-        """Store the job for the workers, which check the operator's signature themselves."""
-        if set(order.files) != FILES:
-            raise Refused("agent-line", f"a job is {', '.join(sorted(FILES))}, got {', '.join(sorted(order.files))}")
+    def _set_job(self, command: SetJob) -> LocalLauncher:
+        """Store the job for the workers; each worker verifies the operator's signature."""
+        if set(command.files) != FILES:
+            raise Refused("agent-line", f"a job must hold {', '.join(sorted(FILES))}, got {', '.join(sorted(command.files))}")
         for folder in (self._files.logs, self._files.ledgers):
             folder.mkdir(exist_ok=True, mode=0o700)
-        for name, text in order.files.items():
+        for name, text in command.files.items():
             write_atomically(self.folder / name, text)
         spec = WorkerSpec(
-            self.folder, 0, order.connect, order.observer, self._files.keys, order.operator_key, self._files.ledgers,
-            Terms(Policy(order.runtime.max_epsilon, order.runtime.max_delta)), order.data_root, own_slots(order.runtime, self.folder.name), order.runtime.orphan_timeout_s,
+            self.folder, 0, command.connect, command.observer, self._files.keys, command.operator_key, self._files.ledgers,
+            Terms(Policy(command.runtime.max_epsilon, command.runtime.max_delta)), command.data_root, own_slots(command.runtime, self.folder.name), command.runtime.orphan_timeout_s,
         )  # fmt: skip
-        devices = deal(order.runtime, len(order.firsts))
-        self._say(JobAccepted(devices=[device.uuid or "cpu" for device in devices]))
-        return LocalLauncher(spec, self._files.logs, dict(zip(order.firsts, devices, strict=True)))
+        devices = deal(command.runtime, len(command.firsts))
+        self._send(JobAccepted(devices=[device.uuid or "cpu" for device in devices]))
+        return LocalLauncher(spec, self._files.logs, dict(zip(command.firsts, devices, strict=True)))
 
     def _start(self, process: ClientRange) -> None:
         if self._launcher is None:
-            raise Refused("agent-line", "start before the job is there")
+            raise Refused("agent-line", "a worker was started before the job was set")
         log = self._files.logs / process.log
         self._log_from[log] = log.stat().st_size if log.exists() else 0
         handle = self._launcher.start(process)
         self._running[handle.sentinel] = (process.clients[0], handle)
         for client in process.clients:
-            self._ledgers.setdefault(client, _Mirror(client, self._files.ledger(client_key(client))))
+            self._ledgers.setdefault(client, _LedgerTail(client, self._files.ledger(client_key(client))))
 
     def _ended(self, sentinel: Any) -> None:
         first, handle = self._running.pop(sentinel)
         code = handle.wait()
         handle.close()
         assert code is not None
-        self._mirror()
+        self._send_ledgers()
         log = handle.log_path.read_bytes()[self._log_from[handle.log_path] :] if handle.log_path.exists() else b""
-        self._say(WorkerEnded(first=first, code=code, log=log[-LOG_TAIL:].decode(errors="replace")))
+        self._send(WorkerEnded(first=first, code=code, log=log[-LOG_TAIL:].decode(errors="replace")))
 
-    def _mirror(self) -> None:
+    def _send_ledgers(self) -> None:
         for ledger in self._ledgers.values():
-            if (news := ledger.news()) is not None:
-                self._say(news)
+            if (update := ledger.new_lines()) is not None:
+                self._send(update)
 
-    def _say(self, report: AgentReport) -> None:
+    def _send(self, report: AgentReport) -> None:
         line = memoryview(report.line())
         while line:
             line = line[os.write(self._reports, line) :]
 
 
-class _Mirror:
-    """Part of a client's ledger that the launcher has not seen: plan entries, neither keys nor releases."""
+class _LedgerTail:
+    """Reads the lines of a client's ledger that were not sent yet; they hold no keys and no releases."""
 
     def __init__(self, client: int, folder: Path) -> None:
         self._client, self._folder = client, folder
         self._counter, self._sent, self._digest = b"", 0, hashlib.sha256().digest()
 
-    def news(self) -> LedgerUpdate | None:
-        """New whole lines, or all lines if a crash made the file be rewritten; None if nothing is new."""
+    def new_lines(self) -> LedgerUpdate | None:
+        """Return new complete lines, or all lines if the file was rewritten after a crash; None if there are none."""
         try:
-            counter = (self._folder / COUNTER).read_bytes()  # before the lines: a ledger in use may grow in between
+            counter = (self._folder / COUNTER).read_bytes()  # before the lines: the ledger may grow in between
         except FileNotFoundError:
             return None
         if counter == self._counter:
@@ -211,21 +213,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(prog="python -m dpcfl_net.launch.placement.agent", description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, required=True, help="folder for the runs of this host")
+    parser.add_argument("--root", type=Path, required=True, help="folder for the runs on this host")
     parser.add_argument("--run", required=True)
     parser.add_argument("--node", required=True)
     chosen = parser.parse_args(arguments)
     reports = os.dup(1)
-    os.dup2(2, 1)  # whatever else prints must not look like a report
+    os.dup2(2, 1)  # other output must not mix with reports
     os.set_inheritable(reports, False)
     try:
         for name in (chosen.run, chosen.node):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-                raise ConfigError(f"{name!r} cannot name a folder: letters, digits, dot, dash and underscore")
+                raise ConfigError(f"{name!r} is not a valid name: use letters, digits, dot, dash and underscore")
         root = chosen.root.expanduser() / chosen.run
         Agent(root / chosen.node, 0, reports).serve()
     except DpcflError as error:
-        with contextlib.suppress(OSError):  # the launcher may be gone; the exit code says it too
+        with contextlib.suppress(OSError):  # the launcher may have ended; the exit code remains
             os.write(reports, AgentError(reason=str(error), code=error.exit_code).line())
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
@@ -235,13 +237,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder, so that two agents never start one client twice. Waits a little for an agent that is leaving."""
-    with contextlib.ExitStack() as held:
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder, so that two agents never run the same client. Waits up to LOCK_S for an agent that is ending."""
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(locked(RunFolder(folder).lock, timeout_s=LOCK_S))
+            stack.enter_context(locked(RunFolder(folder).lock, timeout_s=LOCK_S))
         except TimeoutError:
-            raise ConfigError(f"{folder} is held by another agent") from None
+            raise ConfigError(f"{folder} is in use by another agent") from None
         yield
 
 

@@ -1,4 +1,4 @@
-"""Interfaces shared by all ways of starting worker processes."""
+"""Interfaces of worker processes and their launchers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dpcfl_net.core.errors import DpcflError, RunFailed
 
-LOST = 255  # the exit code of a process whose host is gone; ssh uses the same
+LOST = 255  # exit code of a process whose host is lost; ssh uses the same
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Node:
 
     Attributes:
         name: Name in the hosts file or of the engine's allocation.
-        where: Host name, or the engine's name for the host.
+        location: Host name, or the engine's name for the host.
         cores: Cores that workers may use at once.
         memory: Available memory, bytes.
         gpus: Name and UUID of each GPU.
     """
 
     name: str
-    where: str
+    location: str
     cores: int
     memory: int
     gpus: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class ClientRange:
 
     Attributes:
         clients: Client ids.
-        group: True if the process serves those of its clients that are started; False if it serves one client throughout.
+        group: True if the process serves several clients, each from its start command on; False if it serves one client.
     """
 
     clients: range
@@ -63,22 +63,22 @@ class Handle(Protocol):
         """A file descriptor that becomes readable when the process has ended."""
 
     def poll(self) -> int | None:
-        """Return the exit code, `LOST` if its host is gone; None while it runs."""
+        """Return the exit code, or `LOST` if its host is lost; None while it runs."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end, for `timeout_s` seconds at most (None: without limit), and return as `poll`."""
+        """Wait until it ends, at most `timeout_s` seconds (None: no limit); return as `poll`."""
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it runs."""
 
     def kill(self) -> None:
-        """End it at once; ledgers survive that."""
+        """Send it SIGKILL; ledgers stay consistent."""
 
-    def tell(self, word: str) -> None:
+    def send_command(self, command: str) -> None:
         """Send "start 3" or "stop 3" to a group; dropped if the process has ended."""
 
     def finish(self) -> None:
-        """Tell a group that no more clients will start."""
+        """Announce to a group that no more clients will start."""
 
     def close(self) -> None:
         """Release its file descriptors."""
@@ -91,7 +91,7 @@ class Launcher(Protocol):
         """Return the hosts on which workers can run."""
 
     def start(self, process: ClientRange) -> Handle:
-        """Start a worker process. A client that ran before continues with its ledger, or the process ends with a refusal."""
+        """Start a worker process. A client that ran before continues with its ledger; without its ledger it is refused."""
 
     def close(self) -> None:
         """End all workers that still run."""

@@ -1,4 +1,4 @@
-"""One process that is forked from the preloaded parent: how it starts, what it inherits, and how it is known to have ended."""
+"""Processes forked from the preloaded parent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from dpcfl_net.core.errors import DpcflError
-from dpcfl_net.launch.interrupts import held_back, leave_to_the_launcher
+from dpcfl_net.launch.interrupts import blocked_signals, ignore_terminal_signals
 from dpcfl_net.launch.placement.base import failure
 from dpcfl_net.launch.placement.interpreter import single_threaded
 
 
 def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None:
-    """What a forked child runs: its own log, its own title, its own random state, no inherited signal habits."""
+    """Entry point of a forked child: redirects output to its log and ends with the launcher."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -31,15 +31,21 @@ def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None
     starter = multiprocessing.parent_process()
     if starter is not None:
         sentinel = starter.sentinel
-        threading.Thread(target=_die_with, args=(sentinel,), name="watch", daemon=True).start()
+        threading.Thread(target=_exit_with, args=(sentinel,), name="launcher watch", daemon=True).start()
     run(title, main, spec)
 
 
 def run(title: str, main: Callable[[Any], None], spec: Any) -> None:
-    """Run `main` as a whole process whose standard output is its log; does not return."""
+    """Run `main` and exit the process; does not return.
+
+    Args:
+        title: Name in process lists.
+        main: Function of the process.
+        spec: Its argument.
+    """
     import setproctitle
 
-    leave_to_the_launcher()
+    ignore_terminal_signals()
     setproctitle.setproctitle(f"dpcfl {title}")
     code = 0
     try:
@@ -56,15 +62,15 @@ def run(title: str, main: Callable[[Any], None], spec: Any) -> None:
     os._exit(code)  # forked children skip the parent's exit handlers
 
 
-def _die_with(sentinel: int) -> None:
-    """Nobody outlives the launcher, however it ended; the ledger and the checkpoints are written for that."""
+def _exit_with(sentinel: int) -> None:
+    """Exit when the launcher ends, also by SIGKILL; ledgers and checkpoints stay consistent."""
     wait([sentinel])
     os._exit(4)
 
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the caller's main module: multiprocessing would run a script that has no `__main__` guard again in every child."""
+    """Hide the caller's main module: multiprocessing would run a script without `__main__` guard again in every child."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -75,7 +81,16 @@ def without_main() -> Iterator[None]:
 
 @dataclass
 class Child:
-    """One process and how to start it."""
+    """A process and how to start it.
+
+    Attributes:
+        title: Name in process lists and messages.
+        main: Function of the process.
+        spec: Its argument.
+        log: Its log.
+        process: The multiprocessing process, once started.
+        sentinel: File descriptor that becomes readable when it has ended.
+    """
 
     title: str
     main: Callable[[Any], None]
@@ -85,11 +100,12 @@ class Child:
     sentinel: int = -1
 
     def launch(self, context: Any) -> None:
-        """Start it; with a forkserver context it is forked from the preloaded parent.
+        """Start the process.
 
-        `sentinel` becomes readable when it has ended, also if that parent, which alone learns the exit code, ended before.
+        Args:
+            context: multiprocessing context; with forkserver the process is forked from the preloaded parent.
         """
-        with held_back(), without_main(), single_threaded():  # that parent starts here if it does not run yet
+        with blocked_signals(), without_main(), single_threaded():  # starts the preloaded parent if it does not run yet
             self.process = context.Process(target=entry, args=(self.title, self.log, self.main, self.spec), name=self.title)
             self.process.start()
         try:
@@ -98,7 +114,7 @@ class Child:
             self.sentinel = os.dup(self.process.sentinel)
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it runs."""
         return not wait([self.sentinel], 0)
 
     def signal(self, number: int) -> None:
@@ -107,7 +123,7 @@ class Child:
             os.kill(self.process.pid, number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code once it has ended, or None; `base.LOST` where nobody is left who learnt it."""
+        """Wait at most `timeout_s` seconds; return the exit code, `base.LOST` if it is unknown, or None while it runs."""
         if not wait([self.sentinel], timeout_s):
             return None
         self.process.join()
@@ -115,35 +131,35 @@ class Child:
         return code
 
     def close(self) -> None:
-        """Give the handles of a process that has ended back."""
+        """Close the file descriptors of a process that has ended."""
         if self.process is not None:
             self.process.close()
             os.close(self.sentinel)
             self.process, self.sentinel = None, -1
 
     def failure(self, code: int | None) -> DpcflError:
-        """What to tell the user when the run cannot go on without it."""
+        """Build the error of a run that cannot continue without it."""
         return failure(self.title, code, self.log)
 
 
 class Ending(Protocol):
-    """A process that can be told to end."""
+    """A process that can be ended."""
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it runs."""
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code once it has ended, or None."""
+        """Wait at most `timeout_s` seconds; return the exit code, or None while it runs."""
 
     def close(self) -> None:
-        """Give its handles back."""
+        """Close its file descriptors."""
 
 
 def stop(processes: Sequence[Ending], patience_s: float) -> None:
-    """Ask, then insist: none of these outlives the call."""
+    """End processes: SIGTERM, and SIGKILL after `patience_s` seconds."""
     for process in processes:
         process.signal(signal.SIGTERM)
-        process.signal(signal.SIGCONT)  # one that is stopped hears nothing
+        process.signal(signal.SIGCONT)  # a stopped process does not receive SIGTERM
     deadline = time.monotonic() + patience_s
     for process in processes:
         if process.wait(max(0.05, deadline - time.monotonic())) is None:

@@ -1,4 +1,4 @@
-"""The way to an agent: a command whose standard input and output reach it."""
+"""Connections to agents over the standard input and output of a command."""
 
 from __future__ import annotations
 
@@ -12,41 +12,46 @@ from typing import Protocol
 from dpcfl_net.launch.placement.base import LOST
 from dpcfl_net.launch.placement.messages import LONGEST
 
-STDERR_TAIL = 400  # characters of what the command said when it failed
+STDERR_TAIL = 400  # characters of the standard error of a failed command
 
 
 class HostConnection(Protocol):
-    """Orders go in, reports come out, until one side ends."""
+    """Connection to an agent: sends commands, receives reports."""
 
     def send(self, data: bytes) -> None:
-        """Pass an order on; one to an agent that is gone is dropped, since its end is reported anyway."""
+        """Send a command; dropped if the agent has ended, which is reported separately."""
 
     def reports(self) -> Iterator[bytes]:
-        """Lines of the agent as they come, to its end."""
+        """Yield the agent's lines until it ends."""
 
     def failure(self) -> str:
-        """Why it ended, as far as is known."""
+        """Return why it ended, as far as known."""
 
     def hang_up(self) -> None:
-        """End the agent's input: it ends its workers and leaves."""
+        """Close the agent's input: it ends its workers and exits."""
 
     def close(self, patience_s: float) -> None:
-        """Hang up, and see that nothing is left here."""
+        """Hang up and end the command on this machine, after `patience_s` seconds by SIGKILL."""
 
 
-def one_line(said: bytes | bytearray) -> str:
-    """What a command said, for a message: of a log its reader takes the last line, which must have all of it."""
-    return "; ".join(line.strip() for line in said.decode(errors="replace").splitlines() if line.strip())
+def one_line(output: bytes | bytearray) -> str:
+    """Join the output of a command to one line for a message."""
+    return "; ".join(line.strip() for line in output.decode(errors="replace").splitlines() if line.strip())
 
 
 class CommandConnection:
-    """Over a command such as ssh, srun or kubectl exec. log: where its standard error goes."""
+    """Connection over a command such as ssh, srun or kubectl exec.
+
+    Args:
+        argv: The command.
+        log: File for its standard error.
+    """
 
     def __init__(self, argv: Sequence[str], log: Path) -> None:
         self._log, self._lock = log, threading.Lock()
         with log.open("ab") as errors:
-            self._from = errors.tell()
-            # A session of its own: Ctrl-C is for the launcher, which ends everybody in order.
+            self._log_start = errors.tell()
+            # New session: Ctrl-C reaches only the launcher, which ends all processes in order.
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, bufsize=0
             )
@@ -63,9 +68,9 @@ class CommandConnection:
         """See `HostConnection`."""
         assert self._process.stdout is not None
         rest = b""
-        while piece := self._process.stdout.read(1 << 20):
-            *whole, rest = (rest + piece).split(b"\n")
-            yield from whole
+        while received := self._process.stdout.read(1 << 20):
+            *lines, rest = (rest + received).split(b"\n")
+            yield from lines
             if len(rest) > LONGEST:
                 return
 
@@ -75,13 +80,15 @@ class CommandConnection:
             code: int | str = self._process.wait(5)
         except subprocess.TimeoutExpired:
             code = "none"
-        said = one_line(self._log.read_bytes()[self._from :])
-        return f"exit code {code}: {said[-STDERR_TAIL:] or 'no message'}" if code != LOST or said else "the connection was lost"
+        message = one_line(self._log.read_bytes()[self._log_start :])
+        if code == LOST and not message:
+            return "the connection was lost"
+        return f"exit code {code}: {message[-STDERR_TAIL:] or 'no message'}"
 
     def hang_up(self) -> None:
         """See `HostConnection`."""
         assert self._process.stdin is not None
-        # Whoever holds the lock waits for a host that takes nothing in; `close` ends the command then.
+        # `send` may hold the lock while the host reads nothing; then `close` ends the command.
         if self._lock.acquire(timeout=1):
             try:
                 with contextlib.suppress(BrokenPipeError):

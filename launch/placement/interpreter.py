@@ -1,4 +1,4 @@
-"""Coordinator and observer as fresh interpreters: nothing of the launcher's memory, environment or open files reaches them."""
+"""Coordinator and observer as fresh interpreters, without the launcher's memory, environment and open files."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import DpcflError
-from dpcfl_net.launch.interrupts import held_back
+from dpcfl_net.launch.interrupts import blocked_signals
 from dpcfl_net.launch.placement.base import failure
 
-# Who and where one is, and what numerical libraries read: the rest of the launcher's environment is its own.
+# User, paths and settings of numerical libraries; the rest of the launcher's environment is not passed on.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "NPY_", "GLIBC_", "MALLOC_")
 
-# Several threads would compute other bits, and take the cores that workers compute on.
+# Several threads would compute other bits and use the cores of other workers.
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# Modules are found where the launcher finds them, whatever stands in the folder that it was started in.
+# The launcher's module path, independent of the current folder.
 _MAIN = "import sys; sys.path[:] = {path!r}; from dpcfl_net.launch.placement.role import main; main()"
 
 
 def environment(extra: Iterable[str] = ()) -> dict[str, str]:
-    """What such a process finds in its environment: the variables above, and those named in `extra`."""
+    """Return the environment of such a process: the variables above and those named in `extra`."""
     names = {*_PASSED, *extra}
     passed = {name: value for name, value in os.environ.items() if name in names or name.startswith(_PASSED_PREFIXES)}
     return passed | SINGLE_THREAD
@@ -36,9 +36,9 @@ def environment(extra: Iterable[str] = ()) -> dict[str, str]:
 
 @contextlib.contextmanager
 def single_threaded() -> Iterator[None]:
-    """Set the environment that worker processes start with: libraries compute in one thread. Restores it afterwards.
+    """Set the environment of worker processes, with one thread per library; restore it afterwards.
 
-    A library that is loaded in this process meanwhile would keep that setting: nothing else may be done inside.
+    Load no library inside: it would keep the setting.
     """
     settings = SINGLE_THREAD | {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2")}
     before = {name: os.environ.get(name) for name in settings}
@@ -54,15 +54,24 @@ def single_threaded() -> Iterator[None]:
 
 
 class Interpreter:
-    """One process that imports its role's modules as soon as it is there, and starts when it is told its specification.
+    """A process that imports its modules at once and starts when it receives its specification.
 
-    main: "module:function", called with the specification. pass_fds: descriptors it inherits beside its log and the pipe of
-    its standard input, whose end means that the launcher is gone. `sentinel` becomes readable when it has ended.
+    It exits when its standard input ends: the launcher has ended.
+
+    Args:
+        title: Name in process lists and messages.
+        main: "module:function", called with the specification.
+        log: File for its output.
+        pass_fds: File descriptors that it inherits.
+        extra: Names of further environment variables to pass on.
+
+    Attributes:
+        sentinel: File descriptor that becomes readable when it has ended.
     """
 
     def __init__(self, title: str, main: str, log: Path, *, pass_fds: Iterable[int] = (), extra: Iterable[str] = ()) -> None:
         self.title, self.log = title, log
-        with log.open("ab") as output, held_back():
+        with log.open("ab") as output, blocked_signals():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _MAIN.format(path=sys.path), title, main], stdin=subprocess.PIPE, stdout=output, stderr=output,
                 env=environment(extra), pass_fds=tuple(pass_fds),
@@ -71,20 +80,20 @@ class Interpreter:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     def start(self, spec: Any) -> None:
-        """Tell it its specification, a dataclass of plain values and paths."""
+        """Send it its specification, a dataclass of plain values and paths."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(dataclasses.asdict(spec), default=str).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return  # it has ended already: whoever waits for it learns why
+            return  # it has ended already; `wait` returns why
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it runs."""
         return not wait([self.sentinel], 0)
 
     def signal(self, number: int) -> None:
@@ -93,13 +102,13 @@ class Interpreter:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code once it has ended, or None."""
+        """Wait at most `timeout_s` seconds; return the exit code, or None while it runs."""
         if not wait([self.sentinel], timeout_s):
             return None
         return self._process.wait()
 
     def close(self) -> None:
-        """Give the handles of a process that has ended back."""
+        """Close the file descriptors of a process that has ended."""
         if self.sentinel >= 0:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -107,5 +116,5 @@ class Interpreter:
             self.sentinel = -1
 
     def failure(self, code: int | None) -> DpcflError:
-        """What to tell the user when the run cannot go on without it."""
+        """Build the error of a run that cannot continue without it."""
         return failure(self.title, code, self.log)

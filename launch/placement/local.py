@@ -1,4 +1,4 @@
-"""Workers on this machine: forked from one preloaded parent, each in its turn on a core or a GPU."""
+"""Workers on this machine, forked from one preloaded parent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from signal import SIGCONT, SIGKILL, SIGTERM
 from typing import Any
 
 from dpcfl_net.experiment.config import RuntimeSettings
-from dpcfl_net.launch.interrupts import held_back
+from dpcfl_net.launch.interrupts import blocked_signals
 from dpcfl_net.launch.placement.base import ClientRange, Node
 from dpcfl_net.launch.placement.child import Child, without_main
 from dpcfl_net.launch.placement.interpreter import single_threaded
@@ -28,46 +28,52 @@ PRELOAD, JOB = "dpcfl_net.launch.placement.preload", "DPCFL_PRELOAD_JOB"
 
 
 def forkserver() -> Any:
-    """The context whose processes are forked from a parent that has everything loaded and no thread, socket or GPU."""
+    """Return the context that forks processes from the preloaded parent, which has no thread, socket or GPU."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context
 
 
 def preload(job: tuple[Path, str, str | None] | None = None) -> None:
-    """Start that parent; nothing happens if it runs already.
+    """Start the preloaded parent, unless it runs.
 
-    job: (folder, operator's key, root of the data sets) of a job that it reads too, for workers to inherit.
+    Args:
+        job: Folder, operator's key and data folder of a job to read in advance, which workers inherit.
     """
     forkserver()
     if job is not None:
         folder, operator_key, data_root = job
         os.environ[JOB] = json.dumps({"folder": str(folder), "operator_key": operator_key, "data_root": data_root})
     try:
-        with held_back(), without_main(), single_threaded():
+        with blocked_signals(), without_main(), single_threaded():
             ensure_running()
     finally:
         os.environ.pop(JOB, None)
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def compute_slots(runtime: RuntimeSettings) -> int:
-    """Workers that compute at once on this host: as the configuration says, else one per core that this process may use."""
+    """Return how many workers compute at a time on this host: the setting, or one per usable core."""
     if runtime.federation == "in-process":
         return 1
     return cores() if runtime.slots == "auto" else runtime.slots
 
 
 def own_slots(runtime: RuntimeSettings, name: str) -> tuple[Path, int] | None:
-    """The slots of one run on this host, where its configuration says how many; else those of the host are all there are."""
+    """Return folder and number of the compute slots of one run; None: it uses the slots of the host.
+
+    Args:
+        runtime: Settings of the run.
+        name: Name of the run.
+    """
     return None if runtime.slots == "auto" else (host_folder() / f"run-{name}", runtime.slots)
 
 
-# Named here and imported there: whoever only starts workers, as an agent does, need not load what they compute with.
+# Imports inside: an agent starts workers without loading their libraries.
 def _serve_one(spec: WorkerSpec) -> None:
     from dpcfl_net.runtime.worker import run_worker
 
@@ -81,7 +87,12 @@ def _serve_group(spec: GroupSpec) -> None:
 
 
 class LocalHandle:
-    """A worker forked here. pipe: to a group, whom to serve."""
+    """A worker on this machine.
+
+    Args:
+        child: The process.
+        pipe: Connection for start and stop commands of a group; None for one client.
+    """
 
     def __init__(self, child: Child, pipe: Connection | None) -> None:
         self._child, self._pipe = child, pipe
@@ -108,31 +119,33 @@ class LocalHandle:
         """See `base.Handle`."""
         self.signal(SIGKILL)
 
-    def tell(self, word: str) -> None:
+    def send_command(self, command: str) -> None:
         """See `base.Handle`."""
-        assert self._pipe is not None, "a process of one client is told nothing"
+        assert self._pipe is not None, "a process of one client takes no commands"
         try:
-            self._pipe.send_bytes(word.encode())
+            self._pipe.send_bytes(command.encode())
         except OSError:
-            return  # it has ended, or is leaving; it is told when it runs again
+            return  # it has ended or is exiting; the command is sent again when it restarts
 
     def finish(self) -> None:
         """See `base.Handle`."""
         if self._pipe is not None:
-            self._pipe.close()  # a group leaves when nobody can start any more
+            self._pipe.close()  # a group exits when no more clients can start
 
     def close(self) -> None:
-        """See `base.Handle`. Not before: whoever watches the sentinel must find it open when the process has ended."""
+        """See `base.Handle`. The sentinel stays open until then."""
         self.finish()
         if self.poll() is not None:
             self._child.close()
 
 
 class LocalLauncher:
-    """Starts workers of one job here.
+    """Starts workers of one job on this machine.
 
-    spec: a worker's, its client and device to be filled in. logs: the folder of their logs. devices: of each process by its
-    first client; the CPU for those that it does not name.
+    Args:
+        spec: Specification of a worker; client and device are replaced for each worker.
+        logs: Folder of the logs.
+        devices: Device of each process, by its first client; the CPU for others.
     """
 
     def __init__(self, spec: WorkerSpec, logs: Path, devices: Mapping[int, Device]) -> None:
@@ -140,24 +153,24 @@ class LocalLauncher:
         self._started: list[LocalHandle] = []
 
     def capacity(self) -> list[Node]:
-        """This machine."""
-        return [here()]
+        """See `base.Launcher`."""
+        return [local_node()]
 
     def start(self, process: ClientRange) -> LocalHandle:
         """See `base.Launcher`."""
         first = process.clients[0]
         worker = replace(self._spec, client=first, device=self._devices.get(first, CPU))
         if process.group:
-            theirs, ours = multiprocessing.Pipe(duplex=False)
-            handle = LocalHandle(self._fork(process, _serve_group, GroupSpec(worker, theirs)), ours)
-            theirs.close()
+            receiver, sender = multiprocessing.Pipe(duplex=False)
+            handle = LocalHandle(self._fork(process, _serve_group, GroupSpec(worker, receiver)), sender)
+            receiver.close()
         else:
             handle = LocalHandle(self._fork(process, _serve_one, worker), None)
         self._started = [*(other for other in self._started if other.poll() is None), handle]
         return handle
 
     def close(self) -> None:
-        """Ask, then insist: none outlives this."""
+        """See `base.Launcher`."""
         end(self._started)
 
     def _fork(self, process: ClientRange, main: Callable[[Any], None], spec: Any) -> Child:
@@ -167,10 +180,10 @@ class LocalLauncher:
 
 
 def end(handles: Sequence[LocalHandle]) -> None:
-    """SIGTERM to all, SIGKILL to who is there after `STOP_S`."""
+    """End workers: SIGTERM, and SIGKILL after `STOP_S` seconds."""
     for handle in handles:
         handle.signal(SIGTERM)
-        handle.signal(SIGCONT)  # one that is stopped hears nothing
+        handle.signal(SIGCONT)  # a stopped process does not receive SIGTERM
     deadline = time.monotonic() + STOP_S
     for handle in handles:
         if handle.wait(max(0.05, deadline - time.monotonic())) is None:
@@ -179,8 +192,8 @@ def end(handles: Sequence[LocalHandle]) -> None:
         handle.close()
 
 
-def here() -> Node:
-    """This machine as a place for workers."""
+def local_node() -> Node:
+    """Describe this machine."""
     import socket
 
     import psutil

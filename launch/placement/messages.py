@@ -1,4 +1,4 @@
-"""Messages between a launcher and its agent on another host: one JSON object a line, strictly validated."""
+"""Messages between a launcher and its agents: one strictly validated JSON object per line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpcfl_net.experiment.config import RuntimeSettings
 
 # File names of a signed job.
 FILES = {name for part in (PROTOCOL, EXPERIMENT) for name in (part, signature_path(Path(part)).name)}
-LONGEST = 64 * 2**20  # bytes of a line: a job of many clients
+LONGEST = 64 * 2**20  # bytes of a line; a job of many clients is long
 
 
 class Message(BaseModel):
@@ -27,7 +27,7 @@ class Message(BaseModel):
 
 
 class PrepareKeys(Message):
-    """Command: create the keys of these clients, or find the existing ones if `existing` is set."""
+    """Command: create the keys of these clients, or check that they exist if `existing` is set."""
 
     do: Literal["prepare-keys"] = "prepare-keys"
     clients: list[Annotated[int, Field(ge=0)]]
@@ -35,7 +35,7 @@ class PrepareKeys(Message):
 
 
 class SetJob(Message):
-    """Command: the signed job, by file name, and the settings that all workers share."""
+    """Command: the signed job, by file name, and the settings shared by all workers."""
 
     do: Literal["set-job"] = "set-job"
     files: dict[str, str]
@@ -57,7 +57,7 @@ class StartWorker(Message):
 
 
 class GroupCommand(Message):
-    """Command: pass "start N", "stop N" or "end" on to the process of a group of clients."""
+    """Command: forward "start N", "stop N" or "end" to the process of a group of clients."""
 
     do: Literal["group-command"] = "group-command"
     first: int
@@ -98,7 +98,7 @@ class JobAccepted(Message):
 
 
 class WorkerEnded(Message):
-    """Report: a worker process has ended; `log` is the end of its log, at most some kilobytes."""
+    """Report: a worker process has ended; `log` is the end of its log, at most 8 KiB."""
 
     say: Literal["ended"] = "ended"
     first: int
@@ -107,7 +107,7 @@ class WorkerEnded(Message):
 
 
 class LedgerUpdate(Message):
-    """Report: a client's ledger from byte `at` on, and its counter. The operator's plan holds all of it already."""
+    """Report: a client's ledger from byte `at` on, and its counter. It holds only entries of the public plan."""
 
     say: Literal["ledger"] = "ledger"
     client: int = Field(ge=0)
@@ -139,7 +139,7 @@ def read_command(line: bytes) -> AgentCommand:
         line: One line, without the newline.
 
     Raises:
-        Refused: With code "agent-line" if it is no command of this version.
+        Refused: With code "agent-line" if it is not a command of this version.
     """
     return _read(_COMMANDS, line)
 
@@ -151,7 +151,7 @@ def read_report(line: bytes) -> AgentReport:
         line: One line, without the newline.
 
     Raises:
-        Refused: With code "agent-line" if it is no report of this version.
+        Refused: With code "agent-line" if it is not a report of this version.
     """
     return _read(_REPORTS, line)
 
@@ -161,4 +161,4 @@ def _read(adapter: TypeAdapter, line: bytes) -> Any:
         return adapter.validate_json(line)
     except ValidationError as error:
         fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
-        raise Refused("agent-line", f"not a line of this version: {fields}") from None
+        raise Refused("agent-line", f"not a message of this version: {fields}") from None

@@ -1,4 +1,4 @@
-"""Placements of a run's workers: this machine, or hosts with an agent. Clients' keys are created where they are used."""
+"""Placements of workers: this machine, or hosts with agents. The keys of a client are created on its host."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.launch.placement.base import Launcher, Node
 from dpcfl_net.launch.placement.messages import FILES, PrepareKeys, SetJob
-from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, close_all, node_of, place
+from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, assign_processes, close_all, node_of
 from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport.keys import OBSERVER, client_key, make_client_keys, public_path, read_public
 
 
 def terms_of(config: Config) -> Terms:
-    """Return the terms of the workers from the configuration: largest epsilon and delta, record book and budget."""
+    """Return the workers' terms from the configuration: largest epsilon and delta, record book and budget."""
     ledger, policy = config.ledger, Policy(config.runtime.max_epsilon, config.runtime.max_delta)
     if ledger.root is None:
         return Terms(policy)
@@ -32,10 +32,10 @@ def terms_of(config: Config) -> Terms:
 
 
 class Placement(Protocol):
-    """Hosts of all workers of one run."""
+    """The hosts of the workers of one run."""
 
     def capacity(self) -> list[Node]:
-        """Return the hosts, or shares of hosts, that take workers."""
+        """Return the hosts, or parts of hosts, that can run workers."""
 
     def make_keys(self, keys: Path, clients: int, size: int) -> None:
         """Create every client's key pair on its host.
@@ -49,24 +49,32 @@ class Placement(Protocol):
     def bind(self, role: str) -> str:
         """Return the address on which the coordinator or the observer listens."""
 
-    def reached(self, address: str) -> str:
+    def reachable_address(self, address: str) -> str:
         """Return the address at which workers reach a socket bound to `address`."""
 
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
-        """Load in advance what every worker needs (see `local.preload`)."""
+        """Load in advance the libraries and the job of all workers (see `local.preload`)."""
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
-        """Return the launcher of the workers of the job in `folder`."""
+        """Return the launcher for the workers of a job.
+
+        Args:
+            folder: The run folder, with the signed job.
+            config: The configuration of the run.
+            operator_key: The operator's public key.
+            connect: Address of the coordinator for workers.
+            observer: Address of the observer for workers.
+        """
 
     def devices(self) -> dict[str, int]:
-        """Count worker processes by device, "cpu" or the UUID of a GPU, as far as known."""
+        """Return the number of worker processes by device, "cpu" or the UUID of a GPU, as far as known."""
 
     def close(self) -> None:
         """End all workers."""
 
 
 class LocalPlacement:
-    """This machine; all connections over loopback."""
+    """All workers on this machine, connected over loopback."""
 
     def __init__(self) -> None:
         self._launcher: Launcher | None = None
@@ -75,9 +83,9 @@ class LocalPlacement:
 
     def capacity(self) -> list[Node]:
         """See `Placement`."""
-        from dpcfl_net.launch.placement.local import here
+        from dpcfl_net.launch.placement.local import local_node
 
-        return [here()]
+        return [local_node()]
 
     def make_keys(self, keys: Path, clients: int, size: int) -> None:
         """See `Placement`."""
@@ -87,7 +95,7 @@ class LocalPlacement:
         """See `Placement`."""
         return "tcp://127.0.0.1:*"
 
-    def reached(self, address: str) -> str:
+    def reachable_address(self, address: str) -> str:
         """See `Placement`."""
         return address
 
@@ -144,16 +152,16 @@ class RemotePlacement:
     """Hosts with an agent on each.
 
     Args:
-        hosts: How to reach them.
+        hosts: The hosts and how to connect to them.
         listening: Addresses of coordinator and observer.
-        placed: Host name of each worker process in a resumed run.
+        assigned: Host name of each worker process in a resumed run; None: a new run.
     """
 
-    def __init__(self, hosts: Sequence[Host], listening: ListenAddress, placed: Sequence[str] | None = None) -> None:
-        self._listening, self._size, self._placed = listening, 1, placed
+    def __init__(self, hosts: Sequence[Host], listening: ListenAddress, assigned: Sequence[str] | None = None) -> None:
+        self._listening, self._size, self._assigned = listening, 1, assigned
         self._closed = False
         self._agents = [HostAgent(host) for host in hosts]
-        self._of: list[HostAgent] = []  # the agent of each process
+        self._agent_of: list[HostAgent] = []  # by worker process
 
     def open(self) -> None:
         """Connect to all hosts.
@@ -170,31 +178,42 @@ class RemotePlacement:
         """See `Placement`."""
         return [node_of(agent) for agent in self._agents]
 
-    def places(self, clients: int, size: int) -> list[str]:
-        """Return the host name of each worker process, in the order of their clients."""
+    def assign_hosts(self, clients: int, size: int) -> list[str]:
+        """Assign the worker processes to hosts; in a resumed run each to its previous host.
+
+        Args:
+            clients: Number of clients.
+            size: Clients per worker process.
+
+        Returns:
+            Host name of each worker process, in the order of their clients.
+
+        Raises:
+            ConfigError: If a host of a resumed run is missing, or if no host takes workers.
+        """
         self._size, count = size, -(-clients // size)
-        if self._placed is not None:
+        if self._assigned is not None:
             by_name = {agent.host.name: agent for agent in self._agents}
-            if missing := sorted(set(self._placed) - set(by_name)):
-                raise ConfigError(f"this run has clients on {', '.join(missing)}, which are not among the hosts now")
-            self._of = [by_name[name] for name in self._placed]
+            if missing := sorted(set(self._assigned) - set(by_name)):
+                raise ConfigError(f"this run has clients on {', '.join(missing)}: these hosts are not in the current list")
+            self._agent_of = [by_name[name] for name in self._assigned]
         else:
             shares = [agent.host.workers or node_of(agent).cores for agent in self._agents]
-            self._of = [self._agents[k] for k in place(count, shares)]
-        return [agent.host.name for agent in self._of]
+            self._agent_of = [self._agents[k] for k in assign_processes(count, shares)]
+        return [agent.host.name for agent in self._agent_of]
 
     def make_keys(self, keys: Path, clients: int, size: int) -> None:
         """See `Placement`. In a resumed run the keys must exist and match the signed job."""
-        self.places(clients, size)
+        self.assign_hosts(clients, size)
         for agent in self._agents:
-            if theirs := self._clients_of(agent, clients):
-                agent.send(PrepareKeys(clients=theirs, existing=self._placed is not None))
-        for agent in dict.fromkeys(self._of):
+            if assigned := self._clients_of(agent, clients):
+                agent.send(PrepareKeys(clients=assigned, existing=self._assigned is not None))
+        for agent in dict.fromkeys(self._agent_of):
             agent.wait_for(agent.has_keys, HELLO_S)
             for client, key in agent.keys.items():
                 path = public_path(keys, client_key(client))
-                if self._placed is not None and read_public(keys, client_key(client)) != key:
-                    raise Refused("keys", f"client {client} on {agent.host.name} has not the key that the job names")
+                if self._assigned is not None and read_public(keys, client_key(client)) != key:
+                    raise Refused("keys", f"the key of client {client} on {agent.host.name} differs from the key in the job")
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.write_text(key + "\n")
 
@@ -203,7 +222,7 @@ class RemotePlacement:
         port = self._listening.ports[role == OBSERVER]
         return f"tcp://{_bracketed(self._listening.bind or self._listening.address)}:{port or '*'}"
 
-    def reached(self, address: str) -> str:
+    def reachable_address(self, address: str) -> str:
         """See `Placement`."""
         return f"tcp://{_bracketed(self._listening.address)}:{address.rpartition(':')[2]}"
 
@@ -214,14 +233,16 @@ class RemotePlacement:
         """See `Placement`."""
         size, clients = config.runtime.clients_per_worker, sum(config.data.clients)
         files = {name: (folder / name).read_text() for name in FILES}
-        for agent in dict.fromkeys(self._of):
+        for agent in dict.fromkeys(self._agent_of):
             agent.ledgers = RunFolder(folder).ledgers
             agent.set_job(SetJob(
                 files=files, operator_key=operator_key, connect=connect, observer=observer, runtime=config.runtime,
                 data_root=agent.host.data_root or config.data.root,
-                firsts=[k * size for k, other in enumerate(self._of) if other is agent],
+                firsts=[k * size for k, other in enumerate(self._agent_of) if other is agent],
             ))  # fmt: skip
-        return RemoteLauncher({first: self._of[first // size] for first in range(0, clients, size)}, RunFolder(folder).logs)
+        return RemoteLauncher(
+            {first: self._agent_of[first // size] for first in range(0, clients, size)}, RunFolder(folder).logs
+        )
 
     def devices(self) -> dict[str, int]:
         """See `Placement`."""
@@ -235,7 +256,7 @@ class RemotePlacement:
         close_all(self._agents)
 
     def _clients_of(self, agent: HostAgent, clients: int) -> list[int]:
-        return [client for client in range(clients) if self._of[client // self._size] is agent]
+        return [client for client in range(clients) if self._agent_of[client // self._size] is agent]
 
 
 def _bracketed(host: str) -> str:

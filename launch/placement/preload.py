@@ -1,6 +1,6 @@
-"""Imported once in the process that workers are forked from: what all of them need is loaded there and shared.
+"""Imported once in the parent of all workers: loads the libraries that they share.
 
-No socket, no thread pool, no random number and no CUDA may be used here: children inherit all of it.
+Use no socket, thread pool, random number or CUDA here: forked workers would inherit it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from dpcfl_net.launch.interrupts import SIGNALS
 from dpcfl_net.launch.placement import local
 from dpcfl_net.privacy.accounting import cache
 
-# Signals at a terminal concern the launcher. They were held back until here.
+# Only the launcher handles signals of the terminal. They were blocked until here.
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def read_first_job(folder: str, operator_key: str, data_root: str | None) -> None:
-    """What each worker of a run would find out again: the verified job, its hash, and who holds which records.
+    """Cache the verified job, its hash and the partition of the data for the workers of a run.
 
-    All three are kept by the content that they come from, so that another run of the same launcher finds its own.
+    The caches are keyed by content, so that further runs of the same launcher are correct.
     """
     job = read_job(Path(folder), operator_key)
     digest(job.protocol)
-    if not is_plugin(str(job.experiment.data["dataset"])):  # a person's own code might start threads
+    if not is_plugin(str(job.experiment.data["dataset"])):  # user code might start threads
         client_slice(job, job.protocol.roster[0].id, data_root)
 
 
@@ -57,7 +57,7 @@ for module in (
 registry()
 cache.accountant()
 if local.JOB in os.environ:  # {"folder", "operator_key", "data_root"} of the first run, in JSON
-    with contextlib.suppress(DpcflError):  # each worker meets the same trouble, and says so where it is heard
+    with contextlib.suppress(DpcflError):  # each worker meets the same error and reports it
         read_first_job(**json.loads(os.environ.pop(local.JOB)))
 gc.collect()
 gc.freeze()

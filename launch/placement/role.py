@@ -1,7 +1,7 @@
-"""What a coordinator or an observer that the launcher starts runs first; imports nothing but what the role itself needs.
+"""Entry point of a coordinator or observer process; imports only what the role needs.
 
-Arguments: a title, and "module:function". The function's specification comes as one line of JSON on standard input, which
-stays open: its end means that the launcher is gone.
+Arguments: a title and "module:function". The argument of the function arrives as one line of JSON on standard input. The
+process exits when standard input ends: the launcher has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def main() -> None:
-    """Import the role, wait for its specification, run it; does not return."""
+    """Import the role, wait for its specification and run it; does not return."""
     import importlib
     import typing
 
@@ -32,12 +32,12 @@ def main() -> None:
     (kind,) = [hint for argument, hint in typing.get_type_hints(function).items() if argument != "return"]
     line = sys.stdin.buffer.readline()
     if not line:
-        os._exit(0)  # the launcher left before there was anything to do
-    threading.Thread(target=_die_with_the_launcher, name="watch", daemon=True).start()
+        os._exit(0)  # the launcher ended before it sent a specification
+    threading.Thread(target=_exit_with_launcher, name="launcher watch", daemon=True).start()
     run(title, function, TypeAdapter(kind).validate_json(line))
 
 
-def _die_with_the_launcher() -> None:
-    """Nobody outlives the launcher, however it ended; the checkpoints are written for that."""
+def _exit_with_launcher() -> None:
+    """Exit when the launcher ends, also by SIGKILL; checkpoints stay consistent."""
     sys.stdin.buffer.read()
     os._exit(4)

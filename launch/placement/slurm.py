@@ -1,4 +1,4 @@
-"""SLURM: an agent on each node of an allocation by srun, and the batch script that asks for the allocation."""
+"""SLURM: starts an agent on each node of an allocation, and writes batch scripts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,14 +20,24 @@ CPUS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def allocation(environment: Mapping[str, str] = os.environ) -> list[tuple[str, int]]:
-    """(node, CPUs) of the allocation that this process runs in; ConfigError outside of one."""
+    """Read the allocation that this process runs in.
+
+    Args:
+        environment: Environment variables.
+
+    Returns:
+        Name and number of CPUs of each node.
+
+    Raises:
+        ConfigError: Outside of an allocation.
+    """
     if "SLURM_JOB_ID" not in environment:
         raise ConfigError(
-            "--on slurm works inside an allocation: salloc -N 2 dpcfl launch ..., or sbatch the script of --sbatch"
+            "--on slurm works inside an allocation: salloc -N 2 dpcfl launch ..., or write a batch script with --sbatch FILE"
         )
     missing = [name for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE") if name not in environment]
     if missing:
-        raise ConfigError(f"{missing[0]} is not set, as SLURM sets it inside an allocation")
+        raise ConfigError(f"{missing[0]} is not set: SLURM sets it inside an allocation")
     nodes = environment["SLURM_JOB_NODELIST"]
     listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -36,50 +47,105 @@ def allocation(environment: Mapping[str, str] = os.environ) -> list[tuple[str, i
 
 
 def cpus_of(text: str, nodes: int) -> list[int]:
-    """CPUs of each node from SLURM's "4(x2),2"; ConfigError if they are not of so many nodes."""
-    found = [int(count) for count, times in CPUS.findall(text) for _ in range(int(times or 1))]
-    if len(found) != nodes:
-        raise ConfigError(f"SLURM_JOB_CPUS_PER_NODE is {text!r}: names {len(found)} nodes, the allocation has {nodes}")
-    return found
+    """Parse SLURM's "4(x2),2" to the CPUs of each node.
+
+    Args:
+        text: Value of SLURM_JOB_CPUS_PER_NODE.
+        nodes: Number of nodes.
+
+    Raises:
+        ConfigError: If the text names another number of nodes.
+    """
+    cpus = [int(count) for count, times in CPUS.findall(text) for _ in range(int(times or 1))]
+    if len(cpus) != nodes:
+        raise ConfigError(f"SLURM_JOB_CPUS_PER_NODE is {text!r}: names {len(cpus)} nodes, the allocation has {nodes}")
+    return cpus
 
 
-def dialled(nodes: Sequence[tuple[str, int]], *, python: str, root: str, run: str, logs: Path) -> list[Host]:
-    """The nodes of an allocation with the commands that reach them. They are numbered, since a shared file system
-    lets a run go on on other nodes than it began on."""
+def make_hosts(nodes: Sequence[tuple[str, int]], *, python: str, root: str, run: str, logs: Path) -> list[Host]:
+    """Describe the nodes of an allocation as hosts.
+
+    Hosts are numbered: with a shared file system a run can be resumed on other nodes.
+
+    Args:
+        nodes: Name and number of CPUs of each node.
+        python: Python interpreter on the nodes.
+        root: Folder for keys and ledgers on the nodes.
+        run: Name of the run.
+        logs: Folder of the logs on this machine.
+    """
     hosts = []
     for k, (node, cpus) in enumerate(nodes):
         name = f"node-{k}"
         agent = [python, "-m", "dpcfl_net.launch.placement.agent", "--root", root, "--run", run, "--node", name]
-        # One task a node, whose agent forks the workers: they share what is loaded, and a GPU by leases. `overlap`: the launcher's own step runs on the first node.
+        # One task per node: its agent forks the workers, which share loaded libraries and the GPUs. --overlap: the launcher's
+        # step runs on the first node too.
         step = ["srun", "--quiet", "--overlap", "--unbuffered", "--nodes=1", "--ntasks=1", f"--nodelist={node}",
                 f"--cpus-per-task={cpus}", "--mem=0", "--job-name=dpcfl-agent"]  # fmt: skip
-        hosts.append(Host(name, partial(CommandConnection, [*step, *agent], logs / f"host_{name}.log"), cpus, where=node))
+        hosts.append(Host(name, partial(CommandConnection, [*step, *agent], logs / f"host_{name}.log"), cpus, location=node))
     return hosts
 
 
 def own_address(environment: Mapping[str, str] = os.environ) -> str:
-    """The address that other nodes reach this one by: what its SLURM name resolves to."""
+    """Return the address at which other nodes reach this one.
+
+    Args:
+        environment: Environment variables.
+
+    Raises:
+        ConfigError: If the name of this node does not resolve.
+    """
     name = environment.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         return socket.gethostbyname(name)
     except OSError as error:
-        raise ConfigError(f"{name} does not resolve ({error}): give --address, this machine's as workers reach it") from None
+        raise ConfigError(
+            f"{name} does not resolve ({error}): give --address, the address of this machine for workers"
+        ) from None
 
 
-def script(command: Sequence[str], *, name: str, nodes: int, cpus: int, gpus: int, time: str) -> str:
-    """The batch script of a run: `command` is `dpcfl launch ... --on slurm` with its arguments."""
-    if not re.fullmatch(r"(\d{1,4}-)?\d{1,6}(:\d{1,2}){0,2}", time):
-        raise ConfigError(f"--time is {time!r}: must be as SLURM writes it, for example 2:00:00")
+@dataclass(frozen=True)
+class Resources:
+    """Resources that a batch script requests.
+
+    Attributes:
+        nodes: Number of nodes.
+        cpus: CPUs per node.
+        gpus: GPUs per node.
+        time: Time limit in SLURM's format.
+
+    Raises:
+        ConfigError: If the time has another format.
+    """
+
+    nodes: int
+    cpus: int
+    gpus: int
+    time: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(\d{1,4}-)?\d{1,6}(:\d{1,2}){0,2}", self.time):
+            raise ConfigError(f"--time is {self.time!r}: must be in SLURM's format, for example 2:00:00")
+
+
+def script(command: Sequence[str], name: str, resources: Resources) -> str:
+    """Return the batch script of a run.
+
+    Args:
+        command: `dpcfl launch ... --on slurm` with its arguments.
+        name: Name of the job in SLURM.
+        resources: What the script requests.
+    """
     lines = [
         "#!/bin/bash",
         f"#SBATCH --job-name={re.sub(r'[^A-Za-z0-9._-]', '_', name)}",
-        f"#SBATCH --nodes={nodes}",
+        f"#SBATCH --nodes={resources.nodes}",
         "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --cpus-per-task={cpus}",
-        *([f"#SBATCH --gres=gpu:{gpus}"] if gpus else []),
-        f"#SBATCH --time={time}",
+        f"#SBATCH --cpus-per-task={resources.cpus}",
+        *([f"#SBATCH --gres=gpu:{resources.gpus}"] if resources.gpus else []),
+        f"#SBATCH --time={resources.time}",
         "#SBATCH --output=dpcfl-%j.log",
-        "#SBATCH --signal=B:TERM@60",  # the launcher has a minute to stop its workers; the run can be resumed
+        "#SBATCH --signal=B:TERM@60",  # a minute to stop the workers; the run can be resumed
         "",
         "set -eu",
         f"exec {shlex.join(command)}",

@@ -1,4 +1,4 @@
-"""Hosts that ssh reaches, or any other command that a hosts file names for them (kubectl exec, ip netns exec)."""
+"""Hosts reached by ssh or another command, such as kubectl exec, and the hosts file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,30 @@ from dpcfl_net.launch.placement.connection import CommandConnection
 from dpcfl_net.launch.placement.remote import Host
 
 ROOT = "~/.local/state/dpcfl"
-# No passwords are asked for, and a host that is cut off is noticed within half a minute.
+# Never asks for a password; detects a lost connection within 30 s.
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
-DISCARD = 9  # a port to ask a route for; nothing is sent
+DISCARD = 9  # port to look up a route; nothing is sent
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 class Entry(BaseModel):
-    """A host of the file: an ssh address, or `through`, a command that runs its last arguments there."""
+    """A host of the hosts file.
+
+    Attributes:
+        name: Unique name.
+        address: Address for ssh.
+        options: Arguments of ssh, in addition to ~/.ssh/config.
+        through: Instead of `address`: a command that runs its last arguments on the host.
+        workers: Share of the worker processes; None: number of cores.
+        python: Python interpreter there; None: that of the file.
+        data_root: Folder of the data sets there.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Annotated[str, Field(pattern=NAME)]
     address: str | None = None
-    options: list[str] = []  # for ssh, beside those of ~/.ssh/config
+    options: list[str] = []
     through: list[str] = []
     workers: Annotated[int, Field(ge=1)] | None = None
     python: str | None = None
@@ -40,15 +50,15 @@ class Entry(BaseModel):
     @model_validator(mode="after")
     def _one_way(self) -> Entry:
         if (self.address is None) == (not self.through):
-            raise ValueError("give address (for ssh) or through (a command), one of both")
+            raise ValueError("give either address (for ssh) or through (a command)")
         if self.options and self.through:
-            raise ValueError("options are for ssh; put those of another command into through")
+            raise ValueError("options are for ssh; append the options of another command to through")
         if self.address is not None and self.address.startswith("-"):
             raise ValueError(f"address is {self.address!r}: must not begin with a dash")
         return self
 
     def command(self, python: str, root: str, run: str) -> list[str]:
-        """What starts the agent there, with its standard input and output here."""
+        """Return the command that runs the agent there, connected to its standard input and output."""
         agent = [
             self.python or python,
             "-m",
@@ -67,7 +77,13 @@ class Entry(BaseModel):
 
 
 class HostsFile(BaseModel):
-    """The hosts, and what they have in common."""
+    """Content of a hosts file.
+
+    Attributes:
+        hosts: The hosts.
+        python: Python interpreter on the hosts.
+        root: Folder for keys and ledgers on the hosts.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -79,11 +95,16 @@ class HostsFile(BaseModel):
     def _names_differ(self) -> HostsFile:
         names = [entry.name for entry in self.hosts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two hosts are called {twice[0]!r}")
+            raise ValueError(f"two hosts have the name {twice[0]!r}")
         return self
 
-    def dialled(self, run: str, logs: Path) -> list[Host]:
-        """The hosts with the commands that reach them."""
+    def make_hosts(self, run: str, logs: Path) -> list[Host]:
+        """Return the hosts with their connections.
+
+        Args:
+            run: Name of the run.
+            logs: Folder of the logs on this machine.
+        """
         return [
             Host(
                 entry.name,
@@ -96,7 +117,14 @@ class HostsFile(BaseModel):
 
 
 def read_hosts(path: Path) -> HostsFile:
-    """Read a hosts file; ConfigError names what does not fit."""
+    """Read a hosts file.
+
+    Args:
+        path: YAML file.
+
+    Raises:
+        ConfigError: With every invalid field.
+    """
     document = yaml_file.load(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a mapping with the key hosts")
@@ -113,18 +141,27 @@ def _hint(path: str, keys: list[str]) -> str:
 
 
 def own_address(hosts: HostsFile) -> str:
-    """This machine's address on the way to the first host; ConfigError if there is no telling."""
+    """Return the address of this machine on the route to the first host.
+
+    Args:
+        hosts: The hosts file.
+
+    Raises:
+        ConfigError: If there is no route, or if ssh is not used.
+    """
     entry = hosts.hosts[0]
     if entry.address is None:
-        raise ConfigError("give --address, this machine's as workers reach it: the first host is not reached by ssh")
-    told = subprocess.run(["ssh", "-G", *entry.options, entry.address], capture_output=True, text=True, check=False).stdout
-    name = next((line.split(" ", 1)[1] for line in told.splitlines() if line.startswith("hostname ")), entry.address)
+        raise ConfigError(
+            "give --address, the address of this machine for workers: it is detected only if the first host has an ssh address"
+        )
+    settings = subprocess.run(["ssh", "-G", *entry.options, entry.address], capture_output=True, text=True, check=False).stdout
+    name = next((line.split(" ", 1)[1] for line in settings.splitlines() if line.startswith("hostname ")), entry.address)
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(name, DISCARD, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(where)
+            probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
-            f"no route to {entry.address} ({error}): give --address, this machine's as workers reach it"
+            f"no route to {entry.address} ({error}): give --address, the address of this machine for workers"
         ) from None

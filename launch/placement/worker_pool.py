@@ -1,4 +1,4 @@
-"""The worker processes of a run: a process starts when one of its clients starts, and again after a crash."""
+"""Worker processes of a run: started on demand, restarted after a crash."""
 
 from __future__ import annotations
 
@@ -11,12 +11,37 @@ from typing import Any
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.launch.placement.base import ClientRange, Handle, Launcher, failure
 
-LEAVE_S = 15.0  # seconds that a process without wanted clients may take to exit
+EXIT_S = 15.0  # time for a process without wanted clients to exit
 
 
 @dataclass
-class WorkerPlace:
-    """One worker process, running or not, and its clients that should run."""
+class PoolLimits:
+    """Limits of a pool.
+
+    Attributes:
+        clients_per_process: Clients per process. A process of several clients receives start commands and runs until `finish`.
+        max_running: Processes that may run at a time, if each serves one client.
+        max_restarts: Restarts per process after crashes.
+        all_required: True if a process over `max_restarts` ends the run; otherwise its clients are lost.
+    """
+
+    clients_per_process: int
+    max_running: int
+    max_restarts: int
+    all_required: bool
+
+
+@dataclass
+class WorkerProcess:
+    """A worker process, running or not.
+
+    Attributes:
+        process: Its clients.
+        handle: The running process; None if it does not run.
+        restarts: Restarts after crashes so far.
+        wanted: Its clients that should run.
+        lost: True if it is not restarted any more.
+    """
 
     process: ClientRange
     handle: Handle | None = None
@@ -26,133 +51,145 @@ class WorkerPlace:
 
     @property
     def first(self) -> int:
-        """First client, by which the process is identified."""
+        """First client, which identifies the process."""
         return self.process.clients[0]
 
 
 class WorkerPool:
-    """Starts and ends worker processes as clients are started and stopped; at most `most` run at a time.
+    """Starts and ends worker processes as clients are started and stopped.
 
     Args:
         launcher: Starts the processes.
         clients: Number of clients of the run.
-        size: Clients per process; a process of several receives start commands and stays until `finish`.
-        most: Processes that may run at a time, if each serves one client.
-        max_restarts: Restarts after crashes, per process.
-        must_all: True if a process over `max_restarts` ends the run; otherwise its clients are missing from then on.
-        report: Receives a sentence about each restart and each loss.
-        lose: Receives each client that is lost for the rest of the run.
+        limits: Limits of the pool.
+        report: Called with a message about each restart and each loss.
+        on_lost: Called with each client that is lost for the rest of the run.
     """
 
     def __init__(
-        self, launcher: Launcher, clients: int, *, size: int, most: int, max_restarts: int, must_all: bool,
-        report: Callable[[str], None], lose: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        self._launcher, self._clients, self._size, self._report = launcher, clients, size, report
-        self._lose = lose
-        self._most = most if size == 1 else clients
-        self._max_restarts, self._must_all = max_restarts, must_all
-        self._places: dict[int, WorkerPlace] = {}
-        self._due: OrderedDict[int, WorkerPlace] = OrderedDict()  # to be started, the longest waiting first
-        self._running: dict[int, WorkerPlace] = {}  # by sentinel
-        self._ending: dict[int, float] = {}  # first client of a place -> when it should have left
+        self,
+        launcher: Launcher,
+        clients: int,
+        limits: PoolLimits,
+        *,
+        report: Callable[[str], None],
+        on_lost: Callable[[int], None],
+    ) -> None:
+        self._launcher, self._clients, self._limits = launcher, clients, limits
+        self._report, self._on_lost, self._size = report, on_lost, limits.clients_per_process
+        self._max_running = limits.max_running if self._size == 1 else clients
+        self._workers: dict[int, WorkerProcess] = {}  # by first client
+        self._queued: OrderedDict[int, WorkerProcess] = OrderedDict()  # to start, in this order; by first client
+        self._running: dict[int, WorkerProcess] = {}  # by sentinel
+        self._exit_deadlines: dict[int, float] = {}  # by first client
 
     @property
     def sentinels(self) -> list[int]:
-        """One file descriptor per running process, readable when it ends."""
+        """One file descriptor per running process; readable when it ends."""
         return list(self._running)
 
-    def hear(self, message: bytes) -> None:
-        """Execute a command of the coordinator, "start 12" or "stop 12".
+    def handle_command(self, message: bytes) -> None:
+        """Execute a command of the coordinator.
+
+        Args:
+            message: "start 12" or "stop 12", in ASCII.
 
         Raises:
             RunFailed: For any other message.
         """
         word, _, number = message.decode("ascii", "replace").partition(" ")
         if word not in ("start", "stop") or not number.isdecimal() or int(number) >= self._clients:
-            raise RunFailed(f"the coordinator asked for {message[:40]!r}")
+            raise RunFailed(f"unknown command of the coordinator: {message[:40]!r}")
         (self.start_worker if word == "start" else self.stop_worker)([int(number)])
 
     def start_worker(self, clients: Iterable[int]) -> None:
-        """Mark clients as wanted; the next `tend` starts their processes."""
+        """Mark clients as wanted; the next `update` starts their processes."""
         for client in clients:
-            place = self._place(client)
-            place.wanted.add(client)
-            self._ending.pop(place.first, None)
-            if place.handle is not None and place.process.group:
-                place.handle.tell(f"start {client}")
-            elif not place.lost:
-                self._due[place.first] = place
+            worker = self._worker(client)
+            worker.wanted.add(client)
+            self._exit_deadlines.pop(worker.first, None)
+            if worker.handle is not None and worker.process.group:
+                worker.handle.send_command(f"start {client}")
+            elif not worker.lost:
+                self._queued[worker.first] = worker
 
     def stop_worker(self, clients: Iterable[int]) -> None:
-        """Mark clients as no longer wanted; their processes are ended if they do not exit soon."""
+        """Mark clients as not wanted; `update` kills their processes if they do not exit within EXIT_S."""
         for client in clients:
-            place = self._place(client)
-            place.wanted.discard(client)
-            if not place.process.group:
-                self._due.pop(client, None)
-                self._ending[client] = time.monotonic() + LEAVE_S
-            elif place.handle is not None:
-                place.handle.tell(f"stop {client}")
+            worker = self._worker(client)
+            worker.wanted.discard(client)
+            if not worker.process.group:
+                self._queued.pop(client, None)
+                self._exit_deadlines[client] = time.monotonic() + EXIT_S
+            elif worker.handle is not None:
+                worker.handle.send_command(f"stop {client}")
 
-    def tend(self) -> None:
-        """Start processes that are due while there is room, and end those that did not exit in time."""
-        for first, place in list(self._due.items()):
-            if len(self._running) >= self._most:
+    def update(self) -> None:
+        """Start queued processes up to the limit, and kill those that did not exit in time."""
+        for first, worker in list(self._queued.items()):
+            if len(self._running) >= self._max_running:
                 break
-            if place.handle is None:
-                del self._due[first]
-                self._start(place)
+            if worker.handle is None:
+                del self._queued[first]
+                self._start(worker)
         now = time.monotonic()
-        for first in [first for first, limit in self._ending.items() if limit <= now]:
-            del self._ending[first]
-            if (handle := self._places[first].handle) is not None:
-                handle.kill()  # it was asked over the wire; its ledger is written for that
+        for first in [first for first, deadline in self._exit_deadlines.items() if deadline <= now]:
+            del self._exit_deadlines[first]
+            if (handle := self._workers[first].handle) is not None:
+                handle.kill()  # the coordinator has asked it to exit; its ledger stays consistent
 
     def ended(self, sentinel: Any) -> None:
-        """Handle the end of a process: restart it if it crashed with wanted clients, or fail the run."""
-        place = self._running.pop(sentinel)
-        assert place.handle is not None
-        code, log = place.handle.wait(), place.handle.log_path
-        place.handle.close()
-        place.handle = None
-        self._ending.pop(place.first, None)
-        if code == 0 or not place.wanted:
+        """Handle the end of a process: restart it after a crash, lose its clients, or fail the run.
+
+        Args:
+            sentinel: Its file descriptor.
+
+        Raises:
+            RunFailed: If it cannot be restarted and all clients are required.
+        """
+        worker = self._running.pop(sentinel)
+        assert worker.handle is not None
+        code, log = worker.handle.wait(), worker.handle.log_path
+        worker.handle.close()
+        worker.handle = None
+        self._exit_deadlines.pop(worker.first, None)
+        if code == 0 or not worker.wanted:
             return
-        why = failure(place.process.title, code, log)
-        if code not in (2, 3) and place.restarts < self._max_restarts:
-            place.restarts += 1
-            self._due[place.first] = place
-            self._report(f"{why}; started again, {place.restarts} of {self._max_restarts} times")
-        elif self._must_all:
-            why.args = (
-                f"{why}; every client must answer (runtime.quorum is 1): with a lower quorum in the run's config.yaml it is missing",
+        error = failure(worker.process.title, code, log)
+        if code not in (2, 3) and worker.restarts < self._limits.max_restarts:
+            worker.restarts += 1
+            self._queued[worker.first] = worker
+            self._report(f"{error}; restarted ({worker.restarts} of at most {self._limits.max_restarts} restarts)")
+        elif self._limits.all_required:
+            error.args = (
+                f"{error}; runtime.quorum is 1, so every client must answer: to continue without it, lower the quorum in the run's "
+                "config.yaml",
             )
-            raise why
+            raise error
         else:
-            place.lost = True  # the quorum decides, in the coordinator, whether the run can go on
-            self._report(f"{why}; missing from now on")
-            for client in place.process.clients:
-                self._lose(client)
+            worker.lost = True  # the coordinator checks the quorum
+            self._report(f"{error}; lost for the rest of the run")
+            for client in worker.process.clients:
+                self._on_lost(client)
 
     def finish(self) -> None:
-        """End the run: no client is wanted, and processes of several clients exit too."""
-        self._due.clear()
-        for place in self._places.values():
-            place.wanted.clear()
-            if place.handle is not None:
-                place.handle.finish()
+        """End the run: no client is wanted, and processes of several clients exit."""
+        self._queued.clear()
+        for worker in self._workers.values():
+            worker.wanted.clear()
+            if worker.handle is not None:
+                worker.handle.finish()
 
-    def _place(self, client: int) -> WorkerPlace:
+    def _worker(self, client: int) -> WorkerProcess:
         first = client - client % self._size
-        if first not in self._places:
+        if first not in self._workers:
             clients = range(first, min(first + self._size, self._clients))
-            self._places[first] = WorkerPlace(ClientRange(clients, group=self._size > 1))
-        return self._places[first]
+            self._workers[first] = WorkerProcess(ClientRange(clients, group=self._size > 1))
+        return self._workers[first]
 
-    def _start(self, place: WorkerPlace) -> None:
-        place.handle = self._launcher.start(place.process)
-        if place.process.group:
-            for client in sorted(place.wanted):
-                place.handle.tell(f"start {client}")
-        self._running[place.handle.sentinel] = place
+    def _start(self, worker: WorkerProcess) -> None:
+        worker.handle = self._launcher.start(worker.process)
+        if worker.process.group:
+            for client in sorted(worker.wanted):
+                worker.handle.send_command(f"start {client}")
+        self._running[worker.handle.sentinel] = worker

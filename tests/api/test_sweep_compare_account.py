@@ -109,7 +109,7 @@ def test_account_finds_the_noise_multiplier_for_a_target():
 def test_account_names_what_is_wrong():
     with pytest.raises(api.ConfigError, match="delta must lie strictly between 0 and 1, got None"):
         api.account(EVENTS)
-    with pytest.raises(api.ConfigError, match="a whole document holds its own delta"):
+    with pytest.raises(api.ConfigError, match="a complete document holds delta"):
         api.account({"events": EVENTS, "delta": 1e-5}, delta=1e-5)
     with pytest.raises(api.ConfigError, match=r"events\[0\]: must be an object"):
         api.account(["a"], delta=1e-5)  # type: ignore[list-item]

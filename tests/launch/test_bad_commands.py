@@ -283,7 +283,7 @@ NAMES: list[Case] = [
     ("data fetch imagenet", 2, ["unknown data set 'imagenet'", "allowed: digits, mnist"]),
     ("data fly", 2, ["No such command 'fly'"]),
     ("run {config} --fast", 2, ["No such option", "--fast"]),
-    ("run", 2, ["give a configuration file"]),
+    ("run", 2, ["give a configuration"]),
     ("run {config} --resume {run}", 2, ["--resume takes no configuration"]),
     ("run {config} rounds", 2, ["override 'rounds' is not key=value"]),
     ("run {config} =5", 2, ["override '=5' is not key=value"]),
@@ -295,10 +295,10 @@ NAMES: list[Case] = [
     ("run {config} algorithm.name=gobal", 2, ["algorithm.name is 'gobal'", "did you mean 'global'?"]),
     ("run {config} name=../../x", 2, ["name is '../../x'", "without slashes"]),
     ("sweep {config} seed", 2, ["axis 'seed' is not key=value,value"]),
-    ("sweep {config} seed=0,0", 2, ["names a value twice"]),
+    ("sweep {config} seed=0,0", 2, ["has a value twice"]),
     ("sweep {config} seed=0,1 seed=2,3", 2, ["axis 'seed' is given twice"]),
     ("sweep {config} algorithm.name=global,gobal --dry-run", 2, ["did you mean 'global'?", "(cell algorithm.name=gobal)"]),
-    ("launch {config} --on cloud", 2, ["--on is 'cloud'", "local, ray, slurm, ssh"]),
+    ("launch {config} --on cloud", 2, ["--on is 'cloud'", "local, ray, slurm or ssh"]),
     ("launch {config} --on ssh", 2, ["--hosts FILE belongs to --on ssh"]),
     ("launch {config} --sbatch {base}/s", 2, ["--sbatch belongs to --on slurm"]),
     ("launch {config} --on slurm --dry-run", 2, ["--on slurm works inside an allocation"]),
@@ -452,7 +452,7 @@ def test_a_full_disk_under_the_output_is_told_and_a_reader_that_left_is_not():
     "error", [ZeroDivisionError("a bug"), KeyError("a bug"), OSError(9, "Bad file descriptor"), ValueError("x")]
 )
 def test_a_bug_shows_its_traceback(error, places, monkeypatch):
-    """An error of the operating system without a path is nothing that a user can mend."""
+    """An error of the operating system without a path is not a user error."""
 
     def broken(*_: object) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""`dpcfl doctor`: what it finds is what is there, and each failure comes with its mend."""
+"""`dpcfl doctor`: what it finds is what is there, and each failure comes with its fix."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from conftest import dpcfl
 from dpcfl_net.launch.cli import doctor
 
 
-def found(what: str, clients: int = 8) -> doctor.Finding:
-    return next(finding for finding in doctor.examine(clients) if finding.what == what)
+def found(subject: str, clients: int = 8) -> doctor.Finding:
+    return next(finding for finding in doctor.examine(clients) if finding.subject == subject)
 
 
 def test_a_machine_that_runs_the_tests_can_run_a_federation():
     findings = list(doctor.examine(8))
     assert {"fails"} & {finding.verdict for finding in findings} == set()
-    assert all(finding.mend for finding in findings if finding.verdict == "fails")
-    assert {"CURVE", "cores", "memory", "GPUs", "open files", "ledgers", "key files", "clock"} <= {f.what for f in findings}
+    assert all(finding.fix for finding in findings if finding.verdict == "fails")
+    assert {"encryption", "cores", "memory", "GPUs", "open files", "disk", "key files", "clock"} <= {
+        f.subject for f in findings
+    }
 
 
-def test_limits_that_are_too_low_are_named_with_their_mend():
+def test_limits_that_are_too_low_are_named_with_their_fix():
     def few_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 4096))
 
     done = dpcfl("doctor", "--clients", 100, preexec_fn=few_files)
     assert done.returncode == 4, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("fails"))
-    assert "open files: 200 allowed, about 528 needed for 100 clients" in line
-    assert "mend: ulimit -n 528" in done.stdout
+    assert "open files: 200 allowed, about 528 needed for 100 workers" in line
+    assert "fix: ulimit -n 528" in done.stdout
 
 
 @pytest.mark.parametrize(("clients", "verdict"), [(8, "good"), (10**7, "fails")])
@@ -43,18 +45,18 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("DPCFL_DATA", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    by_name = {finding.what: finding for finding in doctor.examine(8)}
+    by_name = {finding.subject: finding for finding in doctor.examine(8)}
     assert by_name["torchvision"].verdict == "note"
-    assert "mnist" in by_name["data sets"].found.partition("not here")[2]
-    assert "DPCFL_DATA" in by_name["data sets"].mend
+    assert "mnist" in by_name["data sets"].found.partition("missing")[2]
+    assert "DPCFL_DATA" in by_name["data sets"].fix
     assert by_name["other hosts"].found.startswith("found: none")
     assert by_name["GPUs"].verdict == "good"
 
 
-def test_a_gpu_that_torch_cannot_use_is_a_note_with_its_mend(monkeypatch):
+def test_a_gpu_that_torch_cannot_use_is_a_note_with_its_fix(monkeypatch):
     monkeypatch.setattr(doctor, "_nvidia_smi", lambda: ["GPU 0: NVIDIA H100"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     finding = doctor.gpus()
     assert finding.verdict == "note"
     assert "H100" in finding.found
-    assert "CUDA build" in finding.mend
+    assert "CUDA build" in finding.fix

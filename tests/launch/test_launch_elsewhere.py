@@ -25,7 +25,7 @@ from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.placement import slurm
 from dpcfl_net.launch.placement.messages import GroupCommand, PrepareKeys, read_command, read_report
-from dpcfl_net.launch.placement.remote import place
+from dpcfl_net.launch.placement.remote import assign_processes
 from dpcfl_net.launch.placement.ssh import read_hosts
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -173,7 +173,7 @@ def test_a_host_that_is_lost_comes_back_with_its_ledgers(tmp_path, finished_run)
     assert_same_bits(run, finished_run)
     told = [line["text"] for line in runlog.read(run / "warnings.jsonl") if line.get("view") == "launcher"]
     assert len(told) == 4
-    assert all("started again" in text and "host b" in text for text in told)
+    assert all("restarted" in text and "host b" in text for text in told)
     assert "host b" in output
     assert all(check.holds for check in verify_run(run, None))
     assert_nothing_left(tmp_path)
@@ -192,7 +192,7 @@ def test_the_run_goes_on_without_a_host_that_never_comes_back(tmp_path):
     document = json.loads((run / "run.json").read_text())
     assert (document["state"], document["rounds_done"]) == ("finished", 6)
     told = [line["text"] for line in runlog.read(run / "warnings.jsonl") if line.get("view") == "launcher"]
-    assert len([text for text in told if "missing from now on" in text]) == 4
+    assert len([text for text in told if "lost for the rest of the run" in text]) == 4
     last = [line for line in runlog.read(run / "metrics.jsonl") if "bytes_up" in line][-1]
     assert len(last["missing"]) == 4
     assert document["wall_s"] < 300  # not one round waits its ten minutes for who cannot come
@@ -212,7 +212,7 @@ def test_an_interrupted_run_goes_on_where_its_ledgers_are_and_nowhere_else(tmp_p
     there.rename(there.with_name("elsewhere"))
     refused = refusal(*again)
     assert refused.exit_code == 4
-    assert "is not begun anew" in str(refused)
+    assert "cannot restart without its ledger" in str(refused)
     there.with_name("elsewhere").rename(there)
 
     assert "are on other hosts" in str(refusal("run", "--resume", run))
@@ -235,7 +235,7 @@ def test_a_dry_run_says_who_runs_where_and_leaves_nothing(tmp_path):
     done = launch(write_config(tmp_path / "c"), hosts, tmp_path / "out", "--dry-run")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "coordinator and observer: here"
+    assert lines[0] == "coordinator and observer: this machine"
     assert [line.partition(";")[2].strip() for line in lines[1:]] == ["clients 0, 1, 2, 4, 5, 6", "clients 3, 7"]
     assert not (tmp_path / "root").exists()
     assert not (tmp_path / "out").exists()
@@ -274,11 +274,11 @@ def test_a_host_that_does_not_answer_well_is_named(tmp_path, entry, said):
     ("hosts", "said"),
     [
         ("hosts: []", "hosts"),
-        ("hosts: [{name: a}]", "give address (for ssh) or through"),
-        ("hosts: [{name: a, address: x, through: [y]}]", "give address (for ssh) or through"),
+        ("hosts: [{name: a}]", "give either address (for ssh) or through"),
+        ("hosts: [{name: a, address: x, through: [y]}]", "give either address (for ssh) or through"),
         ("hosts: [{name: a, address: '-oProxyCommand=x'}]", "must not begin with a dash"),
         ("hosts: [{name: ../a, address: x}]", "hosts.0.name"),
-        ("hosts: [{name: a, address: x}, {name: a, address: y}]", "two hosts are called 'a'"),
+        ("hosts: [{name: a, address: x}, {name: a, address: y}]", "two hosts have the name 'a'"),
         ("hosts: [{name: a, address: x, cores: 3}]", "hosts.0.cores"),
         ("hosts: [{name: a, address: x, workers: 0}]", "hosts.0.workers"),
         (":", "YAML"),
@@ -315,7 +315,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, arguments, s
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.integers(1, 60))
 def test_workers_are_dealt_in_proportion(shares, postings):
-    where = place(postings, shares)
+    where = assign_processes(postings, shares)
     for k, share in enumerate(shares):
         exact = postings * share / sum(shares)
         assert abs(where.count(k) - exact) < len(shares)

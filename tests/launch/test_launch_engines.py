@@ -246,7 +246,7 @@ def test_a_cancelled_step_is_started_again_on_its_node_with_the_same_bits(slurm,
         assert run.wait(RUN_S) == 0, log.read_text()
     folder = only_run(tmp_path / "out")
     assert_same_run(folder, finished_run)
-    again = [text for text in warnings_of(folder) if "started again" in text]
+    again = [text for text in warnings_of(folder) if "restarted" in text]
     assert len(again) == 4
     assert all("host node-1" in text for text in again), again
     assert_keys_are_there_alone(folder, tmp_path / "there")
@@ -296,7 +296,11 @@ def test_when_a_node_of_ray_is_lost_the_run_goes_on_without_its_clients(cluster,
         assert run.wait(RUN_S) == 0, log.read_text()
     folder = only_run(tmp_path / "out")
     assert (outcome(folder)["state"], outcome(folder)["rounds_done"]) == ("finished", 8)
-    named = {int(client) for text in warnings_of(folder) for client in re.findall(r"^client (\d+) .*missing from now on", text)}
+    named = {
+        int(client)
+        for text in warnings_of(folder)
+        for client in re.findall(r"^client (\d+) .*lost for the rest of the run", text)
+    }
     assert named == lost
     assert len(lost) == 2
     rounds = {line["round"]: line["missing"] for line in runlog.read(folder / "metrics.jsonl") if "missing" in line}

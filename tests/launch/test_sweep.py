@@ -100,7 +100,7 @@ def test_every_cell_is_checked_before_the_first_one_runs(tmp_path):
 
 def test_an_axis_without_effect_is_refused(tmp_path):
     path = tiny(tmp_path, algorithms={"global": {"local": {"lr": 0.3}}})
-    with pytest.raises(ConfigError, match="are the same job: what differs has no effect"):
+    with pytest.raises(ConfigError, match="are the same job: the setting in which they differ has no effect"):
         sweeps.grid(path, {"local.lr": ["0.1", "0.2"]})
 
 
@@ -136,7 +136,7 @@ def test_a_sweep_leaves_runs_a_list_a_table_and_a_page(swept):
     assert lines[3].startswith("4/4  algorithm.name=local seed=1  accuracy ")
     assert "cached" not in printed
     assert " +- " in printed
-    assert f"report {sweep_folder(out) / 'report.html'}" in printed
+    assert f"report: {sweep_folder(out) / 'report.html'}" in printed
     assert '"accuracy_worst"' in (sweep_folder(out) / "report.html").read_text(encoding="utf-8")
     document = json.loads((sweep_folder(out) / "sweep.json").read_text())
     assert document["axes"] == {"algorithm.name": ["global", "local"], "seed": [0, 1]}
@@ -195,7 +195,7 @@ def test_a_stopped_sweep_says_so_and_leaves_nothing_running(tmp_path):
     run.send_signal(signal.SIGINT)
     printed, _ = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert "stopped; the same command goes on from here" in printed
+    assert "stopped; run the same command to resume" in printed
     assert states(tmp_path / "out") == ["interrupted", "waiting"]
     assert_nothing_left(tmp_path / "out")
 

@@ -24,7 +24,7 @@ from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import bench_live
 from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.local import LocalLauncher
-from dpcfl_net.launch.placement.worker_pool import WorkerPool
+from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -165,13 +165,12 @@ def test_the_bound_holds_whatever_happens():
 
 def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
     spec = WorkerSpec(tmp_path, 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path)
-    crew = WorkerPool(
-        LocalLauncher(spec, tmp_path, {}), 12, size=1, most=3, max_restarts=2, must_all=True, report=print, lose=print
-    )
-    crew.hear(b"start 11")
+    launcher = LocalLauncher(spec, tmp_path, {})
+    crew = WorkerPool(launcher, 12, PoolLimits(1, 3, 2, True), report=print, on_lost=print)
+    crew.handle_command(b"start 11")
     for word in (b"start 12", b"start -1", b"begin 3", b"start", b"\xff\xff"):
-        with pytest.raises(RunFailed, match="the coordinator asked for"):
-            crew.hear(word)
+        with pytest.raises(RunFailed, match="unknown command of the coordinator"):
+            crew.handle_command(word)
 
 
 def test_a_worker_that_ends_while_another_starts_is_still_seen_to_end(tmp_path):

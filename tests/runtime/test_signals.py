@@ -99,7 +99,7 @@ def test_a_signal_to_the_whole_group(undisturbed, tmp_path, moment, number, time
         assert "Traceback" not in log.read_text(), log.read_text()
     if moment == "starting":
         assert run.returncode == 130, (output, errors)
-        assert "nothing is left of it" in output
+        assert "the new run folder was removed" in output
         assert [*(tmp_path / "runs").iterdir()] == []
         return
     (folder,) = (tmp_path / "runs").iterdir()
@@ -108,11 +108,14 @@ def test_a_signal_to_the_whole_group(undisturbed, tmp_path, moment, number, time
         assert moment != "mid-round"  # it may have been over when the signal came
         assert run.returncode in (0, 130), (output, errors)
         if run.returncode == 130 or moment == "writing the report":
-            assert (run.returncode, f"not written: dpcfl report {folder}" in output) == (130, True), (output, errors)
+            assert (run.returncode, f"not written; write it with: dpcfl report {folder}" in output) == (130, True), (
+                output,
+                errors,
+            )
             assert dpcfl("report", folder).returncode == 0
     else:
         assert document["state"] == "interrupted"
-        assert (run.returncode, f"go on with: dpcfl run --resume {folder}" in output) == (130, True), (output, errors)
+        assert (run.returncode, f"resume with: dpcfl run --resume {folder}" in output) == (130, True), (output, errors)
         assert took < 15
         again = dpcfl("run", "--resume", folder)
         assert again.returncode == 0, again.stderr + again.stdout

@@ -407,8 +407,8 @@ def test_the_bench_measures_both_ways_and_leaves_nobody_behind(tmp_path):
         [sys.executable, script], env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}, capture_output=True, text=True, timeout=120, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "3 workers by leases: " in done.stdout
-    assert "workers by leases over one process: " in done.stdout
+    assert "3 workers that share the GPU: " in done.stdout
+    assert "ratio of records/s, workers to one process: " in done.stdout
 
 
 def check(name: str, *uuid: str) -> None:

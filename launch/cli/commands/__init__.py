@@ -23,13 +23,13 @@ from dpcfl_net.launch.cli.commands import (
 )
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    run.run, launch.launch, sweep.sweep, compare.compare, run.quickstart, run.job, processes.keygen, documents.diff,
-    processes.coordinator, processes.worker, processes.observer, documents.account, documents.configs, documents.schema, run.inspect, run.verify,
-    attack.audit, run.report, bench.bench, reproduce.reproduce, doctor.doctor,
+    run.quickstart, run.run, sweep.sweep, compare.compare, run.report, run.inspect, run.verify, attack.audit, documents.configs,
+    documents.schema, documents.account, reproduce.reproduce, doctor.doctor, bench.bench, launch.launch, run.job, processes.keygen,
+    processes.coordinator, processes.worker, processes.observer, documents.diff,
 )  # fmt: skip
 GROUPS: dict[str, tuple[str, tuple[Callable[..., None], ...]]] = {
-    "data": ("Data sets.", (data.fetch,)),
-    "attack": ("Attacks of a server on the runs that it recorded.", (attack.nan_oracle, attack.selections, attack.invert)),
+    "data": ("Download data sets.", (data.fetch,)),
+    "attack": ("Attack a recorded run as its server could.", (attack.nan_oracle, attack.selections, attack.invert)),
 }
 
 app = typer.Typer(
@@ -37,7 +37,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Differentially private clustered federated learning with real processes and a server that nobody trusts.",
+    help="Differentially private clustered federated learning with an untrusted server, simulated with real processes. "
+    "To start: dpcfl quickstart. For each command: dpcfl COMMAND --help.",
 )
 for _command in COMMANDS:
     app.command()(_command)
@@ -62,13 +63,13 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """Differentially private clustered federated learning as real processes and real messages."""
+    """Options of `dpcfl` before a command."""
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line and exit.
 
-    A user's mistake becomes one line on stderr and an exit code; only a bug shows a traceback.
+    A user error prints one line on stderr and sets the exit code; only a bug shows a traceback.
 
     Args:
         arguments: Command line without the program's name; `sys.argv` if None.
@@ -79,10 +80,10 @@ def main(arguments: list[str] | None = None) -> Any:
     from dpcfl_net.launch.cli.errors import is_unread, report
 
     try:
-        code = app(args=arguments, standalone_mode=False)
-        if sys.stdout is not None:  # closed by the process that started this one
+        code = app(args=arguments, prog_name="dpcfl", standalone_mode=False)
+        if sys.stdout is not None:  # None: started with a closed stdout
             sys.stdout.flush()
-    except (KeyboardInterrupt, typer.Abort, SystemExit):  # SystemExit: the reader of the output has left, as `head` does
+    except (KeyboardInterrupt, typer.Abort, SystemExit):  # SystemExit: the reader of the output, such as `head`, has ended
         code = 130
     except Exception as error:
         code = 130 if isinstance(error, BrokenPipeError) and is_unread() else report(error)

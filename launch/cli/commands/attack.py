@@ -1,4 +1,4 @@
-"""`dpcfl attack` and `dpcfl audit`: run an attack on a recorded run, keep its result in the run folder, print it."""
+"""`dpcfl attack` and `dpcfl audit`: attack a recorded run, save the result in the run folder and print it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def nan_oracle(folder: RunFolder) -> None:
-    """Infer membership of a known record from which updates are finite (configs/threats/nan_oracle.yaml)."""
+    """Infer whether a known record is in a batch.
+
+    Uses only which updates are finite. Needs a run of threats/nan_oracle.
+    """
     from dpcfl_net.attacks import nan_oracle
 
     _show(folder, nan_oracle.attack(folder))
@@ -22,10 +25,13 @@ def nan_oracle(folder: RunFolder) -> None:
 
 def selections(
     folder: RunFolder,
-    against: Annotated[Path | None, typer.Option(metavar="RUN2", help="a second run, for comparison")] = None,
+    against: Annotated[Path | None, typer.Option(metavar="RUN2", help="second run for comparison")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Infer clusters from repeated private choices, beside exact theory (configs/threats/selections_*.yaml)."""
+    """Infer the clusters of clients from their private selections.
+
+    Prints the measured success next to the exact theory. Needs a run of threats/selections_raw, _record or _client.
+    """
     from dpcfl_net.attacks import selections
 
     _show(folder, selections.attack(folder, against, None if data_root is None else str(data_root)))
@@ -34,12 +40,15 @@ def selections(
 def invert(
     folder: RunFolder,
     against: Annotated[
-        Path | None, typer.Option(metavar="RUN2", help="a second run on the same records, shown in the same grid")
+        Path | None, typer.Option(metavar="RUN2", help="second run on the same records, shown in the same grid")
     ] = None,
     records: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of images to reconstruct")] = 6,
     data_root: DataRoot = None,
 ) -> None:
-    """Reconstruct images and labels from updates (configs/threats/invert_*.yaml)."""
+    """Reconstruct images and labels from updates.
+
+    Needs a run of threats/invert_raw or threats/invert_dp.
+    """
     from dpcfl_net.attacks import reconstruction
 
     result = reconstruction.attack(folder, against, records, None if data_root is None else str(data_root))
@@ -49,7 +58,10 @@ def invert(
 
 
 def audit(folder: RunFolder) -> None:
-    """Bound epsilon from below with the canaries of a run (configs/threats/audit_*.yaml); exit code 3 if its claim is violated."""
+    """Measure a lower bound of epsilon with canaries.
+
+    Needs a run of threats/audit_epsilon2, 5 or 10. Exit code 3 if the lower bound exceeds the epsilon of the run.
+    """
     from dpcfl_net.attacks.audit.audit import audit_run
 
     result = audit_run(folder)
@@ -58,7 +70,7 @@ def audit(folder: RunFolder) -> None:
 
 
 def _show(run: Path, result: AttackResult) -> None:
-    """Keep the result and print headline, sentences, table and path."""
+    """Save the result and print headline, sentences, table and path."""
     path = _keep(run, result)
     print("\n".join([result.headline, *result.sentences, *(["", *_table(result), ""] if result.rows else []), str(path)]))
 
@@ -66,12 +78,12 @@ def _show(run: Path, result: AttackResult) -> None:
 def _table(result: AttackResult) -> list[str]:
     """The result's table in columns of equal width."""
     lines = [result.columns, *result.rows]
-    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def _keep(run: Path, result: AttackResult) -> Path:
-    """Write the result to RUN/attacks and rewrite the run's report with it."""
+    """Write the result to RUN/attacks and rewrite the report of the run."""
     from dpcfl_net.report.page import write_report
 
     path = result.write(run)

@@ -12,16 +12,19 @@ from dpcfl_net.launch.cli.commands.parameters import MOST_CLIENTS
 def bench(
     what: Annotated[
         str,
-        typer.Argument(help="dpsgd: speed against peers; live: a thousand clients on this machine; gpu: 21 workers on one GPU"),
+        typer.Argument(help="dpsgd: speed of DP-SGD; live: a thousand clients on this machine; gpu: 21 workers on one GPU"),
     ] = "dpsgd",
     clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: number of clients")] = 1000,
     sampled: Annotated[
-        int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per round, and most connected at once")
+        int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per round, and largest number of connected clients")
     ] = 100,
     per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per process")] = 1,
     slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at the same time")] = 1,
 ) -> None:
-    """Measure DP-SGD against peers, a thousand clients on this machine, or sharing a GPU."""
+    """Measure speed and memory on this machine.
+
+    dpsgd: DP-SGD against Opacus and plain SGD. live: a run of many clients. gpu: workers that share a GPU.
+    """
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.launch.cli import bench_dpsgd, bench_gpu, bench_live
 

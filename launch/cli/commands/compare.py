@@ -9,15 +9,18 @@ import typer
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
-    force: Annotated[bool, typer.Option("--force", help="also compare runs whose privacy or data differ, marked")] = False,
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...", help="folders of runs or sweeps")],
+    force: Annotated[bool, typer.Option("--force", help="compare runs whose privacy or data differ; they are marked")] = False,
     csv: Annotated[Path | None, typer.Option(help="write one line per run as CSV")] = None,
     page: Annotated[Path | None, typer.Option(help="write plots and table as one HTML file")] = None,
     fairness: Annotated[
         bool, typer.Option("--fairness", help="add F_acc and F_loss, measured against models trained without privacy")
     ] = False,
 ) -> None:
-    """Compare finished runs over seeds; refuse runs whose privacy or data differ."""
+    """Compare finished runs over seeds.
+
+    Refuses runs whose privacy or data differ, unless --force is given.
+    """
     from dpcfl_net.launch.cli import compare as comparison
 
     comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness)

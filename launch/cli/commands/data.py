@@ -10,9 +10,9 @@ import typer
 
 def fetch(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")],
-    root: Annotated[Path | None, typer.Option(help="target folder")] = None,
+    root: Annotated[Path | None, typer.Option(help="target folder (default: DPCFL_DATA, or the cache folder)")] = None,
 ) -> None:
-    """Download a data set with torchvision."""
+    """Download a data set."""
     from dpcfl_net.data.datasets import fetch as download
 
     typer.echo(f"{name} is in {download(name, root)}")

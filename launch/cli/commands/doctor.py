@@ -1,4 +1,4 @@
-"""`dpcfl doctor`: what this machine can do."""
+"""`dpcfl doctor`: checks of this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from dpcfl_net.launch.cli.commands.parameters import MOST_CLIENTS
 
 
 def doctor(
-    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of workers to check for")] = 21,
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of worker processes of the planned run")] = 21,
 ) -> None:
-    """Show what this machine can do, what would fail here and how to fix it."""
+    """Check whether runs work on this machine.
+
+    Prints each check, what would fail and how to fix it. Exit code 4 if something would fail.
+    """
     from dpcfl_net.launch.cli import doctor as doctors
 
     raise typer.Exit(doctors.run(clients))

@@ -9,8 +9,13 @@ from typing import Annotated
 import typer
 
 
-def account(json_file: Annotated[Path, typer.Option("--json", help="file of events and delta; -: standard input")]) -> None:
-    """Compute epsilon of events, or the noise multiplier for a target epsilon."""
+def account(
+    json_file: Annotated[Path, typer.Option("--json", help="JSON file with events and delta; -: standard input")],
+) -> None:
+    """Compute epsilon of mechanisms, or noise for an epsilon.
+
+    With target_epsilon in the file it computes the noise multiplier.
+    """
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.core.files import parse_json, read_json, read_stdin, shown
     from dpcfl_net.privacy.accounting.document import account as solve
@@ -23,23 +28,30 @@ def account(json_file: Annotated[Path, typer.Option("--json", help="file of even
 
 
 def schema() -> None:
-    """Print the JSON schema of the configuration and of all algorithms' options."""
+    """Print the JSON schema of configurations.
+
+    It includes the options of all algorithms.
+    """
     from dpcfl_net.experiment.config import schema as build
 
     typer.echo(json.dumps(build(), indent=2))
 
 
 def configs() -> None:
-    """List the configurations that come with the package, for use as CONFIG."""
+    """List the packaged configurations.
+
+    `dpcfl run NAME` runs one.
+    """
     from dpcfl_net.experiment.config import PACKAGED, packaged_names
 
     for name in packaged_names():
         first, _, _ = (PACKAGED / f"{name}.yaml").read_text().partition("\n")
         typer.echo(f"{name}\n    {first.removeprefix('#').strip()}")
+    typer.echo("\n    Run one:                dpcfl run NAME\n    Show its plan and cost: dpcfl run NAME --dry-run")
 
 
 def diff(mine: Path, theirs: Path) -> None:
-    """Show where two protocol.json files differ, field by field."""
+    """Show where two protocol.json files differ."""
     from dpcfl_net.core.protocol import differences, read_protocol
 
     found = differences(read_protocol(mine), read_protocol(theirs))

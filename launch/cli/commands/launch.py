@@ -1,4 +1,4 @@
-"""`dpcfl launch`: an experiment with its workers on other hosts."""
+"""`dpcfl launch`: run an experiment with workers on other hosts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from dpcfl_net.launch.cli.commands.parameters import OptionalConfig, Out, Overrides, Resume
+from dpcfl_net.launch.cli.commands.parameters import NO_CONFIG, OptionalConfig, Out, Overrides, Resume
 
 
 def launch(
     config: OptionalConfig = None,
     overrides: Overrides = None,
-    on: Annotated[str, typer.Option(help="local, ray, slurm or ssh")] = "local",
+    on: Annotated[str, typer.Option(help="where workers run: local, ray, slurm or ssh")] = "local",
     hosts: Annotated[Path | None, typer.Option(help="ssh: YAML file of the hosts (docs/multi-host.md)")] = None,
     address: Annotated[str | None, typer.Option(help="address that workers connect to (default: auto-detected)")] = None,
     bind: Annotated[str | None, typer.Option(help="address to listen on (default: --address; 0.0.0.0: all interfaces)")] = None,
@@ -24,33 +24,39 @@ def launch(
     gpus_per_worker: Annotated[float, typer.Option(help="ray: GPUs per worker process; fractions allowed")] = 0.0,
     out: Out = Path("runs"),
     resume: Resume = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="ask the hosts and print the placement; start nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="contact the hosts and print which client runs where; start nothing")
+    ] = False,
     sbatch: Annotated[Path | None, typer.Option(help="slurm: write a batch script to this file, start nothing")] = None,
     nodes: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: nodes")] = 1,
     cpus: Annotated[int, typer.Option(min=1, max=10_000, help="--sbatch: CPUs of each node")] = 1,
     gpus: Annotated[int, typer.Option(min=0, max=10_000, help="--sbatch: GPUs of each node")] = 0,
     time: Annotated[str, typer.Option(help="--sbatch: time limit in SLURM's format")] = "1:00:00",
 ) -> None:
-    """Run an experiment with its workers on other hosts."""
+    """Run an experiment with workers on other hosts.
+
+    The coordinator and the observer run on this machine.
+    """
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.launch.cli import launch as launching
+    from dpcfl_net.launch.placement.slurm import Resources
 
-    found = ports.split(",")
-    if len(found) != 2 or not all(port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536 for port in found):
+    numbers = ports.split(",")
+    if len(numbers) != 2 or not all(p.isascii() and p.isdigit() and len(p) < 6 and int(p) < 65536 for p in numbers):
         raise ConfigError(f"--ports is {ports!r}: must be two numbers from 0 to 65535, for example 5700,5701")
-    pair = (int(found[0]), int(found[1]))
+    pair = (int(numbers[0]), int(numbers[1]))
     options = launching.Options(on, hosts, address, bind, pair, root, python, cpus_per_worker, gpus_per_worker)
     if resume is not None:
         if config is not None or overrides or dry_run or sbatch:
             raise ConfigError("--resume takes no configuration, no overrides, no --dry-run and no --sbatch: the job is signed")
         raise typer.Exit(launching.resume(resume, options))
     if config is None:
-        raise ConfigError("give a configuration file, or --resume RUN")
+        raise ConfigError(NO_CONFIG)
     if sbatch is not None:
         if on != "slurm":
             raise ConfigError(f"--sbatch belongs to --on slurm; --on is {on!r}")
-        shape = {"nodes": nodes, "cpus": cpus, "gpus": gpus, "time": time}
-        launching.write_script(config, overrides or [], out, options, sbatch, shape)
+        resources = Resources(nodes, cpus, gpus, time)
+        launching.write_script(config, overrides or [], out, options, sbatch, resources)
         return
     if dry_run:
         launching.dry_run(config, overrides or [], options)

@@ -1,4 +1,4 @@
-"""Parameter types and checks that several commands share."""
+"""Parameter types and checks shared by several commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_CLIENTS, MOST_SECONDS, MOST_ROUNDS, MOST_EPSILON = 10_000, 1_000_000, 100_0
 
 
 def above_zero(value: float) -> float:
-    """Refuse zero and negative numbers, as the configuration does."""
+    """Refuse zero and negative numbers."""
     if not value > 0:
         raise typer.BadParameter(f"{value:g} is not above 0")
     return value
@@ -50,13 +50,15 @@ def budget(epsilon: float | None, delta: float | None) -> tuple[float, float] | 
     return epsilon, delta
 
 
-_CONFIG = typer.Argument(help="YAML file of one experiment, or a name that `dpcfl configs` lists")
+NO_CONFIG = "give a configuration (a YAML file or a name that `dpcfl configs` lists), or --resume RUN"
+_CONFIG = typer.Argument(help="YAML file, or a name that `dpcfl configs` lists")
 Config = Annotated[Path, _CONFIG]
 OptionalConfig = Annotated[Path | None, _CONFIG]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. privacy.epsilon=3 algorithm.name=global")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="settings to change, e.g. privacy.epsilon=3 algorithm.name=global"),
 ]
 Out = Annotated[Path, typer.Option(help="parent of the run folder")]
-Resume = Annotated[Path | None, typer.Option(help="resume a run that stopped, crashed or failed; takes no configuration")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN")]
-DataRoot = Annotated[Path | None, typer.Option(help="folder of the data sets")]
+Resume = Annotated[Path | None, typer.Option(help="run folder; resume this run that stopped, crashed or failed")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder")]
+DataRoot = Annotated[Path | None, typer.Option(help="folder of the data sets (default: DPCFL_DATA)")]

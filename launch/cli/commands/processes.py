@@ -1,4 +1,4 @@
-"""`dpcfl keygen`, `coordinator`, `worker` and `observer`: start the processes of a run by hand."""
+"""`dpcfl keygen`, `coordinator`, `worker` and `observer`: start the processes of a run manually."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from dpcfl_net.launch.cli.commands.parameters import MOST_CLIENTS, MOST_ROUNDS, 
 
 
 def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of clients")]) -> None:
-    """Create the keys of operator, coordinator, observer and clients."""
+    """Create the keys of all parties.
+
+    These are the operator, the coordinator, the observer and the clients.
+    """
     from dpcfl_net.transport.keys import make_keys
 
     make_keys(folder, clients)
-    typer.echo(f"{clients + 2} connection keys and the operator's signing key in {folder}")
+    typer.echo(f"wrote {clients + 2} connection keys and the operator's signing key to {folder}")
 
 
 def coordinator(
@@ -25,14 +28,12 @@ def coordinator(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     out: Annotated[Path, typer.Option(help="run folder; resumes from its checkpoints")] = Path("run"),
-    transcript: Annotated[
-        Literal["off", "headers", "full"], typer.Option(help="how much of every message to record")
-    ] = "headers",
+    transcript: Annotated[Literal["off", "headers", "full"], typer.Option(help="what to record of each message")] = "headers",
     quorum: Annotated[float, typer.Option(callback=above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
-    round_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds")] = 600.0,
-    join_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds")] = 120.0,
+    round_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for the answers of a round")] = 600.0,
+    join_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for all clients to connect")] = 120.0,
 ) -> None:
-    """Start only the coordinator, on any host."""
+    """Start the coordinator of a job on this host."""
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
 
@@ -47,27 +48,27 @@ def coordinator(
 
 def worker(
     job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
-    client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="number of this client in the roster")],
+    client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="id of this client in the job")],
     connect: Annotated[str, typer.Option(help="address of the coordinator")],
     keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
-    operator_key: Annotated[Path, typer.Option(help="the operator's public key file, pinned here")],
+    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     ledgers: Annotated[Path, typer.Option(help="folder of this client's ledger")] = Path("ledgers"),
     book: Annotated[Path | None, typer.Option(help="folder of the record book, for jobs with ledger_scope dataset")] = None,
     budget_epsilon: Annotated[
-        float | None, typer.Option(callback=epsilon, help="largest epsilon of all runs on a record together")
+        float | None, typer.Option(callback=epsilon, help="largest total epsilon per record over all runs")
     ] = None,
-    budget_delta: Annotated[float | None, typer.Option(callback=delta, help="at this delta")] = None,
+    budget_delta: Annotated[float | None, typer.Option(callback=delta, help="delta of --budget-epsilon")] = None,
     max_epsilon: Annotated[
         float | None,
         typer.Option(
             callback=epsilon,
-            help="refuse jobs above this epsilon, and jobs without one (default: 100; jobs that declare no epsilon are served)",
+            help="refuse jobs above this epsilon (default: 100); if set, also refuse jobs that declare no epsilon",
         ),
     ] = None,
     max_delta: Annotated[
         float | None,
-        typer.Option(callback=delta, help="refuse jobs above this delta (default: 1 / number of this client's records)"),
+        typer.Option(callback=delta, help="refuse jobs above this delta (default: 1 / number of records of this client)"),
     ] = None,
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
     orphan_timeout: Annotated[
@@ -76,7 +77,7 @@ def worker(
     gpu: Annotated[str | None, typer.Option(help="UUID of the GPU (default: compute on the CPU)")] = None,
     turns: Annotated[Path | None, typer.Option(help="workers that share this folder compute one at a time")] = None,
 ) -> None:
-    """Start one client, on any host."""
+    """Start the worker of one client on this host."""
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.core.types import Policy
     from dpcfl_net.runtime.worker import run_worker
@@ -100,9 +101,12 @@ def observer(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     out: Annotated[Path, typer.Option(help="run folder")] = Path("run"),
     data_root: Annotated[str | None, typer.Option(help="folder of the data sets")] = None,
-    evaluate_every: Annotated[int, typer.Option(min=1, max=MOST_ROUNDS, help="evaluate every N rounds, and the last")] = 1,
+    evaluate_every: Annotated[int, typer.Option(min=1, max=MOST_ROUNDS, help="evaluate every N rounds and after the last")] = 1,
 ) -> None:
-    """Start only the observer, which measures outside the protocol."""
+    """Start the observer of a job on this host.
+
+    It measures accuracy outside the protocol.
+    """
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.runtime.observer import ObserverSpec, run_observer
 

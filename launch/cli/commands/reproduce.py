@@ -9,12 +9,12 @@ import typer
 
 
 def reproduce(
-    figures: Annotated[list[str] | None, typer.Argument(help="for example r-dpcfl/fig3; --list names them all")] = None,
-    scale: Annotated[str, typer.Option(help="laptop, or paper (the paper's settings)")] = "laptop",
-    out: Annotated[Path, typer.Option(help="parent of the figure's folder")] = Path("reproductions"),
-    every: Annotated[bool, typer.Option("--list", help="list the figures")] = False,
+    figures: Annotated[list[str] | None, typer.Argument(help="names that --list shows, e.g. r-dpcfl/fig3")] = None,
+    scale: Annotated[str, typer.Option(help="laptop: sizes for two cores; paper: the paper's settings")] = "laptop",
+    out: Annotated[Path, typer.Option(help="parent of the output folders")] = Path("reproductions"),
+    every: Annotated[bool, typer.Option("--list", help="list all figures")] = False,
 ) -> None:
-    """Recompute figures of the papers and check the papers' claims."""
+    """Recompute a paper's figures and check its claims."""
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.launch.cli import reproduce as reproductions
 
@@ -22,5 +22,5 @@ def reproduce(
         reproductions.list_all()
         return
     if not figures:
-        raise ConfigError("give one or more figures, or --list")
+        raise ConfigError("give one or more figures, for example r-dpcfl/fig4; `dpcfl reproduce --list` lists all")
     reproductions.reproduce(figures, scale, out)

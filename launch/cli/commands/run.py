@@ -1,4 +1,4 @@
-"""`dpcfl run` and the commands about one run: quickstart, job, inspect, verify, report."""
+"""`dpcfl run`, `quickstart`, `job`, `inspect`, `verify` and `report`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpcfl_net.launch.cli.commands.parameters import Config, OptionalConfig, Out, Overrides, Resume, RunFolder
+from dpcfl_net.launch.cli.commands.parameters import NO_CONFIG, Config, OptionalConfig, Out, Overrides, Resume, RunFolder
 
 
 def run(
@@ -15,14 +15,15 @@ def run(
     overrides: Overrides = None,
     out: Out = Path("runs"),
     resume: Resume = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="check the configuration and print plan and cost; start nothing")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print privacy plan and cost; start nothing")] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="run everything in this process, so that breakpoints work; no transcript")
+        bool, typer.Option("--debug", help="run everything in one process, for breakpoints; no transcript")
     ] = False,
 ) -> None:
-    """Run an experiment: coordinator, observer and one worker process per client on this machine."""
+    """Run an experiment on this machine.
+
+    Starts a coordinator, an observer and one worker process per client.
+    """
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.launch.cli import run as runs
 
@@ -31,7 +32,7 @@ def run(
             raise ConfigError("--resume takes no configuration, no overrides and no --dry-run: the job is signed")
         raise typer.Exit(runs.resume(resume, debug=debug))
     if config is None:
-        raise ConfigError("give a configuration file, or --resume RUN")
+        raise ConfigError(NO_CONFIG)
     if dry_run:
         runs.dry_run(config, overrides or [])
         return
@@ -42,7 +43,10 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="parent of the run folders")] = Path("runs"),
     config: Annotated[Path, typer.Option(help="YAML file, or a name that `dpcfl configs` lists")] = Path("quickstart"),
 ) -> None:
-    """Run R-DPCFL, Global and Local at the same epsilon on scikit-learn's digits."""
+    """Run an example: three algorithms at one epsilon.
+
+    R-DPCFL, Global and Local on scikit-learn's digits; downloads nothing.
+    """
     from dpcfl_net.launch.cli import run as runs
 
     raise typer.Exit(runs.quickstart(config, out))
@@ -54,7 +58,10 @@ def job(
     out: Annotated[Path, typer.Option(help="folder for protocol.json, experiment.json and their signatures")] = Path("job"),
     keys: Annotated[Path | None, typer.Option(help="folder of keys (default: OUT/keys, created if missing)")] = None,
 ) -> None:
-    """Write a signed job: protocol, experiment and their signatures."""
+    """Write a signed job for manually started processes.
+
+    Writes protocol.json, experiment.json and their signatures.
+    """
     from dpcfl_net.launch.cli import run as runs
 
     runs.write_job(config, overrides or [], out, keys)
@@ -62,11 +69,11 @@ def job(
 
 def inspect(
     folder: RunFolder,
-    client: Annotated[int | None, typer.Option(min=0, help="only this client")] = None,
-    round: Annotated[int | None, typer.Option("--round", min=0, help="only this round")] = None,
+    client: Annotated[int | None, typer.Option(min=0, help="show only this client")] = None,
+    round: Annotated[int | None, typer.Option("--round", min=0, help="show only this round")] = None,
     limit: Annotated[int, typer.Option(min=1, help="largest number of messages to print")] = 200,
 ) -> None:
-    """List the messages that the server saw."""
+    """List the messages of a run that its server saw."""
     from dpcfl_net.launch.cli import run as runs
 
     runs.inspect(folder, client, round, limit)
@@ -78,14 +85,20 @@ def verify(
         Path | None, typer.Option(help="the operator's public key file (default: RUN/operator.pub)")
     ] = None,
 ) -> None:
-    """Check signatures, hash chains, ledgers, plan and messages; recompute epsilon."""
+    """Check a run's signatures, ledgers and epsilon.
+
+    Also checks hash chains, plan and messages. Exit code 3 if a check fails.
+    """
     from dpcfl_net.launch.cli import run as runs
 
     raise typer.Exit(runs.verify(folder, operator_key))
 
 
-def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP")]) -> None:
-    """Rewrite run.json and report.html of a run, or report.html of a sweep."""
+def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP", help="folder")]) -> None:
+    """Rewrite the report of a run or sweep.
+
+    Of a run also run.json and the models.
+    """
     from dpcfl_net.core.run_folder import SweepFolder
     from dpcfl_net.launch.cli import run as runs
     from dpcfl_net.report.sweep import write_sweep

@@ -1,4 +1,4 @@
-"""`dpcfl sweep`: every combination of some settings."""
+"""`dpcfl sweep`: run a grid of settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ def sweep(
     axes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE,VALUE]...", help="e.g. privacy.epsilon=3,5,15 seed=0:4 algorithm.name=r-dpcfl,local"
+            metavar="[KEY=VALUE,VALUE]...",
+            help="settings and their values, e.g. privacy.epsilon=3,5,15 seed=0:4 algorithm.name=r-dpcfl,local",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="parent of the sweep's folder, and of the store that all sweeps share")] = Path(
+    out: Annotated[Path, typer.Option(help="parent of the sweep's folder and of the run store shared by all sweeps")] = Path(
         "runs"
     ),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the cells and their state; start nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and which are finished; start nothing")] = False,
 ) -> None:
-    """Run every combination of some settings; finished runs are not repeated."""
+    """Run every combination of settings.
+
+    Finished runs are not repeated.
+    """
     from dpcfl_net.launch import sweeps
 
     if dry_run:
