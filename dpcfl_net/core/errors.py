@@ -7,14 +7,14 @@ class DpcflError(Exception):
     """Base class of errors that are printed without a traceback."""
 
     exit_code = 4
-    told = False  # whether it was printed already
+    told = False  # True once it was printed
 
 
 class ConfigError(DpcflError):
     """Invalid configuration, arguments or input files.
 
     Args:
-        problems: Every problem that was found, a sentence each.
+        problems: One sentence per problem.
     """
 
     exit_code = 2
