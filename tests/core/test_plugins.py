@@ -193,7 +193,7 @@ def test_changed_data_are_noticed_and_pinned_data_stay(module, tmp_path, monkeyp
     assert (first.train_x[0, 0, 0, 0], second.train_x[0, 0, 0, 0]) == (1, 2)
     assert datasets.load("mine:load", sha256=first.sha256).train_x[0, 0, 0, 0] == 1
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other host"))
-    with pytest.raises(ConfigError, match="differ from where the job was made"):
+    with pytest.raises(ConfigError, match="differ from those that made the job"):
         datasets.load("mine:load", sha256=first.sha256)
     assert datasets.load("mine:load", sha256=second.sha256).train_x[0, 0, 0, 0] == 2
 
