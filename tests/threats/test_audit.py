@@ -377,7 +377,7 @@ def test_mu_gdp_is_the_gaussian_mechanism():
     for mu, delta in ((0.5, 1e-3), (2.0, 1e-4), (5.0, 1e-5)):
         assert gdp_epsilon(mu, delta) == pytest.approx(epsilon([SampledGaussian(1 / mu, 1.0, 1)], delta), rel=2e-3)
     nominal, rates = TradeOff.of([[SampledGaussian(1.0, 1.0, 4)]]), np.array([1e-4, 0.01, 0.159, 0.5])
-    assert nominal.least_negatives(rates) == pytest.approx(norm.cdf(norm.isf(rates) - 2), abs=2e-3)
+    assert nominal.min_false_negatives(rates) == pytest.approx(norm.cdf(norm.isf(rates) - 2), abs=2e-3)
     assert nominal.refuted(0.15, 0.15)
     assert not nominal.refuted(0.16, 0.16)
     assert nominal.most_true_positives(1e-6) == pytest.approx(norm.sf(norm.isf(1e-6) - 2), rel=0.05)

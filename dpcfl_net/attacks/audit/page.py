@@ -90,7 +90,7 @@ def _row(bounds: Bounds) -> list[str]:
 def _figure(bounds: Sequence[Bounds], nominal: TradeOff, alpha: float) -> dict[str, Any]:
     rates = np.linspace(0, 1, 201)
     claimed = {
-        "type": "scatter", "mode": "lines", "name": "claimed", "x": rates.tolist(), "y": nominal.least_negatives(rates).tolist(),
+        "type": "scatter", "mode": "lines", "name": "claimed", "x": rates.tolist(), "y": nominal.min_false_negatives(rates).tolist(),
         "line": {"color": "@ink", "width": 2},
     }  # fmt: skip
     points = []
