@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
-from dpcfl_net.adversaries.hostile_worker import AttackLog, play
+from dpcfl_net.adversaries.hostile_worker import Reaction, play
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientTimes, Link, MessageLog, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import Header, TensorTemplate
@@ -180,9 +180,9 @@ def target(address: str, client: int = 0, **changes: Any) -> Target:
 
 def base_model(
     ends: Ends, attack: Target, *steps: str, meanwhile: Callable[[], object] = lambda: None, **how: Any
-) -> list[AttackLog]:
+) -> list[Reaction]:
     """The hostile worker does its steps in a thread of its own while the server and its honest clients go on here."""
-    found: list[AttackLog] = []
+    found: list[Reaction] = []
     enough = threading.Event()
 
     def run() -> None:

@@ -205,7 +205,7 @@ def test_the_command_lets_a_sound_run_stand_and_the_statement_says_what_it_was(s
         sound, summary.read_run_job(sound), state="finished", wall_s=1.0, processes=4, replace_one=None, devices={}
     )
     assert "1400 records of 2 clients were canaries" in document["privacy"]["audited"]
-    assert any("accuracy means nothing" in alert for alert in statement(document["privacy"]).alerts)
+    assert any("accuracy is meaningless" in alert for alert in statement(document["privacy"]).alerts)
 
 
 def test_bits_are_sealed_before_the_run(sound, tmp_path):

@@ -35,14 +35,14 @@ def targets(tmp_path_factory) -> dict[str, fuzz.Target]:
 def test_nothing_but_refusals_comes_out_and_nothing_false_is_believed(targets, name):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = fuzz.fuzz(targets[name], INPUTS[name], seed=3)
-    refused = sum(found.tally.values()) - found.tally["accepted"] - found.tally["delivered"]
+    refused = sum(found.counts.values()) - found.counts["accepted"] - found.counts["delivered"]
     assert found.inputs >= INPUTS[name]
-    assert found.tally["accepted"] > 0 < refused  # it gets through, and it is turned down
+    assert found.counts["accepted"] > 0 < refused  # it gets through, and it is turned down
     assert 0 < found.peak < fuzz.MOST_TRACED
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < fuzz.MOST_RESIDENT
     if name in ("server", "client"):
-        assert found.tally["delivered"] > 30
-        assert {"sequence", "boot", "run", "job", "version", "template", "chunk", "hash", "norm", "schema"} <= set(found.tally)
+        assert found.counts["delivered"] > 30
+        assert {"sequence", "boot", "run", "job", "version", "template", "chunk", "hash", "norm", "schema"} <= set(found.counts)
 
 
 def test_the_shares_of_the_targets_make_a_whole(targets):

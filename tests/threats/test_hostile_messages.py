@@ -36,7 +36,7 @@ from wire_ends import (
 )
 
 from dpcfl_net.adversaries.hostile_messages import CANARY, MESSAGES, pickle_that_writes
-from dpcfl_net.adversaries.hostile_worker import STEPS, AttackLog, play
+from dpcfl_net.adversaries.hostile_worker import STEPS, Reaction, play
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.types import Answer, Task
@@ -315,7 +315,7 @@ def test_an_endless_message_is_cut(evidence, monkeypatch, security):
     evidence.control(f"{security}: without the guard it grew by {grown:.0f} MiB, all of a message of 320")
 
 
-def flooded(security: str, mebibytes: int) -> tuple[AttackLog, float, int]:
+def flooded(security: str, mebibytes: int) -> tuple[Reaction, float, int]:
     """One message of so many MiB: what came back, MiB that memory grew by at its highest, rounds of another client meanwhile."""
     with make_server(security=security) as server, make_client(server.address, 1, security=security) as honest:
         ends = Ends(server, honest).joined()

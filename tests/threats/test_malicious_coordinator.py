@@ -142,7 +142,7 @@ def test_real_workers_hold_at_every_step_and_the_careless_one_does_not(played):
 
 
 def test_a_script_is_checked_before_it_is_played(played):
-    with pytest.raises(ConfigError, match=r"no step 'gift'.*honest, again"):
+    with pytest.raises(ConfigError, match=r"unknown step 'gift'.*honest, again"):
         chosen("honest,gift")
     assert chosen("all") == list(SCRIPT)
     with pytest.raises(ConfigError, match="no last round"):

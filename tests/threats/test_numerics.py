@@ -139,7 +139,7 @@ def test_opacus_tells_step_by_step_whether_the_record_was_drawn():
 def test_the_attack_is_a_command_whose_result_stays_in_the_run_folder(recorded):
     done = dpcfl("attack", "nan-oracle", recorded["opacus"])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("36 of 36 answers right")
+    assert done.stdout.startswith("36 of 36 answers correct")
     kept = json.loads((recorded["opacus"] / "attacks" / "nan-oracle.json").read_text())
     assert kept["facts"] == nan_oracle.attack(recorded["opacus"]).facts
     assert len(kept["rows"]) == 3

@@ -25,10 +25,10 @@ class Errors:
     """Errors of the test "score above 0: the canary is in".
 
     Attributes:
-        false_positives: Canaries that are out, taken for in.
-        outs: Canaries that are out.
-        false_negatives: Canaries that are in, taken for out.
-        ins: Canaries that are in.
+        false_positives: Excluded canaries classified as included.
+        outs: Excluded canaries.
+        false_negatives: Included canaries classified as excluded.
+        ins: Included canaries.
     """
 
     false_positives: int
@@ -212,7 +212,7 @@ class Noise:
         return math.sqrt(self.squares / self.sums) if self.sums else math.nan
 
     def too_little(self, alpha: float) -> bool:
-        """Whether the stated noise is this small with probability below alpha (chi-square; independent Gaussian noise)."""
+        """Whether the stated noise would be this small with probability below alpha (chi-square; independent Gaussian noise)."""
         from scipy.stats import chi2
 
         return bool(self.sums and chi2.cdf(self.squares, self.sums) < alpha)
