@@ -108,7 +108,7 @@ def noise(records: int, rounds: int, batch: int) -> dict[str, Any]:
     return {
         "records": records, "rounds": rounds, "selections": selections, "events": together,
         "joint": calibrate(together, TARGET, DELTA, accountant="rdp"),
-        **{way: calibrate(plan.events, TARGET - cost, DELTA, accountant="rdp") for way, cost in alone.items()},
+        **{way: calibrate(schedule.events, TARGET - cost, DELTA, accountant="rdp") for way, cost in alone.items()},
     }  # fmt: skip
 
 
