@@ -49,14 +49,14 @@ def imports(path: Path, everywhere: bool = True) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"dpcfl_net"}))
-def test_a_room_imports_from_rooms_below_it_only(module):
+def test_a_package_imports_only_from_packages_below_it(module):
     own = package(module)
     assert own in ORDER, f"{module} is in no package of the order"
     packages = {package(name) for name in imports(MODULES[module]) if name in MODULES and name != "dpcfl_net"}
     assert not [other for other in packages - {own} if ORDER.index(other) > ORDER.index(own)]
 
 
-def test_no_room_is_open_or_empty():
+def test_every_module_is_in_a_package_of_the_order():
     assert {package(module) for module in MODULES} == {*ORDER, "dpcfl_net"}
     assert {path.name for path in (ROOT / "dpcfl_net").glob("*.py")} == {"__init__.py", "__main__.py"}
 

@@ -1,4 +1,4 @@
-"""Data sets, models and algorithms of the user's own: found, checked, shared, pinned by the job, and run as processes."""
+"""Plugin data sets, models and algorithms: found, checked, shared, pinned by the job, and run as processes."""
 
 from __future__ import annotations
 
@@ -472,7 +472,7 @@ def test_the_example_runs_from_its_folder(tmp_path):
     seeded = ("privacy.noise=seeded", f"privacy.noise_seed={'77aa' * 16}")
     done = command("run", "own.yaml", "rounds=6", "data.clients=[1, 1]", *seeded, cwd=tmp_path / "examples")
     assert done.returncode == 0, done.stderr + done.stdout
-    assert (tmp_path / "imports").read_text() == "x", "a process besides the launcher imported the data's module"
+    assert (tmp_path / "imports").read_text() == "x", "a process other than the launcher imported the data's module"
     folder = only_run(tmp_path / "examples" / "runs")
     assert_nothing_left(folder)
     document = json.loads((folder / "run.json").read_text())

@@ -35,7 +35,7 @@ def which(program: str) -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of loopback that nobody listens on."""
+    """Free TCP ports on loopback."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -113,7 +113,7 @@ class Sshd:
 
 
 def ssh_key(path: Path) -> str:
-    """Make a key pair; the public half, as authorized_keys and known_hosts have it."""
+    """Create a key pair; return the public key in the format of authorized_keys and known_hosts."""
     said("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path)
     return " ".join(path.with_suffix(".pub").read_text().split()[:2])
 

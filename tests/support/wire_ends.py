@@ -181,7 +181,7 @@ def target(address: str, client: int = 0, **changes: Any) -> Target:
 def base_model(
     ends: Ends, attack: Target, *steps: str, meanwhile: Callable[[], object] = lambda: None, **how: Any
 ) -> list[Reaction]:
-    """The hostile worker does its steps in a thread of its own while the server and its honest clients go on here."""
+    """Run the hostile worker's steps in another thread while the server and its honest clients run here."""
     found: list[Reaction] = []
     enough = threading.Event()
 

@@ -209,7 +209,7 @@ def test_the_command_lets_a_sound_run_stand_and_the_statement_says_what_it_was(s
 
 
 def test_bits_are_sealed_before_the_run(sound, tmp_path):
-    """Whoever picks the bits afterwards can make a run look as it likes: another secret is not the one that was signed."""
+    """Bits that are chosen after the run prove nothing: a secret other than the signed one is refused."""
     job = read_job(sound, (sound / "operator.pub").read_text().strip())
     text = canonical(job.protocol).decode()
     assert job.experiment.audit.secret not in text
