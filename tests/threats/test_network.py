@@ -22,10 +22,10 @@ from wire_ends import (
     Liar,
     _nothing_is_left,  # noqa: F401 - fixtures
     _warm,  # noqa: F401
-    base_model,
     make_client,
     make_server,
     pair,
+    play_steps,
     refusal,
     target,
 )
@@ -364,7 +364,7 @@ class Forgetful(OrderedDict):
 def test_a_replay_on_a_new_connection_is_stale(evidence, monkeypatch):
     with make_server() as server:
         ends = Ends(server)
-        same, other, replay = base_model(ends, target(server.address), "same-sequence", "other-boot", "replay")
+        same, other, replay = play_steps(ends, target(server.address), "same-sequence", "other-boot", "replay")
         assert [same.code, other.code, replay.code] == ["sequence", "boot", "stale-boot"]
         assert "stale-boot, no-hello" in replay.reason
         assert not ends.of("result")
