@@ -40,7 +40,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--stage", choices=(UNITS, RUNS), help="only the tests of one stage of `make test` (tests/support/stages.py)"
     )
-    parser.addoption("--record-golden", action="store_true", help="record the golden runs anew (tests/golden/runs.json)")
+    parser.addoption("--record-golden", action="store_true", help="record the golden runs again (tests/golden/runs.json)")
 
 
 def deselect_other_stage(items: list, stage: str) -> tuple[list, list]:

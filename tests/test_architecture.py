@@ -1,4 +1,4 @@
-"""The rooms in strict order: a room imports from rooms below it only, and the coordinator never from data or experiment."""
+"""Packages in strict order: a package imports only from packages below it, and the coordinator never from data or experiment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODULES = {
 }
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     first, *rest = module.split(".")
     if rest == ["__main__"]:
         return "launch"
@@ -49,15 +49,15 @@ def imports(path: Path, everywhere: bool = True) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"dpcfl_net"}))
-def test_a_room_imports_from_rooms_below_it_only(module):
-    own = room(module)
-    assert own in ORDER, f"{module} stands in no room"
-    rooms = {room(name) for name in imports(MODULES[module]) if name in MODULES and name != "dpcfl_net"}
-    assert not [other for other in rooms - {own} if ORDER.index(other) > ORDER.index(own)]
+def test_a_package_imports_only_from_packages_below_it(module):
+    own = package(module)
+    assert own in ORDER, f"{module} is in no package of the order"
+    packages = {package(name) for name in imports(MODULES[module]) if name in MODULES and name != "dpcfl_net"}
+    assert not [other for other in packages - {own} if ORDER.index(other) > ORDER.index(own)]
 
 
-def test_no_room_is_open_or_empty():
-    assert {room(module) for module in MODULES} == {*ORDER, "dpcfl_net"}
+def test_every_module_is_in_a_package_of_the_order():
+    assert {package(module) for module in MODULES} == {*ORDER, "dpcfl_net"}
     assert {path.name for path in (ROOT / "dpcfl_net").glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
@@ -86,7 +86,7 @@ def test_the_coordinator_imports_neither_data_nor_experiment():
         seen.add(module)
         left |= {name for name in imports(MODULES[module], everywhere=False) if name in MODULES} - seen
     assert "dpcfl_net.federation.network" in seen
-    assert not {room(module) for module in seen} & {"data", "experiment", "results", "report", "launch"}
+    assert not {package(module) for module in seen} & {"data", "experiment", "results", "report", "launch"}
 
 
 def test_no_pickle_and_no_eval_anywhere():

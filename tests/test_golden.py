@@ -1,6 +1,6 @@
 """Golden runs: small seeded runs whose jobs, releases, ledgers, checkpoints and models are recorded as hashes, bit for bit.
 
-`pytest tests/test_golden.py -m slow --record-golden` records them anew; a change of bits needs a reason in its commit.
+`pytest tests/test_golden.py -m slow --record-golden` records them again; a change of bits needs a reason in its commit.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def test_bits_are_those_that_were_recorded(case, tmp_path, request):
     found = hashes(one) | {"accuracies": digest(sorted(accuracies(one).items())), "releases": digest(releases(many))}
     assert hashes(many) == hashes(again) == hashes(one)
     assert accuracies(many) == accuracies(one)
-    # kill -9 may cost the last lines that were written for people; what is there is the same.
+    # kill -9 may lose the last lines of the user's files; all other lines are equal.
     assert accuracies(again).items() <= accuracies(one).items()
     assert releases(again).items() <= releases(many).items()
     assert len(releases(again)) >= len(releases(many)) / 2

@@ -25,7 +25,7 @@ from dpcfl_net.adversaries.fuzz_floods import Floods
 from dpcfl_net.adversaries.fuzz_peers import Clients, Servers
 from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Transcripts
 
-TRACED = 25  # memory is measured in one of so many runs
+TRACED = 25  # memory is measured in one of this many runs
 MOST_TRACED = 16 << 20  # bytes that one run may hold at a time
 MEMORY = Path("/dev/shm")  # folder in memory, if there is one
 MOST_RESIDENT = 256 << 20  # bytes by which the process may grow over all inputs
@@ -37,23 +37,23 @@ class Target(Protocol):
     name: str
     share: float
 
-    def run(self, rng: Random, tally: Counter[str]) -> int: ...
+    def run(self, rng: Random, counts: Counter[str]) -> int: ...
 
 
 @dataclass
 class FuzzResult:
-    """Outcome of a target's inputs.
+    """Result of a target's inputs.
 
     Attributes:
         inputs: Number of inputs.
         seconds: Duration.
-        tally: Number of inputs by outcome.
-        peak: Most memory of a measured run, in bytes.
+        counts: Number of inputs by error code, "accepted" or "delivered".
+        peak: Peak memory of a measured run, in bytes.
     """
 
     inputs: int = 0
     seconds: float = 0.0
-    tally: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     peak: int = 0
 
 
@@ -86,24 +86,24 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
             if (run - first) % TRACED == 0:
                 found.inputs += _traced(target, rng, found)
             else:
-                found.inputs += target.run(rng, found.tally)
+                found.inputs += target.run(rng, found.counts)
         except Finding as finding:
-            finding.add_note(f"again: --target {target.name} --seed {seed} --first {run} --inputs 1")
+            finding.add_note(f"repeat: --target {target.name} --seed {seed} --first {run} --inputs 1")
             raise
         run += 1
     found.seconds = time.monotonic() - began
     return found
 
 
-def _traced(target: Target, rng: Random, outcome: FuzzResult) -> int:
+def _traced(target: Target, rng: Random, result: FuzzResult) -> int:
     """One run under tracemalloc."""
     tracemalloc.start()
     try:
-        count = target.run(rng, outcome.tally)
+        count = target.run(rng, result.counts)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    outcome.peak = max(outcome.peak, peak)
+    result.peak = max(result.peak, peak)
     if peak > MOST_TRACED:
         raise Finding(f"one run of {target.name} took {peak >> 20} MiB", peak)
     return count
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dpcfl_net.adversaries.fuzz", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--inputs", type=int, default=100_000, help="messages, files and payloads in all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", help="only this one, with all the inputs")
+    parser.add_argument("--target", help="fuzz only this target, with all inputs")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     asked = parser.parse_args(arguments)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             total = FuzzResult(
                 total.inputs + found.inputs,
                 total.seconds + found.seconds,
-                total.tally + found.tally,
+                total.counts + found.counts,
                 max(total.peak, found.peak),
             )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _line(name: str, found: FuzzResult) -> str:
-    refused = found.tally.copy()
+    refused = found.counts.copy()
     accepted, delivered = refused.pop("accepted", 0), refused.pop("delivered", 0)
     codes = ", ".join(f"{code or '(none)'} {count}" for code, count in refused.most_common(12))
     rest = f", and {len(refused) - 12} codes more" if len(refused) > 12 else ""

@@ -162,7 +162,7 @@ def spliced(rng: Random, data: bytes) -> bytes:
 
 
 def lied(rng: Random, data: bytes) -> bytes:
-    """Insert a type byte that announces another type or length than what follows."""
+    """Insert a type byte that announces another type or length than the bytes after it."""
     at, head = rng.randrange(len(data)), rng.choice(HEADS)
     width = {0xC5: 2, 0xC8: 2, 0xDA: 2, 0xDC: 2, 0xDE: 2, 0xC6: 4, 0xC9: 4, 0xDB: 4, 0xDD: 4, 0xDF: 4}.get(head, 1)
     length = (rng.choice(LENGTHS) & ((1 << 8 * width) - 1)).to_bytes(width, "big")

@@ -1,4 +1,4 @@
-"""Fuzz target: floods of one kind of message with changing content, under which no memory may grow."""
+"""Fuzz target: floods of one kind of message with changing content, under which memory must not grow."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Floods:
 
     name, share = "flood", 0.05
 
-    def run(self, rng: Random, tally: Counter[str]) -> int:
+    def run(self, rng: Random, counts: Counter[str]) -> int:
         kinds = rng.sample(KINDS, len(KINDS))
         with fake_sockets():
             if rng.random() < 0.25:
-                _flood_client(ClientSession(rng, tally), kinds, reads=rng.random() < 0.5)
+                _flood_client(ClientSession(rng, counts), kinds, reads=rng.random() < 0.5)
             else:
-                _flood_server(ServerSession(rng, tally), kinds, rng.choice(BEHAVIOURS))
+                _flood_server(ServerSession(rng, counts), kinds, rng.choice(BEHAVIOURS))
         return MESSAGES * len(KINDS)
 
 

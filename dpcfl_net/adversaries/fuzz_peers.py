@@ -28,9 +28,9 @@ class Servers:
 
     name, share = "server", 0.15
 
-    def run(self, rng: Random, tally: Counter[str]) -> int:
+    def run(self, rng: Random, counts: Counter[str]) -> int:
         with fake_sockets():
-            return _converse(ServerSession(rng, tally), rng.choice(LENGTHS))
+            return _converse(ServerSession(rng, counts), rng.choice(LENGTHS))
 
 
 class Clients:
@@ -38,9 +38,9 @@ class Clients:
 
     name, share = "client", 0.1
 
-    def run(self, rng: Random, tally: Counter[str]) -> int:
+    def run(self, rng: Random, counts: Counter[str]) -> int:
         with fake_sockets():
-            return _converse(ClientSession(rng, tally), rng.choice(LENGTHS))
+            return _converse(ClientSession(rng, counts), rng.choice(LENGTHS))
 
 
 def _converse(session: ServerSession | ClientSession, count: int) -> int:
@@ -54,8 +54,8 @@ def _converse(session: ServerSession | ClientSession, count: int) -> int:
 class ServerSession:
     """A server's end, its peers, and the expected state: connections and open tasks."""
 
-    def __init__(self, rng: Random, tally: Counter[str]) -> None:
-        self.rng, self.tally = rng, tally
+    def __init__(self, rng: Random, counts: Counter[str]) -> None:
+        self.rng, self.counts = rng, counts
         self.end = server.ServerEndpoint(
             "tcp://127.0.0.1:0", Link(RUN, JOB, ("public", "secret")), clients=KEYS, result_template=RESULTS.get,
             check=lambda number, task, tensors: bounded(tensors), heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)),
@@ -86,10 +86,10 @@ class ServerSession:
         try:
             events = self.end.poll(0)
         except Exception as error:
-            raise Finding(f"an exception came out of the server, {type(error).__name__}", frames) from error
+            raise Finding(f"the server raised {type(error).__name__}", frames) from error
         broken = Counter(self.end.failures) - before
-        self.tally.update("client's own" if code.startswith(CLIENT_PREFIX) else code for code in broken.elements())
-        self.tally["accepted"] += not broken
+        self.counts.update("client's own" if code.startswith(CLIENT_PREFIX) else code for code in broken.elements())
+        self.counts["accepted"] += not broken
         for event in events:
             if event.kind == "left":
                 self.connections.pop(event.client or 0, None)
@@ -169,19 +169,19 @@ class ServerSession:
         for route, data, *_ in self.socket.taken():
             answer = messages.decode(data)
             if answer.kind == "WELCOME":
-                require(answer.parent in self.hellos, "welcomed without a HELLO of a known key, of this run and job", answer)
+                require(answer.parent in self.hellos, "WELCOME without a HELLO with a known key, run and job", answer)
                 self._accept(route, *self.hellos[answer.parent])
 
     def _accept(self, route: bytes, number: int, hello_route: bytes, hello: messages.Header) -> None:
         connection = self.connections.get(number)
-        require(route == hello_route, "welcomed on another connection than said HELLO", hello)
+        require(route == hello_route, "WELCOME on another connection than HELLO", hello)
         if connection is not None and (connection.route, connection.boot) == (route, hello.boot):
-            require(hello.sequence > connection.sequence, "welcomed a HELLO that is not new", hello)
+            require(hello.sequence > connection.sequence, "WELCOME for a HELLO that is not new", hello)
             connection.sequence = hello.sequence
             return
         alone = connection is None or connection.route == route or connection.route in self.socket.gone
-        require(alone, "a second connection was let in beside a living one", hello)
-        require(hello.boot not in self.boots[number][-RECENT_MESSAGES:], "a boot was let in a second time", hello)
+        require(alone, "a second connection was accepted while the first one exists", hello)
+        require(hello.boot not in self.boots[number][-RECENT_MESSAGES:], "a boot id was accepted a second time", hello)
         self.boots[number].append(hello.boot)
         self.connections[number] = Connection(route, hello.boot, hello.sequence)
 
@@ -191,8 +191,8 @@ class ServerSession:
         if event.kind != "result":
             return
         task, connection = self.tasks.pop(event.id, None), self.connections.get(event.client or 0)
-        require(task == (event.client, event.round, event.task), "a result for a task that is not open like this", event)
-        require(connection is not None, "a result of a client that was not let in", event)
+        require(task == (event.client, event.round, event.task), "a result that does not match the open task", event)
+        require(connection is not None, "a result of a client that was not accepted", event)
         assert connection is not None
         expected = ("RESULT", event.id, event.round, event.task, event.status)
         announcements = [
@@ -201,14 +201,14 @@ class ServerSession:
             if (one.header.kind, one.header.parent, one.header.round, one.header.task, one.header.code) == expected
         ]
         require_delivered(announcements, RESULTS[event.task] if event.status == "release" else {}, event.tensors)
-        self.tally["delivered"] += 1
+        self.counts["delivered"] += 1
 
 
 class ClientSession:
     """A client's end, its coordinator, and the expected state: WELCOME, offered and answered tasks."""
 
-    def __init__(self, rng: Random, tally: Counter[str]) -> None:
-        self.rng, self.tally = rng, tally
+    def __init__(self, rng: Random, counts: Counter[str]) -> None:
+        self.rng, self.counts = rng, counts
         nowhere: Any = object()
         self.end = client.ClientEndpoint(
             "tcp://127.0.0.1:1", Link(RUN, JOB, ("public", "secret"), "key", context=nowhere), client=1,
@@ -249,18 +249,18 @@ class ClientSession:
         try:
             events = self.end.poll(0)
         except Refused as error:
-            require(self.connection is None, "the client left a coordinator that had welcomed it", frames)
-            self.tally[error.code] += 1
+            require(self.connection is None, "the client left a coordinator after WELCOME", frames)
+            self.counts[error.code] += 1
             return False
         except Exception as error:
-            raise Finding(f"an exception came out of the client, {type(error).__name__}", frames) from error
-        self.tally.update((Counter(self.end.failures) - before) or {"accepted": 1})
+            raise Finding(f"the client raised {type(error).__name__}", frames) from error
+        self.counts.update((Counter(self.end.failures) - before) or {"accepted": 1})
         self.sent = [*self.sent[-20:], *(messages.decode(data).id for data, *_ in self.socket.taken())]
         for event in events:
             if event.kind == "welcome":
                 require(
                     answer and message is not None and self.connection is None,
-                    "welcomed without an answer to its HELLO",
+                    "accepted a WELCOME that does not answer its HELLO",
                     frames,
                 )
                 assert message is not None
@@ -313,11 +313,11 @@ class ClientSession:
         """Check a delivered task."""
         require(self.connection is not None, "a task before a WELCOME", event)
         assert self.connection is not None
-        require(event.id not in self.answered, "a task was given again that is answered", event)
+        require(event.id not in self.answered, "a task was delivered again after its answer", event)
         announcement = self.connection.announcements.get(event.id)
         said = None if announcement is None else (announcement.header.kind, announcement.header.round, announcement.header.task)
-        require(said == ("TASK", event.round, event.task), "a task that the coordinator did not give like this", event)
+        require(said == ("TASK", event.round, event.task), "a task that differs from the one that the coordinator sent", event)
         assert announcement is not None
         require_delivered([announcement], TASKS[event.task], event.tensors)
         self.waiting.append(event.id)
-        self.tally["delivered"] += 1
+        self.counts["delivered"] += 1

@@ -41,16 +41,16 @@ def require(holds: object, what: str, shown: object) -> None:
         raise Finding(what, shown)
 
 
-def attempt(call: Callable[[], T], tally: Counter[str], shown: object, allowed: type[Exception] = Refused) -> T | None:
+def attempt(call: Callable[[], T], counts: Counter[str], shown: object, allowed: type[Exception] = Refused) -> T | None:
     """Call and count: "accepted", or the code of a refusal (then None is returned); raises Finding for any other exception."""
     try:
         found = call()
     except allowed as error:
-        tally[getattr(error, "code", type(error).__name__)] += 1
+        counts[getattr(error, "code", type(error).__name__)] += 1
         return None
     except Exception as error:
-        raise Finding(f"an exception of another type came out, {type(error).__name__}", shown) from error
-    tally["accepted"] += 1
+        raise Finding(f"unexpected exception {type(error).__name__}", shown) from error
+    counts["accepted"] += 1
     return found
 
 
@@ -59,12 +59,12 @@ class Codec:
 
     name, share = "codec", 0.5
 
-    def run(self, rng: Random, tally: Counter[str]) -> int:
+    def run(self, rng: Random, counts: Counter[str]) -> int:
         data = fuzz_bytes.header(rng)
         if rng.random() < 0.1:
-            attempt(lambda: messages.validate(observer_link.Note, messages.unpack_strict(data)), tally, data, WireError)
+            attempt(lambda: messages.validate(observer_link.Note, messages.unpack_strict(data)), counts, data, WireError)
             return 1
-        found = attempt(lambda: messages.decode(data), tally, data, WireError)
+        found = attempt(lambda: messages.decode(data), counts, data, WireError)
         if found is not None:
             require_faithful(found, data)
             require_consistent(found, data)
@@ -75,14 +75,14 @@ def require_faithful(header: Header, data: bytes) -> None:
     """Require that a header says exactly what the bytes say and survives re-encoding."""
     pairs = msgpack.unpackb(data, object_pairs_hook=list, strict_map_key=False)
     said = dict(pairs)
-    require(len(said) == len(pairs), "a field was said twice and one of them believed", data)
+    require(len(said) == len(pairs), "a repeated field was accepted", data)
     for name, field in Header.model_fields.items():
         value = getattr(header, name)
         expected = said.pop(name, field.default)
-        require(same(value, expected), f"the field {name} is not what was sent", data)
-    require(not said, "an unknown field was passed over", data)
+        require(same(value, expected), f"the field {name} differs from the sent value", data)
+    require(not said, "an unknown field was ignored", data)
     again = messages.decode(messages.encode(header))
-    require(again == header and type(again) is type(header), "encoded again the header is another one", data)
+    require(again == header and type(again) is type(header), "re-encoding changes the header", data)
 
 
 def same(value: Any, sent: Any) -> bool:
@@ -96,17 +96,19 @@ def require_consistent(header: Header, data: bytes) -> None:
     """Require that a header's announcements agree, computed independently from its fields."""
     size = 0
     for _, dtype, shape, own in header.tensors:
-        require(all(side >= 0 for side in shape) and math.prod(shape) * SIZES[dtype] == own, "a shape is not its size", data)
+        require(
+            all(side >= 0 for side in shape) and math.prod(shape) * SIZES[dtype] == own, "shape and size do not agree", data
+        )
         size += own
     names = [row[0] for row in header.tensors]
-    require(size <= messages.MAX_PAYLOAD, "more is announced than may ever be sent", data)
-    require(all(one < two for one, two in itertools.pairwise(names)), "tensors' names do not rise", data)
-    require(header.chunks == math.ceil(size / messages.CHUNK), "the number of chunks is not that of the size", data)
+    require(size <= messages.MAX_PAYLOAD, "the announced size exceeds the limit", data)
+    require(all(one < two for one, two in itertools.pairwise(names)), "tensor names are not in ascending order", data)
+    require(header.chunks == math.ceil(size / messages.CHUNK), "the number of chunks does not match the size", data)
     require(len(header.sha256) == (64 if size else 0), "a payload without a hash, or a hash without a payload", data)
-    require(not names or header.kind in ("TASK", "RESULT"), "tensors where none belong", data)
+    require(not names or header.kind in ("TASK", "RESULT"), "tensors in a message that has none", data)
     require(header.kind != "RESULT" or header.code in messages.STATUSES, "a result without a status", data)
     require(header.kind != "HEARTBEAT" or header.code in messages.PHASES, "a heartbeat without a phase", data)
-    require(len(data) <= messages.MAX_HEADER, "more than a header's bytes were read", data)
+    require(len(data) <= messages.MAX_HEADER, "a header above the size limit was read", data)
 
 
 class Chunks:
@@ -114,7 +116,7 @@ class Chunks:
 
     name, share = "chunks", 0.08
 
-    def run(self, rng: Random, tally: Counter[str]) -> int:
+    def run(self, rng: Random, counts: Counter[str]) -> int:
         sent = arrays(rng)
         made = payload.Payload.of(sent)
         header = Header(version=1, run="ab", job="0" * 64, boot="1" * 32, sequence=1, id="2" * 32, kind="RESULT",
@@ -126,14 +128,14 @@ class Chunks:
             try:
                 assembly.add(index, memoryview(chunk))
             except WireError as error:
-                tally[error.code] += 1
+                counts[error.code] += 1
                 break
             except Exception as error:
-                raise Finding(f"an exception of another type came out, {type(error).__name__}", (index, chunk)) from error
-            require(index == len(taken), "a chunk was taken out of its order", (index, header))
+                raise Finding(f"unexpected exception {type(error).__name__}", (index, chunk)) from error
+            require(index == len(taken), "a chunk was accepted out of order", (index, header))
             taken.append(chunk)
         else:
-            found = attempt(assembly.tensors, tally, (header, taken), WireError)
+            found = attempt(assembly.tensors, counts, (header, taken), WireError)
             if found is not None:
                 require_announced(found, header, taken)
         return 1
@@ -145,9 +147,13 @@ def require_announced(found: dict[str, np.ndarray], header: Header, chunks: list
     rows = [
         (name, next(code for code, d in tensors.DTYPES.items() if d == a.dtype), a.shape, a.nbytes) for name, a in found.items()
     ]
-    require(tuple(rows) == header.tensors, "other tensors than were announced", header)
-    require(raw == b"".join(chunks), "other bytes than came", header)
-    require(hashlib.sha256(raw).hexdigest() == header.sha256 or not raw, "bytes of another hash than was announced", header)
+    require(tuple(rows) == header.tensors, "tensors differ from the announced ones", header)
+    require(raw == b"".join(chunks), "bytes differ from those received", header)
+    require(
+        hashlib.sha256(raw).hexdigest() == header.sha256 or not raw,
+        "the hash of the bytes differs from the announced one",
+        header,
+    )
     require(all(np.isfinite(array).all() for array in found.values()), "a value that is not finite", header)
 
 
@@ -213,7 +219,7 @@ class Transcripts:
         kept.close()
         return self._path.read_bytes(), list(transcript.read(self._path))
 
-    def run(self, rng: Random, tally: Counter[str]) -> int:
+    def run(self, rng: Random, counts: Counter[str]) -> int:
         data, records = rng.choice(self._originals)
         forged = rng.random() < 0.5
         changed = (
@@ -224,9 +230,9 @@ class Transcripts:
         attempt(lambda: found.extend(transcript.read(self._path)) or found, Counter(), changed)  # type: ignore[func-returns-value]
         require(forged or found == records[: len(found)], "a record that was not written", changed)
         for record in found:
-            require(type(record.direction) is str and type(record.peer) is str, "a record of another form", changed)
+            require(type(record.direction) is str and type(record.peer) is str, "a record with fields of a wrong type", changed)
         put: list[Any] = []
-        attempt(lambda: put.extend(transcript.messages(self._path)) or put, tally, changed)  # type: ignore[func-returns-value]
+        attempt(lambda: put.extend(transcript.messages(self._path)) or put, counts, changed)  # type: ignore[func-returns-value]
         for _, header, arrived in put:
             if arrived:
                 require_announced(arrived, header, [array.tobytes() for array in arrived.values()])
@@ -266,7 +272,7 @@ def _numbered(body: bytes, number: int) -> bytes:
     try:
         parts = msgpack.unpackb(body)
     except Exception:
-        return body  # what msgpack says of it is the target's business
+        return body  # the target must handle malformed msgpack
     return msgpack.packb([number, *parts[1:]]) if isinstance(parts, list) and len(parts) == 6 else body
 
 
@@ -297,7 +303,7 @@ class Jobs:
         self._data = protocol.canonical(protocol.Protocol.model_validate_json(json.dumps(PROTOCOL)))
         self._signed = signing.sign(folder / "operator" / "operator.secret", self._data).encode()
 
-    def run(self, rng: Random, tally: Counter[str]) -> int:
+    def run(self, rng: Random, counts: Counter[str]) -> int:
         what = rng.randrange(4)
         data = self._data if what == 1 else fuzz_bytes.document(rng, self._data)
         spoil = rng.choice((fuzz_bytes.flipped, fuzz_bytes.cut, fuzz_bytes.noise))
@@ -306,14 +312,18 @@ class Jobs:
         self._path.write_bytes(data)
         self._signature.write_bytes(signature)
         if what == 3:
-            found = attempt(lambda: protocol.read_protocol(self._path), tally, data)
+            found = attempt(lambda: protocol.read_protocol(self._path), counts, data)
         else:
-            found = attempt(lambda: protocol.read_signed_protocol(self._path, key), tally, (data, signature))
-            require(found is None or data == self._data, "a job that the operator never signed", (data, signature))
+            found = attempt(lambda: protocol.read_signed_protocol(self._path, key), counts, (data, signature))
+            require(found is None or data == self._data, "a job that the operator did not sign", (data, signature))
         if found is not None:
             again = attempt(lambda: protocol.canonical(found), Counter(), data)
-            require(again == data, "a job that says something else than its bytes", data)
-            require(protocol.digest(found) == hashlib.sha256(data).hexdigest(), "a job of another hash than its bytes", data)
+            require(again == data, "re-encoding changes the job", data)
+            require(
+                protocol.digest(found) == hashlib.sha256(data).hexdigest(),
+                "the job hash differs from the hash of its bytes",
+                data,
+            )
         return 1
 
 

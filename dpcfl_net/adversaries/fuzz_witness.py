@@ -90,15 +90,15 @@ def require_delivered(
     shown = [(one.header, len(one.chunks)) for one in announcements]
     require(
         any(b"".join(one.chunks) == raw and one.header.sha256 == digest for one in announcements),
-        "something was delivered that its sender did not announce", shown,
+        "delivered tensors that the sender did not announce", shown,
     )  # fmt: skip
-    require(found.keys() == template.keys(), "other tensors were delivered than the template's", shown)
+    require(found.keys() == template.keys(), "delivered tensors differ from the template", shown)
     for name, pinned in template.items():
         sides = found[name].shape
         require(found[name].dtype == np.dtype(f"<{pinned.dtype}") and len(sides) == len(pinned.shape), "another type", shown)
         for side, dim in zip(sides, pinned.shape, strict=True):
             low, high = (dim, dim) if isinstance(dim, int) else dim
-            require(low <= side <= high, "a tensor of another shape than the template's", shown)
+            require(low <= side <= high, "a tensor's shape differs from the template", shown)
         require(np.isfinite(found[name]).all(), "a value that is not finite", shown)
         require(found[name].dtype.kind != "f" or np.linalg.norm(found[name].astype(np.float64)) <= NORM, "too long", shown)
 

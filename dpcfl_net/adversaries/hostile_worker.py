@@ -26,7 +26,7 @@ from dpcfl_net.transport.payload import Payload
 
 
 @dataclass(frozen=True)
-class AttackLog:
+class Reaction:
     """Reaction to one step.
 
     Attributes:
@@ -46,7 +46,7 @@ class AttackLog:
 
 
 class NotWelcome(Exception):
-    """A step needs an accepted connection and got this outcome instead."""
+    """A step needs an accepted connection and got another reaction."""
 
     def __init__(self, answer: str, code: str, reason: str) -> None:
         self.outcome = answer, code, reason
@@ -87,7 +87,7 @@ class Attacker:
             time.sleep(0.1)
 
     def reply(self, line: HostileConnection, *ids: str) -> tuple[str, str, str]:
-        """Return the reaction to messages with these ids, or to one without an id from now on."""
+        """Return the reaction to messages with these ids, or to a message without an id after this call."""
 
         had = 0 if ids else len(line.heard)
 
@@ -205,7 +205,7 @@ STEPS = {
 
 def play(
     target: Target, steps: Iterable[str], *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024
-) -> Iterator[AttackLog]:
+) -> Iterator[Reaction]:
     """Run steps in order and yield the reaction to each; ends early with BYE or NO-TASK if the run ends.
 
     Args:
@@ -221,9 +221,9 @@ def play(
     attacker = Attacker(target, wait_s=wait_s, task_s=task_s, flood=flood)
     try:
         for name in _expanded(steps):
-            outcome = _do(attacker, name)
-            yield outcome
-            if outcome.answer in ("BYE", "NO-TASK"):
+            reaction = _do(attacker, name)
+            yield reaction
+            if reaction.answer in ("BYE", "NO-TASK"):
                 return
     finally:
         attacker.close()
@@ -246,7 +246,7 @@ def _expanded(steps: Iterable[str]) -> Iterator[str]:
     return repeated()
 
 
-def _do(attacker: Attacker, name: str) -> AttackLog:
+def _do(attacker: Attacker, name: str) -> Reaction:
     try:
         if name in ANSWERS:
             return _answer(attacker, name)
@@ -260,14 +260,14 @@ def _do(attacker: Attacker, name: str) -> AttackLog:
             found = CONNECTIONS[name](attacker)
     except NotWelcome as refused:
         found = refused.outcome
-    return AttackLog(name, "BYE") if found[0] == "SILENCE" and attacker.over else AttackLog(name, *found)
+    return Reaction(name, "BYE") if found[0] == "SILENCE" and attacker.over else Reaction(name, *found)
 
 
-def _answer(attacker: Attacker, name: str) -> AttackLog:
+def _answer(attacker: Attacker, name: str) -> Reaction:
     """Take the next task and answer it as the step defines."""
     task = attacker.task()
     if task is None:
-        return AttackLog(name, "BYE" if attacker.over else "NO-TASK")
+        return Reaction(name, "BYE" if attacker.over else "NO-TASK")
     line = attacker.welcomed()
     wrong = ANSWERS[name][1](honest(line.target.releases.get(task.task, {})), task)
     payload = Payload.of(wrong.pop("tensors"))
@@ -278,7 +278,7 @@ def _answer(attacker: Attacker, name: str) -> AttackLog:
         line.say("CHUNK", chunk, parent=said.id, index=first + index)
     found = attacker.reply(line, said.id)
     line.say("HEARTBEAT", code="idle")
-    return AttackLog(name, *found, round=task.round)
+    return Reaction(name, *found, round=task.round)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -292,7 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("job", type=Path, help="folder with protocol.json")
-    parser.add_argument("--client", type=int, required=True, help="client whose keys it uses")
+    parser.add_argument("--client", type=int, required=True, help="client whose keys are used")
     parser.add_argument("--connect", required=True, help="address of the coordinator")
     parser.add_argument("--keys", type=Path, required=True, help="folder with this client's key pair")
     parser.add_argument("--steps", required=True, help="steps, separated by commas")
@@ -304,9 +304,11 @@ def main(arguments: list[str] | None = None) -> int:
         if given.client not in [entry.id for entry in protocol.roster]:
             raise ConfigError(f"--client is {given.client}: must be a client of the roster, 0 to {len(protocol.roster) - 1}")
         target = Target.of(protocol, given.client, given.connect, given.keys)
-        for outcome in play(target, given.steps.split(","), wait_s=given.wait, task_s=given.task_wait):
-            about = f"round {outcome.round}" if outcome.round else ""
-            print(f"{outcome.step:<{width}}  {about:<9}  {outcome.answer:<7}  {outcome.code:<16}  {outcome.reason}".rstrip())
+        for reaction in play(target, given.steps.split(","), wait_s=given.wait, task_s=given.task_wait):
+            about = f"round {reaction.round}" if reaction.round else ""
+            print(
+                f"{reaction.step:<{width}}  {about:<9}  {reaction.answer:<7}  {reaction.code:<16}  {reaction.reason}".rstrip()
+            )
             sys.stdout.flush()
     except DpcflError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -36,12 +36,12 @@ from dpcfl_net.transport.peers import Peer
 from dpcfl_net.transport.transcript import Transcript
 
 GONE_S = 2.0  # a worker that only lost its connection is back by then
-OUTCOMES = "outcomes.jsonl"
+REACTIONS = "outcomes.jsonl"
 Said = Literal["release", "refused", "stale", "lost", "unusable", "gone", "silence"]
 
 
 @dataclass(frozen=True)
-class AttackLog:
+class Reaction:
     """Reaction of one client to one step.
 
     Attributes:
@@ -55,7 +55,7 @@ class AttackLog:
         sha256: Hash of a release's tensors.
         repeated: Whether the client sent these bytes before.
         charges: Charges in the client's ledger before and after; None if it is not available.
-        holds: Whether the step gained nothing: no new bytes and no charge, unless the step is a paid one.
+        holds: Whether the attack failed: no new bytes and no charge, unless the plan pays for the step.
     """
 
     step: str
@@ -133,7 +133,7 @@ class MaliciousCoordinator:
         self._keys = (keys.read_public(key_folder, COORDINATOR), keys.read_secret(key_folder, COORDINATOR))
         self._ledgers = ledgers
         self._transcript = Transcript(out / TRANSCRIPT, "full") if out else None
-        self._messages, self._outcomes = (Lines(out / name) if out else None for name in (MESSAGES, OUTCOMES))
+        self._messages, self._reactions = (Lines(out / name) if out else None for name in (MESSAGES, REACTIONS))
         self._half = usual_step(self.algorithm)
         self._asked: list[int] = []
         self._sent: dict[tuple[int, int], Tensors] = {}
@@ -146,7 +146,7 @@ class MaliciousCoordinator:
         self._wait_for(set(self.clients))
         return sorted(set(self.clients) - self._endpoint.ready)
 
-    def play(self, step: Step) -> list[AttackLog]:
+    def play(self, step: Step) -> list[Reaction]:
         """Send a step to all connected clients.
 
         Args:
@@ -174,14 +174,14 @@ class MaliciousCoordinator:
         if step.pays:
             self._asked.append(number)
         answers = self._listen(dict(waiting))
-        found = [self._outcome(step, number, client, answers[client], before[client]) for client in here]
-        if self._outcomes is not None:
-            for outcome in found:
-                self._outcomes.write(dataclasses.asdict(outcome))
+        found = [self._reaction(step, number, client, answers[client], before[client]) for client in here]
+        if self._reactions is not None:
+            for reaction in found:
+                self._reactions.write(dataclasses.asdict(reaction))
         return found
 
     def close(self) -> None:
-        """Send the workers home for up to two seconds, and close the address."""
+        """Send BYE to the workers for up to two seconds, and close the address."""
         deadline = time.monotonic() + 2
         while self._endpoint.ready and time.monotonic() < deadline:
             self._endpoint.bye()
@@ -189,7 +189,7 @@ class MaliciousCoordinator:
         self._endpoint.close(abort=True)
         if self._transcript is not None:
             self._transcript.close()
-        for lines in (self._messages, self._outcomes):
+        for lines in (self._messages, self._reactions):
             if lines is not None:
                 lines.close()
 
@@ -249,7 +249,7 @@ class MaliciousCoordinator:
             self._endpoint.cancel(client)
         return answers
 
-    def _outcome(self, step: Step, number: int, client: int, event: ServerEvent | None, before: int | None) -> AttackLog:
+    def _reaction(self, step: Step, number: int, client: int, event: ServerEvent | None, before: int | None) -> Reaction:
         answer, code, reason = self._said(client, event)
         sha256, repeated = "", False
         if event is not None and answer == "release":
@@ -264,7 +264,7 @@ class MaliciousCoordinator:
         else:
             holds = spent == 0 and answer != "unusable" and (repeated or not sha256)
         task = step.task or self._half.kind
-        return AttackLog(step.name, client, number, task, answer, code, reason, sha256, repeated, charges, holds)
+        return Reaction(step.name, client, number, task, answer, code, reason, sha256, repeated, charges, holds)
 
     def _said(self, client: int, event: ServerEvent | None) -> tuple[Said, str, str]:
         if event is None:
@@ -280,7 +280,7 @@ class MaliciousCoordinator:
         return None if path is None else path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
-def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[str], None] = print) -> Iterator[AttackLog]:
+def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[str], None] = print) -> Iterator[Reaction]:
     """Run steps in order and yield the reactions; ends when no client is left.
 
     Args:
@@ -290,11 +290,11 @@ def play(server: MaliciousCoordinator, steps: Sequence[Step], tell: Callable[[st
     """
     for step in steps:
         found = server.play(step)
-        for outcome in found:
-            tell(str(outcome))
+        for reaction in found:
+            tell(str(reaction))
         yield from found
         if not found:
-            tell(f"{step.name:18} no client is here")
+            tell(f"{step.name:18} no client is connected")
             return
 
 
@@ -306,12 +306,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("job", type=Path, help="folder with protocol.json: a job folder or a run folder")
     parser.add_argument("--bind", default="tcp://127.0.0.1:*", help="tcp://host:port; port * for a free one")
     parser.add_argument("--keys", type=Path, required=True, help="folder with the coordinator's key pair")
-    parser.add_argument("--clients", default="", help="wait for and ask these alone, for example 0,1; default: the roster")
-    parser.add_argument("--ledgers", type=Path, help="the workers' folder of ledgers, to see what is charged")
-    parser.add_argument("--out", type=Path, help="folder for transcript, messages and outcomes")
+    parser.add_argument("--clients", default="", help="clients to wait for and ask, for example 0,1; default: the roster")
+    parser.add_argument("--ledgers", type=Path, help="the workers' folder of ledgers, to show their charges")
+    parser.add_argument("--out", type=Path, help="folder for transcript, messages and reactions")
     parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for a worker or an answer")
     about = "; ".join(f"{step.name}: {step.says}" for step in SCRIPT)
-    parser.add_argument("--steps", default="all", help=f"names with commas between, or all, in this order. {about}")
+    parser.add_argument("--steps", default="all", help=f"names separated by commas, or all (in this order). {about}")
     given = parser.parse_args(arguments)
     steps = chosen(given.steps)
     if given.out is not None:
@@ -323,11 +323,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ) as server:  # fmt: skip
         print(f"listening on {server.address}", flush=True)
         if absent := server.join():
-            print(f"clients {absent} did not come")
-        outcomes = list(play(server, steps, lambda line: print(line, flush=True)))
-    held = sum(outcome.holds for outcome in outcomes)
-    print(f"{held} of {len(outcomes)} outcomes hold")
-    return 0 if outcomes and held == len(outcomes) else 3
+            print(f"clients {absent} did not connect")
+        reactions = list(play(server, steps, lambda line: print(line, flush=True)))
+    held = sum(reaction.holds for reaction in reactions)
+    print(f"{held} of {len(reactions)} reactions hold")
+    return 0 if reactions and held == len(reactions) else 3
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 Round = Literal["next", "skip", "last", "previous", "first", "left-out", "zero", "beyond"]
 Weights = Literal["honest", "as-sent", "other", "per-client", "nan", "infinite", "longer", "whole", "extra"]
 Tensors = dict[str, np.ndarray]
-SCALE = 0.1  # standard deviation of the weights: a client cannot tell them from trained ones
+SCALE = 0.1  # standard deviation of the weights: a client cannot distinguish them from trained ones
 FOREIGN = hashlib.sha256(b"another job").hexdigest()
 
 
@@ -50,8 +50,8 @@ class Step:
 
 
 SCRIPT = (
-    Step("honest", "a task of the job, in its turn", pays=True),
-    Step("again", "the same round once more", "last", "as-sent"),
+    Step("honest", "a task of the job in the next round", pays=True),
+    Step("again", "the same round again", "last", "as-sent"),
     Step("other-model", "the same round with another model", "last", "other"),
     Step("skip", "the round after the next: rounds may be left out", "skip", pays=True),
     Step("left-out", "the round that was left out", "left-out"),
@@ -61,19 +61,19 @@ SCRIPT = (
     Step("noise-field", "a noise multiplier of 0 in the header", header={"noise_multiplier": 0.0}),
     Step("clip-field", "a clip norm of 1e9 in the header", header={"clip": 1e9}),
     Step("batch-field", "a batch of one record in the header", header={"batch_size": 1}),
-    Step("extra-tensor", "a noise multiplier as one more tensor", weights="extra"),
+    Step("extra-tensor", "a noise multiplier as an additional tensor", weights="extra"),
     Step("job-field", "another job's hash in the header of a task", header={"job": FOREIGN}),
     Step("not-finite", "weights with a NaN", weights="nan"),
     Step("infinite", "weights with an infinity", weights="infinite"),
-    Step("split", "a model of its own for each client", weights="per-client", pays=True),
+    Step("split", "a different model for each client", weights="per-client", pays=True),
     Step("rollback", "the server runs an older state: the last round again", "last", "as-sent", restart=True),
     Step("rollback-previous", "from that state, the round before", "previous", "as-sent"),
     Step("rollback-first", "from that state, the first round", "first", "as-sent"),
-    Step("rollback-other", "once more from an older state, with other random numbers", "last", "other", restart=True),
-    Step("go-on", "a task of the job, in its turn, after all that", pays=True),
+    Step("rollback-other", "again from an older state, with other random numbers", "last", "other", restart=True),
+    Step("go-on", "a task of the job in the next round, after all these steps", pays=True),
     Step("other-shape", "weights of another architecture, one parameter longer", weights="longer"),
     Step("whole-numbers", "weights of another type", weights="whole"),
-    Step("other-job", "the server comes up with another job", restart=True, job=FOREIGN),
+    Step("other-job", "the server restarts with another job", restart=True, job=FOREIGN),
 )
 STEPS = {step.name: step for step in SCRIPT}
 
@@ -91,7 +91,7 @@ def chosen(names: str) -> list[Step]:
         return list(SCRIPT)
     wanted = [name.strip() for name in names.split(",")]
     if unknown := [name for name in wanted if name not in STEPS]:
-        raise ConfigError(f"no step {', '.join(map(repr, unknown))}; there are: {', '.join(STEPS)}")
+        raise ConfigError(f"unknown step {', '.join(map(repr, unknown))}: must be of {', '.join(STEPS)}")
     return [STEPS[name] for name in wanted]
 
 
@@ -107,7 +107,7 @@ def usual_step(algorithm: Algorithm) -> ClientStep:
     names = [slot.name for slot in algorithm.plan(algorithm.protocol.roster[0])]
     paid = [step for step in client_steps(algorithm).values() if step.takes and set(step.charges) <= set(names)]
     if not paid:
-        raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights, so that none can be crafted")
+        raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights that could be crafted")
     return max(paid, key=lambda step: (min(map(names.count, step.charges), default=0), -len(step.charges)))
 
 
@@ -129,7 +129,7 @@ def round_number(round: Round, asked: list[int], rounds: int) -> int:
     left_out = sorted(set(range(1, last)) - set(asked))
     found = {"last": asked[-1:], "previous": asked[-2:-1], "first": asked[:1], "left-out": left_out[-1:]}[round]
     if not found:
-        raise ConfigError(f"there is no {round} round after the rounds {asked}: ask honestly first")
+        raise ConfigError(f"no {round} round exists after the rounds {asked}: play an honest step first")
     return found[0]
 
 

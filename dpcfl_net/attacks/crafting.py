@@ -21,7 +21,7 @@ RIDGE = 1e-3
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateUnit:
     """Hidden unit that is active for one record: its score w @ (input - centre) exceeds the threshold for no other record.
 
     Attributes:
@@ -36,7 +36,7 @@ class Gate:
 
     @property
     def threshold(self) -> float:
-        """Closer to the record's score than to the runner-up's, since clients hold similar records that the server lacks."""
+        """Closer to the record's score than to the runner-up's, since clients hold similar records unknown to the server."""
         return (3 + self.runner_up) / 4
 
 
@@ -115,7 +115,7 @@ def _unit_inputs(layer: nn.Conv2d | nn.Linear, inputs: torch.Tensor) -> torch.Te
     return patches.transpose(1, 2).double()
 
 
-def _gate(record: torch.Tensor, others: torch.Tensor) -> Gate:
+def _gate(record: torch.Tensor, others: torch.Tensor) -> GateUnit:
     """Fisher discriminant of the record's patches against all patches of the others, at the best-separated position."""
     pooled = others.flatten(0, 1)
     centre = pooled.mean(0)
@@ -126,4 +126,4 @@ def _gate(record: torch.Tensor, others: torch.Tensor) -> Gate:
     directions /= (directions * patches).sum(1, keepdim=True)
     runners_up = ((pooled - centre) @ directions.T).amax(0)
     best = int(runners_up.argmin())
-    return Gate(directions[best], centre, float(runners_up[best]))
+    return GateUnit(directions[best], centre, float(runners_up[best]))

@@ -1,7 +1,7 @@
 """NaN oracle on a recorded run: infers whether the batches of an update contained a known record.
 
 The server sent weights under which the loss of one record is NaN (nan_probe.py). If such a record enters the clipped sum, the
-update is not finite for any noise: one exact bit per update, which no epsilon counts.
+update is not finite for any noise: one exact bit per update, which epsilon does not cover.
 """
 
 from __future__ import annotations
@@ -145,12 +145,12 @@ def result(job: Job, readings: list[Reading], holders: list[int]) -> AttackResul
     baseline = max(present, len(readings) - present)
     detected = sum(reading.present and not reading.finite for reading in readings)
     sentences = [
-        f"The server knew row {options.row} of {options.dataset} and sent {len(job.protocol.roster)} clients, round after round, "
+        f"The server knew row {options.row} of {options.dataset} and sent {len(job.protocol.roster)} clients in every round "
         "finite weights under which that record's loss is NaN.",
         f"Of {len(readings)} recorded updates {present} were trained on batches with the record. Not finite: {not_finite}, "
         f"of which {detected} were trained with it and {not_finite - detected} without.",
-        f"The guess 'not finite, so present' is right {right} times; the more common answer, always given, {baseline} times.",
-        "The clients clip as Opacus 1.6 does: each update reveals one exact bit, and no epsilon counts it."
+        f"The guess 'not finite, so present' is right {right} times; the more common answer alone {baseline} times.",
+        "The clients clip as Opacus 1.6 does: each update reveals one exact bit, which epsilon does not cover."
         if undefended
         else "The clients remove such a record by selection before clipping, so there is nothing to read.",
     ]
@@ -164,9 +164,9 @@ def result(job: Job, readings: list[Reading], holders: list[int]) -> AttackResul
     return AttackResult(
         name=NAME,
         title="The NaN oracle: is a known record in a client's batches?",
-        headline=f"{right} of {len(readings)} answers right ({baseline} without looking): {not_finite} updates not finite, {present} with the record",
+        headline=f"{right} of {len(readings)} answers correct ({baseline} by the more common answer): {not_finite} updates not finite, {present} with the record",
         sentences=sentences,
-        columns=["client", "holds it", "updates", "with the record", "not finite", "read right"],
+        columns=["client", "holds it", "updates", "with the record", "not finite", "read correctly"],
         rows=rows,
         facts={
             "undefended": undefended, "updates": len(readings), "present": present, "not_finite": not_finite, "right": right,

@@ -42,7 +42,7 @@ class NanProbe(Global):
     class Options(base.Options):
         """The record that the server knows."""
 
-        dataset: str = Field(default="digits", description="where the record comes from, of which the server has the test part")
+        dataset: str = Field(default="digits", description="data set of the record; the server has its test part")
         row: int = Field(default=0, ge=0, description="the record's row in the training part")
 
     @classmethod
@@ -79,7 +79,7 @@ class NanProbeOnOpacus(NanProbe):
 
     @on_client(charges=["train", "clipping"], takes={"model": MODEL}, gives={"update": UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """One round by Opacus; uses private members of `me`, which offers no access to the records without the defence."""
+        """One round by Opacus; uses private members of `me`, whose public methods all defend the records."""
         slot = me._charge.slots["train"]
         assert isinstance(slot, DPSGDSlot)
         me._without_guarantee("clipping")

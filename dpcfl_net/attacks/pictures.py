@@ -13,7 +13,7 @@ import numpy as np
 
 from dpcfl_net.report.figures import spec
 
-LEAST = 24  # minimum side of an image in pixels; smaller images are enlarged
+MIN_SIDE = 24  # minimum side of an image in pixels; smaller images are enlarged
 HEAD, FOOT, GAP = 0.42, 0.28, 0.12  # space above a row, below it for captions, and between images, in image sides
 HEIGHT = 480  # pixels on the page, if it is wide enough
 
@@ -48,7 +48,7 @@ def grid(rows: list[Row]) -> dict[str, Any]:
     count, channels, high, wide = rows[0].images.shape
     if channels not in (1, 3):
         raise ValueError(f"images of one or three channels, got {channels}")
-    times = max(1, -(-LEAST // min(high, wide)))
+    times = max(1, -(-MIN_SIDE // min(high, wide)))
     high, wide = high * times, wide * times
     head, foot, gap = round(HEAD * high), round(FOOT * high), round(GAP * wide)
     tall = sum(head + high + foot * bool(row.words) for row in rows)

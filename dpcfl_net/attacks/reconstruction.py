@@ -184,7 +184,9 @@ def no_image(recording: Recording) -> str | None:
     if len(shape) != 3 or shape[0] not in (1, 3):
         return f"records of shape {tuple(shape)} are not images"
     return (
-        None if most == steps == 1 else f"an update of {recording.name} is of {most} records and {steps} steps, not one of each"
+        None
+        if most == steps == 1
+        else f"an update of {recording.name} has {most} records and {steps} steps, must have one of each"
     )
 
 

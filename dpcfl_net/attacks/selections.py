@@ -237,7 +237,7 @@ def read_choices(folder: Path) -> Recording:
             if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a malicious client may name any number
                 released.setdefault((client, header.round), (int(tensors["choice"]), hashed))
     if not released:
-        why = "it never asks for one" if not asking else "the transcript must be full: output.transcript=full"
+        why = "it has no such client step" if not asking else "the transcript must be full: output.transcript=full"
         raise ConfigError(f"{folder} holds no choice of a cluster by algorithm {job.protocol.algorithm}: {why}")
     slots = {slot.name: slot for entry in job.protocol.roster for slot in algorithm.plan(entry)}
     chosen = [slots[name] for charges in asking.values() for name in charges if name in slots]

@@ -2,7 +2,7 @@
 
     algorithm: {name: "dpcfl_net.attacks.server_probe:ServerProbe", out: FOLDER}
 
-writes FOLDER/found.json and FOLDER/memory.bin in the first round. The search is done by the test that knows the secrets.
+writes FOLDER/found.json and FOLDER/memory.bin in the first round. A test that knows the secrets searches the files.
 Otherwise the algorithm is `global`.
 """
 

@@ -80,7 +80,7 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
             if update is not None:
                 updates.setdefault((header.round, client), update)
     if not updates:
-        why = "it must be full (output.transcript=full), and the algorithm one whose clients send updates of a model they are sent"
+        why = "it must be full (output.transcript=full), and the clients must send updates of a model that they received"
         raise ConfigError(f"{folder}: no update of {job.protocol.algorithm} can be read from the transcript: {why}")
     clients = sorted({client for _, client in updates})
     return {client: [updates[key] for key in sorted(updates) if key[1] == client] for client in clients}

@@ -143,7 +143,7 @@ def choose(
 
 
 class _Fitter:
-    """Fits of one set of updates, whose data are read once."""
+    """Fits mixtures to one set of updates; reads the updates once."""
 
     def __init__(self, updates: np.ndarray | Sequence[np.ndarray], space: Space, seed: int) -> None:
         self.updates, self.space, self.seed = updates, space, seed

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-# Prior degrees of freedom of the spherical deviation; 4 lost least power on simulated and real updates.
+# Prior degrees of freedom of the spherical deviation; 4 lost the smallest power on simulated and real updates.
 PRIOR = 4
 _SHARPEST = 1e-9
 

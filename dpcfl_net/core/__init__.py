@@ -1,1 +1,1 @@
-"""Types, errors, files and the signed protocol: what every other room uses."""
+"""Types, errors, files and the signed protocol, used by all other packages."""

@@ -16,7 +16,7 @@ DRAFT = ".tmp"  # suffix of a file that replaces another once it is complete
 
 
 def write_atomically(path: Path, *chunks: str | Buffer, durable: bool = False, mode: int = 0o666) -> None:
-    """Replace a file; a reader or a crash finds the old content or the new, never a part.
+    """Replace a file atomically: readers see the old content or the new content, also after a crash.
 
     Args:
         path: The file; its folder must exist.
@@ -42,8 +42,8 @@ def replacing(path: Path, *, durable: bool = False, mode: int = 0o666) -> Iterat
     Yields:
         The draft, open for writing.
     """
-    if path.exists() and not path.is_file():  # to replace a device would remove it for every process
-        raise ConfigError(f"cannot write {path}: it is there and is not a regular file")
+    if path.exists() and not path.is_file():  # replacing a device node would remove it for every process
+        raise ConfigError(f"cannot write {path}: it exists and is not a regular file")
     draft = path.with_name(f".{path.name}.{os.getpid()}{DRAFT}")
     with naming(path):
         try:
@@ -86,6 +86,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove drafts that a crash left in a folder; the caller holds the lock of everything that writes there."""
+    """Remove drafts that a crash left in a folder; the caller must hold the lock of every writer there."""
     for draft in folder.glob(f".*{DRAFT}"):
         draft.unlink()

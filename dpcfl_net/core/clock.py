@@ -1,4 +1,4 @@
-"""Monotonic clock that does not count time in which its process was stopped, for timeouts on other processes."""
+"""Monotonic clock for timeouts on other processes; it excludes time in which its own process was stopped."""
 
 from __future__ import annotations
 

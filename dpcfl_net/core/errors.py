@@ -14,7 +14,7 @@ class ConfigError(DpcflError):
     """Invalid configuration, arguments or input files.
 
     Args:
-        problems: Every problem that was found, a sentence each.
+        problems: One sentence per problem.
     """
 
     exit_code = 2

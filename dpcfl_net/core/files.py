@@ -1,4 +1,4 @@
-"""Bounded reads of files that users name; errors are one sentence with the path."""
+"""Bounded reads of files that users name; each error is one sentence with the path."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read_at_most(file: BinaryIO, most: int, where: str) -> bytes:
         parts.append(part)
         left -= len(part)
     if not left:
-        raise ConfigError(f"{where}: larger than {most:,} bytes, the most that is read")
+        raise ConfigError(f"{where}: larger than {most:,} bytes, the limit")
     return b"".join(parts)
 
 
@@ -81,7 +81,7 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
         ConfigError: If it is missing, is no regular file or cannot be read.
     """
     if "\0" in str(path):
-        raise ConfigError(f"cannot read {shown(str(path))}: a path holds no null character")
+        raise ConfigError(f"cannot read {shown(str(path))}: a path must not contain a null character")
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
@@ -156,9 +156,9 @@ def parse_json(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except RecursionError:
-        raise ConfigError(f"{where} is not JSON that can be read: it is nested too deeply") from None
+        raise ConfigError(f"{where} is not readable JSON: it is nested too deeply") from None
     except ValueError:
-        raise ConfigError(f"{where} is not JSON that can be read: a number has too many digits") from None
+        raise ConfigError(f"{where} is not readable JSON: a number has too many digits") from None
 
 
 def read_object(path: str | Path, kinds: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
@@ -192,11 +192,11 @@ def check_fields(document: Mapping[str, Any], where: str, kinds: Mapping[str, tu
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """Return the repr of a value for a message, at most `most` characters of it."""
+    """Return the repr of a value for a message, cut to `most` characters."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes
-        return "a number of thousands of digits"
+    except ValueError:  # Python limits the digits of an integer that it formats
+        return "a number with thousands of digits"
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 

@@ -32,7 +32,7 @@ def locked(path: Path, timeout_s: float = -1) -> Iterator[None]:
         yield
 
 
-# By hand, since `filelock` has no shared probe, and a descriptor can be held without a `with` block.
+# Not `filelock`: it has no shared probe, and these descriptors are held without a `with` block.
 def try_lock(path: Path) -> int | None:
     """Take an exclusive lock without waiting.
 

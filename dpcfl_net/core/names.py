@@ -23,8 +23,8 @@ def nearest(word: str, names: Iterable[str], most: int | None = None) -> str | N
     found = [(distance(_plain(word), _plain(name)), -_alike(word, name), name) for name in names]
     if not found:
         return None
-    least, _, name = min(found, key=lambda item: item[:2])
-    return name if least <= (max(1, len(word) // 3) if most is None else most) else None
+    edits, _, name = min(found, key=lambda item: item[:2])
+    return name if edits <= (max(1, len(word) // 3) if most is None else most) else None
 
 
 def hint(word: str, names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Public part of a signed job, which is all that the coordinator reads; its canonical form and hash."""
+"""Public part of a signed job, the only part that the coordinator reads; its canonical form and hash."""
 
 from __future__ import annotations
 
@@ -51,44 +51,44 @@ class LocalTraining(FrozenModel):
 
     epochs: int = Field(default=1, ge=1, le=10_000, description="local epochs a round (K)")
     batch_size: int = Field(
-        default=32, ge=1, le=10_000_000, description="batch size; of DP-SGD's Poisson batches the expected one (b)"
+        default=32, ge=1, le=10_000_000, description="batch size; for DP-SGD the expected size of a Poisson batch (b)"
     )
     lr: float = Field(default=0.1, gt=0, le=1e6, allow_inf_nan=False, description="learning rate")
     clip: float = Field(
         default=1.0, ge=1e-9, le=1e9, allow_inf_nan=False,
-        description="clip norm of what is protected: a record's gradient (c), or a client's whole update (C)",
+        description="clip norm: of a record's gradient (c), or of a client's whole update (C) with unit client",
     )  # fmt: skip
-    momentum: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False, description="of plain SGD; DP-SGD has none")
-    weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, description="of plain SGD; DP-SGD has none")
+    momentum: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False, description="plain SGD only; 0 for DP-SGD")
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, description="plain SGD only; 0 for DP-SGD")
     pace: Literal["free", "constant"] = Field(
         default="free",
-        description="of DP-SGD: free: a step takes as long as its batch is large, which the server sees; constant: every step computes "
-        "on the same number of padded batches, and batches too large for them are cut, at a chance that delta covers",
+        description="DP-SGD only: free: the duration of a step depends on its batch size, which the server can observe; constant: every "
+        "step computes the same number of padded batches, and larger batches are cut with a probability that delta covers",
     )
     deadline_s: float | None = Field(
         default=None, gt=0, le=1e6, allow_inf_nan=False,
-        description="pace constant: answers leave this many seconds after their task came, or a multiple of it; null: when they are ready",
+        description="pace constant: an answer is sent this many seconds after its task arrived, or a multiple of it; null: as soon as it is ready",
     )  # fmt: skip
 
 
 class PrivacyTarget(FrozenModel):
-    """Privacy guarantee of every client, and who adds the noise."""
+    """Privacy guarantee of every client, and the side that adds the noise."""
 
     epsilon: float = Field(
         ge=1e-9, le=MOST_EPSILON, allow_inf_nan=False, description="target epsilon of every client over the whole run"
     )
     delta: float = Field(gt=0, lt=1, allow_inf_nan=False, description="target delta")
     unit: Literal["sample", "client"] = Field(
-        default="sample", description="what is protected: one training record, or all that one client holds"
+        default="sample", description="protected unit: one training record, or all data of one client"
     )
     adjacency: Adjacency = Field(default="zero-out", description="neighbouring relation")
     accountant: Literal["pld", "rdp"] = Field(default="pld", description="how events are composed")
     noise: Literal["os", "seeded"] = Field(
-        default="os", description="os: keys from the operating system; seeded: reproducible, and without any epsilon (INSECURE)"
+        default="os", description="os: keys from the operating system; seeded: reproducible, without any epsilon (INSECURE)"
     )
     trust: Literal["untrusted-server", "trusted-server"] = Field(
         default="untrusted-server",
-        description="who adds the noise: each client itself, or a server that sees what clients send as it is",
+        description="who adds the noise: each client, or a server that receives raw updates",
     )
 
 
@@ -105,7 +105,7 @@ class ModelTemplate(FrozenModel):
 
 
 class Protocol(FrozenModel):
-    """Public part of a job: all that the coordinator reads."""
+    """Public part of a job, the only part that the coordinator reads."""
 
     format: Literal[1] = 1
     run: str = Field(pattern=r"^[0-9a-f]{32}$")

@@ -1,4 +1,4 @@
-"""Plain data that every room may name: adjacencies, policies, tasks, releases, server state."""
+"""Plain data types of all packages: adjacencies, policies, tasks, releases, server state."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ ADJACENCIES: tuple[Adjacency, ...] = ("zero-out", "replace-one")
 
 @dataclass(frozen=True)
 class Policy:
-    """The most that one worker serves, whatever a signed job promises.
+    """Limits of one worker on the jobs that it accepts.
 
-    max_epsilon: None for `SANE_EPSILON`, beyond which no promise is worth the name, and for jobs that declare in their signed
-    protocol that they have no epsilon; a number refuses these as well. max_delta: None for 1 / N, N the client's records (or,
-    where a whole client is protected, the number of clients).
+    Attributes:
+        max_epsilon: Largest epsilon. None: `SANE_EPSILON`, and jobs that declare that they have no epsilon are accepted; with a
+            number they are refused.
+        max_delta: Largest delta. None: 1 / N, N the client's records (or the number of clients if the unit is a client).
     """
 
     max_epsilon: float | None = None
@@ -57,7 +58,7 @@ class ClientStep:
 
 @dataclass(frozen=True)
 class Task:
-    """What the coordinator asks of one client in one round; carries no privacy parameter."""
+    """Request of the coordinator to one client in one round; holds no privacy parameter."""
 
     round: int
     kind: str
@@ -65,7 +66,7 @@ class Task:
 
 
 class Release:
-    """The only thing that a client step may return: named arrays, all of them outputs of charged mechanisms."""
+    """Return value of a client step: named arrays, all of them outputs of charged mechanisms."""
 
     def __init__(self, **tensors: np.ndarray | np.generic) -> None:
         self.tensors = {name: np.asarray(value) for name, value in tensors.items()}
@@ -73,7 +74,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client's gate says to a task. `release`: packed tensors (bytes), the same for the same task."""
+    """Answer of a client's gate to a task. `release`: packed tensors (bytes), the same for the same task."""
 
     status: Literal["release", "lost", "stale", "refused"]
     release: bytes = b""
@@ -93,8 +94,8 @@ class State:
     Attributes:
         models: (M, p) float32, one row per cluster (no rows: personal models only).
         assignment: Cluster of each client; see `Assignment`.
-        memory: What else the algorithm needs: msgpack-able scalars, lists, dicts with string keys, numpy arrays.
-        diagnostics: Figures for logs and the report, computed from what the server may see. A word or number per round, a
+        memory: Further state of the algorithm: msgpack-able scalars, lists, dicts with string keys, numpy arrays.
+        diagnostics: Values for logs and the report, computed from data that the server may see. A word or number per round, a
             list with a number per cluster or per client, or a mapping of arrays (written once, as NAME.npz). Names are
             shown as they are. Two have defaults: `phase`, the word for the round, and `sizes`, the clients per cluster.
     """

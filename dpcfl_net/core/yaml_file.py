@@ -61,7 +61,7 @@ def parse(text: str, where: str) -> Any:
             MOST_DEPTH, MOST_NODES (aliases expanded) or MOST_DIGITS.
     """
     if len(text) > MOST_BYTES:
-        raise ConfigError(f"{where}: more than {MOST_BYTES:,} characters, the most that is read")
+        raise ConfigError(f"{where}: more than {MOST_BYTES:,} characters, the limit")
     try:
         return _Builder(text, where).document()
     except yaml.MarkedYAMLError as error:
@@ -105,7 +105,7 @@ class _Builder:
         value = self._node(self._next(), 1)
         next(self._events)  # the document's end
         if isinstance(more := next(self._events), DocumentStartEvent):
-            raise self._wrong(more, "a second document begins; one is allowed")
+            raise self._wrong(more, "a second document begins; only one is allowed")
         return value
 
     def _next(self) -> Event:
@@ -135,7 +135,7 @@ class _Builder:
 
     def _alias(self, event: AliasEvent, depth: int) -> Any:
         if event.anchor not in self._anchors:
-            raise self._wrong(event, f"alias *{event.anchor} stands for nothing that is complete before it")
+            raise self._wrong(event, f"alias *{event.anchor} has no complete anchor before it")
         first, *rest = self._anchors[event.anchor]
         for events in self._recording:
             events[-1] = first

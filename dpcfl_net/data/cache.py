@@ -30,7 +30,7 @@ def arrays(
 ) -> dict[str, np.ndarray]:
     """Open the cached arrays of a data set read-only; decode them first if there is no valid copy.
 
-    One process decodes; others that ask meanwhile wait for it.
+    One process decodes; others wait for it.
 
     Args:
         name: Name of the data set.
@@ -58,7 +58,7 @@ def arrays(
                 found = _open(home, keys)
     except OSError as error:
         raise ConfigError(
-            f"cannot keep decoded images in {home}: {reason(error)}; set XDG_CACHE_HOME to a folder with room"
+            f"cannot keep decoded images in {home}: {reason(error)}; set XDG_CACHE_HOME to a folder with free space"
         ) from error
     if found is None:
         raise ConfigError(f"decoded images in {home} cannot be read back; delete that folder")

@@ -186,7 +186,7 @@ def _known(name: str) -> _Set:
 
 def _root(root: str | os.PathLike[str] | None) -> Path:
     chosen = root or os.environ.get("DPCFL_DATA") or cache.folder() / "data"
-    return Path(os.path.realpath(Path(chosen).expanduser()))  # resolve() fails of a loop of symbolic links
+    return Path(os.path.realpath(Path(chosen).expanduser()))  # resolve() raises on a loop of symbolic links
 
 
 def _find(spec: _Set, folder: Path) -> list[Path] | None:
@@ -207,7 +207,7 @@ def _missing(name: str, spec: _Set, folder: Path) -> DataMissing:
 
 def _checked(spec: _Set, paths: list[Path]) -> dict[str, np.ndarray]:
     arrays = spec.decode(paths, spec.size)
-    # Training files come first, and labels are in the last file of each half.
+    # Training files come first, and labels are in the last file of each split.
     last_files = {"train": paths[len(paths) // 2 - 1], "test": paths[-1]}
     for part, path in last_files.items():
         x, y = arrays[f"{part}_x"], arrays[f"{part}_y"]

@@ -33,7 +33,7 @@ def load(name: str, root: Path, sha256: str | None = None) -> dict[str, Any]:
         The fields of `Images`.
 
     Raises:
-        ConfigError: If the function returns something else than a data set, or other content than pinned.
+        ConfigError: If the function does not return a data set, or its content differs from the pinned one.
     """
     wanted = sha256 or _content(name, root)
     kept = cache.arrays("own", wanted, lambda: _pinned(name, root, wanted), (*cache.KEYS, "numbers"))
@@ -56,7 +56,7 @@ def _pinned(name: str, root: Path, wanted: str) -> dict[str, np.ndarray]:
     if found != wanted:
         raise ConfigError(
             f"{FIELD} is {name!r}: its data have the sha256 {found} here, data.sha256 says {wanted}: the function, its files "
-            "or library versions differ from where the job was made"
+            "or library versions differ from those that made the job"
         )
     return arrays
 

@@ -207,7 +207,7 @@ def _papers_share(dataset: str, sizes: tuple[int, int]) -> tuple[int, int]:
 
 
 def open_set(settings: DataSettings, root: str | os.PathLike[str] | None = None) -> Images:
-    """Load the data set of the settings, with the content they pin.
+    """Load the data set of the settings, with the content that they pin.
 
     Args:
         settings: The data settings.

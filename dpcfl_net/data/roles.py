@@ -105,7 +105,7 @@ def encode(text: str) -> np.ndarray:
     """Encode a text as uint8 (len(text),) codes."""
     table = np.full(128, UNKNOWN, np.uint8)
     table[[ord(character) for character in ALPHABET]] = np.arange(UNKNOWN)
-    # No character of the alphabet is DEL (127), which stands here for all beyond it.
+    # DEL (127) is not in the alphabet; it stands for all characters above 127.
     return table[np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), 127)]
 
 
@@ -132,7 +132,7 @@ def shares(
     train_ends, test_ends = groups
     roles = len(train_ends) - 1
     if count > roles:
-        raise ConfigError(f"data.clients: {count} roles are asked for, the plays have {roles}")
+        raise ConfigError(f"data.clients: {count} roles are requested, the plays have {roles}")
     held = trained = None
     if train is not None:
         held = round(validation * train)

@@ -27,7 +27,7 @@ class Sizes:
 def apportion(weights: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:
     """Apportion `total` in every row by the row's weights with largest remainders, within upper limits.
 
-    The excess over a limit goes to entries with room, by weight, and by room where no weight is left.
+    The excess over a limit goes to entries below their limit, by weight, or by free capacity if their weights are zero.
 
     Args:
         weights: Non-negative weights, (n, K).

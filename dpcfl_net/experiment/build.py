@@ -246,7 +246,9 @@ def _check_own_model(name: str, input_shape: tuple[int, ...], classes: int, by_r
     # Every process draws the initial values independently.
     first, second = (models.initial(name, input_shape, classes, 0) for _ in range(2))
     if not np.array_equal(first, second):
-        raise ConfigError("called twice under one torch seed it gives different parameters: draw with torch alone")
+        raise ConfigError(
+            "called twice under one torch seed it gives different parameters: draw random numbers with torch only"
+        )
     _passed[key] = function
 
 

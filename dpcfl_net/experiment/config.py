@@ -37,7 +37,7 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
 
 PACKAGED = Path(__file__).parents[1] / "configs"  # configurations that come with the package
-# Larger numbers are mistakes; within these limits a job is made in about a minute at most.
+# Larger numbers are mistakes; within these limits making a job takes about a minute at most.
 MOST_ROUNDS = 100_000
 MOST_SECONDS = 1_000_000.0  # eleven days
 MOST_ANSWERS = 2_000_000  # rounds times clients
@@ -45,7 +45,7 @@ MOST_STEPS = 500_000  # of one client's local training over the whole run
 
 
 def _folder_name(name: str) -> str:
-    """The name, if it is a valid name of a run folder."""
+    """Return the name if it is a valid name of a run folder."""
     odd = any(not letter.isprintable() or letter in "/\\" for letter in name)
     if odd or not 0 < len(name.encode()) <= 100 or name[0] in ".-~" or name != name.strip():
         rule = "1 to 100 bytes without slashes, control characters and outer spaces, not starting with a dot, a dash or a tilde"
@@ -86,7 +86,7 @@ class PrivacySection(PrivacyTarget):
 class BudgetSettings(Section):
     """The `ledger.budget` section."""
 
-    epsilon: float = Field(gt=0, le=MOST_EPSILON, description="limit on the epsilon of all runs on a record together")
+    epsilon: float = Field(gt=0, le=MOST_EPSILON, description="limit on the joint epsilon of all runs on a record")
     delta: float = Field(gt=0, lt=1, description="delta of that limit")
 
 
@@ -99,14 +99,16 @@ class LedgerSettings(Section):
     root: str | None = Field(default=None, description="scope dataset: folder of the record book, kept across runs")
     budget: BudgetSettings | None = Field(
         default=None,
-        description="scope dataset: limit of all runs together, {epsilon, delta}; null: counted without a limit",
+        description="scope dataset: joint limit of all runs, {epsilon, delta}; null: no limit",
     )
 
 
 class TransportSettings(Section):
     """The `runtime.transport` section."""
 
-    security: Literal["curve", "none"] = Field(default="curve", description="none: loopback only; declared in the statement")
+    security: Literal["curve", "none"] = Field(
+        default="curve", description="curve: encrypted and authenticated; none: loopback only, declared in the statement"
+    )
 
 
 class RuntimeSettings(Section):
@@ -251,7 +253,7 @@ def find(name: str | Path) -> Path:
     """Find a configuration by path or by the name of a packaged one.
 
     Args:
-        name: Path of a YAML file, or a name such as "quickstart" or "r_dpcfl/fmnist_rotation". A file wins over a name.
+        name: Path of a YAML file, or a name such as "quickstart" or "r_dpcfl/fmnist_rotation". A file takes precedence over a name.
 
     Returns:
         Path of the YAML file.
@@ -262,7 +264,7 @@ def find(name: str | Path) -> Path:
     packaged, text = packaged_names(), str(name)
     if not os.path.isfile(name) and (plain := text.removesuffix(".yaml").removeprefix("configs/")) in packaged:
         return PACKAGED / f"{plain}.yaml"
-    if not os.path.exists(name):  # False, too, for a name that no file can have
+    if not os.path.exists(name):  # False also for an invalid file name
         raise ConfigError(f"no such configuration file: {name}{hint(text.removesuffix('.yaml'), packaged)}")
     return Path(name)
 
@@ -284,7 +286,7 @@ def load(source: str | Path | Mapping[str, Any] | Config, overrides: Iterable[st
         The checked configuration.
 
     Raises:
-        ConfigError: With every problem found: field, value and what is allowed.
+        ConfigError: Lists every problem: field, value and allowed values.
     """
     changes = overrides if isinstance(overrides, Mapping) else list(overrides)
     document = source_document(source)
@@ -296,7 +298,7 @@ def load(source: str | Path | Mapping[str, Any] | Config, overrides: Iterable[st
 
 
 def source_document(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
-    """The document that `load` starts from, a copy; errors as `find`."""
+    """Return a copy of the document that `load` starts from; errors as `find`."""
     if isinstance(source, Config):
         return source.model_dump(mode="json")
     return dict(plain(source)) if isinstance(source, Mapping) else read_document(find(source))
@@ -311,7 +313,7 @@ def read_kept(path: Path) -> Config:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, as it is written there; ConfigError if it holds none."""
+    """Read the mapping in a YAML file without validation; ConfigError if the file holds no mapping."""
     document = yaml_file.load(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values")
@@ -327,7 +329,7 @@ def resolve(document: Mapping[str, Any]) -> Config:
         document: A configuration as written.
 
     Raises:
-        ConfigError: With all problems that were found.
+        ConfigError: Lists every problem.
     """
     problems: list[str] = []
     document = _with_dependent_defaults(with_algorithm(document, problems, _key_hint))
@@ -360,7 +362,7 @@ def _combination_problems(config: Config) -> list[str]:
     problems = _model_problems(config.model.name)
     if (answers := config.rounds * sum(config.data.clients)) > MOST_ANSWERS:
         problems.append(
-            f"rounds is {config.rounds}: times the {sum(config.data.clients)} clients that is {answers:,}, "
+            f"rounds is {config.rounds}: times {sum(config.data.clients)} clients gives {answers:,}, "
             f"must be at most {MOST_ANSWERS:,}"
         )
     unknown_set = _name_problems("data.dataset", config.data.dataset, datasets.NAMES)
@@ -372,7 +374,7 @@ def _combination_problems(config: Config) -> list[str]:
         except ConfigError as error:
             problems += error.problems
     if config.ledger.scope == "dataset" and config.ledger.root is None:
-        problems.append("ledger.root is missing: scope dataset needs a folder that outlives the run")
+        problems.append("ledger.root is missing: scope dataset needs a folder that is kept after the run")
     if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
         problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
     problems += _privacy_problems(config)
@@ -422,7 +424,9 @@ def _privacy_problems(config: Config) -> list[str]:
     for name in ("momentum", "weight_decay"):
         value = getattr(config.local, name)
         if value and not config.capabilities.plain_sgd:
-            problems.append(f"local.{name} is {value}: must be 0, since {algorithm.name} trains by DP-SGD, which has none")
+            problems.append(
+                f"local.{name} is {value}: must be 0, since {algorithm.name} trains by DP-SGD, which does not use it"
+            )
     return problems
 
 
@@ -493,7 +497,7 @@ def _model_problems(name: str) -> list[str]:
 
 
 def _data_problems(config: Config, known_model: bool) -> list[str]:
-    """Problems of settings with the data set and the model; plugins are tried before anything starts."""
+    """Problems of settings with the data set and the model; plugins are called before anything starts."""
     images = open_set(config.data, config.data.root)
     problems = shift_problems(config.data, images)
     by_record = not config.capabilities.plain_sgd

@@ -61,7 +61,7 @@ def merge(document: dict[str, Any], changes: Mapping[str, Any], within: str = ""
 
 
 def plain(value: Any) -> Any:
-    """Convert a Python value to what YAML would hold: a deep copy with lists for tuples, text for paths, no numpy numbers."""
+    """Convert a Python value to YAML types: a deep copy with lists for tuples, text for paths, no numpy numbers."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

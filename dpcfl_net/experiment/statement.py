@@ -15,18 +15,18 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
-    "duration of tasks: the time of a step depends on the number of sampled records, and a server that knew these numbers "
-    "would learn more than epsilon allows (fix: local.pace: constant)"
+    "duration of tasks: the time of a step depends on the number of sampled records, and a server that knows these numbers "
+    "learns more than epsilon allows (fix: local.pace: constant)"
 )
 NO_DEADLINE = (
-    "duration of tasks, except for the number of sampled records, which steps hide: answers are sent as soon as they are ready "
+    "duration of tasks: steps hide the number of sampled records, but answers are sent as soon as they are ready "
     "(fix: local.deadline_s)"
 )
 COUNTS = (
     "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "
     "equal numbers"
 )
-SERVER_SEES = "the server: it is trusted, and sees every sampled client's raw update and cluster identifier"
+SERVER_SEES = "the server: it is trusted and receives the raw update and cluster identifier of every sampled client"
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"
 NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
@@ -48,17 +48,17 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     """
     algorithm, by_client = algorithm_of(protocol), protocol.privacy.unit == "client"
     z = [noise for noise in noisy_plans(algorithm).values() if noise is not None]
-    least = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
+    smallest = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
     able = algorithm.capabilities
     covered, not_covered = list(able.covers), [*able.caveats, *NOT_COVERED]
     if by_client:
         not_covered.append(COUNTS)
     elif not able.plain_sgd and protocol.local.deadline_s is None:
         not_covered.append(FREE_PACE if protocol.local.pace == "free" else NO_DEADLINE)
-    if protocol.privacy.delta >= 1 / least:
+    if protocol.privacy.delta >= 1 / smallest:
         what, count = ("clients", "n") if by_client else ("records", "N")
         warning = f"it allows a few {what} to be revealed completely"
-        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / least:g}: {warning}")
+        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / smallest:g}: {warning}")
     if protocol.privacy.trust == "trusted-server":
         covered = ["the server's publications of each round: noisy sums of clipped updates, and labels if they are released"]
         not_covered.insert(0, SERVER_SEES)

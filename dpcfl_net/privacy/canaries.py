@@ -33,7 +33,7 @@ class Canaries:
 
     def __init__(self, count: int, parameters: int, secret: bytes) -> None:
         if not 1 <= count <= parameters:
-            raise ValueError(f"canaries must be 1 to {parameters}, one for a parameter at most, got {count!r}")
+            raise ValueError(f"canaries must be 1 to {parameters}, at most one per parameter, got {count!r}")
         self.count, self.parameters, self._secret = count, parameters, secret
         coordinates = np.arange(parameters)
         sizes = np.bincount(coordinates % count)

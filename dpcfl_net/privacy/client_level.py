@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-# Scale of a count beside an update of norm clip: noise on the count of about 4 z clients, and 3 % more norm.
+# Scale of the count that is released with an update of norm `clip`: its noise is about 4 z clients, and the norm grows by 3 %.
 COUNT_SCALE = 0.25
 
 
 def labels_first_sensitivity(clip: float, label_clip: float) -> tuple[float, float]:
     """Compute replace-one L2 sensitivities of a round that releases noisy labels before anything else.
 
-    A label replaced by another moves two coordinates of one slot: sqrt(2) C_s. Once the labels are public, so is which slot
+    A label replaced by another moves two coordinates of one slot: sqrt(2) C_s. Public labels determine which slot
     counts for which cluster, rebalanced or not: replacing a client changes one slot in one cluster's sum, by 2 C.
 
     Args:
@@ -25,7 +25,7 @@ def labels_first_sensitivity(clip: float, label_clip: float) -> tuple[float, flo
 
 
 def block_norm(clip: float) -> float:
-    """Compute the largest L2 norm of a client's update in its cluster's block, with its count beside it: 1.03 C.
+    """Compute the largest L2 norm of a client's update in its cluster's block, with its count appended: 1.03 C.
 
     This is the add/remove sensitivity of the sum of such vectors over all clusters. No decision depends on a label, so none is
     released; rebalancing in expectation is post-processing of the noisy sums and counts. Under replacement two such vectors

@@ -160,7 +160,7 @@ def clipped_sum(
     squares = torch.zeros(usable.shape[0], dtype=torch.float64, device=usable.device)
     for part in parts:
         squares += part.squared_norms()
-    # NaN is not below infinity either.
+    # NaN is not below infinity, so it is removed too.
     removed = ~(usable & (squares < math.inf))
     target = reserved_clip(clip, usable.shape[0], dtype)
     factors = (target / squares.sqrt_()).clamp_(max=1.0).masked_fill_(removed, 0.0).to(dtype)

@@ -54,7 +54,7 @@ def draw(losses: Sequence[float], epsilon: float, tau: float, count: int, rng: n
     """
     if not 0 <= count <= len(losses):
         raise ValueError(f"count must lie between 0 and {len(losses)}, got {count!r}")
-    # random() lies in [0, 1): a half step up keeps both logarithms finite and never meets 1.
+    # random() lies in [0, 1): a shift by half a step keeps both logarithms finite and stays below 1.
     uniform = rng.random(len(losses)) * (1 - 2.0**-53) + 2.0**-54
     keys = epsilon / (2 * tau) * np.asarray(losses, np.float64) - np.log(-np.log(uniform))
     return [int(k) for k in np.argsort(-keys, kind="stable")[:count]]
@@ -65,46 +65,46 @@ def top_mass(chances: np.ndarray, k: int) -> float:
     return float(np.sort(chances)[-k:].sum())
 
 
-def near_mass(weights: Sequence[Weight], least: Weight) -> Weight:
+def near_mass(weights: Sequence[Weight], threshold: Weight) -> Weight:
     """Compute the probability of the clients near the worst one, P(N(delta)).
 
     Args:
         weights: Weight of each client.
-        least: Least weight of a client in N(delta), exp(-epsilon delta / (2 tau)).
+        threshold: Smallest weight of a client in N(delta), exp(-epsilon delta / (2 tau)).
 
     Returns:
-        Probability of all clients whose weight is at least `least`.
+        Probability of all clients whose weight is at least `threshold`.
 
     Source: EM-FDRO, equation 3.
     """
-    zero = least - least
-    return sum((w for w in weights if w >= least), zero) / sum(weights, zero)
+    zero = threshold - threshold
+    return sum((w for w in weights if w >= threshold), zero) / sum(weights, zero)
 
 
-def printed_bounds(weights: Sequence[Weight], least: Weight) -> tuple[Weight, Weight]:
+def printed_bounds(weights: Sequence[Weight], threshold: Weight) -> tuple[Weight, Weight]:
     """Compute the bounds of EM-FDRO, Proposition 4.1, on `near_mass`, as printed."""
-    near, far = _count(weights, least)
-    return near * least / (near + far * least), near / (near * least + far * min(weights))
+    near, far = _count(weights, threshold)
+    return near * threshold / (near + far * threshold), near / (near * threshold + far * min(weights))
 
 
-def sharp_bounds(weights: Sequence[Weight], least: Weight) -> tuple[Weight, Weight]:
+def sharp_bounds(weights: Sequence[Weight], threshold: Weight) -> tuple[Weight, Weight]:
     """Compute the best bounds on `near_mass` from the same four numbers: n, N(delta), delta and the largest gap.
 
-    The worst client weighs 1, the others near it between `least` and 1, the rest between the smallest weight and `least`.
+    The worst client weighs 1, the others near it between `threshold` and 1, the rest between the smallest weight and `threshold`.
 
     Args:
         weights: Weight of each client.
-        least: Least weight of a client in N(delta).
+        threshold: Smallest weight of a client in N(delta).
 
     Returns:
         Lower bound, at least N / n, which the printed one never exceeds; upper bound, at most 1, which the printed one often
         exceeds.
     """
-    near, far = _count(weights, least)
-    low = 1 + (near - 1) * least
-    return low / (low + far * least), near / (near + far * min(weights))
+    near, far = _count(weights, threshold)
+    low = 1 + (near - 1) * threshold
+    return low / (low + far * threshold), near / (near + far * min(weights))
 
 
-def _count(weights: Sequence[Weight], least: Weight) -> tuple[int, int]:
-    near = sum(1 for w in weights if w >= least)
+def _count(weights: Sequence[Weight], threshold: Weight) -> tuple[int, int]:
+    near = sum(1 for w in weights if w >= threshold)
     return near, len(weights) - near

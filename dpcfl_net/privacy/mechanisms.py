@@ -33,7 +33,7 @@ def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Gene
         raise ValueError(f"counts must be a non-empty sequence of whole numbers, got {counts!r}")
     if not (math.isfinite(eta) and eta >= 0):
         raise ValueError(f"eta must be finite and not negative, got {eta!r}")
-    # random() lies in [0, 1): a half step up keeps both logarithms finite and never meets 1.
+    # random() lies in [0, 1): a shift by half a step keeps both logarithms finite and stays below 1.
     uniform = rng.random(scores.size) * (1 - 2.0**-53) + 2.0**-54
     # Only differences matter; taking them as integers first keeps huge counts exact.
     lead = (scores.astype(object) - int(scores.max())).astype(np.float64)

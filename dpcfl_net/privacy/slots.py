@@ -21,10 +21,10 @@ def given(noise_multiplier: float | None) -> float:
     """Return the noise multiplier of a plan that needs one.
 
     Raises:
-        ValueError: If the job names none.
+        ValueError: If the job has none.
     """
     if noise_multiplier is None:
-        raise ValueError("the plan holds releases with noise, and the job names no noise multiplier for it")
+        raise ValueError("the plan holds releases with noise, and the job has no noise multiplier for it")
     return noise_multiplier
 
 
@@ -43,11 +43,11 @@ class Slot(ABC):
         """Build the event that the slot costs.
 
         Args:
-            noise_multiplier: The plan's noise multiplier z; None if the job names none.
+            noise_multiplier: The plan's noise multiplier z; None if the job has none.
             adjacency: "zero-out" or "replace-one".
 
         Returns:
-            What the accountant and the ledger are told.
+            The event for accountant and ledger.
 
         Raises:
             ValueError: If the slot needs a noise multiplier and there is none.
@@ -85,7 +85,7 @@ class GaussianSlot(Slot):
     doubles: bool = True
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
-        """See `Slot`. The accountant doubles every sensitivity under replace-one; where it does not double, so is the noise."""
+        """See `Slot`. The accountant doubles every sensitivity under replace-one; where the sensitivity is unchanged, the noise is doubled as well."""
         factor = 2 if adjacency == "replace-one" and not self.doubles else 1
         return SampledGaussian(factor * self.ratio * given(noise_multiplier), 1.0, 1)
 

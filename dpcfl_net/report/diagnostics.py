@@ -1,4 +1,4 @@
-"""Figures of an algorithm's diagnostics, whatever they are called: numbers as lines over rounds, lists as heat maps."""
+"""Figures of an algorithm's diagnostics, under any name: numbers as lines over rounds, lists as heat maps."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def epsilon_spent(view: RunView) -> Figure:
     """Epsilon spent by each client by round; clients with equal curves share a line."""
     title, rounds = "Epsilon spent by client", sorted(view.spent)
     if not rounds:
-        return Figure("epsilon", title, why="epsilon by round is written when a run ends; this one has none")
+        return Figure("epsilon", title, why="epsilon by round is written at the end of a run; this run has none")
     curves: defaultdict[tuple[float | None, ...], list[int]] = defaultdict(list)
     for client in range(max(len(view.spent[at]) for at in rounds)):
         row = [view.spent[at][client] if client < len(view.spent[at]) else None for at in rounds]
@@ -154,7 +154,7 @@ def epsilon_spent(view: RunView) -> Figure:
         style = {"color": "@ink", "width": 1.5, "dash": "dash"}
         data.append({**_line("promised", ends, [promised, promised], style), "mode": "lines"})
     layout = {"xaxis": axis("round"), "yaxis": axis("epsilon", rangemode="tozero"), "showlegend": len(data) <= 10}
-    caption = "What was charged to each client up to that round, composed from the first round on."
+    caption = "All charges of each client up to that round, composed."
     return Figure("epsilon", title, caption, spec(data, 300, **layout))
 
 
@@ -175,7 +175,7 @@ def first_round(view: RunView) -> Figure:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": f"true {true_name(view, kind)}" if known else f"group {kind}",
+                "name": f"true {true_name(view, kind)}" if known else f"cluster {kind}",
                 "x": [point[0] for point in points],
                 "y": [point[1] for point in points],
                 "text": [_point(first, client) for client in members],
@@ -198,9 +198,9 @@ def first_round(view: RunView) -> Figure:
         "shapes": _circles(circles),
         "yaxis": axis("second component", range=y_range, scaleanchor="x", tickformat=".3~g"),
     }
-    coloured = ", coloured by the truth" if known else ""
+    coloured = ", coloured by true cluster" if known else ""
     caption = (
-        f"One point a client{coloured}; circles: the server's {first.clusters} components at one and two standard "
+        f"One point per client{coloured}; circles: the server's {first.clusters} components at one and two standard "
         f"deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
         f"MPO {plain(first.mpo, 2)}."
     )
@@ -209,7 +209,7 @@ def first_round(view: RunView) -> Figure:
 
 def candidates(view: RunView) -> Figure:
     """Effective MSS of each number of clusters that was tried."""
-    title, first = "How many clusters", view.first_round
+    title, first = "Number of clusters", view.first_round
     if first is None or len(first.scores) < 2 or not any(math.isfinite(score) for score in first.scores):
         why = "the number of clusters was given, not chosen" if first else "no mixture was fitted"
         return Figure("candidates", title, why=why)
@@ -240,19 +240,19 @@ def candidates(view: RunView) -> Figure:
 
 def assignments(view: RunView) -> Figure:
     """The server's cluster of each client by round, sorted by true cluster."""
-    title = "Who was grouped with whom"
+    title = "Cluster assignments"
     rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
     if not rounds:
-        return Figure("assignments", title, why="the server of this algorithm puts no client into a group")
+        return Figure("assignments", title, why="the server of this algorithm does not cluster clients")
     if len({item for at in rounds for item in listed(view.grouping[at], "assignment")}) == 1:
-        return Figure("assignments", title, why="everybody shares one group")
+        return Figure("assignments", title, why="all clients share one cluster")
     true, groups, truth = view.true_clusters, group_colours(view), colour_indices(view)
     order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
     cells = [[_at(listed(view.grouping[at], "assignment"), client) for at in rounds] for client in order]
     names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
     words = [
         [
-            f"client {client}, round {at}: {'none' if cell is None else f'group {cell}'}"
+            f"client {client}, round {at}: {'none' if cell is None else f'cluster {cell}'}"
             for at, cell in zip(rounds, row, strict=True)
         ]
         for client, row in zip(order, cells, strict=True)
@@ -276,16 +276,16 @@ def assignments(view: RunView) -> Figure:
         tickvals=list(range(0, len(order), every)),
         ticktext=names[::every],
     )
-    caption = f"{_phases(view, rounds)}A group has the colour of the true cluster it shares most clients with."
+    caption = f"{_phases(view, rounds)}A cluster has the colour of the true cluster with which it shares most clients."
     return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
 
 
 def labels(view: RunView) -> Figure:
     """Share of correct cluster labels by round and kind: as clients sent them, and as a trusted server released them."""
-    title = "Labels that are right"
+    title = "Correct cluster labels"
     rounds = [at for at in sorted(view.agreement) if mapping(view.agreement[at], "label_accuracy")]
     if not rounds:
-        return Figure("labels", title, why="no server was told by its clients which cluster they are of")
+        return Figure("labels", title, why="the clients of this algorithm send no cluster labels")
     data = []
     for index, name in enumerate(
         dict.fromkeys(name for at in rounds for name in mapping(view.agreement[at], "label_accuracy"))
@@ -302,10 +302,10 @@ def labels(view: RunView) -> Figure:
                 )
             )
     caption = (
-        "Of the clients drawn in a round, against true clusters under the names that fit the labels as sent best. Only the "
-        "trusted server knows what was sent; released labels carry the noise that pays for them."
+        "Clients of the round, against true clusters under the one-to-one naming that fits the sent labels best. Only the "
+        "trusted server knows the sent labels; released labels contain noise."
     )
-    return Figure("labels", title, caption, spec(data, 320, xaxis=axis("round"), yaxis=axis("right, %", range=[0, 100])))
+    return Figure("labels", title, caption, spec(data, 320, xaxis=axis("round"), yaxis=axis("correct, %", range=[0, 100])))
 
 
 def traffic(view: RunView) -> Figure:
@@ -383,8 +383,8 @@ def _share(value: float | None, of: float) -> float | None:
     return None if value is None else value / of
 
 
-def _who(clients: Sequence[int], everybody: bool) -> str:
-    if everybody:
+def _who(clients: Sequence[int], all_clients: bool) -> str:
+    if all_clients:
         return "every client"
     named = ", ".join(map(str, clients[:6])) + (", ..." if len(clients) > 6 else "")
     return f"client{'' if len(clients) == 1 else 's'} {named}"
@@ -392,7 +392,7 @@ def _who(clients: Sequence[int], everybody: bool) -> str:
 
 def _point(first: FirstRound, client: int) -> str:
     sure = max(first.posteriors[client], default=math.nan)
-    return f"client {client}: group {first.labels[client]}, posterior {sure:.2g}"
+    return f"client {client}: cluster {first.labels[client]}, posterior {sure:.2g}"
 
 
 def _ranges(first: FirstRound, circles: list[tuple[list[float], float, str]]) -> tuple[list[float], list[float]]:

@@ -91,7 +91,7 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     true = view.true_clusters
     truth = "/".join(str(count) for count in sizes(true).values()) if true else "not kept in this folder"
     agreement = view.agreement[max(view.agreement)] if view.agreement else {}
-    judged = f"; agreement with the groups (ARI) {plain(agreement.get('ari'), 3)}" if agreement else ""
+    judged = f"; agreement with the server's clusters (ARI) {plain(agreement.get('ari'), 3)}" if agreement else ""
     seconds = [found for line in served if (found := number(line.get("seconds"))) is not None]
     taken = f", {duration(sum(seconds) / len(seconds))} each" if seconds else ""
     accuracies = (
@@ -103,10 +103,10 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
         or "not measured yet"
     )
     return [
-        ("What crossed the wire", _kinds(view), "Nothing flows back from the observer to the server or the clients."),
+        ("Messages", _kinds(view), "Nothing flows back from the observer to the server or the clients."),
         ("Each client's update", _updates(view), "Nothing more: clients report personal accuracy and timings only."),
-        ("Who belongs together", _grouping(view), f"True clusters: {truth}{judged}."),
-        ("How good the models are", "Unknown to it: it holds no test data.", f"Accuracy: {accuracies}."),
+        ("Clusters", _grouping(view), f"True clusters: {truth}{judged}."),
+        ("Accuracy", "Unknown: the server holds no test data.", f"{accuracies[:1].upper()}{accuracies[1:]}."),
         ("The data", _records(view), _data(view)),
         ("Time", f"{len(served)} round{'' if len(served) == 1 else 's'} answered{taken}{_absent(view)}.", _busy(view)),
     ]
@@ -115,8 +115,8 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
 def _updates(view: RunView) -> str:
     privacy = view.run.get("privacy")
     if isinstance(privacy, Mapping) and privacy.get("trust") == "trusted-server":
-        return "As it is, with the cluster that the client names: this server is trusted, and adds the noise itself."
-    return "What the client's own gate let out, and no more."
+        return "The raw update and the cluster that the client names: this server is trusted and adds the noise."
+    return "Only what the client's gate released."
 
 
 def _state(view: RunView) -> str:
@@ -151,21 +151,21 @@ def _kinds(view: RunView) -> str:
 
 def _grouping(view: RunView) -> str:
     if not view.grouping:
-        return "It puts no client into a group."
+        return "The server does not cluster clients."
     line = view.grouping[max(view.grouping)]
     counts = "/".join(str(whole(count)) for count in listed(mapping(line, "diagnostics"), "sizes")) or "none"
     first = view.first_round
     sure = f", from a mixture with MSS {plain(first.mss, 3)} and MPO {plain(first.mpo, 2)}" if first else ""
-    return f"Its own groups, by number: {counts}{sure}."
+    return f"Clients by cluster: {counts}{sure}."
 
 
 def _records(view: RunView) -> str:
     records = [whole(entry.get("records")) for entry in listed(view.protocol, "roster") if isinstance(entry, Mapping)]
     known = [count for count in records if count is not None]
     if not known:
-        return "At most how many records each client has: no data, no labels."
+        return "At most the number of records of each client: no data, no labels."
     span = str(min(known)) if min(known) == max(known) else f"{min(known)} to {max(known)}"
-    return f"How many records each of the {len(known)} clients has ({span}): no data, no labels."
+    return f"Number of records of each of the {len(known)} clients ({span}): no data, no labels."
 
 
 def _data(view: RunView) -> str:

@@ -25,7 +25,7 @@ class Figures:
         read: Reads the run folder; called for each figure.
 
     Raises:
-        ConfigError: By each method, if the run has nothing to draw there; the message says why.
+        ConfigError: By each method, if the run has no data for the figure; the message gives the reason.
     """
 
     def __init__(self, read: Callable[[], RunView]) -> None:
@@ -56,7 +56,7 @@ class Figures:
         return draw(figures.assignments(self._read()))
 
     def labels(self) -> go.Figure:
-        """Share of right cluster labels by round (rr-cluster)."""
+        """Share of correct cluster labels by round (rr-cluster)."""
         return draw(figures.labels(self._read()))
 
     def timeline(self) -> go.Figure:
@@ -87,7 +87,7 @@ def draw(figure: Figure) -> go.Figure:
 
 @cache
 def _colours() -> dict[str, str]:
-    """The colours of the page's light theme by name; the page's style sheet is the only place that has them."""
+    """The colours of the page's light theme by name; taken from the page's style sheet, their only definition."""
     style = (Path(__file__).parent / "base.html.j2").read_text(encoding="utf-8")
     light = style[style.index(":root {") : style.index("@media")]
     return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", light))

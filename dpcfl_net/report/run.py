@@ -24,6 +24,6 @@ class Run(RunData):
             Its path.
 
         Raises:
-            ConfigError: If a device or folder stands in its place.
+            ConfigError: If its path is a device or a folder.
         """
         return write_report(self.path)

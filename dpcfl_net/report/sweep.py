@@ -32,13 +32,13 @@ def write_sweep(folder: Path) -> Path:
         The page.
 
     Raises:
-        ConfigError: If the folder is no sweep folder or no run has finished.
+        ConfigError: If the folder is not a sweep folder or no run has finished.
     """
     document, results = compare.read_document(folder), compare.read_sweep(folder)
     axes = [f"{key} {', '.join(map(str, values))}" for key, values in document["axes"].items()]
     lead = [f"Swept: {'; '.join(axes)}."] if axes else []
     if len(results) < len(document["cells"]):
-        lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not in this page.")
+        lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not on this page.")
     return write_comparison(SweepFolder(folder).report, folder.name, lead, results, compare.swept_terms(document))
 
 
@@ -199,7 +199,7 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
         )
     data = [trace for trace in data if trace["y"]]
     if not data:
-        return Figure(key, title, why="no algorithm here groups clients")
+        return Figure(key, title, why="no algorithm here clusters clients")
     bars = sum(len(trace["y"]) for trace in data)
     layout = {
         "xaxis": axis("share of runs", range=[0, 1.02], tickvals=[0, 0.5, 1], tickformat=".0%"),
@@ -209,5 +209,5 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
         "bargap": 0.35,
     }
     return Figure(
-        key, title, "After the last round; runs that differ in their seed only.", spec(data, 120 + 30 * bars, **layout)
+        key, title, "After the last round; runs that differ only in their seed.", spec(data, 120 + 30 * bars, **layout)
     )

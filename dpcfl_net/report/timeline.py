@@ -16,7 +16,7 @@ KINDS = {"train": "@c0", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "e
 
 def timeline(view: RunView) -> Figure:
     """Bars of computing, sending and waiting over the last rounds, one row per process."""
-    title = "Who computed and sent when"
+    title = "Timeline of the processes"
     spans = [span for span in view.spans if _valid(span)]
     if not spans:
         return Figure("timeline", title, why="the processes have written no timings yet")
@@ -24,7 +24,7 @@ def timeline(view: RunView) -> Figure:
     rows = _rows([span for span in spans if span["round"] in rounds])
     shown = [span for span in spans if span["round"] in rounds and span["who"] in rows]
     if not shown:
-        return Figure("timeline", title, why="no process that is shown has a timing in the last rounds")
+        return Figure("timeline", title, why="no shown process has a timing in the last rounds")
     origin = min(span["start"] for span in shown)
     data = [
         _bars(kind, [span for span in shown if span["what"] == kind], origin)

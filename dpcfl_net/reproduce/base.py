@@ -137,7 +137,7 @@ def find(name: str) -> type[Reproduction]:
     """Return the reproduction of that name.
 
     Raises:
-        ConfigError: If there is none; the message names the nearest one, or all.
+        ConfigError: If no reproduction has the name; the message names the nearest one, or all.
     """
     if name in registry():
         return registry()[name]
@@ -190,7 +190,7 @@ def write(reproduction: type[Reproduction], outcome: ReproductionResult, context
         [claim.text, claim.measured, "yes" if claim.holds else "no", "" if claim.holds else claim.cause]
         for claim in outcome.claims
     ]
-    claims = Table("What the paper says and what was measured", ["claim", "measured", "holds", "likely cause"], held)
+    claims = Table("Claims of the paper and measured values", ["claim", "measured", "holds", "likely cause"], held)
     return write_page(
         context.folder / REPORT,
         title=f"{reproduction.name}: {reproduction.title}",

@@ -23,7 +23,7 @@ PROFILES: dict[str, Callable[[int], float]] = {
     "evenly spread": lambda k: k / 24,
     "five near the worst": lambda k: 0.05 if k < 5 else 1.0,
 }
-TILTS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+EPSILONS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 Weights = Sequence[Fraction]
 
@@ -41,8 +41,8 @@ class Bounds(Reproduction):
     def compute(self, context: Context) -> ReproductionResult:
         cases = list(itertools.chain(on_grid(), at_random()))
         vectors = list(dict.fromkeys(weights for weights, _ in cases))
-        rows = [row(name, tilt) for name in PROFILES for tilt in TILTS]
-        series = {name: [(tilt, _p_max(name, tilt)) for tilt in TILTS] for name in PROFILES}
+        rows = [row(name, epsilon) for name in PROFILES for epsilon in EPSILONS]
+        series = {name: [(epsilon, _p_max(name, epsilon)) for epsilon in EPSILONS] for name in PROFILES}
         figure = lines("p-max", "Probability of the worst of 25 clients", series, "epsilon", "p_max")
         columns = list(rows[0])
         cells = [[value if isinstance(value, str) else f"{value:.4g}" for value in line.values()] for line in rows]
@@ -53,13 +53,13 @@ class Bounds(Reproduction):
     def bounds(self, cases: Sequence[tuple[Weights, Fraction]]) -> list[Claim]:
         """Check Proposition 4.1 and how tight its printed bounds are."""
         broken = weak = empty = loose = 0
-        for weights, least in cases:
+        for weights, threshold in cases:
             mass, (low, high), (lower, upper) = (
-                near_mass(weights, least),
-                printed_bounds(weights, least),
-                sharp_bounds(weights, least),
+                near_mass(weights, threshold),
+                printed_bounds(weights, threshold),
+                sharp_bounds(weights, threshold),
             )
-            share = Fraction(sum(w >= least for w in weights), len(weights))
+            share = Fraction(sum(w >= threshold for w in weights), len(weights))
             broken += not low <= mass <= high
             loose += not share <= lower <= mass <= upper <= 1
             weak += low <= share
@@ -69,16 +69,16 @@ class Bounds(Reproduction):
             Claim("Proposition 4.1: both bounds hold", f"broken in {broken} {of}", not broken),
             Claim("(ours) the best bounds from the same numbers hold", f"broken in {loose} {of}", not loose),
             Claim(
-                "(ours) the printed lower bound says more than that a neighbourhood has its share N(delta) / n",
-                f"at most the share in {weak} {of}",
+                "(ours) the printed lower bound is above the trivial bound N(delta) / n",
+                f"at most N(delta) / n in {weak} {of}",
                 weak < len(cases),
-                "its numerator takes all near clients at delta, its denominator takes them at no gap at all",
+                "its numerator assumes gap delta for all near clients, its denominator assumes gap 0",
             ),
             Claim(
-                "(ours) the printed upper bound is below 1 or equal",
+                "(ours) the printed upper bound is at most 1",
                 f"above 1 in {empty} {of}",
                 not empty,
-                "its numerator takes all near clients at no gap, its denominator takes them at delta",
+                "its numerator assumes gap 0 for all near clients, its denominator assumes gap delta",
             ),
         ]
 
@@ -109,7 +109,7 @@ class Bounds(Reproduction):
                 "Lemma 4.5: losses off by nu move a probability by a factor of at most e^gamma (here 2)",
                 f"by up to {float(most):.3f}",
                 most <= g,
-                "the sum of all weights moves as well, the other way",
+                "the sum of all weights changes as well, in the opposite direction",
             ),
             Claim("(ours) by a factor of at most e^(2 gamma)", f"by up to {float(most):.3f} of 4", most <= g**2),
         ]
@@ -127,7 +127,7 @@ class Bounds(Reproduction):
             f"Proposition 4.4: {ROUNDS} rounds of draws cost {ROUNDS} epsilon, 60 and 120",
             listed,
             all(given <= ROUNDS * eps for eps, given, _ in found),
-            f"a round draws {DRAWN} clients, not one; and a client's data move every other loss through the model",
+            f"a round draws {DRAWN} clients, not one, and a client's data change every other loss through the model",
         )
 
 
@@ -135,8 +135,8 @@ def on_grid() -> Iterator[tuple[Weights, Fraction]]:
     """Yield all weights of 4 clients in tenths (the worst client has 1), with all thresholds in tenths."""
     grid = [Fraction(k, STEPS) for k in range(1, STEPS + 1)]
     for others in itertools.combinations_with_replacement(grid, 3):
-        for least in grid:
-            yield (Fraction(1), *others), least
+        for threshold in grid:
+            yield (Fraction(1), *others), threshold
 
 
 def at_random() -> Iterator[tuple[Weights, Fraction]]:
@@ -147,26 +147,26 @@ def at_random() -> Iterator[tuple[Weights, Fraction]]:
         yield (Fraction(1), *others), Fraction(rng.randint(1, 1000), 1000)
 
 
-def row(profile: str, tilt: float) -> dict[str, str | float]:
+def row(profile: str, epsilon: float) -> dict[str, str | float]:
     """Evaluate Proposition 4.1 at tau = 1 and delta = .1.
 
     Args:
         profile: Key of PROFILES.
-        tilt: Epsilon.
+        epsilon: Epsilon.
 
     Returns:
         A line of data.csv.
     """
-    weights = [1.0, *(math.exp(-tilt * PROFILES[profile](k) / 2) for k in range(1, CLIENTS))]
-    least = math.exp(-tilt * 0.1 / 2)
+    weights = [1.0, *(math.exp(-epsilon * PROFILES[profile](k) / 2) for k in range(1, CLIENTS))]
+    threshold = math.exp(-epsilon * 0.1 / 2)
     near = sum(1 for k in range(1, CLIENTS) if PROFILES[profile](k) <= 0.1) + 1
-    if not tilt:  # without a tilt every weight is 1 for any gaps
-        return {"gaps": profile, "epsilon": tilt, "N(delta)": near, "p_max": 1 / CLIENTS, "mass": near / CLIENTS,
+    if not epsilon:  # at epsilon 0 every weight is 1 for any gaps
+        return {"gaps": profile, "epsilon": epsilon, "N(delta)": near, "p_max": 1 / CLIENTS, "mass": near / CLIENTS,
                 "printed low": near / CLIENTS, "printed high": near / CLIENTS, "best low": near / CLIENTS, "best high": near / CLIENTS}  # fmt: skip
-    printed, best = printed_bounds(weights, least), sharp_bounds(weights, least)
-    return {"gaps": profile, "epsilon": tilt, "N(delta)": near, "p_max": _p_max(profile, tilt), "mass": near_mass(weights, least),
+    printed, best = printed_bounds(weights, threshold), sharp_bounds(weights, threshold)
+    return {"gaps": profile, "epsilon": epsilon, "N(delta)": near, "p_max": _p_max(profile, epsilon), "mass": near_mass(weights, threshold),
             "printed low": printed[0], "printed high": printed[1], "best low": best[0], "best high": best[1]}  # fmt: skip
 
 
-def _p_max(profile: str, tilt: float) -> float:
-    return float(probabilities([0.0, *(-PROFILES[profile](k) for k in range(1, CLIENTS))], tilt, 1.0).max())
+def _p_max(profile: str, epsilon: float) -> float:
+    return float(probabilities([0.0, *(-PROFILES[profile](k) for k in range(1, CLIENTS))], epsilon, 1.0).max())

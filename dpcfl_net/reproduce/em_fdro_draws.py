@@ -17,7 +17,7 @@ from dpcfl_net.results.tables import Table
 PAPER = "Yan, Guo, Liu, Liu, Client-Level Differential Privacy via Federated Distributionally Robust Optimization"
 CONFIGS = {"laptop": "cifar10_laptop", "paper": "cifar10_paper"}
 SEEDS = {"laptop": (0, 1), "paper": (0, 1, 2, 3)}
-TILTS, DRAWN = (0.0, 2.0, 4.0), (20, 5)
+EPSILONS, DRAWN = (0.0, 2.0, 4.0), (20, 5)
 MEASURES = {
     "accuracy_mean": "global accuracy",
     "accuracy_worst": "worst client's accuracy",
@@ -36,11 +36,11 @@ class Robustness(Reproduction):
 
     name = "em-fdro/fig3"
     paper = PAPER + ", Figures 2 and 3"
-    title = "Effect of tilted client sampling on the worst client, the tail and the mean"
+    title = "Effect of loss-weighted client sampling on the worst client, the tail and the mean"
 
     def compute(self, context: Context) -> ReproductionResult:
         path, seeds = packaged(f"em_fdro/{CONFIGS[context.scale]}"), SEEDS[context.scale]
-        axes = {"algorithm.clients_per_round": DRAWN, "algorithm.tilt": TILTS, "seed": seeds}
+        axes = {"algorithm.clients_per_round": DRAWN, "algorithm.tilt": EPSILONS, "seed": seeds}
         outcome = ReproductionResult([], [])
         found: dict[tuple[int, float], list[Rounds]] = {}
         for result in context.results(path, axes):
@@ -51,7 +51,7 @@ class Robustness(Reproduction):
                 {"clients_per_round": own["clients_per_round"], "tilt": own["tilt"], "seed": result.seed, **over}
             )
         for drawn in DRAWN:
-            runs = {tilt: found[drawn, tilt] for tilt in TILTS}
+            runs = {epsilon: found[drawn, epsilon] for epsilon in EPSILONS}
             outcome.figures += figures(drawn, runs)
             outcome.tables.append(table(drawn, runs))
             outcome.claims += claims(drawn, runs)
@@ -84,7 +84,7 @@ def figures(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Figure]:
     found = []
     for measure in list(MEASURES)[:4]:
         percent = 100 if measure.startswith("accuracy") else 1
-        series = {f"epsilon {tilt:g}": smoothed([run[measure] for run in own], percent) for tilt, own in runs.items()}
+        series = {f"epsilon {epsilon:g}": smoothed([run[measure] for run in own], percent) for epsilon, own in runs.items()}
         unit = f"{MEASURES[measure]}, %" if percent == 100 else MEASURES[measure]
         title = f"{MEASURES[measure].capitalize()}, {drawn} of 25 clients drawn"
         found.append(lines(f"{measure}-{drawn}", title, series, "round", unit))
@@ -107,21 +107,23 @@ def smoothed(runs: Sequence[Sequence[float]], scale: float) -> list[tuple[float,
 
 def table(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> Table:
     """Tabulate means over rounds, as mean and standard deviation over seeds."""
-    rows = [[f"{tilt:g}", *(_spread(over_seeds(own, measure), measure) for measure in MEASURES)] for tilt, own in runs.items()]
+    rows = [
+        [f"{epsilon:g}", *(_spread(over_seeds(own, measure), measure) for measure in MEASURES)] for epsilon, own in runs.items()
+    ]
     return Table(f"{drawn} of 25 clients drawn", ["epsilon", *MEASURES.values()], rows)
 
 
 def claims(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Claim]:
     """Check the claims of section 5.2 on figure 3."""
     every: dict[str, dict[float, list[float]]] = {
-        measure: {tilt: over_seeds(own, measure) for tilt, own in runs.items()} for measure in MEASURES
+        measure: {epsilon: over_seeds(own, measure) for epsilon, own in runs.items()} for measure in MEASURES
     }
-    mean = {measure: {tilt: statistics.fmean(v) for tilt, v in own.items()} for measure, own in every.items()}
+    mean = {measure: {epsilon: statistics.fmean(v) for epsilon, v in own.items()} for measure, own in every.items()}
     peak, general = mean["p_max"], mean["accuracy_mean"]
     return [
         Claim(
             f"{drawn} drawn: p_max grows with epsilon from 1/n",
-            ", ".join(f"{value:.3f} at {tilt:g}" for tilt, value in peak.items()),
+            ", ".join(f"{value:.3f} at {epsilon:g}" for epsilon, value in peak.items()),
             abs(peak[0.0] - 0.04) < 1e-9 and peak[0.0] < peak[2.0] < peak[4.0],
         ),
         _best(f"{drawn} drawn: epsilon 2 is best for the worst client", every["accuracy_worst"], 2.0),
@@ -130,7 +132,7 @@ def claims(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Claim]:
             f"{drawn} drawn: epsilon 2 does not harm global accuracy (by more than 1 point)",
             _listed(general),
             general[2.0] > general[0.0] - SLACK,
-            "tilted draws see less of the clients whose loss is low",
+            "weighted draws select clients with a low loss less often",
         ),
         Claim(
             f"{drawn} drawn: epsilon 4 gives global accuracy no further gain on epsilon 2 (of more than 1 point)",
@@ -142,8 +144,8 @@ def claims(drawn: int, runs: Mapping[float, Sequence[Rounds]]) -> list[Claim]:
 
 def _best(text: str, values: Mapping[float, Sequence[float]], wanted: float) -> Claim:
     """Claim that one epsilon is best; the cause compares the lead with the spread over seeds."""
-    mean = {tilt: statistics.fmean(own) for tilt, own in values.items()}
-    best = max(mean, key=lambda tilt: mean[tilt])
+    mean = {epsilon: statistics.fmean(own) for epsilon, own in values.items()}
+    best = max(mean, key=lambda epsilon: mean[epsilon])
     lead = 100 * (mean[best] - mean[wanted])
     widest = 100 * max(max(own) - min(own) for own in values.values())
     cause = f"epsilon {best:g} leads by {lead:.1f} points; seeds of one epsilon lie up to {widest:.1f} apart"
@@ -151,7 +153,7 @@ def _best(text: str, values: Mapping[float, Sequence[float]], wanted: float) -> 
 
 
 def _listed(mean: Mapping[float, float]) -> str:
-    return ", ".join(f"{100 * value:.1f} % at {tilt:g}" for tilt, value in mean.items())
+    return ", ".join(f"{100 * value:.1f} % at {epsilon:g}" for epsilon, value in mean.items())
 
 
 def _spread(values: Sequence[float], measure: str) -> Any:

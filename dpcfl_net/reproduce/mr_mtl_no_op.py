@@ -63,16 +63,16 @@ class NoOp(Reproduction):
         listed = ", ".join(f"lambda {lam:g}: {value:.1f} %" for lam, value in mean.items())
         return [
             Claim(
-                "a regulariser without effect is Local (within 1 point; noise differs)",
+                "MR-MTL without an effective regulariser equals Local (within 1 point; noise differs)",
                 f"lambda 0: {mean[0.0]:.1f} %, Local: {local:.1f} %",
                 abs(mean[0.0] - local) < 1,
                 "the two runs have other noise, and may have other learning rates",
             ),
-            Claim("one that acts changes the result by more than noise does (1 point)", listed, span > 1),
+            Claim("an effective regulariser changes the result by more than the noise (1 point)", listed, span > 1),
             Claim(
                 "MR-MTL with the best lambda is above Local",
                 f"best lambda {best:g}: {mean[best]:.1f} %, Local: {local:.1f} %",
                 best > 0 and mean[best] > local,
-                "clients of four rotations have little in common: the mean of all models is no good centre for any of them",
+                "clients of four rotations have little in common: the mean of all models is a poor centre for each of them",
             ),
         ]

@@ -185,7 +185,7 @@ def row_of(setting: str, result: Result) -> dict[str, Any]:
 def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
     """Return why R-DPCFL may lag: wrong clusters, or the cost of finding the right ones."""
     if recovered[0] < recovered[1]:
-        return f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later choices do not mend wrong ones"
+        return f"R-DPCFL recovered the clusters in {recovered[0]} of {recovered[1]} runs; later selections do not correct wrong clusters"
     noise = {
         name: statistics.fmean(float(r.privacy["noise_multiplier"]["max"]) for r in results if r.algorithm == name)
         for name in ("r-dpcfl", "local")

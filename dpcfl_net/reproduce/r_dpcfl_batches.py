@@ -17,7 +17,7 @@ from dpcfl_net.report.figures import Figure
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.first_rounds import bank, keys, setting
 from dpcfl_net.reproduce.plots import lines, points
-from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, Plan, noise_multiplier
+from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, TrainingSchedule, noise_multiplier
 
 LAPTOP = "Computed on {data} with {records} records per client, E = {rounds}, four rotations, {{3, 6, 6, 6}} clients."
 
@@ -42,7 +42,7 @@ def noise_for(config: Config, records: int, *, first: int, later: int, epsilon: 
 
     Source: Lemma 4.1.
     """
-    return noise_multiplier(Plan(records, first, later, config.rounds, epsilon))
+    return noise_multiplier(TrainingSchedule(records, first, later, config.rounds, epsilon))
 
 
 def stated(config: Config, records: int) -> str:
@@ -86,7 +86,7 @@ class Pictures(Reproduction):
         found = {panel: recovered(first.truth, fit.labels.tolist()) for panel, fit in fits.items()}
         small, full = fits
         claim = Claim(
-            "with full batches in round 1 the clusters are apart, with batches of 32 they are not",
+            "the clusters are separated with full batches in round 1 and not with batches of 32",
             "; ".join(
                 f"{panel}: effective MSS {fits[panel].mss:.1f}, clusters {'found' if found[panel] else 'not found'}" for panel in fits
             ),
@@ -134,7 +134,7 @@ class LaterBatches(Reproduction):
             Claim("MSS falls as b>1 grows (effective, M - 1 components)", *falling(means["mss_effective"])),
             Claim(
                 "MSS falls as b>1 grows (plain, two components, as the published code)", *falling(means["mss_plain_pca2"]),
-                "when the clusters are lost a mixture in a plane still finds groups that look apart",
+                "when the clusters are lost, a mixture in two components still finds groups that look separated",
             ),
             Claim(
                 "updates scatter further around their clusters as b>1 grows",

@@ -11,7 +11,7 @@ from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionR
 from dpcfl_net.reproduce.first_rounds import bank, keys, setting
 from dpcfl_net.reproduce.plots import lines, slope
 from dpcfl_net.reproduce.r_dpcfl_batches import stated
-from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, Plan, noise_multiplier
+from dpcfl_net.reproduce.r_dpcfl_noise import PAPER, TrainingSchedule, noise_multiplier
 
 
 class Centres(Reproduction):
@@ -37,10 +37,10 @@ class Centres(Reproduction):
         worst = max(ratio for curve in prices.values() for _, ratio in curve)
         claims = [
             Claim(
-                "centres of clusters draw k times closer as b1 grows k times: slope about -1 (paper: -.95)",
+                "the distance of cluster centres falls k-fold as b1 grows k-fold: slope about -1 (paper: -.95)",
                 f"slopes {min(slopes):.3f} to {max(slopes):.3f} over {len(slopes)} pairs",
                 all(-1.1 < value < -0.9 for value in slopes),
-                "the model moves within a round of many steps, so that later steps see other gradients",
+                "the model changes within a round of many steps, so that later steps have other gradients",
             ),
             Claim(
                 "a full batch in round 1 raises z by no more than 2.5 times (N = 50,000)", f"largest ratio {worst:.3f}", worst <= 2.5
@@ -83,6 +83,6 @@ class Centres(Reproduction):
         """Return by epsilon: (b>1, z at b1 = N divided by z at b1 = b>1), for N = 50,000, K = 1, E = 200."""
         found: dict[float, list[tuple[float, float]]] = {}
         for epsilon, later in itertools.product((3, 5, 10, 15), (16, 32, 64, 128, 256, 512, 1024)):
-            full, same = (noise_multiplier(Plan(50_000, first, later, 200, epsilon)) for first in (50_000, later))
+            full, same = (noise_multiplier(TrainingSchedule(50_000, first, later, 200, epsilon)) for first in (50_000, later))
             found.setdefault(epsilon, []).append((later, full / same))
         return found

@@ -19,12 +19,12 @@ from dpcfl_net.results.tables import Table
 CANDIDATES = range(2, 8)
 EPSILONS = (3, 4, 5, 10)
 WAYS: dict[str, tuple[mixture.Space, str, str]] = {
-    "two components, plain MSS (published code)": ("pca2", "mss_plain", "in a plane two of the four clusters lie close together"),
+    "two components, plain MSS (published code)": ("pca2", "mss_plain", "two of the four clusters are close together in two components"),
     "all dimensions, plain MSS (as printed)": (
-        "full", "mss_plain", "centres are apart by estimation error alone, and the fewer members, the tighter a component looks",
+        "full", "mss_plain", "estimation error alone separates the centres, and components with fewer members look tighter",
     ),
     "M - 1 components, effective MSS (this project)": (
-        "spectral", "mss", "of well separated clusters those left after merging score most: hence the project's rule is another",
+        "spectral", "mss", "with well separated clusters the score is largest after merging; therefore this project uses another rule",
     ),
 }  # fmt: skip
 
@@ -77,19 +77,22 @@ def _claims_on_number(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
             for key in dict.fromkeys((row["seed"], row["epsilon"]) for row in rows)
         }
         by_epsilon = {e: [row["candidate"] for (_, at), row in largest.items() if at == e] for e in EPSILONS}
-        right = sum(m == 4 for told in by_epsilon.values() for m in told)
+        right = sum(m == 4 for chosen in by_epsilon.values() for m in chosen)
         claims.append(
             Claim(
                 f"MSS peaks at the true M = 4: {way}",
-                f"{right} of {len(largest)}; M by epsilon: " + "; ".join(f"{e:g}: {told}" for e, told in by_epsilon.items()),
+                f"{right} of {len(largest)}; M by epsilon: "
+                + "; ".join(f"{e:g}: {chosen}" for e, chosen in by_epsilon.items()),
                 right == len(largest),
                 cause,
             )
         )
     ours = {(row["seed"], row["epsilon"]): row["chosen"] for row in rows}
-    told = "; ".join(f"{e:g}: {[m for (_, at), m in ours.items() if at == e]}" for e in EPSILONS)
+    listing = "; ".join(f"{e:g}: {[m for (_, at), m in ours.items() if at == e]}" for e in EPSILONS)
     right = sum(m == 4 for m in ours.values())
-    claims.append(Claim("this project's rule finds M = 4", f"{right} of {len(ours)}; M by epsilon: {told}", right == len(ours)))
+    claims.append(
+        Claim("this project's rule finds M = 4", f"{right} of {len(ours)}; M by epsilon: {listing}", right == len(ours))
+    )
     return claims
 
 
@@ -115,8 +118,8 @@ GROUPS = {
     ],
     "paper": [Group("cifar10", 6600, range(5), (3, 4, 5, 10, 15), (16, 32, 64, 128))],
 }
-PLANE = "k-means finds groups that look apart in any cloud of points in a plane"
-ERROR = "with few updates of many parameters centres are apart by estimation error alone, whatever the data"
+PLANE = "k-means finds groups that look separated in any points in a plane"
+ERROR = "with few updates of many parameters, estimation error alone separates the centres for any data"
 CLOSE = "just above 2 a client or two can still be in the wrong cluster; the best threshold is in the table"
 SCORES = (
     ("pca2", "mss_plain", "two components, plain MSS (published code)", PLANE),

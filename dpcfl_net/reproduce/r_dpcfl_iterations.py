@@ -89,9 +89,9 @@ class Iterations(Reproduction):
                 cause,
             )
             for space, words, cause in (
-                ("pca2", "two components, as the published code", "two components of 21 points are few and 20 starts end soon anyway"),
-                ("full", "all dimensions, as printed", "in p dimensions each point pulls its own centre: EM stays where it starts"),
-                ("spectral", "M - 1 components, this project's", "three components of 21 points are few and EM ends soon anyway"),
+                ("pca2", "two components, as the published code", "with 21 points in two components EM converges quickly at any b1"),
+                ("full", "all dimensions, as printed", "in p dimensions each centre follows its own points, and EM stays at its start"),
+                ("spectral", "M - 1 components, this project's", "with 21 points in three components EM converges quickly at any b1"),
             )
         ]  # fmt: skip
 
@@ -108,7 +108,7 @@ class Iterations(Reproduction):
             Claim("a smaller b>1 raises the MSS of the smaller data at every epsilon", *compared(smaller, small)),
             Claim(
                 "a smaller b>1 makes up for smaller local data", *compared(smaller, large),
-                "b>1 = 8 lowers z, yet the clipped sums of fewer records stay shorter against the same noise",
+                "b>1 = 8 lowers z, but the clipped sums of fewer records remain smaller relative to the noise",
             ),
         ]  # fmt: skip
 

@@ -22,7 +22,7 @@ SOLVED = 5e-4  # relative accuracy of `calibrate`
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingSchedule:
     """One client's DP-SGD over a run.
 
     Attributes:
@@ -56,11 +56,11 @@ class Plan:
 
 
 @cache
-def noise_multiplier(plan: Plan, accountant: Accountant = "rdp") -> float:
+def noise_multiplier(schedule: TrainingSchedule, accountant: Accountant = "rdp") -> float:
     """Solve z(epsilon, delta, b1, b>1, N, K, E).
 
     Args:
-        plan: The client's DP-SGD.
+        schedule: The client's DP-SGD.
         accountant: "pld" or "rdp".
 
     Returns:
@@ -68,19 +68,24 @@ def noise_multiplier(plan: Plan, accountant: Accountant = "rdp") -> float:
 
     Source: Lemma 4.1.
     """
-    return calibrate(plan.events, plan.epsilon, plan.delta, accountant=accountant)
+    return calibrate(schedule.events, schedule.epsilon, schedule.delta, accountant=accountant)
 
 
-def grid(first: Sequence[int] = FIRST, later: Sequence[int] = LATER) -> dict[tuple[int, int], Plan]:
-    """Return the plans of figures 3 and 4 by (b1, b>1): N = 6600, epsilon 5, delta 1e-4, K = 1, E = 200."""
-    return {(b1, b): Plan(records=6600, first=b1, later=b, rounds=200, epsilon=5) for b1, b in itertools.product(first, later)}
+def grid(first: Sequence[int] = FIRST, later: Sequence[int] = LATER) -> dict[tuple[int, int], TrainingSchedule]:
+    """Return the schedules of figures 3 and 4 by (b1, b>1): N = 6600, epsilon 5, delta 1e-4, K = 1, E = 200."""
+    return {
+        (b1, b): TrainingSchedule(records=6600, first=b1, later=b, rounds=200, epsilon=5)
+        for b1, b in itertools.product(first, later)
+    }
 
 
-def update_variance(plan: Plan, batch: int, noise: float, *, clip: float, rate: float, parameters: int) -> float:
+def update_variance(
+    schedule: TrainingSchedule, batch: int, noise: float, *, clip: float, rate: float, parameters: int
+) -> float:
     """Compute the noise variance of an update: steps * (rate * clip * noise / batch)^2 * p.
 
     Args:
-        plan: The client's DP-SGD.
+        schedule: The client's DP-SGD.
         batch: Batch size of the round.
         noise: Noise multiplier z.
         clip: Clip norm c.
@@ -92,7 +97,7 @@ def update_variance(plan: Plan, batch: int, noise: float, *, clip: float, rate: 
 
     Source: equation 2, with the actual K ceil(N/b) steps in place of K N/b.
     """
-    return plan.steps(batch) * (rate * clip * noise / batch) ** 2 * parameters
+    return schedule.steps(batch) * (rate * clip * noise / batch) ** 2 * parameters
 
 
 class Variance(Reproduction):
@@ -104,13 +109,13 @@ class Variance(Reproduction):
     setting: ClassVar[dict[str, Any]] = {"clip": 3.0, "rate": 5e-4, "parameters": 11_181_642}
 
     def compute(self, context: Context) -> ReproductionResult:
-        plans = grid()
+        schedules = grid()
         rows: list[dict[str, Any]] = []
-        for (b1, b), plan in plans.items():
-            noise = noise_multiplier(plan)
+        for (b1, b), schedule in schedules.items():
+            noise = noise_multiplier(schedule)
             variances = {
-                "first": update_variance(plan, b1, noise, **self.setting),
-                "later": update_variance(plan, b, noise, **self.setting),
+                "first": update_variance(schedule, b1, noise, **self.setting),
+                "later": update_variance(schedule, b, noise, **self.setting),
             }
             rows.append(
                 {"b1": b1, "b_later": b, "z_rdp": noise, "var_first": variances["first"], "var_later": variances["later"]}
@@ -124,21 +129,21 @@ class Variance(Reproduction):
 
     def claims(self, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
         """Check the claims; the number of steps is an integer."""
-        plan = Plan(6600, 6600, 32, 200, 5)
-        fixed = slope([(b, update_variance(plan, b, 1.0, **self.setting)) for b in LATER])
+        schedule = TrainingSchedule(6600, 6600, 32, 200, 5)
+        fixed = slope([(b, update_variance(schedule, b, 1.0, **self.setting)) for b in LATER])
         first = _slopes(rows, "b1", "b_later", "var_first")
         later = _slopes(rows, "b_later", "b1", "var_later")
         full = {row["b_later"]: row["var_first"] for row in rows if row["b1"] == FIRST[-1]}
         return [
             Claim("at a fixed noise multiplier the variance of an update falls as b^-3", f"slope {fixed:.3f}", abs(fixed + 3) < 0.1),
             Claim(
-                "the variance of the first update falls steeply with b1, whatever b>1",
+                "the variance of the first update falls steeply with b1 at every b>1",
                 f"falls at every step: {_word(_monotone(rows, 'b1', 'b_later', 'var_first', -1))}; "
                 f"slopes {min(first):.2f} to {max(first):.2f}, the rise of z included",
                 _monotone(rows, "b1", "b_later", "var_first", -1) and max(first) < -1,
             ),
             Claim(
-                "the variance of later updates falls steeply with b>1, whatever b1",
+                "the variance of later updates falls steeply with b>1 at every b1",
                 f"falls at every step: {_word(_monotone(rows, 'b_later', 'b1', 'var_later', -1))}; "
                 f"slopes {min(later):.2f} to {max(later):.2f}",
                 _monotone(rows, "b_later", "b1", "var_later", -1) and max(later) < -1,
@@ -160,9 +165,9 @@ class NoiseMultiplier(Reproduction):
 
     def compute(self, context: Context) -> ReproductionResult:
         rows: list[dict[str, Any]] = []
-        for (b1, b), plan in grid().items():
-            tight = noise_multiplier(plan, "pld") if b1 == FIRST[-1] else None
-            rows.append({"b1": b1, "b_later": b, "z_rdp": noise_multiplier(plan), "z_pld": tight})
+        for (b1, b), schedule in grid().items():
+            tight = noise_multiplier(schedule, "pld") if b1 == FIRST[-1] else None
+            rows.append({"b1": b1, "b_later": b, "z_rdp": noise_multiplier(schedule), "z_pld": tight})
         context.say(f"{len(rows)} noise multipliers solved")
         figures = [
             _by_series(rows, "b1", "b_later", "z_rdp", "noise multiplier", "first"),

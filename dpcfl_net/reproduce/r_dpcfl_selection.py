@@ -12,7 +12,7 @@ from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelecti
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
-from dpcfl_net.reproduce.r_dpcfl_noise import Plan
+from dpcfl_net.reproduce.r_dpcfl_noise import TrainingSchedule
 from dpcfl_net.results.compare import Result
 from dpcfl_net.results.tables import Table
 
@@ -70,7 +70,7 @@ class SelectionCost(Reproduction):
             ),
             *(
                 Claim(
-                    f"as much more noise costs accuracy: {name}",
+                    f"the additional noise costs accuracy: {name}",
                     f"{value:.1f} against {mean['jointly']:.1f} % jointly",
                     value < mean["jointly"],
                     "the difference is smaller than that between seeds",
@@ -93,11 +93,11 @@ def noise(records: int, rounds: int, batch: int) -> dict[str, Any]:
         The plan's sizes, its events, "joint" for joint composition, and each key of WAYS for subtraction.
     """
     selections = max(1, rounds // 10)
-    plan = Plan(records, records, min(batch, records), rounds, TARGET)
+    schedule = TrainingSchedule(records, records, min(batch, records), rounds, TARGET)
     each = FRACTION * TARGET
 
     def together(z: float) -> list[Any]:
-        return [*plan.events(z), BoundedRangeSelection(each, selections)]
+        return [*schedule.events(z), BoundedRangeSelection(each, selections)]
 
     rho = selections * each**2 / 8  # zCDP of the exponential mechanism (R, appendix B.3)
     alone = {
@@ -108,7 +108,7 @@ def noise(records: int, rounds: int, batch: int) -> dict[str, Any]:
     return {
         "records": records, "rounds": rounds, "selections": selections, "events": together,
         "joint": calibrate(together, TARGET, DELTA, accountant="rdp"),
-        **{way: calibrate(plan.events, TARGET - cost, DELTA, accountant="rdp") for way, cost in alone.items()},
+        **{way: calibrate(schedule.events, TARGET - cost, DELTA, accountant="rdp") for way, cost in alone.items()},
     }  # fmt: skip
 
 

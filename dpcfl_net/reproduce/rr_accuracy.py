@@ -18,7 +18,7 @@ PAPER = "Yang, Hu, Kim, Li, Differentially Private Federated Clustering with Ran
 SETTINGS = ("balanced", "imbalanced")
 EPSILONS = (2, 4, 8)
 MIDDLE = 4
-LEAST = 12
+MIN_SIZE = 12
 GUARANTEES: Mapping[str, Mapping[str, Any]] = {
     "labels-first": {"privacy.adjacency": "replace-one", "privacy.accountant": "pld"},
     "expected": {"privacy.adjacency": "zero-out", "privacy.accountant": "pld"},
@@ -61,7 +61,7 @@ def _pair(title: str, base: str, without: Mapping[str, Any], with_rr: Mapping[st
     options = {"name": "rr-cluster", "base": base}
     return (
         System(f"DP-{title}", {**options, "min_cluster_size": 0}, without),
-        System(f"RR-Cluster ({title})", {**options, "min_cluster_size": LEAST}, with_rr),
+        System(f"RR-Cluster ({title})", {**options, "min_cluster_size": MIN_SIZE}, with_rr),
     )
 
 
@@ -244,12 +244,12 @@ def larger_when_imbalanced(found: Found) -> list[Claim]:
 
 
 def added_by_expected(found: Found) -> Claim:
-    """Claim that rebalancing on average beats noisy labels at the same epsilon."""
+    """Claim that rebalancing in expectation beats rebalancing of noisy labels at the same epsilon."""
     gaps = _gaps(found, "expected", "labels-first")
-    least = min(gaps, default=0.0)
+    smallest = min(gaps, default=0.0)
     return Claim(
         "(ours) rebalancing on average is above rebalancing noisy labels at every epsilon",
-        f"RR-Cluster (IFCA): {least:+.1f} to {max(gaps, default=0.0):+.1f} points over settings and epsilon", least > 0,
+        f"RR-Cluster (IFCA): {smallest:+.1f} to {max(gaps, default=0.0):+.1f} points over settings and epsilon", smallest > 0,
     )  # fmt: skip
 
 
@@ -264,5 +264,5 @@ def _gaps(found: Found, above: str, below: str) -> list[float]:
 
 def _cause(guarantee: str) -> str:
     if guarantee == "expected":
-        return "an update counts for the cluster that its client names, so that clusters are told apart without rebalancing too"
-    return "released labels are right hardly more often than by chance, so that each cluster averages clients of all of them"
+        return "an update counts for the cluster that its client names, so that clusters separate also without rebalancing"
+    return "released labels are correct little more often than by chance, so that each cluster averages clients of all clusters"

@@ -18,9 +18,9 @@ PAPER_LABELS = {0: 39.06, 4: 43.75, 8: 87.50}  # Table 4 at epsilon 4; 0 is DP-I
 CHANCE = 25.0
 
 
-def rebalanced(least: int) -> System:
+def rebalanced(min_size: int) -> System:
     """Return IFCA with a minimum cluster size."""
-    return System(f"B={least}", {"name": "rr-cluster", "base": "ifca", "min_cluster_size": least}, {})
+    return System(f"B={min_size}", {"name": "rr-cluster", "base": "ifca", "min_cluster_size": min_size}, {})
 
 
 def labels_of(result: Result) -> dict[str, float | None]:
@@ -30,7 +30,7 @@ def labels_of(result: Result) -> dict[str, float | None]:
         result: A finished run.
 
     Returns:
-        "sent" and "released": mean over the last rounds, before and after noise. "settled": clients whose model of least loss
+        "sent" and "released": mean over the last rounds, before and after noise. "settled": clients whose model of smallest loss
         is correct at the end. None where the run has no such labels.
     """
     lines_ = [line for line in runlog.read(RunFolder(result.folder).clusters) if line.get("view") == "observer"]
@@ -54,17 +54,19 @@ class Labels(Reproduction):
     name = "rr-cluster/table4"
     paper = PAPER + ", Table 4"
     title = "Correct labels of a round's clients, before and after the guarantee's noise"
-    leasts: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12), "paper": (0, 4, 6, 8, 12)}
+    min_sizes: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12), "paper": (0, 4, 6, 8, 12)}
     guarantees = ("labels-first", "expected", "paper")
 
     def compute(self, context: Context) -> ReproductionResult:
         path = packaged(f"rr_cluster/{context.scale}_fmnist_balanced")
         rows = []
         for guarantee in self.guarantees:
-            for least in self.leasts[context.scale]:
-                for result in cells(context, path, rebalanced(least), guarantee, MIDDLE, (0,)):
+            for min_size in self.min_sizes[context.scale]:
+                for result in cells(context, path, rebalanced(min_size), guarantee, MIDDLE, (0,)):
                     accuracy = 100 * float(result.final["accuracy_mean"])
-                    rows.append({"guarantee": guarantee, "min_cluster_size": least, "accuracy": accuracy, **labels_of(result)})
+                    rows.append(
+                        {"guarantee": guarantee, "min_cluster_size": min_size, "accuracy": accuracy, **labels_of(result)}
+                    )
         shown = [
             [
                 str(row["guarantee"]),
@@ -83,12 +85,12 @@ class Labels(Reproduction):
                 "87.5 % of the labels are right at B = 8, epsilon 4 (39.1 % at B = 0)",
                 f"released labels {min(released):.0f} to {max(released):.0f} % right over B (chance: {CHANCE:.0f} %)",
                 max(released) > max(PAPER_LABELS.values()) - 5,
-                "the paper's are labels before noise: noise that pays for them at this epsilon leaves them near chance",
+                "the paper counts labels before noise; noise for this epsilon leaves released labels near chance",
             ),
             Claim(
                 "labels before noise are right more often with rebalancing than without (paper's guarantee)",
                 ", ".join(
-                    f"B = {b}: {value:.0f} %" for b, value in zip(self.leasts[context.scale], sent["paper"], strict=True)
+                    f"B = {b}: {value:.0f} %" for b, value in zip(self.min_sizes[context.scale], sent["paper"], strict=True)
                 ),
                 max(sent["paper"][1:]) > sent["paper"][0],
                 "models trained on nearly random labels hardly differ, with or without rebalancing",
@@ -96,7 +98,7 @@ class Labels(Reproduction):
             Claim(
                 "(ours) without released labels, labels as sent are right more often with rebalancing than without",
                 ", ".join(
-                    f"B = {b}: {value:.0f} %" for b, value in zip(self.leasts[context.scale], sent["expected"], strict=True)
+                    f"B = {b}: {value:.0f} %" for b, value in zip(self.min_sizes[context.scale], sent["expected"], strict=True)
                 ),
                 max(sent["expected"][1:]) > sent["expected"][0],
             ),
@@ -110,7 +112,7 @@ class SmallestCluster(Reproduction):
     name = "rr-cluster/fig3"
     paper = PAPER + ", Figure 3"
     title = "Accuracy over the minimum cluster size"
-    leasts: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12, 16, 20, 24), "paper": (0, 2, 4, 6, 8, 10, 12, 16, 20, 24)}
+    min_sizes: Mapping[str, Sequence[int]] = {"laptop": (0, 4, 8, 12, 16, 20, 24), "paper": (0, 2, 4, 6, 8, 10, 12, 16, 20, 24)}
     seeds: Mapping[str, Sequence[int]] = {"laptop": (0,), "paper": (0, 1, 2)}
 
     def compute(self, context: Context) -> ReproductionResult:
@@ -118,21 +120,21 @@ class SmallestCluster(Reproduction):
         rows, series, claims = [], {}, []
         for guarantee in ("labels-first", "expected"):
             curve = []
-            for least in self.leasts[context.scale]:
-                results = cells(context, path, rebalanced(least), guarantee, 2, self.seeds[context.scale])
+            for min_size in self.min_sizes[context.scale]:
+                results = cells(context, path, rebalanced(min_size), guarantee, 2, self.seeds[context.scale])
                 values = [100 * float(result.final["accuracy_mean"]) for result in results]
                 rows += [
-                    {"guarantee": guarantee, "min_cluster_size": least, "seed": r.seed, "accuracy": v}
+                    {"guarantee": guarantee, "min_cluster_size": min_size, "seed": r.seed, "accuracy": v}
                     for r, v in zip(results, values, strict=True)
                 ]
-                curve.append((float(least), statistics.fmean(values)))
+                curve.append((float(min_size), statistics.fmean(values)))
             series[guarantee] = curve
             best, plain = max(curve, key=lambda point: point[1]), curve[0][1]
             inner = 0 < best[0] < curve[-1][0]
             claims.append(Claim(
-                f"{guarantee}: accuracy over B is an inverted U whose top is above B = 0",
+                f"{guarantee}: accuracy over B is an inverted U with a maximum above B = 0",
                 f"{plain:.1f} % at B = 0, {best[1]:.1f} % at B = {best[0]:g}, {curve[-1][1]:.1f} % at B = {curve[-1][0]:g}",
-                inner and best[1] > plain, "one seed decides which models start ahead; the top is at an end",
+                inner and best[1] > plain, "with one seed the initial models decide; the maximum is at an end",
             ))  # fmt: skip
         figure = lines("rr-fig3", "Accuracy over B, epsilon 2", series, "B, minimum updates per cluster", "accuracy, %")
         return ReproductionResult(rows, claims, [figure])

@@ -19,11 +19,11 @@ from dpcfl_net.runtime.checkpoint import Checkpoints
 
 CLUSTERS = {"balanced": [10, 10, 10, 10], "imbalanced": [20, 10, 10]}
 NOISE = {"easy": 0.1, "hard": 0.5}
-LEAST = 8
+MIN_SIZE = 8
 SYSTEMS = {
     "FedAvg": {"name": "dp-fedavg", "sampling_rate": 1.0},
     "IFCA": {"name": "rr-cluster", "base": "ifca", "min_cluster_size": 0, "sampling_rate": 1.0},
-    "RR-Cluster (IFCA)": {"name": "rr-cluster", "base": "ifca", "min_cluster_size": LEAST, "sampling_rate": 1.0},
+    "RR-Cluster (IFCA)": {"name": "rr-cluster", "base": "ifca", "min_cluster_size": MIN_SIZE, "sampling_rate": 1.0},
 }
 SEEDS = {"laptop": tuple(range(5)), "paper": tuple(range(20))}
 USED = 0.05  # a model that a smaller share of clients chooses is dead
@@ -83,7 +83,7 @@ def claim(scenario: str, dead: dict[tuple[str, str], list[int]]) -> Claim:
         f"{scenario}: IFCA leaves models dead, RR-Cluster fewer",
         f"runs with a dead model: IFCA {sum(map(bool, without))}, RR-Cluster {sum(map(bool, with_))} of {len(with_)}",
         sum(map(bool, with_)) < sum(map(bool, without)),
-        "rebalancing gives every model updates, of clients of other lines as well, which keep it between lines"
+        "rebalancing gives every model updates of clients with other lines, which keep it between the lines"
         if any(without)
         else "IFCA left no model dead in these runs, in which every client takes part in every round",
     )

@@ -7,7 +7,7 @@ from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, System, cells
 from dpcfl_net.results.tables import Table
 
 EPSILONS = (4, 8, 16)
-LEAST = 6  # k B <= q n: 30 clients a round, 4 clusters
+MIN_SIZE = 6  # k B <= q n: 30 clients a round, 4 clusters
 PAPER_NUMBERS = {
     "DP-FedAvg": (4.47, 13.43, 17.53),
     "DP-IFCA": (12.62, 12.64, 13.20),
@@ -18,7 +18,7 @@ SYSTEMS = (
     System("DP-FedAvg", {"name": "dp-fedavg"}, {}),
     System("DP-IFCA", {"name": "rr-cluster", "base": "ifca", "min_cluster_size": 0}, {}),
     System("DP-FeSEM", {"name": "rr-cluster", "base": "fesem", "min_cluster_size": 0}, {}),
-    System("RR-Cluster (IFCA)", {"name": "rr-cluster", "base": "ifca", "min_cluster_size": LEAST}, {}),
+    System("RR-Cluster (IFCA)", {"name": "rr-cluster", "base": "ifca", "min_cluster_size": MIN_SIZE}, {}),
 )
 USED = {"laptop": ("expected",), "paper": tuple(GUARANTEES)}
 SEEDS = {"laptop": (0,), "paper": (0, 1, 2)}
@@ -65,5 +65,7 @@ def claim(guarantee: str, found: dict[tuple[str, str, int], float]) -> Claim:
     """
     gaps = {e: found[guarantee, "RR-Cluster (IFCA)", e] - found[guarantee, "DP-IFCA", e] for e in EPSILONS}
     measured = ", ".join(f"{gap:+.1f} points at epsilon {e:g}" for e, gap in gaps.items())
-    cause = "roles do not fall into clusters that a next character tells apart: what helps is more updates for a model, and one model has most"
+    cause = (
+        "roles do not form clusters that differ in the next character; more updates per model help, and a single model has most"
+    )
     return Claim(f"{guarantee}: rebalancing raises the accuracy of DP-IFCA", measured, min(gaps.values()) > 0, cause)

@@ -24,7 +24,7 @@ class AttackResult:
         name: Name of its file in RUN/attacks, without the suffix.
         title: Heading on the report page.
         headline: One sentence with the main figure.
-        sentences: Explanation, a sentence each.
+        sentences: Explanation, one sentence per item.
         columns: Column titles of a table; empty for no table.
         rows: Cells of the table as text.
         figure: Plotly figure {data, layout, height}, or None. Colours may be names such as "@c0" (see report/figures.py). With
@@ -65,7 +65,7 @@ def results(run: Path, notes: list[str]) -> list[AttackResult]:
 
     Args:
         run: Run folder.
-        notes: Receives a sentence for each file that is no result.
+        notes: Receives a sentence for each file that is not a result.
     """
     found = []
     for path in sorted(RunFolder(run).attacks.glob("*.json")):
@@ -80,7 +80,7 @@ def read_result(path: Path) -> AttackResult:
     """Read one result.
 
     Raises:
-        ConfigError: If the file is no result, or its table or figure is malformed.
+        ConfigError: If the file is not a result, or its table or figure is malformed.
     """
     try:
         found = TypeAdapter(AttackResult).validate_json(read_bytes(path), strict=True)
@@ -91,7 +91,7 @@ def read_result(path: Path) -> AttackResult:
     if found.name != path.stem:
         raise ConfigError(f"{path} is not the result of an attack of this name, but of {found.name!r}")
     if any(len(row) != len(found.columns) for row in found.rows):
-        raise ConfigError(f"{path}: rows must have {len(found.columns)} cells, as there are columns")
+        raise ConfigError(f"{path}: every row must have {len(found.columns)} cells, one per column")
     sides: dict[str, Any] = {"data": list, "layout": dict, "height": (int, float), "aspect": (int, float)}
     figure = None if found.figure is None else {"aspect": 1, **found.figure}
     if figure is not None and not all(isinstance(figure.get(name), kind) for name, kind in sides.items()):

@@ -109,7 +109,7 @@ def read_result(folder: Path) -> Result:
         folder: Run folder.
 
     Raises:
-        ConfigError: If the folder is no run folder, is damaged, or the run has not finished.
+        ConfigError: If the folder is not a run folder, is damaged, or the run has not finished.
     """
     notes: list[str] = []
     files = RunFolder(folder)
@@ -141,7 +141,7 @@ def read_sweep(folder: Path) -> list[Result]:
         folder: Sweep folder.
 
     Raises:
-        ConfigError: If the folder is no sweep folder or no run has finished.
+        ConfigError: If the folder is not a sweep folder or no run has finished.
     """
     cells = read_document(folder)["cells"]
     folders = dict.fromkeys((folder / cell["folder"]).resolve() for cell in cells)
@@ -161,7 +161,7 @@ def read_document(folder: Path) -> JsonLine:
         {config, axes, cells: [{values, folder, state}]}.
 
     Raises:
-        ConfigError: If the folder is no sweep folder or the file is damaged.
+        ConfigError: If the folder is not a sweep folder or the file is damaged.
     """
     file = SweepFolder(folder).sweep
     document, path = read_mapping(file, []), str(file)
@@ -235,7 +235,7 @@ def statements(results: Iterable[Result]) -> tuple[list[str], list[str]]:
 
 def refusal(found: Mapping[Path, str]) -> ConfigError:
     """Build the error for runs that are not comparable, from the result of `unequal`."""
-    return ConfigError([f"{path.name}: {text}" for path, text in found.items()] + ["--force shows them all the same, marked"])
+    return ConfigError([f"{path.name}: {text}" for path, text in found.items()] + ["--force shows them with a mark"])
 
 
 def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:

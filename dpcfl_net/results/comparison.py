@@ -1,4 +1,4 @@
-"""Runs and sweeps side by side as one table; refused where their privacy or their data differ."""
+"""Comparison table of runs and sweeps; runs with different privacy or data are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Comparison:
     Attributes:
         results: The runs.
         apart: Dotted keys of swept settings: runs with different values there are not compared with each other.
-        marked: Runs that do not compare with the others, with what differs.
+        marked: Runs that are not comparable with the others, each with the differences.
     """
 
     results: tuple[Result, ...]
@@ -39,14 +39,14 @@ class Comparison:
 
         Args:
             folders: Run folders, and folders of sweeps for all their finished runs.
-            force: Keep runs whose privacy or data differ, marked.
-            fairness: Add F_acc and F_loss; trains models without privacy where this host has none yet.
+            force: Keep runs whose privacy or data differ, with a mark.
+            fairness: Add F_acc and F_loss; trains models without privacy unless this host has them cached.
 
         Returns:
             The comparison.
 
         Raises:
-            ConfigError: If a folder has no finished run, or if runs do not compare and `force` is not set.
+            ConfigError: If a folder has no finished run, or if runs are not comparable and `force` is not set.
         """
         results: list[Result] = []
         apart: list[str] = []
@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def table(self) -> Table:
-        """The table in words: settings that differ, then mean and standard deviation of the figures over seeds."""
+        """The table as text: settings that differ, then mean and standard deviation of the figures over seeds."""
         return compare.table(compare.rows(self.results), self.marked)
 
     @property
@@ -85,7 +85,7 @@ class Comparison:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """One dictionary for each run, with its whole figures: shares in [0, 1]."""
+        """One dictionary for each run, with unrounded figures: shares in [0, 1]."""
         return [
             {"folder": str(one.folder), "algorithm": one.algorithm, "seed": one.seed, "epsilon": one.epsilon, **one.final}
             for one in self.results
@@ -93,15 +93,15 @@ class Comparison:
 
     @property
     def statements(self) -> tuple[list[str], list[str]]:
-        """What the runs promise, each promise once; and what must not be overlooked."""
+        """Distinct privacy promises of the runs, and alerts."""
         promises, alerts = compare.statements(self.results)
         return promises, [*alerts, *(f"{folder.name}: {text}" for folder, text in self.marked.items())]
 
     def to_csv(self, path: Path | str | None = None) -> str:
-        """Write one line for each run with its whole figures.
+        """Write one line for each run with unrounded figures.
 
         Args:
-            path: File to write; None: none.
+            path: File to write; None writes no file.
 
         Returns:
             The text.

@@ -25,7 +25,7 @@ EPOCHS, BATCH, RATE, MOMENTUM = 10, 64, 0.02, 0.9
 
 
 def add_fairness(folder: Path, root: str | None = None) -> dict[str, float | None]:
-    """Compute F_acc and F_loss of the last round and append them to metrics.jsonl, unless they are there.
+    """Compute F_acc and F_loss of the last round and append them to metrics.jsonl unless it holds them.
 
     F = max over clients i, j of |drop_i - drop_j|, where drop is the difference in test accuracy (or in mean test loss, in nats)
     between theta* and the client's model; theta* is plain SGD on all training records of the client's true cluster. The paper takes

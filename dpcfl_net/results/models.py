@@ -38,12 +38,12 @@ def export_models(folder: Path, job: Job, data_root: str | None = None, *, perso
     """Write the models of the newest checkpoint into models/, one safetensors file each, and remove older files there.
 
     A file holds the tensors of `module.state_dict()` by name. Its metadata (text) says how to build the module and how to
-    scale its inputs, what the run promises, the round and the job: see docs/python-api.md.
+    scale its inputs, the privacy promise, the round and the job: see docs/python-api.md.
 
     Args:
         folder: The run folder.
         job: Its job.
-        data_root: Folder of the data sets; None: the usual one.
+        data_root: Folder of the data sets; None: the default.
         personal: Also write the personal model of every client whose ledger is on this machine.
 
     Returns:
@@ -92,7 +92,7 @@ def named_tensors(template: ModelTemplate, theta: np.ndarray) -> dict[str, np.nd
         theta: (p,) float32.
 
     Returns:
-        Tensors by name; of a model of the user's own its buffers too.
+        Tensors by name; of a plugin model also the buffers.
     """
     tensors, at = {}, 0
     for name, shape in template.layout:
@@ -115,7 +115,7 @@ class Models(Mapping[int, "dict[str, torch.Tensor]"]):
         folder: The run folder.
 
     Raises:
-        ConfigError: By any access, if a model is not there or its file is damaged.
+        ConfigError: On any access, if a model is missing or its file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -146,7 +146,7 @@ class Models(Mapping[int, "dict[str, torch.Tensor]"]):
         return self._paths[number]
 
     def metadata(self, number: int) -> dict[str, str]:
-        """A file's metadata: how to build the module, how to scale inputs, what the run promises."""
+        """A file's metadata: how to build the module and scale inputs, and the privacy promise."""
         return self._metadata(self.path(number))
 
     def module(self, number: int) -> nn.Module:
@@ -204,9 +204,9 @@ class Models(Mapping[int, "dict[str, torch.Tensor]"]):
 
 
 def personal_tensors(folder: Path, job: Job, client: int) -> dict[str, np.ndarray]:
-    """The personal model of one client, out of that client's own ledger folder.
+    """Read the personal model of one client from its ledger folder.
 
-    No message carries it and no other process of the run has it: it can be read on the client's machine only. The privacy
+    No message contains it and no other process of the run has it, so it can be read on the client's machine only. The privacy
     statement covers what leaves a client, so it says nothing about this model.
 
     Args:
@@ -253,7 +253,7 @@ def _write_personal_model(path: Path, tensors: dict[str, np.ndarray], described:
 
 
 class _Reading(Disk):
-    """A disk that changes nothing: a reader leaves drafts of a running worker where they are."""
+    """A disk that changes nothing, so that a reader does not remove drafts of a running worker."""
 
     def remove(self, path: Path) -> None:
         """Leave the file."""
@@ -269,7 +269,7 @@ def _name(job: Job, row: int) -> str:
 
 
 def _build(name: str, input_shape: list[int], classes: int) -> nn.Module:
-    """The module of a template, without a trace in the caller's random numbers."""
+    """Build the module of a template without a change of the caller's random state."""
     import torch
 
     from dpcfl_net.training.models import build

@@ -10,26 +10,26 @@ from dpcfl_net.results.number_format import number, plain
 
 UNITS = {
     "sample": "sample: one training record of one client",
-    "client": "client: everything that one client holds",
+    "client": "client: all data of one client",
 }
 ADJACENCIES = {
     "sample": {
-        "zero-out": "zero-out: a record replaced by nothing; record counts are public",
+        "zero-out": "zero-out: a record replaced by an empty one; record counts are public",
         "replace-one": "replace-one: a record exchanged for another",
     },
     "client": {
-        "zero-out": "zero-out: a client taken out whole (add/remove); the number of clients is public",
+        "zero-out": "zero-out: a client added or removed; the number of clients is public",
         "replace-one": "replace-one: a client exchanged for another",
     },
 }
 TRUST = {
-    "untrusted-server": "untrusted server: each client adds its noise before anything leaves it",
-    "trusted-server": "trusted server: it sees what clients send, raw, and adds the noise itself",
+    "untrusted-server": "untrusted server: each client adds noise before it sends anything",
+    "trusted-server": "trusted server: it receives raw updates and adds the noise",
     "secure-aggregation": "secure aggregation: the server sees sums over clients only",
 }
 LEDGERS = {
-    "run": "this run alone; other runs on the same data add to it",
-    "dataset": "everything ever spent on this data",
+    "run": "this run only; other runs on the same data add to the total",
+    "dataset": "all runs on this data together",
 }
 
 
@@ -41,8 +41,8 @@ class Statement:
         headline: Epsilon, delta and unit in one line.
         alerts: Warnings that every page shows: insecure settings, no finite epsilon, overspending.
         facts: Pairs of label and text.
-        covered: What the epsilon covers, a sentence each.
-        not_covered: What it does not cover, a sentence each.
+        covered: What the epsilon covers, one sentence per item.
+        not_covered: What it does not cover, one sentence per item.
     """
 
     headline: str
@@ -62,7 +62,7 @@ def statement(privacy: Mapping[str, Any] | None) -> Statement:
         The statement; a missing value is "not stated" and never replaced by a finite one.
     """
     if not privacy or "epsilon" not in privacy:
-        unsaid = "This run states no epsilon: treat what left the clients as unprotected."
+        unsaid = "This run states no epsilon: treat everything that left the clients as unprotected."
         return Statement("no privacy statement", (unsaid,), (), (), ())
     epsilon, not_covered = number(privacy.get("epsilon")), sentences(privacy.get("not_covered"))
     bound = epsilon_bound(privacy)
@@ -89,7 +89,7 @@ def epsilon_bound(privacy: Mapping[str, Any]) -> str:
 def _alerts(privacy: Mapping[str, Any], epsilon: float | None) -> list[str]:
     alerts = []
     if insecure := privacy.get("insecure"):
-        why = ", ".join(sentences(insecure)) or "its settings, such as seeded noise, let others undo the protection"
+        why = ", ".join(sentences(insecure)) or "its settings, such as seeded noise, allow others to remove the noise"
         alerts.append(f"INSECURE: {why}. For reproducing and debugging only; the epsilon does not hold.")
     alerts += [f"Audited: {said}." for said in sentences(privacy.get("audited"))]
     if epsilon is None:
@@ -112,7 +112,7 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
         ("Adjacency", words("adjacency", ADJACENCIES.get(str(privacy.get("unit")), ADJACENCIES["sample"]))),
         ("Trust", words("trust", TRUST)),
         ("Epsilon", bound),
-        ("Epsilon spent", "not stated" if spent is None else f"{plain(spent)} by the client that spent most"),
+        ("Epsilon spent", "not stated" if spent is None else f"{plain(spent)} (largest over the clients)"),
         ("Delta", plain(privacy.get("delta"))),
         ("Accountant", str(privacy.get("accountant") or "not stated")),
         ("Noise multiplier", _noise(privacy.get("noise_multiplier"))),

@@ -1,4 +1,4 @@
-"""One round's metrics as a small frozen record, from a run that is going or has ended."""
+"""Metrics of one round as a frozen record, of a running or ended run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpcfl_net.results.run_view import sort_clusters, sort_metrics
 
 @dataclass(frozen=True)
 class RoundMetrics:
-    """What is known of one round. Accuracies are shares in [0, 1]; None where a figure was not measured.
+    """Metrics of one round. Accuracies are shares in [0, 1]; None where a figure was not measured.
 
     Attributes:
         round: Number of the round, from 1.
@@ -26,10 +26,10 @@ class RoundMetrics:
         accuracy_by_cluster: Mean accuracy by true cluster.
         accuracy_by_client: Accuracy by client.
         loss: Mean test loss over clients.
-        assignment: Cluster of each client as the server has it; None for a client without one.
+        assignment: Cluster of each client at the server; None for a client without one.
         clusters: Number of clusters that the server keeps.
         ari: Adjusted Rand index of the server's clusters against the true ones.
-        epsilon_spent: Largest epsilon that a client has spent; computed now and then during a run, always at its end.
+        epsilon_spent: Largest epsilon that a client has spent; not computed in every round, but always at the end.
         missing: Clients that did not answer.
         seconds: Wall-clock time of the round.
         bytes_up: Bytes from the clients.
@@ -69,7 +69,7 @@ class Tables:
     agreement: Mapping[int, JsonLine]
 
     def at(self, t: int, rounds: int) -> RoundMetrics:
-        """The metrics of round t of a run of so many rounds."""
+        """Return the metrics of round t; `rounds` is the length of the run."""
         served, seen, group = self.served.get(t, {}), self.observed.get(t, {}), self.grouping.get(t, {})
         return RoundMetrics(
             round=t,
@@ -97,7 +97,7 @@ class RoundTail:
     Args:
         folder: The run folder.
         rounds: Rounds of the whole run.
-        evaluate_every: The observer evaluates every so many rounds, and the last.
+        evaluate_every: Interval of the observer's evaluations in rounds; it also evaluates the last round.
     """
 
     def __init__(self, folder: Path, rounds: int, evaluate_every: int = 1) -> None:
@@ -111,14 +111,14 @@ class RoundTail:
         self._next = 1
 
     def new(self, *, ended: bool = False) -> list[RoundMetrics]:
-        """Rounds that are complete since the last call.
+        """Return the rounds completed since the last call.
 
         Args:
-            ended: Whether no process of the run is left, so that no figure is waited for.
+            ended: Whether all processes of the run have ended, so that no further figure can arrive.
 
         Returns:
             Metrics in order of rounds. A round is complete when the server and, if it evaluates that round, the observer have
-            written it, or when two later rounds are there.
+            written it, or when two later rounds exist.
         """
         metrics, clusters = self._files
         sort_metrics(metrics.new(), self._served, self._observed, self._spent)

@@ -40,12 +40,12 @@ class Privacy:
     Attributes:
         epsilon: Promised epsilon over the whole run; inf if the run has no guarantee.
         delta: Promised delta.
-        unit: "sample" (one training record) or "client" (all that one client holds).
+        unit: "sample" (one training record) or "client" (all data of one client).
         adjacency: "zero-out" or "replace-one".
         trust: "untrusted-server" or "trusted-server".
         epsilon_spent: Largest epsilon that a client has spent so far; inf without a guarantee.
-        statement: Headline, alerts, facts and what is covered, in words.
-        document: The whole statement as run.json holds it.
+        statement: Headline, alerts, facts, and covered and uncovered items, as text.
+        document: The statement in run.json.
     """
 
     epsilon: float
@@ -72,7 +72,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Message:
-    """One message that the server sent or received, chunks put together.
+    """One message that the server sent or received, chunks merged.
 
     Attributes:
         time: Seconds since the epoch.
@@ -80,8 +80,8 @@ class Message:
         client: Number of the client.
         round: Round that the message belongs to.
         kind: HELLO, WELCOME, TASK, RESULT, ERROR, HEARTBEAT or BYE.
-        task: Client step that a TASK or RESULT is of.
-        code: What became of the task, as "release".
+        task: Client step of a TASK or RESULT.
+        code: Status of a RESULT, such as "release".
         bytes: Size of the payload.
         tensors: Arrays by name; None unless the transcript is kept in full.
     """
@@ -104,8 +104,8 @@ class Transcript:
         path: The transcript's file.
 
     Raises:
-        ConfigError: By iterating, if the run kept no transcript.
-        Refused: By iterating, at the first record that is not what was written.
+        ConfigError: On iteration, if the run kept no transcript.
+        Refused: On iteration, at the first record that was changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,7 +128,7 @@ class Transcript:
 
 
 class RunData:
-    """One run folder, finished, interrupted or still running. Every access reads the files as they are now.
+    """One run folder, finished, interrupted or still running. Every access reads the current files.
 
     Args:
         path: The run folder.
@@ -180,12 +180,12 @@ class RunData:
 
     @property
     def final(self) -> dict[str, Any]:
-        """Figures of the last evaluated round, as run.json holds them; shares in [0, 1]."""
+        """Figures of the last evaluated round in run.json; shares in [0, 1]."""
         return dict(self.document.get("final", {}))
 
     @property
     def view(self) -> RunView:
-        """All of the folder as plain tables by round."""
+        """The content of the folder as plain tables by round."""
         return read_run(self.path)
 
     @property
@@ -216,7 +216,7 @@ class RunData:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of server and launcher, as of workers that were started again."""
+        """Warnings of server and launcher, such as restarts of workers."""
         return [str(line.get("text")) for line in runlog.read(RunFolder(self.path).warnings)]
 
     @property
@@ -227,7 +227,7 @@ class RunData:
     def personal(self, client: int) -> dict[str, torch.Tensor]:
         """Read one client's personal model (mr-mtl, local, dp-fedper).
 
-        It is read from the client's own files, so on the client's machine only. The privacy statement does not cover it.
+        It is read from the client's files, on the client's machine only. The privacy statement does not cover it.
 
         Args:
             client: Number of the client.
@@ -243,7 +243,7 @@ class RunData:
         return {name: torch.from_numpy(value.copy()) for name, value in personal_tensors(self.path, self.job, client).items()}
 
     def ledger(self, client: int) -> list[Entry]:
-        """Read the privacy ledger that pays for a client: its own, or the trusted server's.
+        """Read the privacy ledger that is charged for a client: its own, or the trusted server's.
 
         Args:
             client: Number of the client.

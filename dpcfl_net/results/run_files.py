@@ -22,11 +22,11 @@ class JsonlTail:
         path: The file.
         offset: Bytes read so far.
         damaged: Damaged lines so far, which are left out.
-        torn: Whether the file ends within a line.
+        partial: Whether the file ends within a line.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.offset, self.damaged, self.torn = path, 0, 0, False
+        self.path, self.offset, self.damaged, self.partial = path, 0, 0, False
 
     def new(self) -> list[JsonLine]:
         """Return the lines added since the last call; a file that shrank is read from its start.
@@ -43,7 +43,7 @@ class JsonlTail:
             added = file.read()
         whole = added[: added.rfind(b"\n") + 1]
         self.offset += len(whole)
-        self.torn = len(whole) < len(added)
+        self.partial = len(whole) < len(added)
         parsed = [parse(raw, self.path.name) for raw in whole.splitlines()]
         self.damaged += parsed.count(None)
         return [line for line in parsed if line is not None]

@@ -192,8 +192,8 @@ def _lines(path: Path, notes: list[str]) -> list[JsonLine]:
     lines = tail.new()
     if tail.damaged:
         notes.append(f"{path.name}: {tail.damaged} damaged line(s) left out")
-    if tail.torn:
-        notes.append(f"{path.name} ends within a line: the run is still writing, or was cut off")
+    if tail.partial:
+        notes.append(f"{path.name} ends within a line: the run is still writing, or was interrupted")
     return lines
 
 

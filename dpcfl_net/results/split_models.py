@@ -1,4 +1,4 @@
-"""Checks of the transcript: models given to clients of one cluster are equal, and each client was charged for the task shown."""
+"""Checks of the transcript: clients of one cluster received equal models, and each client was charged for the task shown."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def read_run_job(folder: Path) -> Job:
     """Read the job of a run folder without checking its signatures.
 
     Raises:
-        ConfigError: If the folder is no run folder.
+        ConfigError: If the folder is not a run folder.
         Refused: If the job is malformed.
     """
     files = RunFolder(folder)
@@ -139,7 +139,7 @@ def run_document(
 
 
 def last_numbers(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the last number of each of the algorithm's diagnostics that is a number by round."""
+    """Return the last number of each of the algorithm's diagnostics that has one number per round."""
     found = [(name, value) for line in lines for name, value in mapping(line, "diagnostics").items()]
     return {name: value for name, value in found if number(value) is not None}
 
@@ -148,7 +148,7 @@ def audited(audit: Audit) -> str:
     """Describe the canaries of an audited run in one sentence."""
     one = len(audit.clients) == 1
     who = f"client {audit.clients[0]}" if one else f"{len(audit.clients)} clients"
-    return f"{audit.canaries} records of {who} were canaries and all others empty, for an audit: accuracy means nothing here"
+    return f"{audit.canaries} records of {who} were canaries and all other records empty, for an audit: the accuracy is meaningless"
 
 
 def read_document(folder: Path) -> dict[str, Any]:
@@ -176,19 +176,19 @@ def write_run(folder: Path, document: dict[str, Any]) -> None:
 
 
 def damages(folder: Path, job: Job) -> list[str]:
-    """Describe the damaged files of a run folder that its figures leave out, a sentence each."""
+    """Describe the damaged files of a run folder that its figures leave out, one sentence each."""
     counts = [(folder / name, runlog.unreadable(folder / name)) for name in runlog.REQUIRED]
     found = [f"{path}: {count} damaged line(s) left out" for path, count in counts if count]
     for where in dict.fromkeys(paying_ledger(folder, job, entry.id) for entry in job.protocol.roster):
         try:
             read_ledger(where)
         except LedgerError as error:
-            found.append(f"{error}: what was spent is not known")
+            found.append(f"{error}: the epsilon spent is unknown")
     return found
 
 
 def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, list[Event]]]:
-    """List the charges of this run in the ledger that pays for a client.
+    """List the charges of this run in the ledger that is charged for a client.
 
     Returns:
         (round, events) in order.

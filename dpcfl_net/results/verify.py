@@ -49,7 +49,7 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
         The checks in order.
 
     Raises:
-        ConfigError: If the folder is no run folder or has no operator key.
+        ConfigError: If the folder is not a run folder or has no operator key.
     """
     files = RunFolder(folder)
     if not files.protocol.exists():
@@ -68,7 +68,7 @@ def verify_run(folder: Path, operator_key: str | None = None) -> list[Check]:
 
 
 def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]:
-    """Check chains, counters and plan of all ledgers; `NOBODY` owns a trusted server's ledger, and undrawn clients may have none."""
+    """Check chains, counters and plan of all ledgers; `NOBODY` owns a trusted server's ledger, and clients that were never sampled may have none."""
     own, algorithm, adjacency = digest(job.protocol), job.algorithm, job.protocol.privacy.adjacency
     owners = [(e.id, ledger_folder(folder, e.id), algorithm.plan(e), e.noise_multiplier) for e in job.protocol.roster]
     trusted = job.protocol.privacy.trust == "trusted-server"
@@ -155,7 +155,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
         records = list(reader)
     except DpcflError as error:
         return [Check("transcript: hash chain whole", False, str(error))]
-    cut = " (a last record was cut)" if reader.cut else ""
+    cut = " (the last record is truncated)" if reader.cut else ""
     paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines if client != NOBODY}
     unpaid, released = [], set()
     for record in records:

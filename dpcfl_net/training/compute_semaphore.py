@@ -33,10 +33,10 @@ def host_folder() -> Path:
             found = folder.lstat()
         except OSError as error:
             raise RunFailed(
-                f"the folder of compute slots {folder} cannot be made: {error.strerror}; set XDG_RUNTIME_DIR"
+                f"the folder of compute slots {folder} cannot be created: {error.strerror}; set XDG_RUNTIME_DIR"
             ) from None
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise RunFailed(f"{folder} is not this user's folder; set XDG_RUNTIME_DIR to one that is")
+            raise RunFailed(f"{folder} is not a folder of this user; set XDG_RUNTIME_DIR to one that is")
     return home / boot
 
 

@@ -129,7 +129,7 @@ def _numbered(device: str, gpus: list[Gpu]) -> list[Gpu]:
 
 
 def _given(uuid: str, gpus: list[Gpu]) -> Gpu:
-    """The GPU that the user lists; a MIG slice is accepted unless nvidia-smi lists others."""
+    """GPU that the user lists; a MIG slice is accepted unless nvidia-smi lists other slices."""
     slices = mig_slices() if uuid.startswith("MIG-") else []
     if slices is None:
         return Gpu(uuid, "MIG", 0, 0)
@@ -147,7 +147,9 @@ def _there(gpus: Sequence[Gpu]) -> str:
 def _by_free_memory(gpus: list[Gpu], workers: int) -> list[Gpu]:
     unknown = [gpu.uuid for gpu in gpus if not gpu.total]
     if unknown:
-        raise ConfigError(f"runtime.gpu_placement is 'free-memory': not known of {', '.join(unknown)}; use 'round-robin'")
+        raise ConfigError(
+            f"runtime.gpu_placement is 'free-memory': free memory is unknown for {', '.join(unknown)}; use 'round-robin'"
+        )
     taken = [0] * len(gpus)
     dealt = []
     for _ in range(workers):
@@ -204,7 +206,7 @@ def torch_device() -> torch.device:
 
 
 def repeatable() -> bool:
-    """Return whether another process anywhere would compute the same bits: True on the CPU."""
+    """Return whether every other process computes the same bits: True on the CPU."""
     return _current.uuid is None
 
 

@@ -1,6 +1,6 @@
 """DP-SGD on one client's records, and evaluation.
 
-All that leaves training depends on data only through the clipped, noised sum. The step follows Abadi et al. 2016 with Poisson
+The output of training depends on data only through the clipped, noised sums. The step follows Abadi et al. 2016 with Poisson
 sampling and the expected batch size as divisor. Batches have one fixed, padded shape, so that neither time nor rounding depends
 on which records exist. A record with a non-finite gradient, loss or norm is removed by selection before clipping, so that
 weights crafted to overflow on one record reveal nothing.
@@ -25,7 +25,7 @@ from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.gradient_engines import Engine, Forward, choose, processor
-from dpcfl_net.training.layers import plan
+from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.losses import each_loss, each_right
 from dpcfl_net.training.plain_path import PlainPath
 from dpcfl_net.training.sgd import pieces
@@ -101,7 +101,7 @@ class Trainer:
             noise_multiplier: z; the noise has standard deviation z * clip.
             key: Secret of the task.
             proximal: (strength, centre): strength * (theta - centre) is added to each gradient after the noise.
-            room: Fixed number of records computed per step (`pace.room`); larger batches are cut. None: as many as drawn.
+            room: Fixed number of records computed per step (`pace.room`); larger batches are cut. None: all sampled records.
 
         Returns:
             The model, (p,) float32, and the event that was run.
@@ -169,7 +169,7 @@ class Evaluator:
     Args:
         module: Template of the model; its parameter values are not used.
         task: "classification", or "regression" with one output (`losses`).
-        input_shape: Shape of one record, as for `layers.plan`.
+        input_shape: Shape of one record, as for `layers.fast_layers`.
 
     Attributes:
         path: "fast" or "plain".
@@ -180,7 +180,7 @@ class Evaluator:
 
     def __init__(self, module: nn.Module, task: str = "classification", input_shape: tuple[int, ...] | None = None) -> None:
         processor()
-        layers = plan(module, input_shape)
+        layers = fast_layers(module, input_shape)
         self._engine: Forward = PlainPath(module) if layers is None else FastPath(layers)
         self.path, self._task = "plain" if layers is None else "fast", task
 

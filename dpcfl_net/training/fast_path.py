@@ -21,10 +21,10 @@ _relu_backward = torch.ops.aten.threshold_backward
 
 
 class FastPath:
-    """Forward and per-record backward pass of a planned network.
+    """Forward and per-record backward pass of a network that `layers.fast_layers` accepts.
 
     Args:
-        layers: Layers of the network (`layers.plan`).
+        layers: Layers of the network (`layers.fast_layers`).
     """
 
     def __init__(self, layers: list[Layer]) -> None:
@@ -118,7 +118,7 @@ def _by_patches(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: 
 
 
 def _by_lines(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:
-    # Copies along a line alone: what the kernel's next line sees is the same copies one line further down.
+    # Copies along one line only: the kernel's next line reads the same copies one line further down.
     n, (out, deep, high, wide) = columns.shape[0], layer.shape
     bottom, side = layer.padding
     padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, side, side, bottom, bottom)).contiguous()

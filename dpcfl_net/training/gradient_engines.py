@@ -14,7 +14,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy import clipping, synthetic
 from dpcfl_net.training import devices, gradient_errors, layer_rules
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.layers import plan
+from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.opacus_path import OpacusPath
 from dpcfl_net.training.vmap_path import VmapPath
 
@@ -62,7 +62,7 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
     if path not in ("auto", "fast", "opacus", "vmap"):
         raise ConfigError(f"unknown path {path!r}, known: auto, fast, opacus, vmap")
     processor()
-    layers = plan(module, input_shape) if path in ("auto", "fast") else None
+    layers = fast_layers(module, input_shape) if path in ("auto", "fast") else None
     if layers is not None:
         return "fast", FastPath(layers)
     if path == "fast":
@@ -75,7 +75,7 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
 
 
 def processor() -> None:
-    """Set flags of the calling thread that every engine relies on."""
+    """Set the flags of the calling thread that every engine needs."""
     # Denormals make time depend on data; both settings are per thread or may be changed by other code.
     torch.set_flush_denormal(True)
     torch.set_float32_matmul_precision("highest")

@@ -57,7 +57,7 @@ Layer = Conv | Pool | Dense | Relu | Flat
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def plan(module: nn.Module, input_shape: tuple[int, ...] | None = None) -> list[Layer] | None:
+def fast_layers(module: nn.Module, input_shape: tuple[int, ...] | None = None) -> list[Layer] | None:
     """Convert a Sequential to layers that the fast path can run.
 
     Args:

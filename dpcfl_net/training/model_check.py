@@ -22,7 +22,7 @@ from dpcfl_net.training import gradient_errors, layer_rules, memory
 from dpcfl_net.training.dpsgd import Evaluator, physical_slots
 from dpcfl_net.training.gradient_engines import Engine, choose
 from dpcfl_net.training.gradient_errors import GRADIENT_BOUND
-from dpcfl_net.training.layers import plan
+from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.plain_path import fill
 
 # Relative to the largest logit. On real models rounding in float32 stays below 4e-6, while mixing records (a mean, a sum, an
@@ -38,7 +38,7 @@ _MIXED = (
 
 
 @dataclass(frozen=True)
-class Report:
+class ModelCheck:
     """Result of a check that passed.
 
     Attributes:
@@ -56,7 +56,7 @@ class Report:
 def check(
     module: nn.Module, input_shape: tuple[int, ...], classes: int, by_record: bool = True, batch_size: int = 32,
     path: str = "auto",
-) -> Report:  # fmt: skip
+) -> ModelCheck:  # fmt: skip
     """Check a model on synthetic records at its own and two other parameter values (`synthetic.parameters`).
 
     Args:
@@ -79,7 +79,7 @@ def check(
         # The warnings of torch and Opacus are covered by the checks below.
         warnings.simplefilter("ignore")
         _copied(module)
-        plan(module, input_shape)
+        fast_layers(module, input_shape)
         x = synthetic.records(module, input_shape, max(RECORDS, physical_slots(batch_size)))
         memory.keep_freed()
         try:
@@ -92,7 +92,7 @@ def check(
             memory.give_back_freed()
 
 
-def _checked(module: nn.Module, x: torch.Tensor, classes: int, by_record: bool, path: str) -> Report:
+def _checked(module: nn.Module, x: torch.Tensor, classes: int, by_record: bool, path: str) -> ModelCheck:
     built = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
     draws = [synthetic.parameters(module), synthetic.parameters(module, -1), built]
     # The first draw is tried in the physical shape; three records and an empty slot show the rest.
@@ -100,12 +100,12 @@ def _checked(module: nn.Module, x: torch.Tensor, classes: int, by_record: bool, 
     logits_error = max(_logits(module, theta, batch, classes) for theta, batch in zip(draws, (x, few, few), strict=True))
     if not by_record:
         Evaluator(module, input_shape=tuple(x.shape[1:]))
-        return Report(None, logits_error, None)
+        return ModelCheck(None, logits_error, None)
     name, engine = choose(module, path, tuple(x.shape[1:]))
     full = x[: max(RECORDS, _GRADIENT_NUMBERS // len(built))]
     tried = zip(draws, (full, few, few), strict=True)
     error = max(_gradients(module, theta, batch, name, engine) for theta, batch in tried)
-    return Report(name, logits_error, error)
+    return ModelCheck(name, logits_error, error)
 
 
 def _gradients(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, name: str, engine: Engine) -> float:
@@ -151,7 +151,7 @@ def _logits(module: nn.Module, theta: torch.Tensor, x: torch.Tensor, classes: in
         "it gives other logits for the same records a second time: forward draws random numbers (F.dropout?), which only the "
         "task's private key may, or keeps state between calls; remove that"
     )
-    mode = "its logits in training are not those in evaluation: dropout or normalisation over the batch inside forward?"
+    mode = "its logits in training differ from those in evaluation: dropout or normalisation over the batch inside forward?"
     errors = [_logits_error(again, trained, same), _logits_error(trained, evaluated, mode)]
     return max(errors + _with_others(module, x, trained))
 

@@ -36,7 +36,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """
     shape = tuple(int(side) for side in input_shape)
     if classes == 1 and name != "linear":
-        raise ConfigError(f"model.name is {name!r}: cannot do regression, only 'linear' can")
+        raise ConfigError(f"model.name is {name!r}: cannot do regression; only 'linear' can")
     if plugins.is_plugin(name):
         return _own(name, shape, classes)
     if name not in NAMES:

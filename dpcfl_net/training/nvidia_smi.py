@@ -1,6 +1,6 @@
 """GPUs of this machine as nvidia-smi lists them; CUDA is not started.
 
-nvidia-smi instead of NVML (pynvml): a driver that hangs stops a child process with a time-out, not the launcher.
+nvidia-smi instead of NVML (pynvml): a hanging driver blocks a child process, which has a time-out, and not the launcher.
 """
 
 from __future__ import annotations

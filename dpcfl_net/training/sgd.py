@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpcfl_net.training import devices
-from dpcfl_net.training.layers import channels_last, plan, side_by_side
+from dpcfl_net.training.layers import channels_last, fast_layers, side_by_side
 from dpcfl_net.training.losses import each_loss
 
 KEPT = 4096  # largest client whose records are converted to floats once, not batch by batch
@@ -27,7 +27,7 @@ class PlainSGD:
         momentum: Momentum; its state starts at zero in every call.
         weight_decay: L2 penalty added to the gradient.
         task: "classification" or "regression".
-        input_shape: Shape of one record, as for `layers.plan`.
+        input_shape: Shape of one record, as for `layers.fast_layers`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PlainSGD:
         self._epochs, self._batch_size, self._lr = epochs, batch_size, lr
         self._momentum, self._weight_decay, self._task = momentum, weight_decay, task
         self._module = module.train()
-        self._layers = plan(module, input_shape)
+        self._layers = fast_layers(module, input_shape)
         self._theta, self._gradient = _flattened(self._module)
 
     def to(self, device: torch.device) -> None:

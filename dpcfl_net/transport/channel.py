@@ -102,7 +102,7 @@ class Channel:
         self.sequence = 0
 
     def say(self, kind: str, **fields: Any) -> None:
-        """Queue a message without payload; it is dropped if the peer has long stopped reading, and repetition replaces it."""
+        """Queue a message without payload; it is dropped if too many wait for the peer, and a repetition replaces it."""
         if len(self._controls) < CONTROLS:
             self._controls.append({"kind": kind, **fields})
 

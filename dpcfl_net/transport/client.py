@@ -282,7 +282,7 @@ class ClientEndpoint:
                 raise Refused("handshake", "the coordinator does not know this worker's key")
             elif event in _FAILED:
                 self._handshakes += 1
-            elif event == zmq.EVENT_CLOSED:  # no listener: a coordinator that is down is not a wrong one
+            elif event == zmq.EVENT_CLOSED:  # no listener: the coordinator is down, which is no failed handshake
                 self._handshakes, self._handshake_since = 0, 0.0
             elif event == zmq.EVENT_DISCONNECTED:
                 self._connected = self.welcomed = False

@@ -140,7 +140,7 @@ def decode(data: bytes | memoryview) -> Header:
     header = validate(Header, unpack_strict(data))
     allowed = CODES.get(header.kind)
     if allowed and header.code not in allowed:
-        raise WireError("schema", f"code: a {header.kind} may say {', '.join(allowed)}")
+        raise WireError("schema", f"code: {header.kind} allows {', '.join(allowed)}")
     _check_payload(header)
     return header
 
@@ -170,7 +170,7 @@ def _check_payload(header: Header) -> None:
             raise WireError("schema", f"tensors: {plain(name, 40)} of shape {list(shape)} is not {size} bytes")
     names = [row[0] for row in header.tensors]
     if names != sorted(set(names)):
-        raise WireError("schema", "tensors: names must rise and differ")
+        raise WireError("schema", "tensors: names must be distinct and in ascending order")
     if names and header.kind not in ("TASK", "RESULT"):
         raise WireError("schema", f"tensors: a {header.kind} carries none")
     if header.size > MAX_PAYLOAD:
@@ -178,7 +178,7 @@ def _check_payload(header: Header) -> None:
     if header.chunks != -(-header.size // CHUNK):
         raise WireError("schema", f"chunks: {header.chunks} announced for {header.size} bytes")
     if bool(header.sha256) != bool(header.size):
-        raise WireError("schema", "sha256: there is one exactly if there is a payload")
+        raise WireError("schema", "sha256: required with a payload, not allowed without one")
 
 
 def _no_ext(code: int, data: bytes) -> Any:

@@ -346,9 +346,9 @@ class ObserverOutbox:
             labels: As in `Models`.
         """
         payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
-        drawn: dict[str, Any] = {"clients": list(clients), "labels": {kind: list(values) for kind, values in labels.items()}}
+        sampled: dict[str, Any] = {"clients": list(clients), "labels": {kind: list(values) for kind, values in labels.items()}}
         sent = self._send(
-            "MODELS", sha256=payload.sha256, round=round, assignment=list(assignment), models=len(models), **drawn
+            "MODELS", sha256=payload.sha256, round=round, assignment=list(assignment), models=len(models), **sampled
         )
         for index, chunk in enumerate(payload.chunks):
             sent = sent and self._send("CHUNK", chunk=chunk, index=index)

@@ -272,7 +272,7 @@ def receive(made: zmq.Socket, guard: ConnectionGuard | None = None) -> Arrived |
 
     Args:
         made: The socket.
-        guard: Is told the size of each frame.
+        guard: Receives the size of each frame.
 
     Returns:
         The message; None if there is none.

@@ -50,7 +50,7 @@ class Record:
 class Transcript:
     """Appends records to a file, each with sha256(previous digest + its bytes).
 
-    An existing file is verified and continued; a record that a crash cut in half is removed.
+    An existing file is verified and continued; a record that a crash truncated is removed.
 
     Args:
         path: The file.
@@ -139,7 +139,7 @@ class Reader:
         path: The file.
 
     Attributes:
-        cut: Whether an incomplete record follows the last one (lost in a crash).
+        cut: Whether an incomplete record follows the last one, after a crash.
         records: Number of complete records.
         digest: Digest of the last record.
         good: Bytes of the complete records.
@@ -189,7 +189,7 @@ class Reader:
         return record
 
     def _broken(self) -> Refused:
-        return Refused("transcript-broken", f"{self.path}: record {self.records} is not the one that was written")
+        return Refused("transcript-broken", f"{self.path}: record {self.records} was changed")
 
 
 def _well_formed(record: Record) -> bool:

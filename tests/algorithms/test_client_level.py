@@ -510,7 +510,7 @@ def test_names_of_found_clusters_are_the_best_ones():
     assert metrics.best_names([0, 1], [None, None]) == {}
 
 
-# ---- everybody in one process
+# ---- all clients in one process
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -109,7 +109,7 @@ def test_corollary_4_2_from_uniform_to_the_worst_client(w, k):
     def worst(power):
         return near_mass([x**power for x in w], Fraction(1))
 
-    assert worst(0) == 1  # everybody is as bad as the worst: uniform
+    assert worst(0) == 1  # all losses are equal: uniform
     assert worst(k) < worst(k + 1) < 1
     gap = max(w[1:])
     far = (
@@ -446,7 +446,7 @@ def test_a_loss_beyond_what_an_honest_one_can_be_weighs_no_more(tmp_path):
 
 
 def test_a_run_with_part_of_the_clients(tmp_path):
-    """Processes and one process agree; the server's line says who was drawn; ledgers charge those, and everybody's first loss."""
+    """Processes and one process agree; the server's line lists the drawn clients; ledgers charge these, and the first loss of all clients."""
     changes = {k: v for k, v in document({"mode": "selection"}, SEEDED).items() if k not in ("name", "output", "model")}
     done = dpcfl("run", write_config(tmp_path / "c", **changes), "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stderr + done.stdout

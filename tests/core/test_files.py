@@ -79,7 +79,7 @@ def test_a_field_of_the_right_type_passes(value, kinds):
 
 def test_long_values_are_cut():
     assert files.shown("x" * 5000) == f"'{'x' * 79}... (5,002 characters)"
-    assert files.shown(10**5000) == "a number of thousands of digits"
+    assert files.shown(10**5000) == "a number with thousands of digits"
 
 
 def test_a_write_names_its_path_and_does_not_wait_for_a_reader(tmp_path):

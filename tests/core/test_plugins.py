@@ -1,4 +1,4 @@
-"""Data sets, models and algorithms of the user's own: found, checked, shared, pinned by the job, and run as processes."""
+"""Plugin data sets, models and algorithms: found, checked, shared, pinned by the job, and run as processes."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_changed_data_are_noticed_and_pinned_data_stay(module, tmp_path, monkeyp
     assert (first.train_x[0, 0, 0, 0], second.train_x[0, 0, 0, 0]) == (1, 2)
     assert datasets.load("mine:load", sha256=first.sha256).train_x[0, 0, 0, 0] == 1
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other host"))
-    with pytest.raises(ConfigError, match="differ from where the job was made"):
+    with pytest.raises(ConfigError, match="differ from those that made the job"):
         datasets.load("mine:load", sha256=first.sha256)
     assert datasets.load("mine:load", sha256=second.sha256).train_x[0, 0, 0, 0] == 2
 
@@ -472,7 +472,7 @@ def test_the_example_runs_from_its_folder(tmp_path):
     seeded = ("privacy.noise=seeded", f"privacy.noise_seed={'77aa' * 16}")
     done = command("run", "own.yaml", "rounds=6", "data.clients=[1, 1]", *seeded, cwd=tmp_path / "examples")
     assert done.returncode == 0, done.stderr + done.stdout
-    assert (tmp_path / "imports").read_text() == "x", "a process besides the launcher imported the data's module"
+    assert (tmp_path / "imports").read_text() == "x", "a process other than the launcher imported the data's module"
     folder = only_run(tmp_path / "examples" / "runs")
     assert_nothing_left(folder)
     document = json.loads((folder / "run.json").read_text())

@@ -207,7 +207,7 @@ TOGETHER = [
     ({"local.epochs": "10000"}, ["local.epochs 10000", "must be at most 500,000"]),
     (
         {"data.clients": "[400, 400]", "rounds": "5000", "local.batch_size": "1"},
-        ["rounds is 5000", "times the 800 clients", "must be at most 2,000,000"],
+        ["rounds is 5000", "times 800 clients", "must be at most 2,000,000"],
     ),
     ({"runtime.federation": "in-process", "output.transcript": "headers"}, ["output.transcript must be off"]),
     ({"runtime.federation": "in-process", "runtime.device": "cuda"}, ["runtime.device is 'cuda'", "must be auto or cpu"]),

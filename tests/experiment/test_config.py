@@ -204,7 +204,7 @@ def test_a_configuration_is_found_by_path_or_by_name(tmp_path, monkeypatch):
     assert config.find("configs/quickstart.yaml") == config.find("quickstart")
     own = write_config(tmp_path)
     own.rename(tmp_path / "quickstart.yaml")
-    assert config.find("quickstart.yaml") == Path("quickstart.yaml"), "a file wins over a name"
+    assert config.find("quickstart.yaml") == Path("quickstart.yaml"), "a file takes precedence over a name"
     with pytest.raises(ConfigError, match="no such configuration file: quikstart; did you mean 'quickstart'"):
         config.find("quikstart")
 

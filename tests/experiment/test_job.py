@@ -90,7 +90,7 @@ def test_a_reformatted_protocol_is_refused(made, tmp_path):
 
 @pytest.mark.parametrize(
     ("noise", "why"),
-    [(lambda z: 0.97 * z, r"claim: the signed plan costs"), (lambda z: None, r"claim: .*names no noise multiplier")],
+    [(lambda z: 0.97 * z, r"claim: the signed plan costs"), (lambda z: None, r"claim: .*has no noise multiplier")],
     ids=["too-little", "none"],
 )
 def test_a_job_that_costs_more_than_it_promises_is_refused_before_data_is_read(made, tmp_path, monkeypatch, noise, why):

@@ -69,7 +69,7 @@ def allow(task):
     pass
 
 
-class Half:
+class FakeStep:
     """A client step that releases its key and counts its runs in the client's state; `made` holds what it returned."""
 
     def __init__(self):
@@ -84,7 +84,7 @@ class Half:
 
 
 def ask(gate, *args, compute=None, **more):
-    return gate.answer(task(*args, **more), allow, compute or Half())
+    return gate.answer(task(*args, **more), allow, compute or FakeStep())
 
 
 def forbidden(charge, state):
@@ -92,12 +92,12 @@ def forbidden(charge, state):
 
 
 def test_a_task_is_charged_once_and_answered_with_the_same_bytes(gate):
-    half = Half()
-    first = ask(gate, 1, compute=half)
+    fake = FakeStep()
+    first = ask(gate, 1, compute=fake)
     again = ask(gate, 1, compute=forbidden)
     assert (first.status, first.cached, again.status, again.cached) == ("release", False, "release", True)
     assert first.release == again.release
-    assert np.array_equal(unpack(first.release)["key"], half.made[0])
+    assert np.array_equal(unpack(first.release)["key"], fake.made[0])
     assert gate.spent() == [SampledGaussian(Z, 0.1, 7)]
     assert gate.remaining() == {"first": 1, "train": 3, "select": 2}
 
@@ -110,7 +110,7 @@ def test_the_debit_is_on_disk_before_the_data_is_touched(tmp_path):
         seen.extend(read_ledger(tmp_path / "ledger")[1].slots)
         assert charge.slots == {"select": SELECT, "train": TRAIN}
         assert charge.noise_multiplier == Z
-        return Half()(charge, state)
+        return FakeStep()(charge, state)
 
     assert ask(gate, 1, "window", compute=compute).status == "release"
     assert seen == ["select", "train"]
@@ -212,7 +212,7 @@ def test_the_check_comes_before_the_charge_and_not_for_an_answer_that_is_kept(ga
 def test_what_was_not_charged_is_withheld_for_ever(tmp_path, result, code):
     ledger, gate = open_gate(tmp_path / "ledger")
     ask(gate, 1)
-    answer = ask(gate, 2, "window", compute=lambda charge, state: result(Half()(charge, state)))
+    answer = ask(gate, 2, "window", compute=lambda charge, state: result(FakeStep()(charge, state)))
     assert (answer.status, answer.code, answer.release) == ("refused", code, b"")
     assert gate.remaining() == {"first": 1, "train": 2, "select": 1}
     ledger.close()
@@ -226,7 +226,7 @@ def test_what_was_not_charged_is_withheld_for_ever(tmp_path, result, code):
 
 def test_the_order_of_events_is_free(gate):
     def compute(charge, state):
-        release, state, events = Half()(charge, state)
+        release, state, events = FakeStep()(charge, state)
         return release, state, events[::-1]
 
     assert ask(gate, 1, "window", compute=compute).status == "release"
@@ -243,23 +243,23 @@ def test_replace_one_charges_the_doubled_range(tmp_path):
 
 
 def test_no_two_tasks_and_no_two_clients_share_a_key(tmp_path):
-    half = Half()
+    fake = FakeStep()
     for name in ("one", "two"):
         ledger, gate = open_gate(tmp_path / name)
         for number, kind in itertools.product((1, 2), ("train", "window")):
-            ask(gate, number, kind, compute=half)
+            ask(gate, number, kind, compute=fake)
         ledger.close()
-    assert len(set(half.keys)) == 8
+    assert len(set(fake.keys)) == 8
 
 
 def test_seeded_keys_repeat_and_differ_by_seed_client_round_and_kind(tmp_path):
     def keys(name, **changes):
-        half = Half()
+        fake = FakeStep()
         ledger, gate = open_gate(tmp_path / name, **changes)
         for number, kind in itertools.product((1, 2), ("train", "window")):
-            ask(gate, number, kind, compute=half)
+            ask(gate, number, kind, compute=fake)
         ledger.close()
-        return half.keys
+        return fake.keys
 
     one = keys("one", noise_seed=b"s" * 32)
     assert one == keys("two", noise_seed=b"s" * 32)
@@ -275,10 +275,10 @@ def crash(charge, state):
 
 
 def test_a_task_that_died_is_computed_again_from_the_same_key(tmp_path):
-    half = Half()
+    fake = FakeStep()
 
     def dies(charge, state):
-        half(charge, state)
+        fake(charge, state)
         raise RuntimeError("worker died")
 
     ledger, gate = open_gate(tmp_path / "ledger")
@@ -287,10 +287,10 @@ def test_a_task_that_died_is_computed_again_from_the_same_key(tmp_path):
             ask(gate, 1, compute=dies)
     ledger.close()
     ledger, gate = open_gate(tmp_path / "ledger")
-    answer = ask(gate, 1, compute=half)
+    answer = ask(gate, 1, compute=fake)
     assert answer.status == "release"
-    assert len(half.keys) == 3
-    assert len(set(half.keys)) == 1
+    assert len(fake.keys) == 3
+    assert len(set(fake.keys)) == 1
     assert len(gate.spent()) == 1
     ledger.close()
 
@@ -396,13 +396,13 @@ def crash_at(step):
             setattr(os, name, function)
 
 
-def try_ask(folder, request, half, step=None):
+def try_ask(folder, request, fake, step=None):
     """One process: open, ask, end; None if it crashed."""
     ledger = None
     with crash_at(step):
         try:
             ledger, gate = open_gate(folder, durable=True)
-            return gate.answer(request, allow, half)
+            return gate.answer(request, allow, fake)
         except Crash:
             return None
         finally:
@@ -410,15 +410,15 @@ def try_ask(folder, request, half, step=None):
                 ledger.close()
 
 
-def one_charge_and_one_draw(folder, request, half, answer, charges_before):
+def one_charge_and_one_draw(folder, request, fake, answer, charges_before):
     ledger, gate = open_gate(folder)
     assert len(ledger.charges(JOB)) == charges_before + 1
-    assert len(set(half.keys)) <= 1
+    assert len(set(fake.keys)) <= 1
     assert answer.status in ("release", "lost")
     if answer.status == "lost":
-        assert half.keys == []
+        assert fake.keys == []
     else:
-        assert {made.tobytes() for made in half.made} <= {unpack(answer.release)["key"].tobytes()}
+        assert {made.tobytes() for made in fake.made} <= {unpack(answer.release)["key"].tobytes()}
         assert gate.state()["count"].tolist() == [charges_before + 1]
     again = gate.answer(request, allow, forbidden)
     assert (again.status, again.release) == (answer.status, answer.release)
@@ -441,14 +441,14 @@ def test_wherever_one_crash_falls_there_is_one_charge_and_one_draw(tmp_path):
     outcomes = []
     for step in itertools.count(1):
         folder = Path(shutil.copytree(before, tmp_path / str(step)))
-        half = Half()
-        answer = try_ask(folder, task(3), half, step)
+        fake = FakeStep()
+        answer = try_ask(folder, task(3), fake, step)
         if answer is not None:
             break
-        answer = try_ask(folder, task(3), half)
-        one_charge_and_one_draw(folder, task(3), half, answer, 2)
-        outcomes.append((answer.status, len(half.keys)))
-    # The torn line is one point; the others are before the charge, before the answer (two runs), and after it (one).
+        answer = try_ask(folder, task(3), fake)
+        one_charge_and_one_draw(folder, task(3), fake, answer, 2)
+        outcomes.append((answer.status, len(fake.keys)))
+    # The truncated line is one point; the others are before the charge, before the answer (two runs), and after it (one).
     assert outcomes.count(("lost", 0)) == 1
     assert {("release", 1), ("release", 2)} < set(outcomes)
     assert step > 25
@@ -459,13 +459,13 @@ def test_wherever_two_crashes_fall_there_is_one_charge_and_one_draw(tmp_path):
     before = used_ledger(tmp_path / "before")
     for first in itertools.count(1):
         crashed = Path(shutil.copytree(before, tmp_path / f"{first}"))
-        half = Half()
-        if try_ask(crashed, task(3), half, first) is not None:
+        fake = FakeStep()
+        if try_ask(crashed, task(3), fake, first) is not None:
             break
         for second in itertools.count(1):
             folder = Path(shutil.copytree(crashed, tmp_path / f"{first}-{second}"))
-            both = Half()
-            both.keys, both.made = list(half.keys), list(half.made)
+            both = FakeStep()
+            both.keys, both.made = list(fake.keys), list(fake.made)
             whole = try_ask(folder, task(3), both, second) is not None
             answer = try_ask(folder, task(3), both)
             one_charge_and_one_draw(folder, task(3), both, answer, 2)
@@ -477,11 +477,11 @@ def test_wherever_two_crashes_fall_there_is_one_charge_and_one_draw(tmp_path):
 def test_wherever_the_first_opening_ends_the_next_one_works(tmp_path):
     for step in itertools.count(1):
         folder = tmp_path / str(step)
-        if try_ask(folder, task(1), Half(), step) is not None:
+        if try_ask(folder, task(1), FakeStep(), step) is not None:
             break
-        half = Half()
-        answer = try_ask(folder, task(1), half)
-        one_charge_and_one_draw(folder, task(1), half, answer, 0)
+        fake = FakeStep()
+        answer = try_ask(folder, task(1), fake)
+        one_charge_and_one_draw(folder, task(1), fake, answer, 0)
     assert step > 25
 
 
@@ -540,14 +540,14 @@ class GateMachine(RuleBasedStateMachine):
         step=st.one_of(st.none(), st.none(), st.integers(1, 70)),
     )
     def request(self, number, kind, content, step):
-        half = self.client_steps.setdefault((number, kind, content), Half())
-        answer = try_ask(self.root / "ledger", task(number, kind, content), half, step)
-        assert len(set(half.keys)) <= 1
+        fake = self.client_steps.setdefault((number, kind, content), FakeStep())
+        answer = try_ask(self.root / "ledger", task(number, kind, content), fake, step)
+        assert len(set(fake.keys)) <= 1
         if answer is None or answer.status != "release":
             return
         first = self.released.setdefault((number, kind, content), answer.release)
         assert answer.release == first
-        assert {made.tobytes() for made in half.made} == {unpack(first)["key"].tobytes()}
+        assert {made.tobytes() for made in fake.made} == {unpack(first)["key"].tobytes()}
 
     @invariant()
     def the_ledger_holds(self):
@@ -557,9 +557,9 @@ class GateMachine(RuleBasedStateMachine):
         spent = [name for entry in read_ledger(self.root / "ledger") for name in entry.slots]
         assert all(spent.count(slot.name) <= PLAN.count(slot) for slot in SLOTS.values())
         assert len({(entry.round, entry.kind) for entry in debits}) == len({entry.id for entry in debits}) == len(debits)
-        drawn = [request for request, half in self.client_steps.items() if half.keys]
+        drawn = [request for request, fake in self.client_steps.items() if fake.keys]
         assert len(drawn) <= len(debits)
-        assert len({key for half in self.client_steps.values() for key in half.keys}) == len(drawn)
+        assert len({key for fake in self.client_steps.values() for key in fake.keys}) == len(drawn)
 
 
 GateMachine.TestCase.settings = settings(

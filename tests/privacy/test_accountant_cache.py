@@ -31,5 +31,5 @@ def test_an_answer_that_failed_is_not_kept(tmp_path):
 
 def test_another_accountant_does_not_find_the_answers_of_this_one(tmp_path, monkeypatch):
     assert cached(tmp_path, {"epsilon": 5}, lambda: 1.0) == 1.0
-    monkeypatch.setattr(module, "accountant", lambda: "mended")
+    monkeypatch.setattr(module, "accountant", lambda: "corrected")
     assert cached(tmp_path, {"epsilon": 5}, lambda: 2.0) == 2.0

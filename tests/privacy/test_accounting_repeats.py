@@ -1,4 +1,4 @@
-"""The accountant's answer is a function of the question: order, company, rounds to come, threads and processors do not show."""
+"""Epsilon depends on its arguments only: not on order, grouping, later rounds, threads or processors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def answers(order: list[int], adjacency: str = "zero-out") -> list[float]:
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_what_is_spent_after_a_round_does_not_depend_on_rounds_to_come(accountant):
-    """A run that is going writes the lines that it would write at its end."""
+    """A run in progress writes the same lines as at its end."""
     whole = epsilon_by_prefix(ROUNDS, 1e-5, accountant=accountant)
     for t in range(len(ROUNDS) + 1):
         forget()

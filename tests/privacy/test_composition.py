@@ -89,7 +89,7 @@ def exact_two_point(loss: float, count: int, spent: float) -> float:
 @pytest.mark.parametrize(("loss", "count"), [(0.5, 2), (0.1, 100), (2.0, 30), (1e-3, 10**6), (1e-6, 1000), (0.01, 30_000)])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
 def test_two_point_losses_compose_to_a_binomial(loss, count, delta):
-    """Never below, and hardly above, however small the delta is beside the rounding of the Fourier transform."""
+    """Never below and hardly above the exact value, also for a delta far below the rounding of the Fourier transform."""
     if exact_two_point(loss, count, 0.0) <= delta:
         return
     parts = [(randomised_response(loss), count)]
@@ -159,7 +159,7 @@ def test_the_librarys_composition_on_the_same_grid(noise, rate, steps, adjacency
     ],
 )
 def test_masses_sum_to_one_under_both_inputs(losses):
-    """Where masses are small beside the rounding of a divergence near 1 nothing is added, below zero least of all."""
+    """Masses far below the rounding of a divergence near 1 add nothing and are never negative."""
     at = losses.interval * np.arange(losses.lowest, losses.highest + 1)
     assert losses.probabilities.min() >= 0
     assert losses.probabilities.sum() + losses.infinite == pytest.approx(1, abs=1e-9)

@@ -270,7 +270,7 @@ def test_a_trusted_servers_clients_have_a_book_too(tmp_path):
         **{**changes, "privacy": {"epsilon": 1, "delta": 1e-3}, "algorithm": {"name": "global"}},
         local={"batch_size": 10},
     )
-    assert (other.returncode, "what both promise together is not known" in other.stderr) == (3, True), other.stderr
+    assert (other.returncode, "the two cannot be composed; use another book" in other.stderr) == (3, True), other.stderr
 
 
 def test_a_budget_of_epsilon_alone_is_refused():

@@ -119,7 +119,7 @@ def test_running_run_reads_and_says_what_is_missing(tmp_path: Path) -> None:
     assert dict(key_figures(read_run(folder)))["Clusters recovered"] == "yes"
 
 
-def test_crashed_run_with_torn_and_damaged_files(tmp_path: Path) -> None:
+def test_crashed_run_with_partial_and_damaged_files(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 6)
     for name in ("metrics", "clusters", "messages", "spans"):
         with (folder / f"{name}.jsonl").open("ab") as file:
@@ -166,11 +166,11 @@ def test_tail_reads_only_whole_new_lines(tmp_path: Path) -> None:
     assert tail.new() == []
     path.write_text('{"a": 1}\n{"a": 2', encoding="utf-8")
     assert tail.new() == [{"a": 1}]
-    assert tail.torn
+    assert tail.partial
     with path.open("a", encoding="utf-8") as file:
         file.write('2}\n{"a": 3}\n')
     assert tail.new() == [{"a": 22}, {"a": 3}]
-    assert not tail.torn
+    assert not tail.partial
     assert tail.new() == []
     path.write_text('{"a": 9}\n', encoding="utf-8")
     assert tail.new() == [{"a": 9}]
@@ -238,7 +238,7 @@ def test_views_hold_truth_on_the_experimenters_side_only(finished: Path) -> None
     assert "839 RESULT" in server
     assert "1 answer missing" in server
     assert "True clusters: 3/6/6/6" in observer
-    assert "Accuracy: mean" in observer
+    assert "Mean " in observer
     assert "%" not in server
 
 

@@ -28,7 +28,7 @@ from dpcfl_net.reproduce import (
 from dpcfl_net.reproduce.base import Claim, Reproduction, ReproductionResult, find, registry
 from dpcfl_net.reproduce.first_rounds import GradientBank, configuration, keys, noise_of_run
 from dpcfl_net.reproduce.plots import lines, points, slope
-from dpcfl_net.reproduce.r_dpcfl_noise import Plan, noise_multiplier, update_variance
+from dpcfl_net.reproduce.r_dpcfl_noise import TrainingSchedule, noise_multiplier, update_variance
 from dpcfl_net.results.tables import Table
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
@@ -132,7 +132,7 @@ def test_the_slope_of_a_power_law():
 
 
 def test_the_noise_of_an_update_is_equation_2():
-    plan = Plan(6600, 6600, 32, 200, 5)
+    plan = TrainingSchedule(6600, 6600, 32, 200, 5)
     setting = r_dpcfl_noise.Variance.setting
     assert slope([(b, update_variance(plan, b, 1.0, **setting)) for b in (16, 64, 512)]) == pytest.approx(-3, abs=0.02)
     assert update_variance(plan, 6600, 2.0, **setting) == pytest.approx((5e-4 * 3 * 2 / 6600) ** 2 * 11_181_642)

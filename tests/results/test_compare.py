@@ -281,18 +281,18 @@ def test_a_sweep_of_which_nothing_is_finished_is_a_sentence(tmp_path):
     assert (done.returncode, "none of the sweep's 2 runs has finished" in done.stderr) == (2, True)
 
 
-def test_a_page_escapes_what_it_is_told_and_names_what_is_left_out(tmp_path):
+def test_a_page_escapes_its_texts_and_lists_missing_figures(tmp_path):
     drawn_one = figures.Figure("one", "One", "<i>", figures.spec([{"type": "scatter", "x": [1], "y": [float("nan")]}]))
     table = pages.Table("Claims", ["what", "runs", "found"], [["<script>", "3", "71.0 +- 0.2"], ["b", "–", "yes"]], "as <b>")
     page = pages.write_page(
         tmp_path / "page.html", title="A & B", lead=["one", "two"], tables=[table],
-        figures=[drawn_one, figures.Figure("two", "Two", why="nobody measured it")],
+        figures=[drawn_one, figures.Figure("two", "Two", why="no run has measured it")],
     )  # fmt: skip
     text = page.read_text(encoding="utf-8")
     assert "<title>A &amp; B</title>" in text
     assert "<td>&lt;script&gt;</td>" in text
     assert '<td class="number">71.0 +- 0.2</td>' in text
-    assert "Two: nobody measured it." in text
+    assert "Two: no run has measured it." in text
     assert drawn(page)["one"]["data"][0]["y"] == [None]
     bare = pages.write_page(tmp_path / "bare.html", title="t", lead=[], figures=[], tables=[table])
     assert bare.stat().st_size < 20_000  # no figure, no plotting script

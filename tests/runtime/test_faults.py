@@ -1,4 +1,4 @@
-"""Every file of an interrupted run cut, changed in one bit or missing, and a full disk: the run goes on with equal bits, or says why not."""
+"""Every file of an interrupted run cut, changed in one bit or missing, and a full disk: the run resumes with equal bits, or gives the reason why not."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_what_cannot_go_on_says_why_and_changes_nothing(runs, tmp_path, name, sa
     done = dpcfl("run", "--resume", folder)
     words = done.stderr + done.stdout
     assert "Traceback" not in words, words
-    if done.returncode == 0:  # a bit that nobody reads, or a cut that costs the last record of a transcript alone
+    if done.returncode == 0:  # a bit that is never read, or a cut that removes only the last record of a transcript
         assert models(folder) == runs[1]
         return
     assert done.returncode in codes, words
@@ -156,7 +156,7 @@ def test_what_cannot_go_on_says_why_and_changes_nothing(runs, tmp_path, name, sa
     assert (folder / "checkpoints/round_00003").is_dir()
 
 
-def torn(folder: Path) -> None:
+def truncated(folder: Path) -> None:
     """What a crash in the middle of a debit's line leaves: its key, and a part of the line."""
     job = read_job(folder, read_operator_key(folder / "operator.pub"))
     where = folder / "ledgers/client_0001"
@@ -172,7 +172,7 @@ def test_a_torn_line_in_one_ledger_costs_one_answer_and_never_the_run(runs, tmp_
     """With a quorum of 1: the lost answer is charged and final, and counts; asked again and again it would stay lost."""
     folder = tmp_path / "run"
     shutil.copytree(runs[0], folder)
-    torn(folder)
+    truncated(folder)
     done = dpcfl("run", "--resume", folder)
     assert done.returncode == 0, done.stderr + done.stdout
     warned = (folder / "warnings.jsonl").read_text()
@@ -205,7 +205,7 @@ def test_a_quorum_that_cannot_be_reached_names_its_setting(runs, tmp_path):
     ],
 )
 def test_a_full_disk_says_so_and_the_run_goes_on_when_there_is_room(tmp_path, room):
-    """A file system of so many KiB: full while the run starts, in the middle, at its end. More room, and it goes on."""
+    """A file system of so many KiB: full while the run starts, in the middle, at its end. With more space it resumes."""
     place = tmp_path / "small"
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}k", "tmpfs", str(place)], check=False).returncode:

@@ -81,7 +81,7 @@ def test_the_longest_idle_makes_room_and_nobody_who_is_busy_or_wanted():
     told.pool.done(0)
     assert told.pool.admit([5, 2], {1}) == [2]
     assert told.new() == [("bye", 0)]
-    assert told.pool.admit([5], {1, 2}) == []  # one place is being given back: nobody else need go
+    assert told.pool.admit([5], {1, 2}) == []  # one place is about to become free: no other client has to leave
     assert told.new() == []
     told.pool.left(0, busy=False)
     assert told.new() == [("stop", 0)]
@@ -166,15 +166,15 @@ def test_the_bound_holds_whatever_happens():
 def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
     spec = WorkerSpec(tmp_path, 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path)
     launcher = LocalLauncher(spec, tmp_path, {})
-    crew = WorkerPool(launcher, 12, PoolLimits(1, 3, 2, True), report=print, on_lost=print)
-    crew.handle_command(b"start 11")
+    pool = WorkerPool(launcher, 12, PoolLimits(1, 3, 2, True), report=print, on_lost=print)
+    pool.handle_command(b"start 11")
     for word in (b"start 12", b"start -1", b"begin 3", b"start", b"\xff\xff"):
         with pytest.raises(RunFailed, match="unknown command of the coordinator"):
-            crew.handle_command(word)
+            pool.handle_command(word)
 
 
 def test_a_worker_that_ends_while_another_starts_is_still_seen_to_end(tmp_path):
-    """Its descriptor stays open until whoever watches it has taken its exit code; closed, its number would soon be another's."""
+    """The descriptor stays open until its watcher has read the exit code; a closed one could be reused."""
     (tmp_path / "logs").mkdir()
     spec = WorkerSpec(tmp_path / "no job", 0, "tcp://127.0.0.1:1", None, tmp_path, "", tmp_path)
     launcher = LocalLauncher(spec, tmp_path / "logs", {})
@@ -264,18 +264,18 @@ def rounds_of(folder) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def everybody(tmp_path_factory):
+def all_connected(tmp_path_factory):
     """The run with all twelve connected; the reference."""
-    folder, watching = run(tmp_path_factory.mktemp("everybody") / "run")
+    folder, watching = run(tmp_path_factory.mktemp("all_connected") / "run")
     assert watching.most == 12
     assert [(line["live"], line["started"]) for line in rounds_of(folder)] == [(12, 0)] * 4
     return folder
 
 
-def test_three_at_a_time_give_the_bits_of_everybody_and_of_one_process(everybody, tmp_path):
+def test_three_at_a_time_give_the_bits_of_all_connected_and_of_one_process(all_connected, tmp_path):
     folder, watching = run(tmp_path / "run", max_live_workers=3)
     assert watching.most == 3
-    assert models(folder) == models(everybody) == simulate(job_of(everybody), tmp_path / "simulated").models.tobytes()
+    assert models(folder) == models(all_connected) == simulate(job_of(all_connected), tmp_path / "simulated").models.tobytes()
     lines = rounds_of(folder)
     assert [line["started"] for line in lines] == [12, 9, 9, 9]  # who is here is asked first
     assert all(line["live"] <= 3 and line["answered"] == 12 for line in lines)
@@ -284,26 +284,26 @@ def test_three_at_a_time_give_the_bits_of_everybody_and_of_one_process(everybody
     assert not [check for check in verify_run(folder, None) if check.holds is False]
 
 
-def test_a_killed_one_of_three_comes_back(everybody, tmp_path):
+def test_a_killed_one_of_three_comes_back(all_connected, tmp_path):
     folder, watching = run(tmp_path / "run", Watching(lambda process: process.kill()), max_live_workers=3)
     assert watching.struck.startswith("client ")
-    assert models(folder) == models(everybody)
+    assert models(folder) == models(all_connected)
     assert len(summary.charged_by_round(folder, job_of(folder), int(watching.struck.split()[1]))) == 4
 
 
 @pytest.mark.parametrize("most", [12, 3])
-def test_clients_that_share_processes_give_the_same_bits(everybody, tmp_path, most):
+def test_clients_that_share_processes_give_the_same_bits(all_connected, tmp_path, most):
     strike = (lambda process: process.kill()) if most == 3 else None
     folder, watching = run(tmp_path / "run", Watching(strike), max_live_workers=most, clients_per_worker=4)
     assert watching.most == 3
     assert (most == 3) == watching.struck.startswith("clients ")
-    # Two for each connected client; besides main, watch, start commands, and ZeroMQ's two.
+    # Two for each connected client; in addition to main, watch, start commands, and ZeroMQ's two.
     assert watching.threads <= 2 * min(most, 4) + 5
-    assert models(folder) == models(everybody)
+    assert models(folder) == models(all_connected)
     assert all(line["live"] <= most for line in rounds_of(folder))
 
 
-def test_ctrl_c_between_start_commands_leaves_nothing_and_the_run_resumes(everybody, tmp_path):
+def test_ctrl_c_between_start_commands_leaves_nothing_and_the_run_resumes(all_connected, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     settings = config.resolve({**SMALL, **TWELVE, "runtime": {"max_live_workers": 3}})
@@ -326,11 +326,11 @@ def test_ctrl_c_between_start_commands_leaves_nothing_and_the_run_resumes(everyb
     document, failure = running.run_in(folder, config.load(folder / "config.yaml"), Watching())
     assert (document["state"], failure) == ("finished", None)
     assert_nothing_left(folder)
-    assert models(folder) == models(everybody)
+    assert models(folder) == models(all_connected)
 
 
-def test_a_client_that_comes_back_answers_the_same_task_with_the_same_bytes(everybody, tmp_path):
-    job = job_of(everybody)
+def test_a_client_that_comes_back_answers_the_same_task_with_the_same_bytes(all_connected, tmp_path):
+    job = job_of(all_connected)
     theta = np.zeros(job.protocol.model.parameters, np.float32)
     answers = []
     for _ in range(2):

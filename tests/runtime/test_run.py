@@ -70,7 +70,7 @@ def test_run_folder_holds_every_file_and_run_json_exactly_its_keys(finished_run)
 
 
 def test_a_run_with_seeded_noise_states_no_epsilon_anywhere(finished_run):
-    """Whoever has the seed subtracts the noise: there is no epsilon, whatever the plan would cost otherwise."""
+    """The holder of the seed can subtract the noise, so there is no epsilon for any plan."""
     privacy = json.loads((finished_run / "run.json").read_text())["privacy"]
     assert privacy["insecure"] is True
     assert (privacy["epsilon"], privacy["epsilon_spent"], privacy["epsilon_replace_one"]) == (None, None, None)

@@ -127,14 +127,14 @@ def test_slots_belong_to_the_host_and_the_user_across_runs(tmp_path, monkeypatch
         pass
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     (tmp_path / "dpcfl_net").symlink_to(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with pytest.raises(RunFailed, match="is not this user's folder"):
+    with pytest.raises(RunFailed, match="is not a folder of this user"):
         host_folder()
     (tmp_path / "dpcfl_net").unlink()
     (tmp_path / "dpcfl_net").write_text("")
-    with pytest.raises(RunFailed, match="cannot be made"):
+    with pytest.raises(RunFailed, match="cannot be created"):
         host_folder()
 
 

@@ -1,4 +1,4 @@
-"""Every signal at every moment of a run: its exit code, what it says, what is left, and that what is left goes on."""
+"""Every signal at every phase of a run: exit code, output, remaining files, and that the run can be resumed."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_ctrl_z_stops_a_run_and_fg_resumes_it(undisturbed, tmp_path, moment, tim
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_and_continued_goes_on(undisturbed, tmp_path):
-    """Ctrl-Z for longer than any orphan's patience: nobody leaves, nobody is started again, and the bits are the same."""
+    """Ctrl-Z for longer than any orphan's patience: no process leaves, none is restarted, and the bits are equal."""
     settings = {**SETTINGS, "runtime": {"orphan_timeout_s": 6, "round_timeout_s": 8, "max_restarts": 0}}
     run = subprocess.Popen(
         [*DPCFL, "run", str(write_config(tmp_path / "c", **settings)), "--out", str(tmp_path / "runs")],

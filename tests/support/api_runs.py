@@ -1,4 +1,4 @@
-"""Small runs by the Python API that tests share; the fixtures are registered in tests/conftest.py."""
+"""Shared small runs of the Python API; the fixtures are registered in tests/conftest.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def by_network(tmp_path_factory) -> dpcfl.Run:
-    """A finished run of processes."""
+    """A finished run with processes."""
     return dpcfl.run(TINY, tmp_path_factory.mktemp("by-network"), progress=False)
 
 

@@ -1,4 +1,4 @@
-"""The command line called in this process, as its tables of bad input do it hundreds of times."""
+"""Calls of the command line in this process, for tables with hundreds of bad inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpcfl_net.launch import cli
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left: its exit code and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -19,7 +19,7 @@ class Done:
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> Done:
-    """Run `dpcfl` with these arguments here; an exception that would be a traceback passes through."""
+    """Run `dpcfl` with these arguments in this process; unexpected exceptions pass through."""
     with pytest.raises(SystemExit) as left:
         cli.main([str(argument) for argument in arguments])
     printed = capsys.readouterr()

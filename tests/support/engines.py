@@ -25,17 +25,17 @@ SLURM_NODES, SLURM_CPUS = ("n1", "n2"), 4
 
 
 def missing(*programs: str) -> list[str]:
-    """Those that this machine has not."""
+    """Return the programs that are not installed."""
     return [program for program in programs if which(program) is None]
 
 
 def which(program: str) -> str | None:
-    """Where it is; servers may be outside of a user's PATH, and sshd wants to be called by its whole name anyway."""
+    """Return the absolute path of a program; servers may be outside a user's PATH, and sshd requires an absolute path."""
     return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of loopback that nobody listens on."""
+    """Free TCP ports on loopback."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -44,7 +44,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def until(what: Callable[[], Any], seconds: float, why: str) -> Any:
-    """What `what` gives once it gives something; AssertionError with `why` after so many seconds."""
+    """Call `what` until it returns a true value and return it; AssertionError with `why` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, why
@@ -53,13 +53,13 @@ def until(what: Callable[[], Any], seconds: float, why: str) -> Any:
 
 
 def said(*command: object, **more: Any) -> str:
-    """What a command prints; CalledProcessError if it fails."""
+    """Return the output of a command; CalledProcessError if it fails."""
     return subprocess.run([*map(str, command)], check=True, capture_output=True, text=True, timeout=60, **more).stdout
 
 
 @contextmanager
 def served(command: Sequence[object], log: Path) -> Iterator[subprocess.Popen]:
-    """A server in the foreground; at the end it is asked to leave, then ended, and so are the processes that it forked."""
+    """Run a server in the foreground; at the end terminate it, then kill it and its child processes."""
     with log.open("ab") as file:
         server = subprocess.Popen([*map(str, command)], stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
@@ -78,7 +78,7 @@ def running(server: subprocess.Popen) -> bool:
 
 
 def assert_gone(folder: Path, seconds: float = STOP_S) -> None:
-    """No process names the folder in its command line, works in it or has a file of it open, after `seconds`."""
+    """Assert that after `seconds` no process names the folder in its command line, works in it or has a file of it open."""
     deadline = time.monotonic() + seconds
     while (left := [p for p in psutil.process_iter() if _concerns(p, str(folder))]) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -96,7 +96,7 @@ def _concerns(process: psutil.Process, folder: str) -> bool:
 
 @dataclass(frozen=True)
 class Sshd:
-    """A server for the user who runs the tests, and the options of an ssh that trusts it and is let in."""
+    """An ssh server for the current user, and the options of a client that trusts it and may log in."""
 
     port: int
     key: Path
@@ -107,20 +107,20 @@ class Sshd:
         return self.options_to(self.port, self.known)
 
     def options_to(self, port: int, known: Path) -> list[str]:
-        """For another port, or with another file of host keys."""
+        """Return the options for another port or another file of host keys."""
         trust = ["-o", "StrictHostKeyChecking=yes", "-o", f"UserKnownHostsFile={known}"]
         return ["-F", "/dev/null", "-p", str(port), "-i", str(self.key), "-o", "IdentitiesOnly=yes", *trust]
 
 
 def ssh_key(path: Path) -> str:
-    """Make a key pair; the public half, as authorized_keys and known_hosts have it."""
+    """Create a key pair; return the public key in the format of authorized_keys and known_hosts."""
     said("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path)
     return " ".join(path.with_suffix(".pub").read_text().split()[:2])
 
 
 @contextmanager
 def sshd(folder: Path) -> Iterator[Sshd]:
-    """An sshd on loopback with a host key and a user key of its own."""
+    """Run an sshd on loopback with new host and user keys."""
     if ROOT_USER:
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists on it; the system's service makes it when it starts
     (port,) = free_ports(1)
@@ -178,7 +178,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """A cluster of `SLURM_NODES` on loopback, each with `SLURM_CPUS`; the environment in which its commands reach it."""
+    """Run a cluster of `SLURM_NODES` on loopback, each with `SLURM_CPUS`; yield the environment of its commands."""
     controller, *ports = free_ports(1 + len(SLURM_NODES))
     host = socket.gethostname().split(".")[0]
     nodes = [
@@ -218,21 +218,21 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
 
 @dataclass
 class RayCluster:
-    """A head without CPUs, and nodes. environment: in which `dpcfl launch --on ray` finds it."""
+    """A head without CPUs, and nodes. `environment`: variables with which `dpcfl launch --on ray` finds it."""
 
     cluster: Any
     nodes: list[Any]
     environment: dict[str, str]
 
     def lose(self, beginning: str) -> None:
-        """End the node whose id begins so, at once, as a power cut would."""
+        """Kill the node whose id begins with `beginning`, as in a power cut."""
         (node,) = [node for node in self.nodes if node.node_id.startswith(beginning)]
         self.cluster.remove_node(node, allow_graceful=False)
 
 
 @contextmanager
 def ray_cluster(nodes: int, cpus: int) -> Iterator[RayCluster]:
-    """Nodes with `cpus` each, by Ray's own utility; its folder is short, since sockets lie below it."""
+    """Start nodes with `cpus` each with Ray's test utility; its folder has a short path, since it holds sockets."""
     from ray.cluster_utils import Cluster
 
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
@@ -251,7 +251,7 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[RayCluster]:
 
 @dataclass(frozen=True)
 class Namespaces:
-    """Two hosts with a cable between them: network namespaces a and b, each with one end of a veth pair."""
+    """Two connected hosts: network namespaces a and b, each with one end of a veth pair."""
 
     a: str
     b: str
@@ -260,12 +260,12 @@ class Namespaces:
 
     @staticmethod
     def within(name: str) -> list[str]:
-        """What to put before a command that is to run there."""
+        """Return the prefix of a command that runs in the namespace."""
         return ["ip", "netns", "exec", name]
 
     @contextmanager
     def captured(self, path: Path) -> Iterator[None]:
-        """Every packet on the cable, whole, in a file; AssertionError if one is not there."""
+        """Capture all packets between the hosts in a file; AssertionError if one is missing."""
         log = path.with_suffix(".log")
         command = [
             *self.within(self.a),
@@ -294,7 +294,7 @@ class Namespaces:
 
 @contextmanager
 def namespaces() -> Iterator[Namespaces]:
-    """Two of them, named after this process."""
+    """Create two namespaces, named after this process."""
     pid = os.getpid()
     made = Namespaces(f"dpcfl-a-{pid}", f"dpcfl-b-{pid}", f"va{pid}")
     ends = {made.a: made.cable, made.b: f"vb{pid}"}
@@ -317,7 +317,7 @@ WORD = 8
 
 
 def blocks_in(capture: bytes, arrays: Sequence[np.ndarray]) -> tuple[int, int]:
-    """(how many of the arrays' blocks stand in the capture, at whatever offset; how many were looked for).
+    """Return the number of the arrays' blocks found in the capture at any offset, and the number searched.
 
     Blocks of few different bytes, such as zeros, say nothing and are not looked for.
     """

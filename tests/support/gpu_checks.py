@@ -1,4 +1,4 @@
-"""What must hold of the DP-SGD engine on the device of its process. `python gpu_checks.py CHECK[,CHECK...] [UUID]` runs them in a process of
+"""Properties of the DP-SGD engine on the device of its process. `python gpu_checks.py CHECK[,CHECK...] [UUID]` runs them in a process of
 their own: on a GPU one at a time, since a process has one device, for good.
 
 Without a UUID everything is on the CPU: that tries the checks themselves.
@@ -30,7 +30,7 @@ ROWS = np.array([11, 0, 3, 4, 7, 8, 2, 19, 21, 5, 6, 12, 13, 14, 15])
 
 
 def near_cpu(device: Device) -> None:
-    """Clipped sums, losses and plain SGD are the CPU's but for rounding."""
+    """Clipped sums, losses and plain SGD equal those of the CPU up to rounding."""
     data, theta, shape = Images(30), start(), (1, 8, 8)
     how = {"epochs": 2, "batch_size": 8, "lr": 0.1, "momentum": 0.5}
 
@@ -49,7 +49,7 @@ def near_cpu(device: Device) -> None:
 
 
 def repeats(device: Device) -> None:
-    """The same key gives the same bits, from another trainer too."""
+    """The same key gives the same bits, also with another trainer."""
     devices.use(device)
     data, slot = Images(60), DPSGDSlot("train", 0.2, 5)
     for path in PATHS:
@@ -58,7 +58,7 @@ def repeats(device: Device) -> None:
 
 
 def removes(device: Device) -> None:
-    """A record that overflows leaves no trace, bit for bit; no record counts for more than the clip norm."""
+    """A record that overflows has no effect on any bit; no record contributes more than the clip norm."""
     devices.use(device)
     for path in PATHS:
         for how in ("inf", "nan", "norm"):
@@ -68,7 +68,7 @@ def removes(device: Device) -> None:
 
 
 def neighbours(device: Device) -> None:
-    """A record's gradients do not depend on the others in its batch, not in one bit."""
+    """A record's gradients do not depend on the other records of its batch in any bit."""
     devices.use(device)
     for path in PATHS:
         trainer = small(path=path)
@@ -88,7 +88,7 @@ def neighbours(device: Device) -> None:
 
 
 def gives_back(device: Device) -> None:
-    """After `release` torch's allocator holds nothing, whatever was computed; the same objects compute on in the next lease."""
+    """After `release` torch's allocator holds no memory after any computation; the same objects work in the next lease."""
     devices.use(device)
     data, theta = Images(30), start()
     trainers, module = [small(path=path) for path in PATHS], models.build("digits-cnn", (1, 8, 8), 10)
@@ -126,7 +126,7 @@ def capped(device: Device) -> None:
 
 
 def resnet(device: Device) -> None:
-    """ResNet-18 through Opacus: every kernel that it needs repeats its bits, or this raises."""
+    """ResNet-18 through Opacus: every kernel that it needs is deterministic; otherwise this raises."""
     devices.use(device)
     theta, data = models.initial("resnet18", (3, 32, 32), 10, 0), Images(6, (3, 32, 32))
     trainer = Trainer(models.build("resnet18", (3, 32, 32), 10), clip=1.0, learning_rate=0.1, batch_size=2)

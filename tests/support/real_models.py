@@ -1,4 +1,4 @@
-"""Models as users write them, for `test_real_models.py`: what the engine takes, and what it refuses with which advice."""
+"""Realistic models for `test_real_models.py`: supported ones with their engine, refused ones with the advice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = 5
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what is to come of it: the engine that takes it, or words of the refusal."""
+    """A model and the expected result: its engine, or words of the refusal."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -90,7 +90,7 @@ class Residual(nn.Module):
 
 
 def images(*middle: nn.Module, channels: int = 8) -> nn.Module:
-    """Images (3, 8, 8) through a convolution, what is tried, and a linear layer."""
+    """Images (3, 8, 8) through a convolution, the tested layers, and a linear layer."""
     return nn.Sequential(
         nn.Conv2d(3, channels, 3, padding=1), *middle, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, CLASSES)
     )
@@ -127,7 +127,7 @@ def encoder(batch_first: bool, dropout: float = 0.0) -> nn.Module:
 
 
 def keeping() -> nn.Module:
-    """Attention written by hand, which keeps its weights for a look at them."""
+    """Handwritten attention that stores its weights as an attribute."""
 
     def forward(self: Forward, x: torch.Tensor) -> torch.Tensor:
         query, key, head = self.layers
@@ -227,7 +227,7 @@ def mixing(mixed: Callable[[torch.Tensor], torch.Tensor], start: float = 0.0, wi
 
 
 class RunningMean(nn.Module):
-    """Centres its input by a mean of what it saw, which is kept as a buffer or as a plain attribute."""
+    """Centres its input by a running mean, stored as a buffer or as a plain attribute."""
 
     def __init__(self, buffer: bool) -> None:
         super().__init__()

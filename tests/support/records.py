@@ -12,7 +12,7 @@ KEY = b"sixteen bytes ok"
 
 
 class Images:
-    """Records in memory, padded on request; remembers the shapes and rows that were asked for."""
+    """Records in memory, padded on request; stores the requested shapes and rows."""
 
     def __init__(self, n: int, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)

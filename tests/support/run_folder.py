@@ -1,4 +1,4 @@
-"""A realistic run folder, written as the processes write one: the input of the report's and the screen's tests."""
+"""A realistic run folder in the format of the processes, as input of the tests of report and screen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = (3, 6, 6, 6)
 
 
 def true_clusters(seed: int = 3) -> list[int]:
-    """The true cluster of each of 21 clients, in an order that says nothing."""
+    """The true cluster of each of 21 clients, in a shuffled order."""
     return np.random.default_rng(seed).permutation(np.repeat(range(len(SIZES)), SIZES)).tolist()
 
 
@@ -84,7 +84,7 @@ def phase(at: int, rounds: int) -> str:
 
 
 def write_round(folder: Path, at: int, rounds: int, missing: tuple[int, ...] = ()) -> None:
-    """Everything that the processes append for one round."""
+    """Append all lines of one round."""
     true, rng = true_clusters(), np.random.default_rng(at)
     clients, begin = len(true), START + 5 * at
     reached = 0.75 * (1 - np.exp(-at / 9)) + 0.1
@@ -207,7 +207,7 @@ def write_run(folder: Path, rounds: int = 40, **run: Any) -> Path:
 
 
 def write_start(folder: Path, rounds: int = 40) -> Path:
-    """What stands in a run folder before the first round."""
+    """Write the files of a run folder before the first round."""
     folder.mkdir(parents=True, exist_ok=True)
     true = true_clusters()
     (folder / "config.yaml").write_text(

@@ -1,4 +1,4 @@
-"""The two stages of `make test`: quick tests of parts, then whole runs. Each test belongs to exactly one."""
+"""The two stages of `make test`: quick unit tests, then complete runs. Each test belongs to exactly one."""
 
 from __future__ import annotations
 

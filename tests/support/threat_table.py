@@ -1,4 +1,4 @@
-"""The threat suite's table: which attack each test is of, what it got, and what the same attack got with the defence off."""
+"""Table of the threat suite: the attack of each test, its result, and its result with the defence off."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scenarios() -> list[Scenario]:
 
 @dataclass
 class Evidence:
-    """What a test saw: `got` with the defence on, `control` from the same attack with the defence off. A test needs both."""
+    """Results of a test: `got` with the defence on, `control` of the same attack with the defence off. Both are required."""
 
     _got: list[str] = field(default_factory=list)
     _control: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Evidence:
 
 @pytest.fixture
 def evidence(request: pytest.FixtureRequest) -> Iterator[Evidence]:
-    """Where a test of a scenario says what happened; it fails if it does not say both."""
+    """Collects the results of a scenario's test; the test fails if one of the two is missing."""
     found = Evidence()
     yield found
     mark = request.node.get_closest_marker("scenario")
@@ -64,7 +64,7 @@ def evidence(request: pytest.FixtureRequest) -> Iterator[Evidence]:
 
 
 def table(reports: list[Any]) -> list[str]:
-    """A line for every scenario that has a test in the document; of a parametrised test all results in one."""
+    """Return a line for every scenario with a test in the document; a parametrised test has one line for all results."""
     seen: dict[int, list[dict[str, str]]] = {}
     for report in reports:
         said = dict(report.user_properties)

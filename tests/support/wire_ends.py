@@ -1,4 +1,4 @@
-"""Both ends of the wire on 127.0.0.1 for tests: a server, clients, a liar, a cable that can be cut, and a look at what is left."""
+"""Both ends of the wire on 127.0.0.1 for tests: server, clients, a lying client, a cable that can be cut, and leak checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
-from dpcfl_net.adversaries.hostile_worker import AttackLog, play
+from dpcfl_net.adversaries.hostile_worker import Reaction, play
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientTimes, Link, MessageLog, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import Header, TensorTemplate
@@ -63,7 +63,7 @@ def open_things() -> tuple[int, int, int]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
-    """pyzmq starts its collector of zero-copy buffers once for the whole process: before anything is counted."""
+    """Start pyzmq's collector of zero-copy buffers, one per process, before anything is counted."""
     with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
         one.bind("inproc://warm")
         two.connect("inproc://warm")
@@ -73,7 +73,7 @@ def _warm() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """No thread, Python's or libzmq's, and no socket outlives its test. (One of the test before may still be ending at first.)"""
+    """Assert that no thread of Python or libzmq and no socket outlives its test (those of the previous test may still end)."""
     before = open_things()
     yield
     deadline = time.monotonic() + 3
@@ -101,7 +101,7 @@ def make_client(address: str, client: int = 0, **changes: Any) -> ClientEndpoint
 
 
 def part_of(kind: Any, given: dict[str, Any]) -> Any:
-    """An object of those arguments that its class takes, which are removed from `given`."""
+    """Create an object from the arguments that its class accepts, and remove them from `given`."""
     return kind(**{name: given.pop(name) for name in inspect.signature(kind).parameters if name in given})
 
 
@@ -132,7 +132,7 @@ class Ends:
         return [event for event in self.told[client] if event.kind == "task"]
 
     def round(self, client: ClientEndpoint, number: int, round_index: int, update: np.ndarray) -> Any:
-        """One small task there and its result back."""
+        """Send one small task and receive its result."""
         had = len(self.tasks(client))
         self.server.send_task(number, round_index, "small", {})
         self.until(lambda: len(self.tasks(client)) > had)
@@ -146,7 +146,7 @@ class Ends:
 
 
 def refusal(client: ClientEndpoint, ends: Ends) -> str:
-    """The code with which the client leaves."""
+    """Return the code of the error with which the client leaves."""
     try:
         deadline = time.monotonic() + 10
         while not client.poll(0.02) and time.monotonic() < deadline:
@@ -157,7 +157,7 @@ def refusal(client: ClientEndpoint, ends: Ends) -> str:
 
 
 class Liar(HostileConnection):
-    """A client's valid keys on a connection that says what a test makes it say."""
+    """A connection with a client's valid keys that sends any message of a test."""
 
     def __init__(
         self, address: str, client: int = 0, keys: tuple[str, str] | None = None, curve: bool = True, routing_id: bytes = b""
@@ -172,22 +172,22 @@ class Liar(HostileConnection):
 
 
 def target(address: str, client: int = 0, **changes: Any) -> Target:
-    """What a hostile worker needs to know of `make_server`."""
+    """Return the target of a hostile worker for `make_server`."""
     releases = {task: result_template(task) for task in ("train", "small")}
     given = {"server_key": SERVER[0], "keys": KEYS[client], "releases": releases}
     return Target(address, RUN, JOB, client, (client + 1) % len(KEYS), **(given | changes))
 
 
-def base_model(
+def play_steps(
     ends: Ends, attack: Target, *steps: str, meanwhile: Callable[[], object] = lambda: None, **how: Any
-) -> list[AttackLog]:
-    """The hostile worker does its steps in a thread of its own while the server and its honest clients go on here."""
-    found: list[AttackLog] = []
+) -> list[Reaction]:
+    """Run the hostile worker's steps in another thread while the server and its honest clients run here."""
+    found: list[Reaction] = []
     enough = threading.Event()
 
     def run() -> None:
-        for outcome in play(attack, steps, **{"wait_s": 10.0, "task_s": 10.0, **how}):
-            found.append(outcome)
+        for reaction in play(attack, steps, **{"wait_s": 10.0, "task_s": 10.0, **how}):
+            found.append(reaction)
             if enough.is_set():
                 return
 
@@ -204,7 +204,7 @@ def base_model(
 
 
 def zmtp(address: str, kind: str = "DEALER") -> socket.socket:
-    """A bare TCP connection past the ZMTP 3.0 greeting and NULL handshake as a socket of that kind."""
+    """Open a plain TCP connection after the ZMTP 3.0 greeting and NULL handshake as a socket of that kind."""
     host, port = address.removeprefix("tcp://").split(":")
     raw = socket.create_connection((host, int(port)))
     raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31))
@@ -221,7 +221,7 @@ def deliver(liar: Liar, payload: Payload, **fields: Any) -> Header:
 
 
 class Cable:
-    """Forwards TCP to the server until it is cut; new connections go through. Keeps what passed: all, and what went up."""
+    """Forwards TCP to the server until it is cut; new connections pass. Stores all bytes, and those to the server."""
 
     def __init__(self, address: str) -> None:
         self.target = ("127.0.0.1", int(address.rpartition(":")[2]))

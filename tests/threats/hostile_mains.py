@@ -1,4 +1,4 @@
-"""What two processes of a run become in a test: a coordinator that checks nothing, and a worker in bad hands."""
+"""Main functions of two modified processes for tests: a coordinator without checks, and a hostile worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEPS = "hostile-steps"  # file of the run folder: client, steps
 
 
 def careless_coordinator(spec: CoordinatorSpec) -> None:
-    """`run_coordinator` without the check of norms, and without the one of numbers that are not finite."""
+    """Run `run_coordinator` without the checks of norms and of non-finite numbers."""
     from dpcfl_net.core import tensors
     from dpcfl_net.runtime import coordinator
     from dpcfl_net.transport.payload import Assembly
@@ -19,13 +19,13 @@ def careless_coordinator(spec: CoordinatorSpec) -> None:
     def unchecked(self: Assembly) -> dict[str, Any]:
         return tensors.split([list(row) for row in self.header.tensors], self._buffer)
 
-    coordinator.check_release = lambda algorithm, step, client, tensors: None
+    coordinator.check_release = lambda *about: None
     Assembly.tensors = unchecked
     coordinator.run_coordinator(spec)
 
 
 def worker_or_worse(spec: Any) -> None:
-    """`run_worker`, but for the one client that the folder's STEPS names."""
+    """Run `run_worker`, or the hostile worker for the client that the folder's STEPS names."""
     from dpcfl_net.adversaries import hostile_worker
     from dpcfl_net.runtime.worker import run_worker
 

@@ -182,7 +182,7 @@ def _in_bytes(data: bytes, secrets: Secrets) -> Iterator[str]:
 
 
 def _more_than_chance(releases: Sequence[np.ndarray], values: Sequence[float]) -> bool:
-    """Whether the values stand in the releases, as float32, more often than their neighbours, which nobody would send.
+    """Whether the values stand in the releases, as float32, more often than their neighbours, which no client sends.
 
     Chance hits are Poisson; of D hits of decoys the true mean is below D + 6 sqrt(D) + 20 but for a chance below 1e-8.
     """

@@ -205,11 +205,11 @@ def test_the_command_lets_a_sound_run_stand_and_the_statement_says_what_it_was(s
         sound, summary.read_run_job(sound), state="finished", wall_s=1.0, processes=4, replace_one=None, devices={}
     )
     assert "1400 records of 2 clients were canaries" in document["privacy"]["audited"]
-    assert any("accuracy means nothing" in alert for alert in statement(document["privacy"]).alerts)
+    assert any("accuracy is meaningless" in alert for alert in statement(document["privacy"]).alerts)
 
 
 def test_bits_are_sealed_before_the_run(sound, tmp_path):
-    """Whoever picks the bits afterwards can make a run look as it likes: another secret is not the one that was signed."""
+    """Bits that are chosen after the run prove nothing: a secret other than the signed one is refused."""
     job = read_job(sound, (sound / "operator.pub").read_text().strip())
     text = canonical(job.protocol).decode()
     assert job.experiment.audit.secret not in text
@@ -377,7 +377,7 @@ def test_mu_gdp_is_the_gaussian_mechanism():
     for mu, delta in ((0.5, 1e-3), (2.0, 1e-4), (5.0, 1e-5)):
         assert gdp_epsilon(mu, delta) == pytest.approx(epsilon([SampledGaussian(1 / mu, 1.0, 1)], delta), rel=2e-3)
     nominal, rates = TradeOff.of([[SampledGaussian(1.0, 1.0, 4)]]), np.array([1e-4, 0.01, 0.159, 0.5])
-    assert nominal.least_negatives(rates) == pytest.approx(norm.cdf(norm.isf(rates) - 2), abs=2e-3)
+    assert nominal.min_false_negatives(rates) == pytest.approx(norm.cdf(norm.isf(rates) - 2), abs=2e-3)
     assert nominal.refuted(0.15, 0.15)
     assert not nominal.refuted(0.16, 0.16)
     assert nominal.most_true_positives(1e-6) == pytest.approx(norm.sf(norm.isf(1e-6) - 2), rel=0.05)

@@ -35,14 +35,14 @@ def targets(tmp_path_factory) -> dict[str, fuzz.Target]:
 def test_nothing_but_refusals_comes_out_and_nothing_false_is_believed(targets, name):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = fuzz.fuzz(targets[name], INPUTS[name], seed=3)
-    refused = sum(found.tally.values()) - found.tally["accepted"] - found.tally["delivered"]
+    refused = sum(found.counts.values()) - found.counts["accepted"] - found.counts["delivered"]
     assert found.inputs >= INPUTS[name]
-    assert found.tally["accepted"] > 0 < refused  # it gets through, and it is turned down
+    assert found.counts["accepted"] > 0 < refused  # it gets through, and it is turned down
     assert 0 < found.peak < fuzz.MOST_TRACED
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < fuzz.MOST_RESIDENT
     if name in ("server", "client"):
-        assert found.tally["delivered"] > 30
-        assert {"sequence", "boot", "run", "job", "version", "template", "chunk", "hash", "norm", "schema"} <= set(found.tally)
+        assert found.counts["delivered"] > 30
+        assert {"sequence", "boot", "run", "job", "version", "template", "chunk", "hash", "norm", "schema"} <= set(found.counts)
 
 
 def test_the_shares_of_the_targets_make_a_whole(targets):
@@ -146,9 +146,9 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "run, job and version, client": ("client", channel.Stamp, "require_same", _nothing),
     "the template, client": ("client", client, "match_template", _nothing),
     "the norm bound, client": ("client", client, "checked", _unchecked),
-    "a bound on what is remembered": ("flood", channel, "RECENT_MESSAGES", 1 << 30),
+    "a bound on stored message ids": ("flood", channel, "RECENT_MESSAGES", 1 << 30),
     "a bound on codes": ("flood", message_log, "CODES", 1 << 30),
-    "a bound on what waits": ("flood", channel, "CONTROLS", 1 << 30),
+    "a bound on queued messages": ("flood", channel, "CONTROLS", 1 << 30),
     "records of the right form": ("transcript", transcript, "_well_formed", _yes),
     "nothing put aside for chunks that are empty": ("transcript", transcript, "_assemble", _put_aside_first),
     "the chain of a transcript": ("transcript", transcript.Reader, "_verify", lambda self, found: transcript.Record(*msgpack.unpackb(found[0]))),
@@ -158,7 +158,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
 MOST = {"codec": 6000, "chunks": 3000, "server": 60_000, "client": 60_000, "flood": 35_000, "transcript": 4000, "job": 2000}
 
 
-SLOW = ("a bound on what is remembered", "a bound on what waits")
+SLOW = ("a bound on stored message ids", "a bound on queued messages")
 
 
 @pytest.mark.parametrize("left_out", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BROKEN])

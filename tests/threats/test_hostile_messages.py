@@ -29,14 +29,14 @@ from wire_ends import (
     Ends,
     _nothing_is_left,  # noqa: F401 - fixtures
     _warm,  # noqa: F401
-    base_model,
     make_client,
     make_server,
+    play_steps,
     target,
 )
 
 from dpcfl_net.adversaries.hostile_messages import CANARY, MESSAGES, pickle_that_writes
-from dpcfl_net.adversaries.hostile_worker import STEPS, AttackLog, play
+from dpcfl_net.adversaries.hostile_worker import STEPS, Reaction, play
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.types import Answer, Task
@@ -97,7 +97,7 @@ def against_a_server(*steps: str, **how: Any) -> list[str]:
     with make_server() as server, make_client(server.address, 1) as honest:
         ends = Ends(server, honest)
         server.send_task(0, 1, "small", {})
-        found = base_model(ends, target(server.address), *steps, **how)
+        found = play_steps(ends, target(server.address), *steps, **how)
         ends.until(lambda: honest.welcomed)
         assert ends.round(honest, 1, 1, UPDATE).kind == "result"
         assert not [event for event in ends.of("result") if event.client == 0]
@@ -165,7 +165,7 @@ def test_every_step_of_the_hostile_worker_gets_its_answer():
             if server._peers[0].open is None:
                 server.send_task(0, 1, "small", {})
 
-        found = base_model(ends, target(server.address), *EXPECTED, meanwhile=meanwhile)
+        found = play_steps(ends, target(server.address), *EXPECTED, meanwhile=meanwhile)
         assert {outcome.step: f"{outcome.answer} {outcome.code}".strip() for outcome in found} == EXPECTED
         assert set(EXPECTED) == set(STEPS) - {"endless-multipart"}
         with pytest.raises(ConfigError, match="nonsense"):
@@ -315,7 +315,7 @@ def test_an_endless_message_is_cut(evidence, monkeypatch, security):
     evidence.control(f"{security}: without the guard it grew by {grown:.0f} MiB, all of a message of 320")
 
 
-def flooded(security: str, mebibytes: int) -> tuple[AttackLog, float, int]:
+def flooded(security: str, mebibytes: int) -> tuple[Reaction, float, int]:
     """One message of so many MiB: what came back, MiB that memory grew by at its highest, rounds of another client meanwhile."""
     with make_server(security=security) as server, make_client(server.address, 1, security=security) as honest:
         ends = Ends(server, honest).joined()
@@ -330,7 +330,7 @@ def flooded(security: str, mebibytes: int) -> tuple[AttackLog, float, int]:
                 honest.send_result(task.id, "release", {"update": UPDATE})
 
         with highest_memory() as grown:
-            (found,) = base_model(
+            (found,) = play_steps(
                 ends, target(server.address, security=security), "endless-multipart", meanwhile=meanwhile, flood=mebibytes
             )
         return found, grown(), len(ends.of("result"))

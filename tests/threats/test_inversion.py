@@ -65,8 +65,8 @@ def attacked(recorded) -> AttackResult:
     raw, noisy = recorded["raw"], recorded["noisy"]
     done = CliRunner().invoke(app, ["attack", "invert", str(raw), "--against", str(noisy), "--records", "2"])
     assert done.exit_code == 0, done.output
-    found, base_model = (read_result(folder / "attacks" / "invert.json") for folder in (raw, noisy))
-    assert found == base_model
+    found, compared = (read_result(folder / "attacks" / "invert.json") for folder in (raw, noisy))
+    assert found == compared
     assert found.headline in done.output
     return found
 

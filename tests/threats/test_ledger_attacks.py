@@ -1,4 +1,4 @@
-"""A client's ledger after kill -9, and after somebody has edited it."""
+"""A client's ledger after kill -9, and after an edit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from conftest import DPCFL, ROOT
-from test_gate import JOB, Half, ask, one_charge_and_one_draw, open_gate, task, try_ask, used_ledger
+from test_gate import JOB, FakeStep, ask, one_charge_and_one_draw, open_gate, task, try_ask, used_ledger
 
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.tensors import unpack
@@ -32,7 +32,7 @@ def killed_in(folder, where):
             drawn.write_bytes(charge.key)
             if where == "before compute":
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = Half()(charge, state)
+            result = FakeStep()(charge, state)
             if where == "in compute":
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
@@ -48,18 +48,18 @@ def test_a_killed_process_is_charged_once(tmp_path, monkeypatch, evidence):
     for where in PLACES:
         folder = used_ledger(tmp_path / where)
         key = killed_in(folder, where)
-        half = Half()
-        answer = try_ask(folder, task(3), half)
+        fake = FakeStep()
+        answer = try_ask(folder, task(3), fake)
         assert answer.cached == (where == "after the answer was stored")
         assert unpack(answer.release)["key"].tobytes()[: len(key)] == key
-        one_charge_and_one_draw(folder, task(3), half, answer, 2)
+        one_charge_and_one_draw(folder, task(3), fake, answer, 2)
     evidence.got(f"kill -9 {', '.join(PLACES)}: 1 charge, and the same draw of the noise after the restart")
     folder = used_ledger(tmp_path / "control")
     with monkeypatch.context() as off:
         off.setattr(Ledger, "debit", lambda self, **_: Charged(3, os.urandom(32)))  # nothing on disk before the data
         key = killed_in(folder, "in compute")
     assert len([entry for entry in read_ledger(folder) if entry.type == "debit"]) == 2
-    answer = try_ask(folder, task(3), Half())
+    answer = try_ask(folder, task(3), FakeStep())
     assert unpack(answer.release)["key"].tobytes()[: len(key)] != key
     evidence.control("with no debit on disk before the data is touched: no charge for what was drawn, and a second draw")
 

@@ -64,7 +64,7 @@ def worker(job, client, address, ledgers, log, prefix=DPCFL):
 
 @dataclass(frozen=True)
 class Played:
-    """The script as it was played: outcomes by step and client, and how everybody ended."""
+    """The played script: reactions by step and client, and how all processes ended."""
 
     job: Job
     folder: Path
@@ -142,7 +142,7 @@ def test_real_workers_hold_at_every_step_and_the_careless_one_does_not(played):
 
 
 def test_a_script_is_checked_before_it_is_played(played):
-    with pytest.raises(ConfigError, match=r"no step 'gift'.*honest, again"):
+    with pytest.raises(ConfigError, match=r"unknown step 'gift'.*honest, again"):
         chosen("honest,gift")
     assert chosen("all") == list(SCRIPT)
     with pytest.raises(ConfigError, match="no last round"):
@@ -266,7 +266,7 @@ def test_a_job_that_the_operator_did_not_sign_is_refused(finished_run, tmp_path,
     answer = host.answer(Task(1, "train", make(usual_step(job.algorithm), job.algorithm, "honest", 1, 0)))
     host.close()
     assert (answer.status, believed.protocol.coordinator_key) == ("release", stolen.coordinator_key)
-    evidence.control("without the check of the signature the job is served, and the server is whoever forged it")
+    evidence.control("without the check of the signature the job is served, and the forger is the server")
 
 
 @pytest.mark.scenario(14)
@@ -280,7 +280,7 @@ def test_a_server_that_was_rolled_back_gets_nothing_new(played, evidence):
     assert {outcome["answer"] for outcome in played.honest("go-on")} == {"release"}
     evidence.got("the last two rounds: the bytes sent before; an older one: stale; with other numbers: refused; no charge")
     count = answered(played.careless("rollback", "rollback-previous", "rollback-first", "rollback-other"))
-    evidence.control(f"without the ledger's memory {count} spent rounds are answered anew, each with fresh noise")
+    evidence.control(f"without the ledger's memory {count} spent rounds are answered again, each with fresh noise")
 
 
 @pytest.mark.scenario(17)
@@ -338,7 +338,7 @@ def test_a_model_of_its_own_for_each_client_shows_in_the_transcript(played, fini
 
 
 def forged(folder, path, show_to, the_task_of):
-    """The transcript written anew with a good chain, in which round 4 gave one client what another was given."""
+    """The transcript rewritten with a valid chain, in which one client of round 4 received another client's model."""
     heads = {
         client: task
         for client, task in given(read(folder / "transcript.msgpack")).released

@@ -22,10 +22,10 @@ from wire_ends import (
     Liar,
     _nothing_is_left,  # noqa: F401 - fixtures
     _warm,  # noqa: F401
-    base_model,
     make_client,
     make_server,
     pair,
+    play_steps,
     refusal,
     target,
 )
@@ -43,10 +43,10 @@ from dpcfl_net.transport.keys import COORDINATOR
 from dpcfl_net.transport.messages import Header
 from dpcfl_net.transport.sockets import AllowList
 
-GREETING = 64  # bytes with which a ZMTP 3 connection begins; whoever says more before the other side's is dropped
+GREETING = 64  # bytes of a ZMTP 3 greeting; a peer that sends more before the other side's greeting is dropped
 
 
-class Anybody(dict):
+class AnyClient(dict):
     """A roster that takes every key for client 0's."""
 
     def get(self, key: str, default: object = None) -> int:
@@ -86,12 +86,12 @@ def test_an_unknown_key_gets_no_message_through(evidence, monkeypatch):
         ends = Ends(server)
         assert call(liar, ends, client=0) == "unknown-key"
         assert server.bytes_up > 0
-        server._by_key = Anybody()
+        server._by_key = AnyClient()
         assert call(liar, ends, client=0) == "WELCOME"
         task = server.send_task(0, 1, "small", {})
         ends.until(lambda: liar.hears(kind="TASK", id=task))
     evidence.control(
-        "with an allow-list that admits everybody its message arrives, and with such a roster it gets client 0's task"
+        "with an allow-list that admits every key its message arrives, and with such a roster it gets client 0's task"
     )
 
 
@@ -154,7 +154,7 @@ def test_without_an_authenticator_nobody_gets_in(evidence, monkeypatch):
     monkeypatch.setattr(sockets, "_serve_curve", lenient)
     with make_server() as server, Liar(server.address, keys=pair()) as liar:
         ends = Ends(server)
-        server._by_key = Anybody()
+        server._by_key = AnyClient()
         assert call(liar, ends, client=0) == "WELCOME"
     evidence.control("with ZAP_ENFORCE_DOMAIN=0 the missing authenticator lets a stranger in")
 
@@ -356,7 +356,7 @@ def route_taken(server: ServerEndpoint) -> tuple[bool, bool]:
 
 
 class Forgetful(OrderedDict):
-    """Boot ids that nobody remembers."""
+    """A set of boot ids that stores nothing."""
 
     def __contains__(self, key: object) -> bool:
         return False
@@ -366,7 +366,7 @@ class Forgetful(OrderedDict):
 def test_a_replay_on_a_new_connection_is_stale(evidence, monkeypatch):
     with make_server() as server:
         ends = Ends(server)
-        same, other, replay = base_model(ends, target(server.address), "same-sequence", "other-boot", "replay")
+        same, other, replay = play_steps(ends, target(server.address), "same-sequence", "other-boot", "replay")
         assert [same.code, other.code, replay.code] == ["sequence", "boot", "stale-boot"]
         assert "stale-boot, no-hello" in replay.reason
         assert not ends.of("result")
@@ -441,7 +441,9 @@ def test_a_slow_handshake_is_closed(evidence, monkeypatch, limit_ms):
         assert lasted is not None
         assert 0.8 * limit_s < lasted < 2 * limit_s + 1
         assert ends.joined().round(honest, 1, 1, UPDATE).kind == "result"
-    evidence.got(f"a greeting byte by byte is closed after {lasted:.1f} s (limit {limit_s:g} s, 10 s in a run), others go on")
+    evidence.got(
+        f"a greeting byte by byte is closed after {lasted:.1f} s (limit {limit_s:g} s, 10 s in a run), other connections continue"
+    )
     with_limit(0)
     with make_server() as server:
         assert trickle(Ends(server), 0.3 * limit_s, 3 * limit_s + 1) is None

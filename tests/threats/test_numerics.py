@@ -30,7 +30,7 @@ from dpcfl_net.training.plain_path import fill
 torch.set_num_threads(1)
 
 DIGITS = (1, 8, 8)
-KNOWN = Images(256, seed=9).x  # what a server has besides the record
+KNOWN = Images(256, seed=9).x  # public records of the server
 
 
 def key(number: int) -> bytes:
@@ -104,12 +104,12 @@ def test_a_record_that_overflows_is_not_seen_in_the_update(recorded, evidence):
     power = min(stats.ks_2samp(a, b).pvalue for a, b in zip(*worlds, strict=True))
     assert power < 1e-7
 
-    told = {name: nan_oracle.attack(run).facts for name, run in recorded.items()}
-    for facts in told.values():
+    facts_of = {name: nan_oracle.attack(run).facts for name, run in recorded.items()}
+    for facts in facts_of.values():
         assert facts["updates"] == 36
         assert len(facts["holders"]) == 1
         assert 0 < facts["present"] < 12
-    ours, opacus = told["ours"], told["opacus"]
+    ours, opacus = facts_of["ours"], facts_of["opacus"]
     assert (ours["not_finite"], ours["right"]) == (0, ours["blind"])
     assert (opacus["true_positives"], opacus["false_positives"]) == (opacus["present"], 0)
     assert opacus["right"] == 36 > opacus["blind"]
@@ -139,7 +139,7 @@ def test_opacus_tells_step_by_step_whether_the_record_was_drawn():
 def test_the_attack_is_a_command_whose_result_stays_in_the_run_folder(recorded):
     done = dpcfl("attack", "nan-oracle", recorded["opacus"])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("36 of 36 answers right")
+    assert done.stdout.startswith("36 of 36 answers correct")
     kept = json.loads((recorded["opacus"] / "attacks" / "nan-oracle.json").read_text())
     assert kept["facts"] == nan_oracle.attack(recorded["opacus"]).facts
     assert len(kept["rows"]) == 3

@@ -100,7 +100,7 @@ def found_in(memory: bytes, needles: list[bytes]) -> set[bytes]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> tuple[Path, Job, Seen]:
-    """A real run of eight workers whose server half looks through its process, started where the data set is named."""
+    """A real run of eight workers whose server dumps its process, started in an environment that names the data set."""
     out = tmp_path_factory.mktemp("probed")
     settings = write_config(
         out / "c", rounds=2, seed=SEED, privacy={"epsilon": 5, "delta": 1e-4}, model={"name": "linear"},

@@ -134,7 +134,7 @@ def test_free_memory_takes_more_workers_where_there_is_more(smi):
     dealt = given(7, gpu_placement="free-memory")
     assert dealt[0] == B
     assert {uuid: dealt.count(uuid) for uuid in (A, B, C)} == {A: 2, B: 4, C: 1}
-    assert "not known of " + SLICE in refusal(gpu_placement="free-memory", gpus=[SLICE])
+    assert "free memory is unknown for " + SLICE in refusal(gpu_placement="free-memory", gpus=[SLICE])
 
 
 def test_gpus_and_slices_that_the_user_names(smi):

@@ -16,7 +16,7 @@ from dpcfl_net.privacy import clipping
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.layers import plan
+from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.models import flatten
 
 torch.set_num_threads(1)
@@ -171,7 +171,7 @@ def test_a_record_that_overflows_is_dropped_bit_for_bit(path: str, how: str) -> 
 @pytest.mark.parametrize("how", ["inf", "nan", "norm"])
 def test_the_overflow_is_real_with_selection_off(how: str) -> None:
     theta, data = overflowing(how)
-    engine = FastPath(plan(models.build("digits-cnn", (1, 8, 8), 10)) or [])
+    engine = FastPath(fast_layers(models.build("digits-cnn", (1, 8, 8), 10)) or [])
     logits, parts = engine.gradients(torch.from_numpy(theta), data.x, data.y)
     finite = torch.isfinite(torch.stack([part.squared_norms() for part in parts])).all(0)
     assert finite.tolist() == [row != 5 for row in range(12)]

@@ -11,7 +11,7 @@ from torch import nn
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.layers import plan
+from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.models import flatten
 
 
@@ -28,7 +28,7 @@ from dpcfl_net.training.models import flatten
 )
 def test_what_fits_is_planned_and_runs(shape: tuple[int, ...], layers: tuple[nn.Module, ...]) -> None:
     module = nn.Sequential(*layers)
-    assert plan(module, shape) is not None
+    assert fast_layers(module, shape) is not None
     assert module(torch.zeros(2, *shape)).shape == (2, 3)
 
 
@@ -44,7 +44,7 @@ def test_what_torch_takes_and_the_fast_path_does_not_goes_elsewhere(
     shape: tuple[int, ...], layers: tuple[nn.Module, ...]
 ) -> None:
     module = nn.Sequential(*layers)
-    assert plan(module, shape) is None
+    assert fast_layers(module, shape) is None
     assert module(torch.zeros(2, *shape)).shape == (2, 3)
     with pytest.raises(ConfigError, match="fast path"):
         Trainer(module, clip=1.0, learning_rate=0.1, batch_size=8, path="fast", input_shape=shape)
@@ -53,19 +53,19 @@ def test_what_torch_takes_and_the_fast_path_does_not_goes_elsewhere(
 def test_a_layer_that_stands_there_twice_is_run_twice() -> None:
     relu = nn.ReLU()
     module = nn.Sequential(nn.Linear(8, 6), relu, nn.Linear(6, 5), relu, nn.Linear(5, 3))
-    layers = plan(module, (8,))
+    layers = fast_layers(module, (8,))
     assert layers is not None
     theta, x = torch.from_numpy(flatten(module)), torch.randn(4, 8)
     assert torch.equal(FastPath(layers).logits(theta, x), module(x))
     again = nn.Linear(8, 8)
-    assert plan(nn.Sequential(again, relu, again), (8,)) is None
+    assert fast_layers(nn.Sequential(again, relu, again), (8,)) is None
 
 
 def test_a_layer_with_hooks_is_not_replaced_by_its_type() -> None:
     module = nn.Sequential(nn.Linear(8, 3))
-    assert plan(module, (8,)) is not None
+    assert fast_layers(module, (8,)) is not None
     module[0].register_forward_hook(lambda layer, given, out: 2 * out)
-    assert plan(module, (8,)) is None
+    assert fast_layers(module, (8,)) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_cannot_run_is_an_error_that_names_the_layer(
 ) -> None:
     module = nn.Sequential(*layers)
     with pytest.raises(ConfigError, match=words):
-        plan(module, shape)
+        fast_layers(module, shape)
     with pytest.raises(RuntimeError):
         module(torch.zeros(5, *shape))
 

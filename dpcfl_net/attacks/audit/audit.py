@@ -80,12 +80,12 @@ def judge(scores: Sequence[Scores], nominal: TradeOff, epsilon: float, delta: fl
     """Compute bounds and test the claim.
 
     Each score is tested by guesses and against the nominal trade-off; the likelihood also by its tail and its noise. All tests
-    share one level (Bonferroni). The mu-GDP bound is not a test: where the nominal curve allows the point that the Gaussian
-    curve is drawn through, it proves nothing; elsewhere the trade-off test has failed already.
+    share one level (Bonferroni). The mu-GDP bound is not a test: where the nominal curve allows the point of the
+    Gaussian curve, it proves nothing; elsewhere the trade-off test has failed already.
 
     Args:
         scores: Scores of the canaries.
-        nominal: Trade-off curve of what the ledgers were charged.
+        nominal: Trade-off curve of the charges in the ledgers.
         epsilon: Claimed epsilon.
         delta: Claimed delta.
         false_alarm: Maximum probability that a sound run fails any test.

@@ -25,10 +25,10 @@ class Errors:
     """Errors of the test "score above 0: the canary is in".
 
     Attributes:
-        false_positives: Canaries that are out, taken for in.
-        outs: Canaries that are out.
-        false_negatives: Canaries that are in, taken for out.
-        ins: Canaries that are in.
+        false_positives: Excluded canaries classified as included.
+        outs: Excluded canaries.
+        false_negatives: Included canaries classified as excluded.
+        ins: Included canaries.
     """
 
     false_positives: int
@@ -212,7 +212,7 @@ class Noise:
         return math.sqrt(self.squares / self.sums) if self.sums else math.nan
 
     def too_little(self, alpha: float) -> bool:
-        """Whether the stated noise is this small with probability below alpha (chi-square; independent Gaussian noise)."""
+        """Whether the stated noise would be this small with probability below alpha (chi-square; independent Gaussian noise)."""
         from scipy.stats import chi2
 
         return bool(self.sums and chi2.cdf(self.squares, self.sums) < alpha)
@@ -237,9 +237,9 @@ class TradeOff:
 
     def refuted(self, false_positive: float, false_negative: float) -> bool:
         """Whether error rates contradict the claim a + e^epsilon b >= 1 - delta for all epsilons, in both directions."""
-        return false_negative < float(self.least_negatives(np.array([false_positive]))[0])
+        return false_negative < float(self.min_false_negatives(np.array([false_positive]))[0])
 
-    def least_negatives(self, false_positives: np.ndarray) -> np.ndarray:
+    def min_false_negatives(self, false_positives: np.ndarray) -> np.ndarray:
         """Smallest false negative rate that the claim allows at each false positive rate, (n,)."""
         mass, factor = 1 - self.deltas[:, None], np.exp(self.epsilons)[:, None]
         both = np.maximum(mass - factor * false_positives, (mass - false_positives) / factor)
@@ -247,4 +247,4 @@ class TradeOff:
 
     def most_true_positives(self, false_positive: float) -> float:
         """Largest true positive rate that the claim allows at a false positive rate."""
-        return float(1 - self.least_negatives(np.array([false_positive]))[0])
+        return float(1 - self.min_false_negatives(np.array([false_positive]))[0])

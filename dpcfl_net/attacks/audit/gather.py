@@ -1,7 +1,7 @@
 """Reads an audited run task by task and scores every canary in both views.
 
-Views: every step, which is what the accountant assumes that a server sees; and what the real server received. Scores: the
-likelihood; differences of two clients and of two rounds, in which shared noise cancels; and sums without the noise, if it is
+Views: every step, as the accountant assumes that a server sees it; and the data that the real server received. Scores: the
+likelihood; differences of two clients and of two rounds, in which shared noise cancels; and sums minus the noise, if it is
 derived from a seed.
 """
 
@@ -81,7 +81,7 @@ class Gatherer:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what could not be scored and why, and on the source of the seed."""
+        """Sentences on scores that are missing, with the reason, and on the source of the seed."""
         record, notes = self._record, []
         if record.why_unseen:
             notes.append(f"The real server's view is not measured: {record.why_unseen}.")

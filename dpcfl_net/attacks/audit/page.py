@@ -27,7 +27,7 @@ def page(
     Args:
         record: The audited run.
         bounds: Bounds of each score.
-        nominal: Trade-off curve of what the ledgers were charged.
+        nominal: Trade-off curve of the charges in the ledgers.
         notes: Additional sentences.
         facts: Machine-readable facts.
         alpha: 1 - confidence of each bound.
@@ -66,13 +66,13 @@ def _sentences(record: Record, facts: dict[str, Any], alpha: float) -> list[str]
     total = record.audit.canaries * len(clients)
     return [
         f"The records of {audited} were canaries, not data: {record.audit.canaries} in {' or '.join(map(str, slots))} slots each, "
-        f"{ins} of {total} in, the rest and all other slots empty. The accuracy of this run means nothing.",
-        "The canaries that are in were drawn before the run. The signed protocol fixes them by the hash of the experiment "
+        f"{ins} of {total} in, the rest and all other slots empty. The accuracy of this run is meaningless.",
+        "The included canaries were drawn before the run. The signed protocol fixes them by the hash of the experiment "
         f"part, {protocol.experiment_hash[:16]}, which still matches.",
-        f"Each bound holds with {1 - alpha:.0%} confidence alone. (a) the {SHARES[0]:.0%} to {SHARES[-1]:.0%} surest "
+        f"Each single bound holds with {1 - alpha:.0%} confidence. (a) the {SHARES[0]:.0%} to {SHARES[-1]:.0%} surest "
         "guesses: no assumption on noise or independence. (b) the Gaussian curve through the errors of the test 'score above 0', "
         f"fixed in advance: assumes isotropic noise. (c) canaries whose sum over the run lies where Gaussian noise alone has probability {TAIL:g}.",
-        "The claim is tested by (a), by (c), by those errors against the trade-off of what the ledgers were charged, and by the "
+        "The claim is tested by (a), by (c), by those errors against the trade-off curve of the charges in the ledgers, and by the "
         f"noise in the empty slots. A sound run fails any of these tests with probability at most {facts['false_alarm']:g}.",
     ]  # fmt: skip
 
@@ -90,7 +90,7 @@ def _row(bounds: Bounds) -> list[str]:
 def _figure(bounds: Sequence[Bounds], nominal: TradeOff, alpha: float) -> dict[str, Any]:
     rates = np.linspace(0, 1, 201)
     claimed = {
-        "type": "scatter", "mode": "lines", "name": "claimed", "x": rates.tolist(), "y": nominal.least_negatives(rates).tolist(),
+        "type": "scatter", "mode": "lines", "name": "claimed", "x": rates.tolist(), "y": nominal.min_false_negatives(rates).tolist(),
         "line": {"color": "@ink", "width": 2},
     }  # fmt: skip
     points = []
@@ -102,6 +102,6 @@ def _figure(bounds: Sequence[Bounds], nominal: TradeOff, alpha: float) -> dict[s
         })  # fmt: skip
     return figures.spec(
         [claimed, *points],
-        xaxis=figures.axis("canaries that are out, taken for in", range=[0, 1]),
-        yaxis=figures.axis("canaries that are in, missed", range=[0, 1]),
+        xaxis=figures.axis("excluded canaries classified as included", range=[0, 1]),
+        yaxis=figures.axis("included canaries classified as excluded", range=[0, 1]),
     )

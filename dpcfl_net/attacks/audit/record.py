@@ -37,7 +37,7 @@ class Training:
         client: Number of the client.
         round: Round of the task.
         kind: Kind of the task.
-        bundle: Slots that the task was charged.
+        charges: Names of the slots charged for the task.
         slot: The DP-SGD slot.
         noise: Noise multiplier z of each step, in units of the clip norm.
     """

@@ -1,4 +1,4 @@
-"""Scores of canaries: log-likelihood ratio of the observation with the canary in, over the canary out. Any score is valid.
+"""Scores of canaries: log-likelihood ratio of the observation with the canary included over excluded. Any score is valid.
 
 A sum over S Poisson-sampled steps contains a canary that is in k times, k ~ Bin(S, q), in noise of variance S deviation^2. The
 deviation is measured over all canaries: with the stated one, noise of 0.7 of it would make every score of a long run negative,
@@ -52,7 +52,7 @@ def noise_deviation(observed: np.ndarray, steps: int, rate: float) -> float:
         steps: Steps per sum.
         rate: Sampling rate.
     """
-    # A fair bit times Bin(S, q) has this mean square.
+    # Mean square of a fair bit times Bin(S, q).
     return _residual_deviation(observed, steps, steps * rate * (1 - rate) / 2 + (steps * rate) ** 2 / 2)
 
 

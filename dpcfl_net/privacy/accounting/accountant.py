@@ -20,7 +20,7 @@ from dpcfl_net.privacy.events.base import Event
 Accountant = Literal["pld", "rdp"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 
-_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
+_MIN_NOISE, _MAX_NOISE = 1e-2, 1e6
 _TOLERANCE = 1e-4
 _DIGITS = Context(prec=7, rounding=ROUND_CEILING)
 
@@ -28,8 +28,8 @@ _DIGITS = Context(prec=7, rounding=ROUND_CEILING)
 def epsilon(events: Iterable[Event], delta: float, adjacency: Adjacency = "zero-out", accountant: Accountant = "pld") -> float:
     """Compute epsilon of a composition of mechanisms.
 
-    The answer is a function of the question: equal for the same mechanisms in any order and grouping, independent of earlier
-    questions, in every process of a machine and with any number of threads. It is rounded up to seven digits, so that the last
+    The result depends on the arguments only: not on the order or grouping of the mechanisms, on earlier calls, on the process or
+    on the number of threads. It is rounded up to seven digits, so that the last
     bits in which processors and builds of numpy differ do not show, except where they straddle a step of these digits.
 
     Args:
@@ -94,7 +94,7 @@ def calibrate(
 
     Raises:
         ValueError: If an argument is out of range (it names the argument); if no noise meets the target (the selections alone
-            exceed it, an event is Unprotected); or if the least noise allowed, 0.01, meets it.
+            exceed it, an event is Unprotected); or if the smallest allowed noise, 0.01, meets it.
     """
     check_question(delta, adjacency, accountant)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
@@ -163,7 +163,7 @@ def _checked(events: MergedEvents, adjacency: Adjacency, accountant: str) -> Mer
     return events
 
 
-@lru_cache(maxsize=4096)  # A run in progress asks for its earlier rounds again and again.
+@lru_cache(maxsize=4096)  # A run in progress repeats the queries of its earlier rounds.
 def _spent(events: MergedEvents, delta: float, adjacency: Adjacency, accountant: Accountant, grid: Grid) -> float:
     if events.unprotected:
         return math.inf
@@ -218,10 +218,12 @@ def _bracket(
     here = (guess, spent(guess))
     upward = here[1] > target
     while True:
-        if here[0] >= _MOST_NOISE:
+        if here[0] >= _MAX_NOISE:
             raise ValueError(f"epsilon {target!r} cannot be met at any noise: {here[1]:.6g} is spent at {here[0]:.6g}")
-        if here[0] <= _LEAST_NOISE:
-            raise ValueError(f"epsilon {target!r} is met by a noise multiplier of {here[0]:.6g}: no guarantee worth the name")
+        if here[0] <= _MIN_NOISE:
+            raise ValueError(
+                f"epsilon {target!r} is met by a noise multiplier of {here[0]:.6g}: too little noise for a meaningful guarantee"
+            )
         z = _rounded_up(here[0] * factor if upward else here[0] / factor)
         there = (z, spent(z))
         if (there[1] > target) != upward:

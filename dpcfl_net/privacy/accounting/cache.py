@@ -1,4 +1,4 @@
-"""Accountant cache: answers in files, since every process of a host asks the same few questions, which take seconds each."""
+"""Accountant cache: results in files, since the processes of a host need the same few results, which take seconds each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.events.base import Event
 
-# Files that an answer depends on, so that a corrected accountant does not find the answers of a faulty one.
+# Files that a result depends on, so that a corrected accountant does not reuse the results of a faulty one.
 SOURCES = (
     "accounting/accountant.py",
     "accounting/composition.py",
@@ -32,17 +32,17 @@ EVENTS = "events/*.py"
 
 
 def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) -> Any:
-    """Look up an answer in the accountant cache, or compute and store it.
+    """Look up a result in the accountant cache, or compute and store it.
 
-    One process computes, others with the same question wait for it. An exception is passed on and not stored.
+    One process computes; others with the same query wait for it. An exception is passed on and not stored.
 
     Args:
         folder: Folder of the cache, created if missing.
-        question: JSON value that the answer depends on, with the accountant's files.
-        answer: Computes the answer, a JSON value.
+        question: JSON value that identifies the result, together with the accountant's files.
+        answer: Computes the result, a JSON value.
 
     Returns:
-        The answer.
+        The result.
     """
     name = hashlib.sha256(accountant().encode() + b"\n" + canonical_json(question)).hexdigest()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +56,7 @@ def cached(folder: Path, question: dict[str, Any], answer: Callable[[], Any]) ->
 
 
 def _kept(stored: Path) -> str | None:
-    """Text of a stored answer; None if there is none or the file is damaged, as after a crash."""
+    """Text of a stored result; None if there is none or the file is damaged, as after a crash."""
     try:
         text = read_text(stored)
         found = json.loads(text)
@@ -66,7 +66,7 @@ def _kept(stored: Path) -> str | None:
 
 
 def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
-    """Build the question for epsilon of events, a document of `privacy.accounting.document`.
+    """Build the query for epsilon of events, a document of `privacy.accounting.document`.
 
     Args:
         events: Events in any order.
@@ -81,7 +81,7 @@ def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant
 
 
 def sources() -> list[Path]:
-    """List the files of the accountant: what an answer depends on besides the question.
+    """List the files of the accountant, on which every result depends.
 
     Returns:
         `SOURCES` and every file of events, in a fixed order.
@@ -92,7 +92,7 @@ def sources() -> list[Path]:
 
 @cache
 def accountant() -> str:
-    """Identify the accountant that answers.
+    """Identify the accountant.
 
     Returns:
         The library's version and a digest of the content of `sources`.

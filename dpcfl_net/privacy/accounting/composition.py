@@ -13,7 +13,7 @@ import numpy as np
 _NEGLIGIBLE = 80.0
 # Octaves around the best exponent for a normal distribution in which Chernoff's bound is searched.
 _OCTAVES = 8
-# Mass of a tilted composition that may lie on either side of the window: it reappears at the other end, and only adds.
+# Mass of a tilted composition that may lie on either side of the window: it wraps to the other end, which only adds mass.
 _BEYOND = 1e-9
 # Bisections of the distance between two grid points.
 _HALVINGS = 48
@@ -177,15 +177,15 @@ def compose(parts: Sequence[tuple[Losses, int]], cut: float, tilt: float = 0.0) 
     """Compose independent losses on one grid, by one Fourier transform of the length of the result's window.
 
     The window's upper end excludes at most `cut`, by Chernoff's bound; that counts as infinite loss, and the transform wraps it
-    into the window, where it only adds. Masses are multiplied by e^(tilt * loss) before the transform and divided by it
-    afterwards, so that rounding is small beside the masses around which the tilted composition lies, and not beside 1.
+    into the window, which only adds mass. Masses are multiplied by e^(tilt * loss) before the transform and divided by it
+    afterwards, so that rounding is small relative to the masses around which the tilted composition lies, and not relative to 1.
 
     With K the logarithm of the mean of e^(tilt * loss), rounding of the coefficients by a share r moves the divergence at
     epsilon by r e^(K - tilt epsilon) times the largest (1 - e^-x) e^(-tilt x), which is tilt^tilt / (1 + tilt)^(1 + tilt);
-    the result pays for it wherever it is read.
+    this bound is added wherever the result is read.
 
     Args:
-        parts: Each distribution with how often it is composed.
+        parts: Pairs of a distribution and the number of times that it is composed.
         cut: Mass above the window that counts as infinite loss.
         tilt: Exponent of the tilt, from `best_tilt`; 0 if the divergence will be read everywhere.
 
@@ -210,10 +210,10 @@ def compose(parts: Sequence[tuple[Losses, int]], cut: float, tilt: float = 0.0) 
 
 
 def best_tilt(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
-    """Find the exponent whose moment gives the least bound on epsilon.
+    """Find the exponent whose moment gives the smallest bound on epsilon.
 
     Args:
-        parts: Each distribution with how often it is composed.
+        parts: Pairs of a distribution and the number of times that it is composed.
         delta: Target delta, in (0, 1).
 
     Returns:
@@ -221,7 +221,7 @@ def best_tilt(parts: Sequence[tuple[Losses, int]], delta: float) -> float:
 
     Source: Canonne, Kamath, Steinke 2020, Proposition 12.
     """
-    return _least(parts, delta, lambda t: (_log_moment(parts, t) - math.log(delta) + _conversion(t)) / t)[1]
+    return _minimum(parts, delta, lambda t: (_log_moment(parts, t) - math.log(delta) + _conversion(t)) / t)[1]
 
 
 def _conversion(tilt: float) -> float:
@@ -230,7 +230,7 @@ def _conversion(tilt: float) -> float:
 
 
 def _start(parts: Sequence[tuple[Losses, int]], low: int) -> int:
-    """How far the lowest loss of the composition is above the window's lower end."""
+    """Distance of the lowest loss of the composition from the window's lower end."""
     return sum(count * losses.lowest for losses, count in parts) - low
 
 
@@ -271,12 +271,12 @@ def _log_moment(parts: Sequence[tuple[Losses, int]], exponent: float) -> float:
 
 
 def _chernoff(parts: Sequence[tuple[Losses, int]], sign: float, mass: float) -> float:
-    """What sign * loss exceeds with at most `mass`, by Chernoff's bound."""
-    return _least(parts, mass, lambda exponent: (_log_moment(parts, sign * exponent) - math.log(mass)) / exponent)[0]
+    """Bound that sign * loss exceeds with probability at most `mass` (Chernoff)."""
+    return _minimum(parts, mass, lambda exponent: (_log_moment(parts, sign * exponent) - math.log(mass)) / exponent)[0]
 
 
-def _least(parts: Sequence[tuple[Losses, int]], mass: float, bound: Callable[[float], float]) -> tuple[float, float]:
-    """The least of a bound over exponents in half octaves, sought from the best for a normal distribution; and its exponent."""
+def _minimum(parts: Sequence[tuple[Losses, int]], mass: float, bound: Callable[[float], float]) -> tuple[float, float]:
+    """Minimum of a bound over exponents in half octaves, searched from the best one for a normal distribution; and its exponent."""
     variance = sum(count * losses.variance for losses, count in parts)
     start = round(2 * math.log2(math.sqrt(2 * math.log(1 / mass) / variance))) if variance > 0 else 0
     best = bound(2.0 ** (start / 2)), 2.0 ** (start / 2)

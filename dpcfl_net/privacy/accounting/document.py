@@ -1,4 +1,4 @@
-"""Accountant questions as JSON: epsilon of listed events, or the noise for a target; `python -m` reads one from standard input."""
+"""Accountant queries as JSON: epsilon of listed events, or the noise for a target; `python -m` reads one from standard input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
         The settings with "epsilon" (None for infinity, then with a "reason") and, if sought, "noise_multiplier".
 
     Raises:
-        ConfigError: With every unknown key and bad value, and what is allowed.
+        ConfigError: Lists every unknown key and bad value, and the allowed ones.
     """
     problems = _unknown("", document, ("events", "delta", "adjacency", "accountant", "target_epsilon"))
     entries = document.get("events")
@@ -113,7 +113,7 @@ def _unknown(prefix: str, found: dict[str, Any], allowed: Sequence[str]) -> list
 
 
 def main() -> int:
-    """Read a document from standard input and print the answer. A separate process frees the accountant's memory.
+    """Read a document from standard input and print the result. A separate process frees the accountant's memory.
 
     Returns:
         The exit code.

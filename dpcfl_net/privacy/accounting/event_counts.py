@@ -11,10 +11,10 @@ from dpcfl_net.privacy.events.base import Composable, Event, event_types
 
 @dataclass(frozen=True)
 class MergedEvents:
-    """All that an accountant's answer depends on: equal for equal mechanisms in any order and grouping.
+    """Input of the accountants: equal for equal mechanisms in any order and grouping.
 
     Attributes:
-        mechanisms: What is composed, each mechanism once, in a fixed order.
+        mechanisms: Composed mechanisms, each once, in a fixed order.
         unprotected: True if an event has no guarantee.
     """
 

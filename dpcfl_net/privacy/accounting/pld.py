@@ -19,7 +19,7 @@ class Grid:
 
     Attributes:
         interval: Widest grid interval.
-        points: Least number of grid points that a typical loss of a release spans.
+        points: Minimum number of grid points that a typical loss of a release spans.
     """
 
     interval: float
@@ -32,14 +32,14 @@ _MOST_POINTS = 2**18
 _CUT, _ROUNDING = 1e-7, 1e-8
 # Tilts to try, relative to the best one for Renyi accounting, which is too strong for a few releases with a heavy tail.
 _TILTS = (0.5, 0.125, 0.0)
-_LEAST_DELTA = 1e-6  # precision for which a curve of deltas is computed
+_MIN_DELTA = 1e-6  # precision for which a curve of deltas is computed
 
 
 def pld_epsilon(events: MergedEvents, delta: float, adjacency: Adjacency, grid: Grid) -> float:
     """Compute epsilon of all mechanisms together, rounded up; a function of its arguments alone.
 
     Args:
-        events: What is composed.
+        events: Composed mechanisms.
         delta: Target delta, in (0, 1).
         adjacency: "zero-out" or "replace-one".
         grid: Resolution of the losses.
@@ -72,7 +72,7 @@ def pld_deltas(events: MergedEvents, epsilons: Sequence[float], adjacency: Adjac
     """Compute delta of all mechanisms together at each epsilon, rounded up.
 
     Args:
-        events: What is composed.
+        events: Composed mechanisms.
         epsilons: Values of epsilon, n of them.
         adjacency: "zero-out" or "replace-one".
         grid: Resolution of the losses.
@@ -82,12 +82,12 @@ def pld_deltas(events: MergedEvents, epsilons: Sequence[float], adjacency: Adjac
     """
     if not events.mechanisms:
         return np.zeros(len(epsilons))
-    composed = [compose(parts, _CUT * _LEAST_DELTA) for parts in _directions(events, adjacency, grid)]
+    composed = [compose(parts, _CUT * _MIN_DELTA) for parts in _directions(events, adjacency, grid)]
     return np.minimum(np.max([[losses.delta(epsilon) for epsilon in epsilons] for losses in composed], axis=0), 1.0)
 
 
 def _directions(events: MergedEvents, adjacency: Adjacency, grid: Grid) -> list[list[tuple[Losses, int]]]:
-    """What is composed in each direction of the adjacency, and how often."""
+    """Distributions in each direction of the adjacency, each with the number of times that it is composed."""
     interval = _interval(events, adjacency, grid)
     parts = [part for mechanism in events.mechanisms for part in mechanism.losses(adjacency, interval)]
     directions = max(len(losses) for losses, _ in parts)
@@ -100,13 +100,13 @@ def _interval(events: MergedEvents, adjacency: Adjacency, grid: Grid) -> float:
     Finer where rounding each loss would add much to the variance of the total (small rates, narrow selections); wider where
     the losses span more points than are affordable (little noise).
     """
-    variance, releases, extent, least = 0.0, 0, 0.0, 0.0
+    variance, releases, extent, min_interval = 0.0, 0, 0.0, 0.0
     for mechanism in events.mechanisms:
         spread = mechanism.spread(adjacency)
         variance += spread.variance
         releases += spread.releases
         extent = max(extent, spread.extent)
-        least = max(least, spread.least_interval)
+        min_interval = max(min_interval, spread.min_interval)
     wanted = min(math.sqrt(variance / releases) / grid.points, grid.interval)
     affordable = max(extent, 8 * math.sqrt(variance)) / _MOST_POINTS
-    return grid.interval * 2.0 ** math.floor(math.log2(max(wanted, 2 * affordable, least) / grid.interval))
+    return grid.interval * 2.0 ** math.floor(math.log2(max(wanted, 2 * affordable, min_interval) / grid.interval))

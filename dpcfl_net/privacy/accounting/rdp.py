@@ -16,8 +16,8 @@ def rdp_epsilon(events: MergedEvents, delta: float, orders: np.ndarray = ORDERS)
     """Compute epsilon of all mechanisms together by Renyi accounting; a function of its arguments alone.
 
     Args:
-        events: What is composed. Poisson-sampled releases count under add/remove adjacency, those over samples of fixed size
-            under replace-one: the caller makes sure that only one of these kinds is there.
+        events: Composed mechanisms. Poisson-sampled releases count under add/remove adjacency, those over samples of fixed size
+            under replace-one: the caller must pass only one of these kinds.
         delta: Target delta, in (0, 1).
         orders: Renyi orders above 1, (n,).
 

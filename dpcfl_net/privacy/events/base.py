@@ -1,4 +1,4 @@
-"""Base classes of privacy events, what an accountant needs of them, and the registry of event types by name."""
+"""Base classes of privacy events, their interface to the accountants, and the registry of event types by name."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class LossSpread:
         variance: Approximate variance of the sum of all losses.
         releases: Number of distributions that are composed.
         extent: Width of the range of one loss.
-        least_interval: Smallest grid interval that the precision of the divergences allows.
+        min_interval: Smallest grid interval that the precision of the divergences allows.
     """
 
     variance: float
     releases: int
     extent: float
-    least_interval: float = 0.0
+    min_interval: float = 0.0
 
 
 class Composable(Protocol):
-    """What an accountant composes: all runs of one mechanism with one set of parameters. Hashable and immutable.
+    """Unit of composition: all runs of one mechanism with one set of parameters. Hashable and immutable.
 
     Attributes:
-        noisy: True if more noise makes it cheaper, without limit.
+        noisy: True if its cost goes to 0 as the noise grows.
         doubles: True if its sensitivity under "replace-one" is twice that under "zero-out".
     """
 
@@ -113,15 +113,15 @@ class Event(ABC):
     @classmethod
     @abstractmethod
     def composed(cls, events: Sequence[Any]) -> list[Composable]:
-        """What the accountant composes for all events of this type (different parameters), in a fixed order."""
+        """Composable objects for all events of this type (different parameters), in a fixed order."""
 
     def as_json(self) -> dict[str, Any]:
-        """The event as ledgers, record books and accountant questions hold it: its fields and its type name."""
+        """The event in ledgers, record books and accountant queries: its fields and its type name."""
         return {"type": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
 
 
 class Mechanism(Event):
-    """An event that is composed as it is: subclasses implement `Composable`."""
+    """An event that implements `Composable`."""
 
     noisy: ClassVar[bool] = True
     doubles: ClassVar[bool] = False
@@ -176,7 +176,7 @@ def read_event(value: Mapping[str, Any]) -> Event:
 
 
 def merge(counted: Mapping[Event, int]) -> list[Event]:
-    """Events that are run so many times each, equal mechanisms merged into one event, in order of first appearance."""
+    """Merge equal mechanisms, each with its number of runs, in order of first appearance."""
     totals: dict[Event, int] = {}
     for event, times in counted.items():
         one = event.with_runs(1)

@@ -13,7 +13,7 @@ from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.accounting.composition import Losses, symmetric
 from dpcfl_net.privacy.events.base import LossSpread, Mechanism, check_count, check_number
 
-LEAST_RANGE = 1e-100  # smaller ranges above 0 are counted as this
+MIN_RANGE = 1e-100  # smaller ranges above 0 are counted as this
 
 # The work grows with the square of a block's size, and splitting a large block loses next to nothing.
 _LARGEST, _LARGEST_WIDE = 256, 128
@@ -53,12 +53,12 @@ class BoundedRangeSelection(Mechanism):
 
     def counted(self) -> Self | None:
         """See `Event`."""
-        return replace(self, epsilon=max(self.epsilon, LEAST_RANGE)) if self.count and self.epsilon else None
+        return replace(self, epsilon=max(self.epsilon, MIN_RANGE)) if self.count and self.epsilon else None
 
     def losses(self, adjacency: Adjacency, interval: float) -> list[tuple[tuple[Losses, ...], int]]:
-        """See `Composable`. All selections of one range form one block, wherever they stand between the other releases.
+        """See `Composable`. All selections of one range form one block, in any order among the other releases.
 
-        A server that knows all the noisy sums beforehand can only choose the selections better, so the order does not matter.
+        A server that knows all noisy sums in advance can only choose better selections, so the order does not matter.
         """
         blocks = block_sizes(self.epsilon, self.count)
         return [((selection_block(self.epsilon, size, interval),), n) for size, n in blocks.items()]
@@ -179,7 +179,7 @@ def _on_grid(profile: np.ndarray, width: float, interval: float) -> Losses:
 
 
 def _pure(loss: float, interval: float) -> Losses:
-    """Losses of a mechanism whose loss never passes `loss`, as bad as that allows: randomised response."""
+    """Worst losses of a mechanism whose loss is at most `loss`: randomised response."""
     losses = interval * np.arange(math.ceil(loss / interval) + 1)
     return symmetric(np.maximum(-np.expm1(losses - loss), 0.0) / (1 + math.exp(-loss)), interval)
 

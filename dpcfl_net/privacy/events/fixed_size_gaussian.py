@@ -51,13 +51,13 @@ class FixedSizeGaussian(Mechanism):
 
     @property
     def sampling_rate(self) -> float:
-        """Probability of each member to be in a sample."""
+        """Probability that a given member is in a sample."""
         return self.sample_size / self.population
 
     @property
     def unprotected(self) -> str:
         """See `Event`."""
-        return gaussian.TOO_LITTLE_NOISE if self.noise_multiplier < gaussian.LEAST_NOISE else ""
+        return gaussian.TOO_LITTLE_NOISE if self.noise_multiplier < gaussian.MIN_NOISE else ""
 
     @property
     def weight(self) -> float:
@@ -66,7 +66,7 @@ class FixedSizeGaussian(Mechanism):
 
     def counted(self) -> Self | None:
         """See `Event`."""
-        return replace(self, noise_multiplier=min(self.noise_multiplier, gaussian.MOST_NOISE)) if self.steps else None
+        return replace(self, noise_multiplier=min(self.noise_multiplier, gaussian.MAX_NOISE)) if self.steps else None
 
     def search_start(self) -> Event:
         """A Poisson sample of the same rate."""

@@ -14,11 +14,11 @@ from dpcfl_net.privacy.accounting.composition import Losses, symmetric
 from dpcfl_net.privacy.events.base import LossSpread, check_number
 
 # Less noise than the first has no guarantee. More than the second is counted as the second.
-LEAST_NOISE, MOST_NOISE = 1e-3, 1e9
-TOO_LITTLE_NOISE = f"a noise multiplier below {LEAST_NOISE:g} protects nothing"
+MIN_NOISE, MAX_NOISE = 1e-3, 1e9
+TOO_LITTLE_NOISE = f"a noise multiplier below {MIN_NOISE:g} protects nothing"
 MOST_DOCUMENT_NOISE = 1e15
 # The divergences of sampled Gaussians are rounded to 1e-16, which a smaller grid interval would show.
-LEAST_INTERVAL = 1e-7
+MIN_INTERVAL = 1e-7
 # Upper bound on the rounding of the library's Renyi divergences, per release and order. At tiny rates the library's sums fall
 # below zero, and its conversion then reports a perfect guarantee.
 RENYI_ROUNDING = 2e-14
@@ -52,7 +52,7 @@ def gaussian_spread(noise: float, rate: float, steps: int, symmetric: bool) -> L
     variance = steps * min(rate**2 * math.expm1(inverse), rate * (inverse + inverse**2))
     highest = _highest_loss(noise, rate)
     extent = highest + (highest if symmetric else -math.log1p(-rate))
-    return LossSpread(variance, steps, extent, LEAST_INTERVAL)
+    return LossSpread(variance, steps, extent, MIN_INTERVAL)
 
 
 def _highest_loss(noise: float, rate: float) -> float:
@@ -63,7 +63,7 @@ def _highest_loss(noise: float, rate: float) -> float:
 
 @dataclass(frozen=True)
 class FullBatchGaussian:
-    """All full-batch Gaussian releases of a composition, which are together one Gaussian release, exactly.
+    """All full-batch Gaussian releases of a composition; together they equal one Gaussian release.
 
     Attributes:
         precision: Sum of 1 / z^2 over the releases.

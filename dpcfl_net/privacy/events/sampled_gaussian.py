@@ -17,7 +17,7 @@ from dpcfl_net.privacy.accounting.composition import Losses, symmetric, two_side
 from dpcfl_net.privacy.events import gaussian
 from dpcfl_net.privacy.events.base import Composable, LossSpread, Mechanism, check_count, check_number
 
-LEAST_RATE = 1e-100  # smaller rates above 0 are counted as this
+MIN_RATE = 1e-100  # smaller rates above 0 are counted as this
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SampledGaussian(Mechanism):
     Args:
         noise_multiplier: Standard deviation of the noise on each sum, over the clip norm. The accountant doubles the
             sensitivity under "replace-one".
-        sampling_rate: Probability of each record (or client) to be in a sample, in [0, 1].
+        sampling_rate: Probability that a given record (or client) is in a sample, in [0, 1].
         steps: Number of releases.
 
     Raises:
@@ -52,7 +52,7 @@ class SampledGaussian(Mechanism):
     @property
     def unprotected(self) -> str:
         """See `Event`."""
-        return gaussian.TOO_LITTLE_NOISE if self.noise_multiplier < gaussian.LEAST_NOISE else ""
+        return gaussian.TOO_LITTLE_NOISE if self.noise_multiplier < gaussian.MIN_NOISE else ""
 
     @property
     def weight(self) -> float:
@@ -63,7 +63,7 @@ class SampledGaussian(Mechanism):
         """See `Event`."""
         if not self.steps or not self.sampling_rate:
             return None
-        noise, rate = min(self.noise_multiplier, gaussian.MOST_NOISE), max(self.sampling_rate, LEAST_RATE)
+        noise, rate = min(self.noise_multiplier, gaussian.MAX_NOISE), max(self.sampling_rate, MIN_RATE)
         return replace(self, noise_multiplier=noise, sampling_rate=rate)
 
     @classmethod
@@ -71,7 +71,7 @@ class SampledGaussian(Mechanism):
         """All full-batch releases as one, then the others, sorted."""
         # The maximum only keeps events without a guarantee from overflowing.
         precision = math.fsum(
-            event.steps / max(event.noise_multiplier, gaussian.LEAST_NOISE) ** 2 for event in events if event.sampling_rate == 1
+            event.steps / max(event.noise_multiplier, gaussian.MIN_NOISE) ** 2 for event in events if event.sampling_rate == 1
         )
         sampled = sorted((event for event in events if event.sampling_rate < 1), key=astuple)
         return [gaussian.FullBatchGaussian(precision), *sampled] if precision else sampled

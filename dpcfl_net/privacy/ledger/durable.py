@@ -1,4 +1,4 @@
-"""Durable writes of a ledger: what a call reported as written survives a crash."""
+"""Durable writes of a ledger: data survives a crash once the call has returned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Disk:
     """Writes and removes a ledger's files.
 
     Args:
-        durable: False skips fsync and nothing else.
+        durable: False skips fsync only.
     """
 
     def __init__(self, durable: bool = True) -> None:

@@ -76,8 +76,8 @@ def digest(line: bytes) -> str:
 
 
 def broken(where: str) -> LedgerError:
-    """Error "ledger-broken" for a ledger whose content is not what was written."""
-    return LedgerError("ledger-broken", f"{where}; the privacy ledger was edited or damaged, and no run may go on from it")
+    """Error "ledger-broken" for a ledger whose content was changed."""
+    return LedgerError("ledger-broken", f"{where}; the privacy ledger was edited or damaged, and no run can continue from it")
 
 
 def verify_lines(lines: Sequence[bytes], where: str) -> list[Entry]:

@@ -28,7 +28,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Charged:
-    """A request that was debited and has no answer yet.
+    """A request that was debited and has no result yet.
 
     Attributes:
         sequence: Number of the debit's line.
@@ -41,19 +41,19 @@ class Charged:
 
 @dataclass(frozen=True)
 class Expired:
-    """A request whose answer is no longer stored."""
+    """A request whose result is no longer stored."""
 
 
 class Ledger:
     """The ledger in a folder, locked for this process until `close`.
 
     Files: ledger.jsonl (a hash chain of `Entry` lines), counter (the last number and its line's hash), keys/ (one private
-    key for each unanswered debit), releases/ (answers of the last two rounds, each with the client state that it left).
+    key for each debit without a result), releases/ (results of the last two rounds, each with the client state after it).
 
     Args:
         folder: Folder of the ledger, created if missing.
-        owner: Run, job and client; written in the first line and required to be equal at each opening.
-        durable: False skips fsync and nothing else.
+        owner: Run, job and client; written in the first line and compared at each opening.
+        durable: False skips fsync only.
 
     Raises:
         LedgerError: "ledger-locked", "ledger-rolled-back", "ledger-broken" or "ledger-foreign".
@@ -106,11 +106,11 @@ class Ledger:
             request: Request id.
 
         Returns:
-            Its stored answer; `Charged` if it was debited and has no answer; `Expired` if its answer is no longer stored; None
+            Its stored result; `Charged` if it was debited and has no result; `Expired` if its result is no longer stored; None
             if it was never debited.
 
         Raises:
-            LedgerError: "ledger-broken" if its key or answer was changed.
+            LedgerError: "ledger-broken" if its key or result was changed.
         """
         entry = self._history.debits.get(request)
         if entry is None:
@@ -182,23 +182,23 @@ class Ledger:
         return Charged(entry.sequence, secret)
 
     def store(self, sequence: int, answer: Stored, state: bytes | None = None) -> Stored:
-        """Store the answer to a debit, atomically, and erase its key.
+        """Store the result of a debit atomically and erase its key.
 
         Args:
             sequence: Number of the debit's line.
-            answer: The answer.
+            answer: The result.
             state: Client state after the request; None if it is unchanged.
 
         Returns:
-            The answer.
+            The result.
 
         Raises:
             LedgerError: "ledger-closed" after `close` or a failed write.
-            ValueError: If the line is not a debit, or has an answer.
+            ValueError: If the line is not a debit, or has a result.
         """
         entry = self._entries[sequence]
         if entry.type != "debit" or sequence in self._releases:
-            raise ValueError(f"entry {sequence} is no debit without an answer")
+            raise ValueError(f"entry {sequence} is not a debit without a result")
         with self._writing():
             self._releases.put(entry, answer, state)
             self._keys.erase(sequence)
@@ -330,8 +330,10 @@ def read_ledger(folder: Path) -> list[Entry]:
 
 
 def _read(folder: Path) -> tuple[list[bytes], list[Entry], bytes]:
-    path, told = folder / LINES, folder / COUNTER
-    counter = read_bytes(told) if told.exists() else b""  # before the lines: a ledger in use may grow in between
+    path, counter_path = folder / LINES, folder / COUNTER
+    counter = (
+        read_bytes(counter_path) if counter_path.exists() else b""
+    )  # before the lines: a ledger in use may grow in between
     lines, tail = _split(read_bytes(path) if path.exists() else b"")
     entries = verify_lines(lines, str(path))
     if not counter and len(lines) == 1 and not tail:

@@ -1,4 +1,4 @@
-"""Record book: the privacy budget claims on each record over all runs, for every client and run that share a folder.
+"""Record book: privacy budget claims on each record, over all clients and runs that share a folder.
 
 A guarantee is about a record, so the book holds the jobs in which a record took part, in any slice, order or form. The jobs of a
 record are composed jointly, event by event, and converted to epsilon once: n equal runs cost about sqrt(n) times one, and a
@@ -73,7 +73,7 @@ class RecordBook:
 
     Args:
         folder: Folder of the book, created if missing.
-        durable: False skips fsync and nothing else.
+        durable: False skips fsync only.
 
     Raises:
         LedgerError: "book-broken" or "book-rolled-back", by every call.
@@ -84,12 +84,12 @@ class RecordBook:
         self._disk = Disk(durable)
 
     def enrol(self, claim: PrivacyBudgetClaim, records: np.ndarray, budget: Budget | None, compose: Compose) -> None:
-        """Enter a client's claim before anything is computed on its records. Entering the same claim again changes nothing.
+        """Enter a client's claim before any computation on its records. Entering the same claim again changes nothing.
 
         Args:
             claim: The whole plan, which is charged whole and never refunded.
             records: Digests of the client's records, (N,) uint64.
-            budget: Bound on all runs together; None for no bound.
+            budget: Joint bound on all runs; None for no bound.
             compose: The accountant.
 
         Raises:
@@ -102,7 +102,7 @@ class RecordBook:
             lines, claims = self._read()
             same = [p for p in claims if (p.job, p.client) == (claim.job, claim.client)]
             if same and same != [claim]:
-                raise Refused("claim", f"job {claim.job[:12]} promised client {claim.client} something else before")
+                raise Refused("claim", f"job {claim.job[:12]} made another claim for client {claim.client} before")
             others = [p for p in claims if p.job != claim.job]
             histories = self._histories(claim, own, others)
             if budget is not None:
@@ -166,7 +166,7 @@ class RecordBook:
                 raise Refused(
                     "unit",
                     f"job {other.job[:12]} protects a {other.unit} under {other.adjacency} on some of these records, this one "
-                    f"a {claim.unit} under {claim.adjacency}: what both promise together is not known; use another book",
+                    f"a {claim.unit} under {claim.adjacency}: the two cannot be composed; use another book",
                 )
             shared = np.full(len(own), True) if claim.unit == "client" else shared
             kinds.setdefault(other.events, len(kinds))
@@ -187,7 +187,7 @@ class RecordBook:
         except OSError as error:
             raise _broken(f"{path}: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != claim.records:
-            raise _broken(f"{path} is not what was written")
+            raise _broken(f"{path} was changed")
         return np.frombuffer(content, "<u8")
 
     def _append(self, lines: list[bytes], claim: PrivacyBudgetClaim, own: np.ndarray) -> None:
@@ -290,4 +290,4 @@ def _whose(claim: PrivacyBudgetClaim) -> str:
 
 
 def _broken(where: str) -> LedgerError:
-    return LedgerError("book-broken", f"{where}; the record book was edited or damaged, and no run may go on from it")
+    return LedgerError("book-broken", f"{where}; the record book was edited or damaged, and no run can continue from it")

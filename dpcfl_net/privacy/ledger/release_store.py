@@ -1,4 +1,4 @@
-"""Files beside a ledger's lines: private keys of unanswered debits, recent answers and client states."""
+"""Private keys of debits without a result, and the store of recent results and client states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Status = Literal["release", "lost", "refused"]
 
 @dataclass(frozen=True)
 class Stored:
-    """Final answer to a request; a repeated request gets the same bytes.
+    """Final result of a request; a repeated request gets the same bytes.
 
     Attributes:
         status: "release", "lost" (its randomness is gone) or "refused".
@@ -79,7 +79,7 @@ class Keys:
         self._disk.erase(self._path(sequence))
 
     def erase_all_but(self, sequences: Collection[int]) -> None:
-        """Erase all keys but those of `sequences`: a crash may leave keys of answered debits, or of debits never written."""
+        """Erase all keys but those of `sequences`: a crash may leave keys of debits with a result, or of debits never written."""
         needed = {self._path(sequence).name for sequence in sequences}
         for path in sorted(self._folder.iterdir()):
             if path.name not in needed:
@@ -90,10 +90,10 @@ class Keys:
 
 
 class ReleaseStore:
-    """Answers in releases/<sequence>.answer: one line of JSON, then the client state after the task, then the release.
+    """Results in releases/<sequence>.answer: one line of JSON, then the client state after the task, then the release.
 
     Args:
-        folder: Folder of the answers.
+        folder: Folder of the results.
         disk: Writes the files.
         entries: Entries of the ledger.
 
@@ -115,7 +115,7 @@ class ReleaseStore:
         return sequence in self._headers
 
     def put(self, entry: Entry, answer: Stored, state: bytes | None) -> None:
-        """Write the answer to debit `entry` and the client state after it (None: unchanged), atomically."""
+        """Write the result of debit `entry` and the client state after it (None: unchanged), atomically."""
         header = {
             "sequence": entry.sequence,
             "job": entry.job,
@@ -131,7 +131,7 @@ class ReleaseStore:
         self._headers[entry.sequence] = header
 
     def get(self, sequence: int) -> Stored | None:
-        """Read the answer to a debit; None if it has none or it is no longer stored."""
+        """Read the result of a debit; None if it has none or it is no longer stored."""
         header = self._headers.get(sequence)
         if header is None:
             return None
@@ -143,7 +143,7 @@ class ReleaseStore:
         return None if newest is None else self._section(self._headers[newest], "state")
 
     def prune(self, job: str) -> None:
-        """Remove the answers of all but the last `KEPT_ROUNDS` rounds, never the newest state."""
+        """Remove the results of all but the last `KEPT_ROUNDS` rounds, never the newest state."""
         mine = {n: h["round"] for n, h in self._headers.items() if h["job"] == job}
         kept = sorted(set(mine.values()))[-KEPT_ROUNDS:]
         newest = self._newest_state(job)
