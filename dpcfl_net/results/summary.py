@@ -39,6 +39,7 @@ RUN_FIELDS: dict[str, tuple[type, ...]] = {
 RUN_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "ledger": {"root": (str, type(None)), "budget": (dict, type(None))}, "data": {"root": (str, type(None))}, "output": {"transcript": (str,), "personal_models": (bool,)},
 }  # fmt: skip
+RUN_DEFAULTS = {"output": {"personal_models": False}}  # fields that earlier versions did not write
 LIBRARIES = ("torch", "numpy", "pyzmq", "opacus", "dp-accounting", "scikit-learn")
 
 
@@ -69,6 +70,8 @@ def run_settings(folder: Path) -> dict[str, Any]:
     document = yaml_file.load(path)
     for name, fields in RUN_SECTIONS.items():
         section = document.get(name) if isinstance(document, dict) else None
+        if isinstance(section, dict):
+            section = document[name] = {**RUN_DEFAULTS.get(name, {}), **section}
         if not isinstance(section, dict) or not set(fields) <= set(section):
             raise ConfigError(f"{path} is damaged: it has no section {name} with {', '.join(fields)}")
         check_fields(section, f"{path}, {name}", fields)

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import yaml
 from api_runs import TINY
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ import dpcfl_net as dpcfl
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import client_slice
 from dpcfl_net.results.models import export_models
+from dpcfl_net.results.summary import run_settings
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
 
@@ -119,6 +121,13 @@ def test_personal_models_are_exported_on_request(tmp_path):
     assert sorted(path.name for path in (run.path / "models").iterdir()) == [names[0], names[2]]
     export_models(run.path, run.job)
     assert sorted(path.name for path in (run.path / "models").iterdir()) == [names[2]]
+
+
+def test_a_run_of_an_earlier_version_exports_no_personal_models(in_process, tmp_path):
+    document = yaml.safe_load((in_process.path / "config.yaml").read_text())
+    del document["output"]["personal_models"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(document))
+    assert run_settings(tmp_path)["output"]["personal_models"] is False
 
 
 def test_personal_models_of_an_algorithm_without_any_are_not_exported(in_process):
