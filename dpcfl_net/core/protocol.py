@@ -67,7 +67,7 @@ class LocalTraining(FrozenModel):
     )
     deadline_s: float | None = Field(
         default=None, gt=0, le=1e6, allow_inf_nan=False,
-        description="pace constant: an answer is sent this many seconds after its task arrived, or a multiple of it; null: as soon as it is ready",
+        description="pace constant: an answer is sent this many seconds after its task arrived, or a multiple of it; null: immediately",
     )  # fmt: skip
 
 

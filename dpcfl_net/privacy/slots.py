@@ -1,4 +1,4 @@
-"""Slots of a plan: what a client, or a trusted server, may release over a run, and the event that each costs."""
+"""Slots of a plan: the allowed releases of a client or a trusted server over a run, each with its event."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RawSlot(Slot):
     """One raw release to a server that is trusted to add the noise; nothing protects it against that server."""
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
-        """See `Slot`; independent of the noise. The server's own ledger holds what the run costs."""
+        """See `Slot`; independent of the noise. The server's ledger holds the cost of the run."""
         return Unprotected(RAW)
 
 
