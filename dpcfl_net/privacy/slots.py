@@ -85,7 +85,7 @@ class GaussianSlot(Slot):
     doubles: bool = True
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
-        """See `Slot`. The accountant doubles every sensitivity under replace-one; if it is unchanged, the noise is doubled too."""
+        """See `Slot`. Under replace-one the accountant doubles every sensitivity; an unchanged one gets doubled noise."""
         factor = 2 if adjacency == "replace-one" and not self.doubles else 1
         return SampledGaussian(factor * self.ratio * given(noise_multiplier), 1.0, 1)
 
