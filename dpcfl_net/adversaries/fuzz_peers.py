@@ -62,7 +62,7 @@ class ServerSession:
         )  # fmt: skip
         self.socket: Any = self.end._socket
         self.speakers = [Speaker(rng, b"route %d" % k, KEYS[k % 3], k % 3) for k in range(5)]
-        self.speakers += [Speaker(rng, b"stranger", "key of a stranger", 1), Speaker(rng, b"nobody", "", 2)]
+        self.speakers += [Speaker(rng, b"stranger", "key of a stranger", 1), Speaker(rng, b"unauthenticated", "", 2)]
         self.tasks: dict[str, tuple[int, int, str]] = {}
         self.connections: dict[int, Connection] = {}
         self.boots: dict[int, list[str]] = {number: [] for number in KEYS}

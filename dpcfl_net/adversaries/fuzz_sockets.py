@@ -1,4 +1,4 @@
-"""Endpoints without a network: in-memory sockets that are fed frames and record what is sent, and chunks of a few bytes."""
+"""Endpoints without a network: in-memory sockets with fed and recorded frames, and chunks of a few bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FakeSocket:
         self.sent.append([bytes(frame) for frame in frames])
 
     def taken(self) -> list[list[bytes]]:
-        """Return what was sent since the last call."""
+        """Return the messages sent since the last call."""
         found, self.sent = self.sent, []
         return found
 

@@ -41,7 +41,7 @@ class Inverted:
 
 
 def record_gradients(template: ModelTemplate, models: np.ndarray) -> Gradients:
-    """Per-record gradients of cross-entropy, each record at a model of its own.
+    """Per-record gradients of cross-entropy, each record at a different model.
 
     Args:
         template: Model architecture.

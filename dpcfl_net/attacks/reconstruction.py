@@ -289,7 +289,7 @@ def _significant(chance: float, clients: int) -> float:
 def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int, significant: float) -> list[str]:
     sentences = [
         "The server uses the signed job, the models that it sent and the updates that it received. The experimenter's ground "
-        "truth scores the result and is used for nothing else."
+        "truth is used only to score the result."
     ]
     for outcome in outcomes:
         recording = outcome.recording
@@ -297,17 +297,17 @@ def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int
         if privacy.trust == "trusted-server":
             sentences.append(
                 f"{recording.name} promises epsilon {privacy.epsilon:g} for each {privacy.unit} against everyone except the "
-                "server, which adds the noise itself after it has seen every update."
+                "server, which adds the noise after it has received every update."
             )
         if outcome.stuck:
             sentences.append(
                 f"{recording.name}: {outcome.stuck} of {tried} searches stuck (cosine distance above {MATCHED}). This "
-                "protects no one: more starts, or a better search, may find those images."
+                "is no protection: more starts or a better search may find those images."
             )
         if recording.noisy and outcome.labels > significant:
             sentences.append(
                 f"{recording.name}: labels are read correctly more often than by chance, despite the noise. Epsilon bounds "
-                "what is learned about a record; it is nothing only at epsilon 0."
+                "the information about a record; only epsilon 0 excludes all information."
             )
     if why:
         sentences.append(f"Images were not searched: {why}.")

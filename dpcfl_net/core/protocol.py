@@ -62,12 +62,13 @@ class LocalTraining(FrozenModel):
     weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, description="plain SGD only; 0 for DP-SGD")
     pace: Literal["free", "constant"] = Field(
         default="free",
-        description="DP-SGD only: free: the duration of a step depends on its batch size, which the server can observe; constant: every "
-        "step computes the same number of padded batches, and larger batches are cut with a probability that delta covers",
+        description="DP-SGD only: free: the duration of a step depends on its batch size, which the server can observe; "
+        "constant: every step computes the same number of padded batches, and larger batches are cut with a probability "
+        "that delta covers",
     )
     deadline_s: float | None = Field(
         default=None, gt=0, le=1e6, allow_inf_nan=False,
-        description="pace constant: an answer is sent this many seconds after its task arrived, or a multiple of it; null: as soon as it is ready",
+        description="pace constant: an answer is sent a multiple of this many seconds after its task; null: immediately",
     )  # fmt: skip
 
 

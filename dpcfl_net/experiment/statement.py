@@ -1,4 +1,4 @@
-"""Privacy statement of a run from the protocol alone: unit, adjacency, trust, epsilon, and what is not covered."""
+"""Privacy statement of a run from the protocol alone: unit, adjacency, trust, epsilon, covered and uncovered items."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Clip and sum per-record gradients with a sensitivity of at most `clip`, rounding included.
 
 Proof, for adjacent batches (one record emptied, the others in the same slots) computed in a precision with unit roundoff u
-and P slots per piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3.1), whatever the order of summation:
+and P slots per piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3.1), for any order of summation:
 
 - The norm that determines the clip is that of the numbers that are summed. Materialised rows are squared in working
   precision in blocks of 512 terms, inflated by 2 (512 + 4) u, and raised by the smallest normal number for each square

@@ -1,4 +1,4 @@
-"""Slots of a plan: what a client, or a trusted server, may release over a run, and the event that each costs."""
+"""Slots of a plan: the allowed releases of a client or a trusted server over a run, each with its event."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class GaussianSlot(Slot):
     doubles: bool = True
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
-        """See `Slot`. The accountant doubles every sensitivity under replace-one; where the sensitivity is unchanged, the noise is doubled as well."""
+        """See `Slot`. Under replace-one the accountant doubles every sensitivity; an unchanged one gets doubled noise."""
         factor = 2 if adjacency == "replace-one" and not self.doubles else 1
         return SampledGaussian(factor * self.ratio * given(noise_multiplier), 1.0, 1)
 
@@ -125,7 +125,7 @@ class RawSlot(Slot):
     """One raw release to a server that is trusted to add the noise; nothing protects it against that server."""
 
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
-        """See `Slot`; independent of the noise. The server's own ledger holds what the run costs."""
+        """See `Slot`; independent of the noise. The server's ledger holds the cost of the run."""
         return Unprotected(RAW)
 
 

@@ -216,7 +216,7 @@ def test_an_update_of_many_records_gives_counts_and_no_image(finished_run):
     found = reconstruction.attack(finished_run)
     assert found.figure is None
     assert found.facts["clients"] == 8
-    assert any("Images were not searched: an update of small is of 700 records" in said for said in found.sentences)
+    assert any("Images were not searched: an update of small has 700 records" in said for said in found.sentences)
     assert 0.8 < found.facts["runs"][0]["labels_right"] <= 1
 
 
