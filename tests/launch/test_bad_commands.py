@@ -97,8 +97,8 @@ DOCUMENTS: list[Case] = [
     ("account --json {empty}", 2, ["{empty} is not JSON", "in line 1"]),
     ("account --json {list}", 2, ["{list} must hold a JSON object", "got [1]"]),
     ("account --json {number}", 2, ["{number} must hold a JSON object", "got 7"]),
-    ("account --json {deep}", 2, ["{deep} is not JSON", "nested too deeply"]),
-    ("account --json {digits}", 2, ["{digits} is not JSON", "too many digits"]),
+    ("account --json {deep}", 2, ["{deep} is not readable JSON", "nested too deeply"]),
+    ("account --json {digits}", 2, ["{digits} is not readable JSON", "too many digits"]),
     ("account --json {object}", 2, ["events: must be a list"]),
     ("account --json {nan}", 2, ["delta must lie strictly between 0 and 1, got nan"]),
     *(
