@@ -92,15 +92,7 @@ class RDPCFL(Choosing):
         return State(models, assignment, state.memory, {**shown, "phase": phase})
 
     def first_round(self, theta: np.ndarray, fed: Federation) -> State:
-        """Cluster the clients by a spherical mixture on their full-batch updates: lines 5-14.
-
-        Args:
-            theta: Initial parameters, (p,) float32.
-            fed: Federation of the clients.
-
-        Returns:
-            The state after round 1.
-        """
+        """Cluster the clients by a spherical mixture on their full-batch updates: lines 5-14."""
         updates = fed.call(self.first_round_update, common={"model": theta}).column("update")  # lines 6-7
         stacked = np.stack([*updates.values()] or [np.zeros_like(theta)])
         fit = self.fit(stacked, len(updates), fed)  # lines 9-11
@@ -118,19 +110,7 @@ class RDPCFL(Choosing):
         return State(models, [int(row.argmax()) for row in posteriors], memory, {**shown, "first_round": arrays})
 
     def fit(self, updates: np.ndarray, answered: int, fed: Federation) -> mixture.MixtureFit:
-        """Fit the mixture: lines 9-11.
-
-        Args:
-            updates: (n, p) float32, one row for each client that answered, or one row of zeros.
-            answered: Number of clients that answered.
-            fed: Federation of the clients, for the seed.
-
-        Returns:
-            The mixture of M components; M is chosen if the options name none.
-
-        Raises:
-            RunFailed: If fewer than M clients answered, unless a crash lost the other answers.
-        """
+        """Fit the mixture to the updates of all clients that answered, (n, p) float32: lines 9-11. M is chosen if not set."""
         clusters = None if self.options.clusters == "auto" else self.options.clusters
         if clusters is not None and answered < clusters:
             if set(fed.missing) - set(fed.lost):
@@ -154,38 +134,20 @@ class RDPCFL(Choosing):
         return max(1, int(self.options.selection.rounds_fraction * self.protocol.rounds))
 
     def phase(self, state: State, t: int) -> str:
-        """Find the phase of a round t > 1: soft to E_c (line 15), then a window of choices (line 18), then frozen clusters.
-
-        Args:
-            state: State after the round before.
-            t: Round.
-
-        Returns:
-            "single" for one cluster, "soft", "window" or "frozen".
-        """
+        """Find the phase of a round t > 1: soft to E_c (line 15), then a window of choices (line 18), then frozen clusters."""
         soft_until = int(state.memory["soft_until"])
         if len(state.models) == 1:
             return "single"
         return "soft" if t <= soft_until else "window" if t <= soft_until + self.window else "frozen"
 
     def draw(self, fed: Federation, posteriors: np.ndarray) -> Assignment:
-        """Draw R(i) = m with probability pi_i[m]: lines 16-17.
-
-        Args:
-            fed: Federation of the clients, for the randomness.
-            posteriors: (n, M), rows sum to 1.
-        """
+        """Draw R(i) = m with probability pi_i[m]: lines 16-17."""
         rng = fed.rng("soft assignment")
         return [int(rng.choice(len(pi), p=pi)) for pi in posteriors]
 
     @on_client(charges=["first"], takes={"model": MODEL}, gives={"update": UPDATE})
     def first_round_update(self, me: Client, model: np.ndarray) -> Release:
-        """Run K full-batch noisy steps, which have the least noise per coordinate for given z: line 7, Lemma 4.1.
-
-        Args:
-            me: The client's data and mechanisms.
-            model: (p,) float32.
-        """
+        """Run K full-batch noisy steps, which have the least noise per coordinate for given z: line 7, Lemma 4.1."""
         return Release(update=me.dpsgd("first", model) - model)
 
     @property
@@ -194,14 +156,5 @@ class RDPCFL(Choosing):
         return None
 
     def choices(self, fed: Federation, models: np.ndarray, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:
-        """Let clients choose privately and train from the chosen model: lines 19-23.
-
-        Args:
-            fed: Federation of the clients.
-            models: (M, p) float32.
-            assignment: Assignment before the round.
-
-        Returns:
-            The new assignment, and the (p,) update of each client that chose.
-        """
+        """Let clients choose privately and train from the chosen model: lines 19-23."""
         return self.choose(fed, models, assignment)
