@@ -1,4 +1,4 @@
-"""Scripted malicious worker for tests of one's own coordinator: valid keys, hostile steps, and the reaction to each.
+"""Scripted malicious worker for tests of a coordinator: valid keys, hostile steps, and the reaction to each.
 
     python -m dpcfl_net.adversaries.hostile_worker RUN --client 3 --connect tcp://127.0.0.1:5700 --keys RUN/keys \
         --steps claim-identity,garbage,nan-update,'huge-update*'

@@ -1,4 +1,4 @@
-"""Scripted malicious server for tests of one's own workers: it holds the coordinator's keys and runs hostile steps.
+"""Scripted malicious server for tests of workers: it holds the coordinator's keys and runs hostile steps.
 
     python -m dpcfl_net.adversaries.malicious_coordinator JOB --bind tcp://127.0.0.1:5700 --keys KEYS --ledgers LEDGERS \
         --steps honest,again,other-model,beyond,rollback
