@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,9 +20,10 @@ from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.interrupts import Interrupts
-from dpcfl_net.launch.placement.child import Child, stop
-from dpcfl_net.launch.placement.interpreter import Interpreter
-from dpcfl_net.launch.placement.local import STOP_S, forkserver
+from dpcfl_net.launch.placement import parents
+from dpcfl_net.launch.placement.child import Child, role_environment, start_of, stop, worker_environment
+from dpcfl_net.launch.placement.fork_server import FIRST_FREE
+from dpcfl_net.launch.placement.local import STOP_S
 from dpcfl_net.launch.placement.placements import Placement, terms_of
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.runtime.coordinator import CoordinatorSpec
@@ -40,9 +41,7 @@ def worker_processes(config: Config, clients: int) -> int:
     return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
 
 
-# Up to this number of clients it is faster if each worker reads the job than if they wait for their parent to read it.
-SMALL_ROSTER = 100
-# Main function of each role, as `Interpreter` expects it.
+# Main function of each role.
 MAINS = {COORDINATOR: "dpcfl_net.runtime.coordinator:run_coordinator", OBSERVER: "dpcfl_net.runtime.observer:run_observer"}
 
 
@@ -114,7 +113,7 @@ class FederationRun:
     folder: Path
     config: Config
     placement: Placement
-    children: dict[str, Interpreter] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._files = RunFolder(self.folder)
@@ -131,25 +130,24 @@ class FederationRun:
 
     def warm(self) -> None:
         """See `Run`."""
-        ends = (self._commands_end.fileno(), self._losses_end.fileno())
-        self._spawn(COORDINATOR, pass_fds=ends)
-        self._spawn(OBSERVER, extra=("DPCFL_DATA", "XDG_CACHE_HOME"))
-        if sum(self.config.data.clients) <= SMALL_ROSTER:
-            self.placement.preload()
+        parents.warm()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
         runtime, keys, operator_key = self.config.runtime, self._files.keys, read_operator_key(self._files.operator_key)
         clients = len(job.protocol.roster)
-        self.children[OBSERVER].start(
+        self._fork(
+            OBSERVER,
             ObserverSpec(
                 self.folder, operator_key, self.placement.bind(OBSERVER), keys, self.folder, self.config.data.root,
                 self.config.output.evaluate_every,
-            )
+            ),
+            role_environment(("DPCFL_DATA", "XDG_CACHE_HOME")),
         )  # fmt: skip
-        self.placement.preload((self.folder, operator_key, self.config.data.root))  # no effect if it runs
+        self.placement.preload((self.folder, operator_key, self.config.data.root))
         observer = self._address(OBSERVER, interrupts)
-        self.children[COORDINATOR].start(
+        self._fork(
+            COORDINATOR,
             CoordinatorSpec(
                 self._files.protocol,
                 operator_key,
@@ -163,9 +161,11 @@ class FederationRun:
                 runtime.round_timeout_s,
                 runtime.join_timeout_s,
                 runtime.max_live_workers,
-                self._commands_end.fileno(),
-                self._losses_end.fileno(),
-            )
+                FIRST_FREE,
+                FIRST_FREE + 1,
+            ),
+            role_environment(),
+            (self._commands_end.fileno(), self._losses_end.fileno()),
         )
         connect = self.placement.reachable_address(self._address(COORDINATOR, interrupts))
         self._commands_end.close()
@@ -209,7 +209,7 @@ class FederationRun:
             elif source != interrupts.fileno():
                 self._pool.ended(source)
 
-    def _ended(self, child: Interpreter) -> None:
+    def _ended(self, child: Child) -> None:
         if code := child.wait():
             raise child.failure(code)
         del self.children[child.title]
@@ -266,8 +266,9 @@ class FederationRun:
     def _report(self, text: str) -> None:
         self._warnings.write({"view": "launcher", "time": time.time(), "text": text})
 
-    def _spawn(self, title: str, **options: Any) -> None:
-        self.children[title] = Interpreter(title, MAINS[title], self._files.log(title), **options)
+    def _fork(self, title: str, spec: Any, environment: dict[str, str], descriptors: Sequence[int] = ()) -> None:
+        start = start_of(MAINS[title], spec, environment)
+        self.children[title] = parents.fork_role(title, start, self._files.log(title), descriptors)
 
     def _address(self, name: str, interrupts: Interrupts) -> str:
         """Wait for the address on which a process listens."""
@@ -295,13 +296,14 @@ class OneProcessRun:
         self._child: Child | None = None
 
     def warm(self) -> None:
-        """See `Run`: nothing to load before the job."""
+        """See `Run`."""
+        parents.warm()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`."""
         spec = one_process_spec(self.folder, self.config)
-        self._child = Child("in-process", serve_in_one_process, spec, self._files.log("in-process"))
-        self._child.launch(forkserver())
+        start = start_of("dpcfl_net.runtime.one_process:run_in_one_process", spec, worker_environment())
+        self._child = parents.fork_role("in-process", start, self._files.log("in-process"))
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
         """See `Run`."""
@@ -338,10 +340,3 @@ def one_process_spec(folder: Path, config: Config) -> OneProcessSpec:
         folder, read_operator_key(files.operator_key), files.ledgers, terms_of(config), config.data.root,
         config.output.keep_checkpoints, config.runtime.quorum, config.output.evaluate_every,
     )  # fmt: skip
-
-
-def serve_in_one_process(spec: OneProcessSpec) -> None:
-    """Main function of the one process; imported inside, so that the launcher does not load torch."""
-    from dpcfl_net.runtime.one_process import run_in_one_process
-
-    run_in_one_process(spec)

@@ -41,13 +41,24 @@ def adjusted_rand_index(true: Sequence[int], found: Sequence[int | None]) -> flo
         true: True cluster of each client, (n,).
         found: Cluster found for each client, (n,); a client without a cluster (None) counts as a cluster with one member.
 
-    Source: Hubert and Arabie 1985.
+    Source: Hubert and Arabie 1985. By hand, with scikit-learn's arithmetic: its import costs the observer .7 to 1.5 s per run.
     """
-    from sklearn.metrics import adjusted_rand_score
-
     named = [("found", name) if name is not None else ("alone", client) for client, name in enumerate(found)]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
-    return float(adjusted_rand_score(true, [numbers[name] for name in named]))
+    rows, columns = (np.unique(numbers, return_inverse=True)[1] for numbers in (true, _numbered(named)))
+    table = np.zeros((rows.max(initial=-1) + 1, columns.max(initial=-1) + 1), np.int64)
+    np.add.at(table, (rows, columns), 1)
+    n, both = len(named), int((table**2).sum())
+    only_true, only_found = (int((table.sum(axis) ** 2).sum()) - both for axis in (1, 0))
+    together, apart = both - n, n * n - both - only_true - only_found
+    if only_true == only_found == 0:
+        return 1.0
+    disagreements = (together + only_found) * (only_found + apart) + (together + only_true) * (only_true + apart)
+    return 2.0 * (together * apart - only_found * only_true) / disagreements
+
+
+def _numbered(names: Sequence[object]) -> list[int]:
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return [numbers[name] for name in names]
 
 
 def assignment_accuracy(true: Sequence[int], found: Sequence[int | None]) -> float:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from multiprocessing.connection import Connection
 
 import zmq
 
@@ -75,9 +76,10 @@ class Group:
         return Engine.of(self.job.protocol)
 
     def _listen(self) -> None:
+        commands = Connection(self.spec.commands, writable=False)
         try:
             while True:
-                word, _, client = self.spec.commands.recv_bytes().decode().partition(" ")
+                word, _, client = commands.recv_bytes().decode().partition(" ")
                 self._news.put((word, int(client)))
         except EOFError:
             self._news.put(("end", -1))

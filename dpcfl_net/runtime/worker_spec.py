@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dpcfl_net.core.types import USUAL_POLICY, Policy
@@ -68,11 +67,11 @@ class GroupSpec:
 
     Attributes:
         worker: Arguments of each worker; its client id is replaced.
-        commands: Pipe from which start and stop commands are read.
+        commands: Descriptor of the pipe from which start and stop commands are read.
     """
 
     worker: WorkerSpec
-    commands: Connection
+    commands: int
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ from dpcfl_net.core.errors import ConfigError, DataMissing, RunFailed
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.launch.placement import parents
+from dpcfl_net.launch.placement.child import Child, start_of, stop, worker_environment
+from dpcfl_net.launch.placement.fork_server import FIRST_FREE
 from dpcfl_net.training import devices
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore
 from dpcfl_net.training.devices import Device
@@ -29,6 +32,7 @@ from dpcfl_net.training.nvidia_smi import memory_by_process
 CLIP, NOISE, RATE, BATCH = 1.0, 1.0, 0.01, 32
 TIMEOUT_S, SAMPLE_S = 1800.0, 0.5
 MIB = 2**20
+OUTPUT = Path("/dev/stderr")
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class ProcessSpec:
     """
 
     load: Load
-    clients: range
+    clients: tuple[int, ...]
     device: Device
     leases: Path
     by_lease: bool
@@ -104,23 +108,20 @@ def measure(device: Device, load: Load) -> dict[str, Any]:
     Raises:
         RunFailed: If a process fails or takes too long.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dpcfl_net.launch.placement.preload"])
-    os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="dpcfl-gpu-") as folder:
         leases = Path(folder) / (device.uuid or "cpu")
-        all_in_one = [ProcessSpec(load, range(load.clients), device, leases, False)]
-        one_each = [ProcessSpec(load, range(k, k + 1), device, leases, True) for k in range(load.clients)]
-        one, many = _measure(context, all_in_one), _measure(context, one_each)
+        all_in_one = [ProcessSpec(load, tuple(range(load.clients)), device, leases, False)]
+        one_each = [ProcessSpec(load, (k,), device, leases, True) for k in range(load.clients)]
+        one, many = _measure(all_in_one), _measure(one_each)
     found = {"device": device.uuid or "cpu", "data": many["data"], "one": one, "many": many}
     found["ratio"] = many["records_per_second"] / one["records_per_second"]
     _print_results(load, device, found)
     return found
 
 
-def _measure(context: Any, specs: list[ProcessSpec]) -> dict[str, Any]:
+def _measure(specs: list[ProcessSpec]) -> dict[str, Any]:
     """Start the processes, run one client each to warm up, then measure the rounds."""
-    with _started(context, specs) as pipes:
+    with _started(specs) as pipes:
         ready = [_receive(pipe) for pipe in pipes]
         idle = _memory([report["pid"] for report in ready])
         begin = time.monotonic()
@@ -148,26 +149,22 @@ def _measure(context: Any, specs: list[ProcessSpec]) -> dict[str, Any]:
 
 
 @contextmanager
-def _started(context: Any, specs: list[ProcessSpec]) -> Iterator[list[Connection]]:
+def _started(specs: list[ProcessSpec]) -> Iterator[list[Connection]]:
     """Start the processes and yield a pipe to each; end all at the end."""
-    processes, pipes = [], []
+    processes: list[Child] = []
+    pipes: list[Connection] = []
     try:
         for spec in specs:
-            near, far = context.Pipe()
-            process = context.Process(target=_run_process, args=(spec, far), daemon=True)
-            process.start()
-            far.close()
-            processes.append(process)
+            near, far = multiprocessing.Pipe()
             pipes.append(near)
+            start = start_of("dpcfl_net.launch.cli.bench_gpu:run_process", spec, worker_environment())
+            with far:
+                processes.append(parents.fork_worker("measured process", start, OUTPUT, [far.fileno()]))
         yield pipes
     finally:
         for pipe in pipes:
             pipe.close()
-        for process in processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        stop(processes, patience_s=5)
 
 
 def _receive(pipe: Connection) -> dict[str, Any]:
@@ -180,10 +177,15 @@ def _receive(pipe: Connection) -> dict[str, Any]:
     return report
 
 
-def _run_process(spec: ProcessSpec, pipe: Connection) -> None:
-    """Main function of a measured process."""
+def run_process(spec: ProcessSpec) -> None:
+    """Main function of a measured process.
+
+    Args:
+        spec: What it measures.
+    """
     import torch
 
+    pipe = Connection(FIRST_FREE)
     torch.set_num_threads(1)
     devices.use(spec.device)
     work = _Work(spec)

@@ -1,145 +1,193 @@
-"""Processes forked from the preloaded parent."""
+"""Processes of a run on this machine: forked from a fork server, watched and ended by the launcher."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import dataclasses
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
-from dpcfl_net.core.errors import DpcflError
-from dpcfl_net.launch.interrupts import blocked_signals, ignore_terminal_signals
-from dpcfl_net.launch.placement.base import failure
-from dpcfl_net.launch.placement.interpreter import single_threaded
+from dpcfl_net.core.errors import DpcflError, RunFailed
+from dpcfl_net.launch.interrupts import blocked_signals
+from dpcfl_net.launch.placement.base import LOST, failure
+from dpcfl_net.launch.placement.fork_server import Start
+
+# User, paths and settings of numerical libraries; the rest of the launcher's environment is not passed on.
+_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+_PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "NPY_", "GLIBC_", "MALLOC_")
+# Several threads would compute other bits and use the cores of other workers.
+_SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# The launcher's module path, independent of the current folder.
+_MAIN = "import sys; sys.path[:] = {path!r}; from dpcfl_net.launch.placement.fork_server import main; main()"
+FORK_S = 120.0  # time for a fork server to load its libraries and fork
+CODE_S = 5.0  # time for a fork server to report the exit code of a process that has ended
 
 
-def entry(title: str, log: Path, main: Callable[[Any], None], spec: Any) -> None:
-    """Entry point of a forked child: redirects output to its log and ends with the launcher."""
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.close(handle)
-    starter = multiprocessing.parent_process()
-    if starter is not None:
-        sentinel = starter.sentinel
-        threading.Thread(target=_exit_with, args=(sentinel,), name="launcher watch", daemon=True).start()
-    run(title, main, spec)
+def role_environment(extra: Iterable[str] = ()) -> dict[str, str]:
+    """Return the environment of coordinator and observer: the variables above and those named in `extra`."""
+    names = {*_PASSED, *extra}
+    passed = {name: value for name, value in os.environ.items() if name in names or name.startswith(_PASSED_PREFIXES)}
+    return passed | _SINGLE_THREAD
 
 
-def run(title: str, main: Callable[[Any], None], spec: Any) -> None:
-    """Run `main` and exit the process; does not return.
+def worker_environment() -> dict[str, str]:
+    """Return the environment of workers: the launcher's, with one thread per library."""
+    return {**os.environ, **_SINGLE_THREAD, "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2")}
+
+
+class Child:
+    """A running process.
 
     Args:
-        title: Name in process lists.
-        main: Function of the process.
-        spec: Its argument.
-    """
-    import setproctitle
-
-    ignore_terminal_signals()
-    setproctitle.setproctitle(f"dpcfl {title}")
-    code = 0
-    try:
-        main(spec)
-    except DpcflError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        code = error.exit_code
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        code = 70
-    sys.stdout.flush()
-    os._exit(code)  # forked children skip the parent's exit handlers
-
-
-def _exit_with(sentinel: int) -> None:
-    """Exit when the launcher ends, also by SIGKILL; ledgers and checkpoints stay consistent."""
-    wait([sentinel])
-    os._exit(4)
-
-
-@contextlib.contextmanager
-def without_main() -> Iterator[None]:
-    """Hide the caller's main module: multiprocessing would run a script without `__main__` guard again in every child."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@dataclass
-class Child:
-    """A process and how to start it.
-
-    Attributes:
         title: Name in process lists and messages.
-        main: Function of the process.
-        spec: Its argument.
         log: Its log.
-        process: The multiprocessing process, once started.
-        sentinel: File descriptor that becomes readable when it has ended.
+        pid: Process id.
+        sentinel: Handle of the process; readable when it has ended.
+        channel: Socket on which its fork server reports the exit code. The process ends when it is closed.
     """
 
-    title: str
-    main: Callable[[Any], None]
-    spec: Any
-    log: Path
-    process: Any = None
-    sentinel: int = -1
-
-    def launch(self, context: Any) -> None:
-        """Start the process.
-
-        Args:
-            context: multiprocessing context; with forkserver the process is forked from the preloaded parent.
-        """
-        with blocked_signals(), without_main(), single_threaded():  # starts the preloaded parent if it does not run yet
-            self.process = context.Process(target=entry, args=(self.title, self.log, self.main, self.spec), name=self.title)
-            self.process.start()
-        try:
-            self.sentinel = os.pidfd_open(self.process.pid)
-        except ProcessLookupError:  # it has ended already
-            self.sentinel = os.dup(self.process.sentinel)
+    def __init__(self, title: str, log: Path, pid: int, sentinel: int, channel: socket.socket) -> None:
+        self.title, self.log, self.pid, self.sentinel, self._channel = title, log, pid, sentinel, channel
+        self._code: int | None = None
 
     def alive(self) -> bool:
-        """Return whether it runs."""
+        """Return True if it runs."""
         return not wait([self.sentinel], 0)
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it runs."""
-        if self.alive():
-            os.kill(self.process.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.sentinel, number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait at most `timeout_s` seconds; return the exit code, `base.LOST` if it is unknown, or None while it runs."""
-        if not wait([self.sentinel], timeout_s):
-            return None
-        self.process.join()
-        code: int = self.process.exitcode
-        return code
+        if self._code is None and wait([self.sentinel], timeout_s):
+            self._code = self._read_code()
+        return self._code
 
     def close(self) -> None:
-        """Close the file descriptors of a process that has ended."""
-        if self.process is not None:
-            self.process.close()
+        """Close its file descriptors; it ends if it runs."""
+        if self.sentinel >= 0:
             os.close(self.sentinel)
-            self.process, self.sentinel = None, -1
+            self.sentinel = -1
+            self._channel.close()
 
     def failure(self, code: int | None) -> DpcflError:
         """Build the error of a run that cannot continue without it."""
         return failure(self.title, code, self.log)
+
+    def _read_code(self) -> int:
+        self._channel.settimeout(CODE_S)
+        try:
+            return int(self._channel.recv(64))
+        except (OSError, ValueError):  # the fork server has ended before it
+            return LOST
+
+
+class ForkServer:
+    """A fork server, as the launcher uses it; see `fork_server`.
+
+    Args:
+        child: Its process, if a fork server forked it; None: start a new interpreter.
+    """
+
+    def __init__(self, child: Child | None = None) -> None:
+        self._lock = threading.Lock()
+        self._child, self._process = child, None
+        if child is not None:
+            self._channel = child._channel
+            return
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, blocked_signals():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN.format(path=sys.path), str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                env=role_environment(), pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+
+    def alive(self) -> bool:
+        """Return True if it runs."""
+        if self._child is not None:
+            return self._child.alive()
+        assert self._process is not None
+        return self._process.poll() is None
+
+    def fork(self, title: str, start: Start, log: Path, descriptors: Sequence[int] = ()) -> Child:
+        """Fork a process.
+
+        Args:
+            title: Name in process lists and messages.
+            start: What it does.
+            log: File for its output.
+            descriptors: Descriptors that it gets; the first one is `fork_server.FIRST_FREE` there, and so on.
+
+        Raises:
+            RunFailed: If the fork server has ended or cannot fork.
+        """
+        channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.settimeout(FORK_S)
+        with self._lock, theirs, log.open("ab") as output, _in_memory(json.dumps(start._asdict()).encode()) as argument:
+            try:
+                socket.send_fds(self._channel, [title.encode()], [theirs.fileno(), output.fileno(), argument, *descriptors])
+            except OSError as error:
+                channel.close()
+                raise RunFailed(f"{title} was not started: its parent process has ended ({error})") from None
+        try:
+            answer, handles, _, _ = socket.recv_fds(channel, 256, 1)
+        except OSError as error:
+            answer, handles = str(error).encode(), []
+        if not handles:
+            channel.close()
+            raise RunFailed(f"{title} was not started: {answer.decode(errors='replace') or 'its parent process has ended'}")
+        return Child(title, log, int(answer), handles[0], channel)
+
+    def close(self) -> None:
+        """End it. Its children end with their channels, not with it."""
+        if self._child is not None:
+            self._child.close()
+            return
+        assert self._process is not None
+        self._channel.close()
+        self._process.wait()
+
+
+def _plain(value: Any) -> Any:
+    """Return the fields of a dataclass; a path as text."""
+    return vars(value) if dataclasses.is_dataclass(value) else str(value)
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[int]:
+    """Put bytes into an unnamed file and yield its descriptor, at its start."""
+    descriptor = os.memfd_create("start")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def start_of(main: str, argument: Any, environment: Mapping[str, str], *, watches_launcher: bool = True) -> Start:
+    """Describe what a child does.
+
+    Args:
+        main: Its main function, "module:function".
+        argument: Argument of the function: a dataclass of plain values and paths, or a plain value.
+        environment: Its environment variables.
+        watches_launcher: False for a fork server.
+    """
+    return Start(main, json.dumps(argument, default=_plain), dict(environment), watches_launcher)
 
 
 class Ending(Protocol):

@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
-from typing import Any
 
 from dpcfl_net.experiment.config import RuntimeSettings
-from dpcfl_net.launch.interrupts import blocked_signals
+from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import ClientRange, Node
-from dpcfl_net.launch.placement.child import Child, without_main
-from dpcfl_net.launch.placement.interpreter import single_threaded
+from dpcfl_net.launch.placement.child import Child, start_of, worker_environment
+from dpcfl_net.launch.placement.fork_server import FIRST_FREE
 from dpcfl_net.runtime.worker_spec import GroupSpec, WorkerSpec
 from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.training.devices import CPU, Device
 
 STOP_S = 4.0
-PRELOAD, JOB = "dpcfl_net.launch.placement.preload", "DPCFL_PRELOAD_JOB"
-
-
-def forkserver() -> Any:
-    """Return the context that forks processes from the preloaded parent, which has no thread, socket or GPU."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOAD])
-    return context
-
-
-def preload(job: tuple[Path, str, str | None] | None = None) -> None:
-    """Start the preloaded parent, unless it runs.
-
-    Args:
-        job: Folder, operator's key and data folder of a job to read in advance, which workers inherit.
-    """
-    forkserver()
-    if job is not None:
-        folder, operator_key, data_root = job
-        os.environ[JOB] = json.dumps({"folder": str(folder), "operator_key": operator_key, "data_root": data_root})
-    try:
-        with blocked_signals(), without_main(), single_threaded():
-            ensure_running()
-    finally:
-        os.environ.pop(JOB, None)
 
 
 def cores() -> int:
@@ -73,19 +45,6 @@ def own_slots(runtime: RuntimeSettings, name: str) -> tuple[Path, int] | None:
     return None if runtime.slots == "auto" else (host_folder() / f"run-{name}", runtime.slots)
 
 
-# Imports inside: an agent starts workers without loading their libraries.
-def _serve_one(spec: WorkerSpec) -> None:
-    from dpcfl_net.runtime.worker import run_worker
-
-    run_worker(spec)
-
-
-def _serve_group(spec: GroupSpec) -> None:
-    from dpcfl_net.runtime.worker_group import run_group
-
-    run_group(spec)
-
-
 class LocalHandle:
     """A worker on this machine.
 
@@ -96,7 +55,6 @@ class LocalHandle:
 
     def __init__(self, child: Child, pipe: Connection | None) -> None:
         self._child, self._pipe = child, pipe
-        self._code: int | None = None
         self.sentinel: int = child.sentinel
         self.log_path = child.log
 
@@ -106,9 +64,7 @@ class LocalHandle:
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """See `base.Handle`."""
-        if self._code is None:
-            self._code = self._child.wait(timeout_s)
-        return self._code
+        return self._child.wait(timeout_s)
 
     def signal(self, number: int) -> None:
         """See `base.Handle`."""
@@ -149,7 +105,7 @@ class LocalLauncher:
     """
 
     def __init__(self, spec: WorkerSpec, logs: Path, devices: Mapping[int, Device]) -> None:
-        self._spec, self._logs, self._devices, self._context = spec, logs, devices, forkserver()
+        self._spec, self._logs, self._devices = spec, logs, devices
         self._started: list[LocalHandle] = []
 
     def capacity(self) -> list[Node]:
@@ -162,10 +118,11 @@ class LocalLauncher:
         worker = replace(self._spec, client=first, device=self._devices.get(first, CPU))
         if process.group:
             receiver, sender = multiprocessing.Pipe(duplex=False)
-            handle = LocalHandle(self._fork(process, _serve_group, GroupSpec(worker, receiver)), sender)
-            receiver.close()
+            with receiver:
+                child = self._fork(process, "dpcfl_net.runtime.worker_group:run_group", worker, receiver.fileno())
+            handle = LocalHandle(child, sender)
         else:
-            handle = LocalHandle(self._fork(process, _serve_one, worker), None)
+            handle = LocalHandle(self._fork(process, "dpcfl_net.runtime.worker:run_worker", worker), None)
         self._started = [*(other for other in self._started if other.poll() is None), handle]
         return handle
 
@@ -173,10 +130,10 @@ class LocalLauncher:
         """See `base.Launcher`."""
         end(self._started)
 
-    def _fork(self, process: ClientRange, main: Callable[[Any], None], spec: Any) -> Child:
-        child = Child(process.title, main, spec, self._logs / process.log)
-        child.launch(self._context)
-        return child
+    def _fork(self, process: ClientRange, main: str, worker: WorkerSpec, *descriptors: int) -> Child:
+        argument = GroupSpec(worker, FIRST_FREE) if descriptors else worker
+        start = start_of(main, argument, worker_environment())
+        return parents.fork_worker(process.title, start, self._logs / process.log, descriptors)
 
 
 def end(handles: Sequence[LocalHandle]) -> None:

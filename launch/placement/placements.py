@@ -53,7 +53,7 @@ class Placement(Protocol):
         """Return the address at which workers reach a socket bound to `address`."""
 
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
-        """Load in advance the libraries and the job of all workers (see `local.preload`)."""
+        """Load in advance the libraries and the job of all workers (see `parents.preload`)."""
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """Return the launcher for the workers of a job.
@@ -101,9 +101,9 @@ class LocalPlacement:
 
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """See `Placement`."""
-        from dpcfl_net.launch.placement.local import preload
+        from dpcfl_net.launch.placement import parents
 
-        preload(job)
+        parents.preload(job)
 
     def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
         """See `Placement`."""

@@ -314,7 +314,7 @@ def test_ctrl_c_between_start_commands_leaves_nothing_and_the_run_resumes(all_co
             line.get("view") == "server" for line in runlog.read(folder / "metrics.jsonl")
         ):  # written after the checkpoint
             time.sleep(0.002)
-        (coordinator,) = [p for p in psutil.Process().children() if "dpcfl coordinator" in " ".join(p.cmdline())]
+        (coordinator,) = [p for p in psutil.Process().children(recursive=True) if "dpcfl coordinator" in " ".join(p.cmdline())]
         coordinator.suspend()
         os.kill(os.getpid(), signal.SIGINT)
 

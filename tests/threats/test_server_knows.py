@@ -122,14 +122,14 @@ def forked(run, tmp_path_factory) -> Seen:
     folder, job, _ = run
     out = tmp_path_factory.mktemp("forked")
     script = (
-        "import sys, multiprocessing\n"
+        "import sys\n"
         "from pathlib import Path\n"
-        "from dpcfl_net.launch.placement import local\n"
-        "from dpcfl_net.attacks import server_probe\n"
-        "if __name__ == '__main__':\n"
-        "    local.preload((Path(sys.argv[1]), sys.argv[2], None))\n"
-        "    child = local.forkserver().Process(target=server_probe.look, args=(Path(sys.argv[3]),))\n"
-        "    child.start(); child.join(); sys.exit(child.exitcode)\n"
+        "from dpcfl_net.launch.placement import parents\n"
+        "from dpcfl_net.launch.placement.child import start_of, worker_environment\n"
+        "parents.preload((Path(sys.argv[1]), sys.argv[2], None))\n"
+        "start = start_of('dpcfl_net.attacks.server_probe:look', Path(sys.argv[3]), worker_environment())\n"
+        "child = parents.fork_worker('look', start, Path(sys.argv[3]) / 'log')\n"
+        "sys.exit(child.wait())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder), read_operator_key(folder / "operator.pub"), str(out)],
@@ -185,7 +185,7 @@ def test_its_keys_lie_in_a_folder_of_its_own(run):
 def test_importing_it_loads_neither_data_nor_configuration():
     code = (
         "import sys\n"
-        "import dpcfl_net.runtime.coordinator, dpcfl_net.launch.placement.role, dpcfl_net.launch.placement.child\n"
+        "import dpcfl_net.runtime.coordinator, dpcfl_net.launch.placement.fork_server\n"
         "from dpcfl_net.algorithms.base import registry\n"
         "registry()\n"
         "print(*sorted(name for name in sys.modules if name.startswith('dpcfl_net')))"

@@ -199,32 +199,33 @@ def test_the_host_s_devices_are_no_part_of_the_signed_protocol(tmp_path):
 
 
 FORKED = """
-import multiprocessing, os, sys
+import os, sys
+from pathlib import Path
+from dpcfl_net.launch.placement import parents
+from dpcfl_net.launch.placement.child import start_of, worker_environment
 
-def child(pipe):
-    import torch
-    from dpcfl_net.training import devices
-    from dpcfl_net.training.devices import Device
-    from dpcfl_net.core.errors import RunFailed
-    before = [int("dpcfl_net.launch.placement.preload" in sys.modules), int(torch.cuda.is_initialized()), int(torch.cuda._is_in_bad_fork())]
+parents.preload()
+start = start_of("test_devices:in_a_worker", None, worker_environment())
+child = parents.fork_worker("chooses a GPU", start, Path(sys.argv[1]))
+code = child.wait()
+print(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
+parents.close()
+sys.exit(code)
+"""
+
+
+def in_a_worker(argument: None):
+    before = [
+        int("dpcfl_net.launch.placement.preload" in sys.modules),
+        int(torch.cuda.is_initialized()),
+        int(torch.cuda._is_in_bad_fork()),
+    ]
     try:
         devices.use(Device("GPU-00000000-not-there"))
         said = "used"
     except RunFailed as error:
         said = str(error)
-    pipe.send_bytes("|".join([*map(str, before), os.environ["CUDA_VISIBLE_DEVICES"], str(devices.torch_device()), said]).encode())
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dpcfl_net.launch.placement.preload"])
-    ours, theirs = context.Pipe()
-    process = context.Process(target=child, args=(theirs,))
-    process.start()
-    assert ours.poll(60)
-    print(ours.recv_bytes().decode())
-    process.join()
-    print(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
-"""
+    print(*before, os.environ["CUDA_VISIBLE_DEVICES"], devices.torch_device(), said, sep="|")
 
 
 def test_a_forked_worker_chooses_its_gpu_before_cuda_starts(tmp_path):
@@ -232,10 +233,10 @@ def test_a_forked_worker_chooses_its_gpu_before_cuda_starts(tmp_path):
     script.write_text(FORKED)
     environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
     done = subprocess.run(
-        [sys.executable, script], env={**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script, tmp_path / "log"], env={**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent), str(ROOT / "tests"), str(ROOT / "tests/support")])}, capture_output=True, text=True, timeout=120, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    child, parent = done.stdout.splitlines()
+    (child,), (parent,) = (tmp_path / "log").read_text().splitlines(), done.stdout.splitlines()
     assert child.startswith("1|0|0|GPU-00000000-not-there|cpu|GPU GPU-00000000-not-there cannot be used: ")
     assert parent == "unset"
 

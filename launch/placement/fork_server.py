@@ -1,0 +1,166 @@
+"""Fork server: a process that loads libraries once and forks further processes on request.
+
+It runs no thread, opens no network socket, draws no random number and never starts CUDA: children would inherit it. A request is
+one message on a Unix socket: the title of the child, with file descriptors of its channel, its log, its arguments and whatever
+else it needs. The arguments are read by the child alone, so that a fork server never holds a configuration that it was not
+started with. On the channel the child sends a handle of itself, and the fork server sends its exit code when it has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import typing
+from multiprocessing.connection import wait
+from typing import NamedTuple, cast
+
+import setproctitle
+from pydantic import TypeAdapter
+
+from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.launch.interrupts import SIGNALS, ignore_terminal_signals
+
+CHANNEL, FIRST_FREE = 3, 4  # descriptors of a child: its channel, and the first of those that its specification names
+MOST_DESCRIPTORS = 16
+LONGEST_TITLE = 4096
+_HIGH = 64  # descriptors from here on are out of the way while a child's are put in their places
+# All that the coordinator needs: no data, configuration or experiment.
+LIBRARIES = ("dpcfl_net.runtime.coordinator", "filelock", "zmq.auth.thread", "safetensors.numpy")
+
+
+class Start(NamedTuple):
+    """What a child does.
+
+    Attributes:
+        main: Its main function, "module:function".
+        argument: Argument of the function, in JSON; read as the type that the function declares.
+        environment: Its environment variables.
+        watches_launcher: True if a thread ends the process with the launcher; a fork server has no thread and sees it itself.
+    """
+
+    main: str
+    argument: str
+    environment: dict[str, str]
+    watches_launcher: bool = True
+
+
+def main() -> None:
+    """Load the libraries of the coordinator and serve; `sys.argv[1]` is the descriptor of the channel. Does not return."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # only the launcher handles signals of the terminal
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # they were blocked until here
+    setproctitle.setproctitle("dpcfl parent of all processes")
+    import torch
+
+    from dpcfl_net.algorithms.base import registry
+
+    torch.set_num_threads(1)
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    registry()
+    serve(int(sys.argv[1]))
+
+
+def serve(channel: int = CHANNEL) -> None:
+    """Fork a child for each request, until the launcher has ended; does not return.
+
+    Args:
+        channel: Descriptor of the channel on which requests arrive.
+    """
+    gc.collect()
+    gc.freeze()  # so that the collector does not copy the shared memory
+    requests = socket.socket(fileno=channel)
+    children: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process: its id and its channel
+    while True:
+        for source in cast(list[int], wait([channel, *children])):
+            if source != channel:
+                _report_end(*children.pop(source))
+                os.close(source)
+                continue
+            title, descriptors, _, _ = socket.recv_fds(requests, LONGEST_TITLE, MOST_DESCRIPTORS)
+            if not title:
+                os._exit(0)
+            end = socket.socket(fileno=descriptors[0])
+            try:
+                pid = os.fork()
+            except OSError as error:  # no memory, or too many processes
+                end.send(f"cannot fork: {error}".encode())
+                end.close()
+            else:
+                if not pid:
+                    _become(title.decode(), descriptors)
+                children[os.pidfd_open(pid)] = pid, end
+            for descriptor in descriptors[1:]:
+                os.close(descriptor)
+
+
+def _report_end(pid: int, channel: socket.socket) -> None:
+    """Send the exit code of a child that has ended, negative for a signal."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with channel:
+        try:
+            channel.send(str(code).encode())
+        except OSError:
+            return  # the launcher no longer waits for it
+
+
+def _become(title: str, descriptors: list[int]) -> None:
+    """Continue as the child: its log, its channel and its descriptors in their places, and no other open file."""
+    channel, log, arguments, *others = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH) for fd in descriptors]
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for place, descriptor in enumerate((channel, *others), CHANNEL):
+        os.dup2(descriptor, place, inheritable=False)
+    with os.fdopen(arguments, "rb") as file:
+        content = file.read()
+    os.closerange(FIRST_FREE + len(others), os.sysconf("SC_OPEN_MAX"))
+    handle = os.pidfd_open(os.getpid())
+    with socket.socket(fileno=os.dup(CHANNEL)) as end:
+        socket.send_fds(end, [str(os.getpid()).encode()], [handle])
+    os.close(handle)
+    run(title, content)
+
+
+def run(title: str, content: bytes) -> None:
+    """Run the main function of a child and exit; does not return.
+
+    Args:
+        title: Name in process lists.
+        content: A `Start` in JSON.
+    """
+    ignore_terminal_signals()
+    setproctitle.setproctitle(f"dpcfl {title}")
+    code = 0
+    try:
+        start = Start(**json.loads(content))
+        os.environ.clear()
+        os.environ.update(start.environment)
+        if start.watches_launcher:
+            threading.Thread(target=_exit_with_launcher, name="launcher watch", daemon=True).start()
+        module, _, name = start.main.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        kind = next(hint for name, hint in typing.get_type_hints(function).items() if name != "return")
+        function(TypeAdapter(kind).validate_json(start.argument))
+    except DpcflError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        code = error.exit_code
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    os._exit(code)  # forked children skip the parent's exit handlers
+
+
+def _exit_with_launcher() -> None:
+    """Exit when the launcher ends, also by SIGKILL; ledgers and checkpoints stay consistent."""
+    os.read(CHANNEL, 1)
+    os._exit(4)

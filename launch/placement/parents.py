@@ -1,0 +1,78 @@
+"""The fork servers of this launcher: one with libraries alone, and one, forked from it, with the job of the workers.
+
+The coordinator and the observer are children of the first, which never holds a configuration or data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.launch.placement.child import Child, ForkServer, start_of, worker_environment
+from dpcfl_net.launch.placement.fork_server import Start
+
+# Folder, operator's key and data folder of a job.
+JobSource = tuple[Path, str, str | None]
+_libraries: ForkServer | None = None
+_workers: ForkServer | None = None
+
+
+def warm() -> ForkServer:
+    """Return the fork server with libraries alone; start it if it does not run. It loads them while this process goes on."""
+    global _libraries
+    if _libraries is None or not _libraries.alive():
+        if _libraries is not None:
+            _libraries.close()
+        _libraries = ForkServer()
+    return _libraries
+
+
+def preload(job: JobSource | None = None) -> ForkServer:
+    """Return the parent of all workers; start it if it does not run.
+
+    Args:
+        job: A job to read in advance, which workers inherit; no effect if the parent runs.
+    """
+    global _workers
+    if _workers is None or not _workers.alive():
+        if _workers is not None:
+            _workers.close()
+        start = start_of("dpcfl_net.launch.placement.preload:serve_workers", job, worker_environment(), watches_launcher=False)
+        _workers = ForkServer(fork_role("parent of all workers", start, Path(os.devnull)))
+    return _workers
+
+
+def fork_role(title: str, start: Start, log: Path, descriptors: Sequence[int] = ()) -> Child:
+    """Fork a coordinator, an observer or a run in one process; see `ForkServer.fork`."""
+    return _fork(warm, title, start, log, descriptors)
+
+
+def fork_worker(title: str, start: Start, log: Path, descriptors: Sequence[int] = ()) -> Child:
+    """Fork a worker; see `ForkServer.fork`."""
+    return _fork(preload, title, start, log, descriptors)
+
+
+def _fork(parent: Callable[[], ForkServer], title: str, start: Start, log: Path, descriptors: Sequence[int]) -> Child:
+    """Fork a process; once again if its parent has ended in the meantime."""
+    try:
+        return parent().fork(title, start, log, descriptors)
+    except RunFailed:
+        if parent().alive():
+            raise
+        return parent().fork(title, start, log, descriptors)
+
+
+def running() -> bool:
+    """Return True if a fork server runs."""
+    return _libraries is not None
+
+
+def close() -> None:
+    """End both fork servers. Processes that they have forked continue."""
+    global _libraries, _workers
+    for server in (_workers, _libraries):
+        if server is not None:
+            server.close()
+    _libraries = _workers = None
