@@ -72,19 +72,16 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
     """Build accuracy and recovery figures: against epsilon if the target differs between rows, else by row."""
     if len({row.settings["privacy.epsilon"] for row in rows}) > 1:
         series = _series(rows)
+        labelled = [(name, own, lambda row: f"epsilon {row.settings['privacy.epsilon']:g}") for name, own in series]
         return [
             *(_against_epsilon(key, title, series) for key, title in MEASURES),
-            *(_recovery(key, title, [(name, own, _target) for name, own in series]) for key, title in RECOVERED),
+            *(_recovery(key, title, labelled) for key, title in RECOVERED),
         ]
     names = {id(row): name for row, name in zip(rows, _names(rows), strict=True)}
     return [
         *(_by_row(key, title, rows, list(names.values())) for key, title in MEASURES),
         *(_recovery(key, title, [("runs", rows, lambda row: names[id(row)])]) for key, title in RECOVERED),
     ]
-
-
-def _target(row: Row) -> str:
-    return f"epsilon {row.settings['privacy.epsilon']:g}"
 
 
 def _series(rows: Sequence[Row]) -> list[Series]:

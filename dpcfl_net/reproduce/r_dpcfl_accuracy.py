@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from dpcfl_net.report import sweep
@@ -59,7 +60,8 @@ class MeanAccuracy(Reproduction):
         outcome.claims += self.claims(setting, by_system(results, self.measure), results)
         for figure in sweep.figures(rows):
             if figure.key in (self.measure, self.found):
-                outcome.figures.append(_titled(figure, setting))
+                title = f"{figure.title}, {setting.replace('_', ' ')}"
+                outcome.figures.append(replace(figure, key=f"{figure.key}-{setting}", title=title))
         table = compare.table(rows)
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
 
@@ -198,9 +200,3 @@ def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
 
 def _of(recovery: Mapping[str, tuple[int, int]], name: str) -> str:
     return "{} of {}".format(*recovery[name])
-
-
-def _titled(figure: Any, setting: str) -> Any:
-    from dataclasses import replace
-
-    return replace(figure, key=f"{figure.key}-{setting}", title=f"{figure.title}, {setting.replace('_', ' ')}")

@@ -122,13 +122,10 @@ def spent(own: dict[str, Any], z: float) -> float:
     Returns:
         Epsilon at DELTA.
     """
-    events: list[SampledGaussian | BoundedRangeSelection] = own["events"](z * _pld_over_rdp(own))
+    # Runs are calibrated by PLD; ratios of noise carry over.
+    pld_over_rdp = calibrate(own["events"], TARGET, DELTA) / own["joint"]
+    events: list[SampledGaussian | BoundedRangeSelection] = own["events"](z * pld_over_rdp)
     return epsilon(events, DELTA)
-
-
-def _pld_over_rdp(own: dict[str, Any]) -> float:
-    """Return the ratio of PLD to RDP noise; runs are calibrated by PLD, and ratios of noise carry over."""
-    return calibrate(own["events"], TARGET, DELTA) / own["joint"]
 
 
 def _noise_table(plans: list[dict[str, Any]]) -> Table:
