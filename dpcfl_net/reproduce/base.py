@@ -19,7 +19,7 @@ from dpcfl_net.core.run_folder import REPORT
 
 if TYPE_CHECKING:
     from dpcfl_net.report.figures import Figure
-    from dpcfl_net.results.compare import Result
+    from dpcfl_net.results.result import Result
     from dpcfl_net.results.tables import Table
 
 Scale = Literal["laptop", "paper"]

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from dpcfl_net.report import sweep
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
-from dpcfl_net.results import compare
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results import compare, compare_table
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
 PAPER = "Malekmohammadi, Taik, Farnadi, Differentially Private Clustered Federated Learning, TMLR 2025"
@@ -62,7 +62,7 @@ class MeanAccuracy(Reproduction):
             if figure.key in (self.measure, self.found):
                 title = f"{figure.title}, {setting.replace('_', ' ')}"
                 outcome.figures.append(replace(figure, key=f"{figure.key}-{setting}", title=title))
-        table = compare.table(rows)
+        table = compare_table.table(rows)
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
 
     def claims(self, setting: str, at: Mapping[float, Mapping[str, float]], results: Sequence[Result]) -> list[Claim]:

@@ -12,7 +12,7 @@ from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.reproduce.base import SCALES, Scale, find, folder_name, registry, write
 
 if TYPE_CHECKING:
-    from dpcfl_net.results.compare import Result
+    from dpcfl_net.results.result import Result
 
 STORE = "store"
 
@@ -40,7 +40,7 @@ class RunContext:
         from dpcfl_net.core import yaml_file
         from dpcfl_net.experiment.config import load
         from dpcfl_net.launch.sweeps import run_cells
-        from dpcfl_net.results.compare import read_result
+        from dpcfl_net.results.result import read_result
 
         cells = [
             load(config, [f"{key}={yaml_file.dump(value, flow=True).strip()}" for key, value in zip(axes, values, strict=True)])
