@@ -121,7 +121,7 @@ class Sweep:
         ]
 
     def done(self) -> list[bool]:
-        """Return for each cell whether the store has its finished run."""
+        """Return True for each cell whose finished run is in the store."""
         return [summary.read_document(cell_folder(cell.config, self.store)).get("state") == FINISHED for cell in self.cells]
 
     def write(self, states: Sequence[str]) -> None:

@@ -33,9 +33,9 @@ class Step:
         weights: Weights as for `make`.
         task: Name of the task; empty: the one the plan pays for most often.
         header: Replaced fields of the task's header.
-        restart: Whether the server restarts first, as after a crash.
+        restart: True if the server restarts first, as after a crash.
         job: Job hash of all later messages; empty: the right one.
-        pays: Whether an honest client may charge for the step and answer.
+        pays: True if an honest client may charge for the step and answer.
     """
 
     name: str

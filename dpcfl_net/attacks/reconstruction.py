@@ -37,7 +37,7 @@ class Recording:
     Attributes:
         job: The run's job.
         updates: Updates by slice, not by client, since client ids differ between runs.
-        noisy: Whether clients added noise.
+        noisy: True if clients added noise.
     """
 
     job: Job

@@ -33,7 +33,7 @@ class Claim:
     Attributes:
         text: The claim.
         measured: The measured values, as a sentence.
-        holds: Whether the measurement agrees with the claim.
+        holds: True if the measurement agrees with the claim.
         cause: Likely cause if the claim does not hold.
     """
 

@@ -29,7 +29,7 @@ class Check:
 
     Attributes:
         what: What was checked.
-        holds: Whether it holds; None if there was nothing to check.
+        holds: True if it holds; None if there was nothing to check.
         detail: Figure, or first difference.
     """
 
