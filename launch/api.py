@@ -16,7 +16,7 @@ from dpcfl_net.experiment.config import Config
 from dpcfl_net.launch import caller, running, sweeps
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.progress_bar import open_bar
-from dpcfl_net.launch.sweeps import Cell, Source
+from dpcfl_net.launch.sweep_grid import Cell, Source, cell_folder
 from dpcfl_net.launch.watcher import Callback, Watcher
 from dpcfl_net.privacy.accounting.accountant import Accountant
 from dpcfl_net.privacy.accounting.document import account as account_document
@@ -197,7 +197,7 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], out: Path | str = "
 
         def display(number: int, cell: Cell) -> Watcher:
             bar = open_bar(progress)
-            return Watcher(sweeps.cell_folder(cell.config, grid.store), cell.config, (), bar, f"{number}/{total} {cell.label}")
+            return Watcher(cell_folder(cell.config, grid.store), cell.config, (), bar, f"{number}/{total} {cell.label}")
 
         outcomes = grid.run(display=display)
     if outcomes[-1].state == sweeps.INTERRUPTED:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,43 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net import __version__
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.canonical import canonical_json
-from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
-from dpcfl_net.core.files import shown
-from dpcfl_net.core.plugins import short
+from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config import Config
-from dpcfl_net.experiment.config_overrides import plain
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import compare as comparison
+from dpcfl_net.launch.sweep_axes import axes_of, parse_axes
+from dpcfl_net.launch.sweep_grid import Cell, Source, cell_folder, grid
 from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import duration, percent
-from dpcfl_net.training.devices import CPU, deal
 
-Source = str | Path | Mapping[str, Any] | Config  # a configuration, as `configuration.load` accepts it
 STORE = "store"
-MOST_CELLS = 5_000
-OPEN, CLOSE, QUOTES = "[{(", "]})", "'\""
 WAITING, FINISHED, FAILED, INTERRUPTED = "waiting", "finished", "failed", "interrupted"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One point of a grid.
-
-    Attributes:
-        values: Values on the axes, by dotted key.
-        label: The axes with several values, as key=value.
-        config: The configuration.
-    """
-
-    values: dict[str, Any]
-    label: str
-    config: Config
 
 
 @dataclass(frozen=True)
@@ -146,7 +121,7 @@ class Sweep:
         ]
 
     def done(self) -> list[bool]:
-        """Return for each cell whether the store has its finished run."""
+        """Return True for each cell whose finished run is in the store."""
         return [summary.read_document(cell_folder(cell.config, self.store)).get("state") == FINISHED for cell in self.cells]
 
     def write(self, states: Sequence[str]) -> None:
@@ -265,150 +240,6 @@ def run_cell(config: Config, store: Path, display: running.ProgressDisplay | Non
     return CellOutcome(folder, document["state"], False, time.monotonic() - start, _one_line(failure or ""))
 
 
-def cell_folder(config: Config, store: Path) -> Path:
-    """Return the folder of a configuration's run in the store."""
-    return store / f"{short(config.algorithm['name'])}-{job_key(config)[:16]}"
-
-
-def job_key(config: Config) -> str:
-    """Return the sha256 (hex) of the settings that can change the result of a run: not names, folders, slots and timeouts."""
-    settings = config.model_dump(mode="json", exclude={"name": True, "output": True, "algorithms": True, "data": {"root"}})
-    # The result and its privacy statement depend on quorum and transport, but not on slots and timeouts.
-    settings["runtime"] = {key: settings["runtime"][key] for key in ("quorum", "transport")}
-    # A GPU computes other bits than the CPU.
-    if deal(config.runtime, 1) != [CPU]:
-        settings["runtime"]["device"] = "cuda"
-    return hashlib.sha256(canonical_json([__version__, settings])).hexdigest()
-
-
-def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
-    """Parse axes of the command line: `key=a,b,c`, or `key=0:4` for 0, 1, 2, 3.
-
-    Commas inside brackets, braces and quotes do not separate values.
-
-    Args:
-        items: One item per axis.
-
-    Returns:
-        Values as YAML text, by dotted key.
-
-    Raises:
-        ConfigError: With every invalid item.
-    """
-    axes: dict[str, list[str]] = {}
-    problems = []
-    for item in items:
-        key, equals, text = item.partition("=")
-        if (span := _span(text)) is not None and len(span) > MOST_CELLS:
-            raise ConfigError(f"axis {item!r} has {len(span):,} values, must be at most {MOST_CELLS:,}")
-        values = _values(text)
-        if not equals or not key or not values or "" in values:
-            problems.append(f"axis {item!r} is not key=value,value or key=start:stop, for example seed=0:4")
-        elif key in axes:
-            problems.append(f"axis {key!r} is given twice: put its values into one list")
-        elif len(set(values)) < len(values):
-            problems.append(f"axis {item!r} has a value twice")
-        axes[key] = values
-    if problems:
-        raise ConfigError(problems)
-    return axes
-
-
-def axes_of(values: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-    """Convert axes of the Python API to the form of `parse_axes`.
-
-    Args:
-        values: Lists of values, by dotted key.
-
-    Returns:
-        Values as YAML text, by dotted key.
-
-    Raises:
-        ConfigError: With every axis that is not a list of different values.
-    """
-    axes: dict[str, list[str]] = {}
-    problems = []
-    for key, given in values.items():
-        listed = plain(given if hasattr(given, "tolist") else list(given)) if isinstance(given, Iterable) else []
-        if isinstance(given, str | Mapping) or not isinstance(listed, list) or not listed:
-            problems.append(f"axis {key!r} is {shown(given)}: must be a list of values, for example [0, 1, 2]")
-            continue
-        axes[key] = [yaml_file.dump(value, flow=True).strip() for value in listed]
-        if len(set(axes[key])) < len(listed):
-            problems.append(f"axis {key!r} has a value twice: {shown(listed)}")
-    if problems:
-        raise ConfigError(problems)
-    return axes
-
-
-def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
-    """Build and check every combination of the axes, the last axis fastest.
-
-    Args:
-        source: Configuration, as `configuration.load` accepts it.
-        axes: Values as YAML text, by dotted key.
-
-    Raises:
-        ConfigError: With every problem and its cells.
-    """
-    if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
-        raise ConfigError(f"the axes have {count:,} combinations, must be at most {MOST_CELLS:,}")
-    cells: list[Cell] = []
-    problems: dict[str, list[str]] = {}
-    for texts in itertools.product(*axes.values()):
-        items = [f"{key}={text}" for key, text in zip(axes, texts, strict=True)]
-        label = " ".join(item for item in items if len(axes[item.partition("=")[0]]) > 1) or " ".join(items)
-        try:
-            values = {key: yaml_file.parse(text, f"axis {key}") for key, text in zip(axes, texts, strict=True)}
-            cells.append(Cell(values, label, configuration.load(source, items)))
-        except ConfigError as error:
-            for problem in error.problems:
-                problems.setdefault(problem, []).append(label)
-    if problems:
-        raise ConfigError([f"{problem} (cell {_first_of(labels)})" for problem, labels in problems.items()])
-    return _distinct(cells)
-
-
-def _span(text: str) -> range | None:
-    """Parse `start:stop`; None for other text."""
-    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text, re.ASCII)
-    return range(int(found[1]), int(found[2])) if found else None
-
-
-def _values(text: str) -> list[str]:
-    """Expand `start:stop`, or split at commas outside brackets, braces and quotes."""
-    if (span := _span(text)) is not None:
-        return [str(number) for number in span]
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in QUOTES:
-            quote = letter
-        else:
-            depth += (letter in OPEN) - (letter in CLOSE)
-        if letter == "," and not depth and not quote:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
-def _distinct(cells: list[Cell]) -> list[Cell]:
-    """Return the cells; ConfigError if two are the same job, because one of their axes has no effect."""
-    seen: dict[str, Cell] = {}
-    problems = []
-    for cell in cells:
-        other = seen.setdefault(job_key(cell.config), cell)
-        if other is not cell:
-            problems.append(
-                f"cells {other.label!r} and {cell.label!r} are the same job: the setting in which they differ has no effect"
-            )
-    if problems:
-        raise ConfigError([*problems, "(settings of an algorithm under `algorithms` override axes over `local`)"])
-    return cells
-
-
 def _prepare(folder: Path, config: Config) -> None:
     """Create a run folder atomically: an incomplete one could not be resumed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -434,10 +265,6 @@ def _outcome_text(outcome: CellOutcome) -> str:
     final = summary.read_document(outcome.folder)["final"]
     spent = "cached" if outcome.cached else duration(outcome.seconds)
     return f"accuracy {percent(final['accuracy_mean'])}, worst {percent(final['accuracy_worst'])}  {spent}"
-
-
-def _first_of(labels: Sequence[str]) -> str:
-    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
 
 
 def _one_line(error: object) -> str:

@@ -26,7 +26,7 @@ class Watcher:
         title: Text before the bar.
 
     Attributes:
-        stopped: Whether a callback stopped the run.
+        stopped: True if a callback stopped the run.
         error: The exception of a callback, other than StopRun.
     """
 

@@ -86,7 +86,7 @@ def require_faithful(header: Header, data: bytes) -> None:
 
 
 def same(value: Any, sent: Any) -> bool:
-    """Return whether values are equal in value and type; lists equal tuples."""
+    """Return True if values are equal in value and type; lists equal tuples."""
     if isinstance(value, list | tuple) and isinstance(sent, list | tuple):
         return len(value) == len(sent) and all(same(one, two) for one, two in zip(value, sent, strict=True))
     return type(value) is type(sent) and value == sent

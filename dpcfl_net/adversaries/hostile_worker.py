@@ -116,7 +116,7 @@ class Attacker:
 
     @property
     def over(self) -> bool:
-        """Whether the coordinator has said BYE."""
+        """True if the coordinator has said BYE."""
         return self._line is not None and bool(self._line.hears(kind="BYE"))
 
     def close(self) -> None:

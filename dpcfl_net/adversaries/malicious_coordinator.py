@@ -53,9 +53,9 @@ class Reaction:
         code: Code of a refusal.
         reason: Reason of a refusal, in the client's words.
         sha256: Hash of a release's tensors.
-        repeated: Whether the client sent these bytes before.
+        repeated: True if the client sent these bytes before.
         charges: Charges in the client's ledger before and after; None if it is not available.
-        holds: Whether the attack failed: no new bytes and no charge, unless the plan pays for the step.
+        holds: True if the attack failed: no new bytes and no charge, unless the plan pays for the step.
     """
 
     step: str

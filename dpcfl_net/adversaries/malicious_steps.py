@@ -33,9 +33,9 @@ class Step:
         weights: Weights as for `make`.
         task: Name of the task; empty: the one the plan pays for most often.
         header: Replaced fields of the task's header.
-        restart: Whether the server restarts first, as after a crash.
+        restart: True if the server restarts first, as after a crash.
         job: Job hash of all later messages; empty: the right one.
-        pays: Whether an honest client may charge for the step and answer.
+        pays: True if an honest client may charge for the step and answer.
     """
 
     name: str
@@ -151,7 +151,8 @@ def make(step: ClientStep, algorithm: Algorithm, weights: Weights, round: int, c
     made: Tensors = {}
     sides = tensor_sides(algorithm)
     for name, spec in sorted(step.takes.items()):
-        shape = [_most(sides[side] if isinstance(side, str) else side) for side in spec.shape]
+        bounds = [sides[side] if isinstance(side, str) else side for side in spec.shape]
+        shape = [side if isinstance(side, int) else side[1] for side in bounds]
         shape[-1:] = [side + longer for side in shape[-1:]]
         made[name] = (draw.standard_normal(shape) * SCALE).astype("<f4" if spec.dtype == "f4" else "<i8")
     first = min(made)
@@ -162,7 +163,3 @@ def make(step: ClientStep, algorithm: Algorithm, weights: Weights, round: int, c
     elif weights == "extra":
         made["noise_multiplier"] = np.zeros(1, "<f4")
     return made
-
-
-def _most(side: int | tuple[int, int]) -> int:
-    return side if isinstance(side, int) else side[1]

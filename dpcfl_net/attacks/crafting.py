@@ -68,7 +68,7 @@ def overflowing(module: nn.Module, theta: np.ndarray, record: torch.Tensor, othe
             raise ConfigError(
                 f"the record is too similar to others for this network: another has {gate.runner_up:.2f} of its score"
             )
-        weighted = _weighted(earlier)
+        weighted = [layer for layer in earlier if isinstance(layer, nn.Conv2d | nn.Linear)]
         for layer in weighted[:1]:
             layer.weight.mul_(EARLIER_SCALE)
         for layer in weighted:
@@ -94,10 +94,6 @@ def _layers(module: nn.Module) -> tuple[nn.Sequential, nn.Conv2d | nn.Linear, nn
         if isinstance(hidden, nn.Conv2d | nn.Linear) and isinstance(last, nn.Linear):
             return nn.Sequential(*layers[: at[-2]]), hidden, last
     raise ConfigError("weights are crafted for a Sequential of Conv2d, ReLU, MaxPool2d, Flatten, Linear with a hidden layer")
-
-
-def _weighted(layers: nn.Sequential) -> list[nn.Conv2d | nn.Linear]:
-    return [layer for layer in layers if isinstance(layer, nn.Conv2d | nn.Linear)]
 
 
 def _bias(layer: nn.Conv2d | nn.Linear) -> torch.Tensor:

@@ -77,7 +77,7 @@ def invert(
         models: Models at which the gradients were taken, (k, r, p).
         gradients: Recorded gradients, (k, r, p).
         labels: Labels of the records, (k,).
-        noisy: Whether the gradients contain noise.
+        noisy: True if the gradients contain noise.
         seed: Seed of the initial records.
 
     Returns:

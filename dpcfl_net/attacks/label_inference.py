@@ -24,7 +24,7 @@ class LastLayer:
         classes: Number of outputs.
         width: Number of inputs.
         at: Index of the first weight; the weights (classes, width) come first, then the bias.
-        bias: Whether the layer has a bias.
+        bias: True if the layer has a bias.
     """
 
     classes: int
@@ -125,7 +125,7 @@ def stand_ins(protocol: Protocol, model: np.ndarray, classes: int, scaled: bool)
         protocol: The signed protocol: model and clip norm.
         model: Parameters, (p,).
         classes: Number of outputs of the last layer.
-        scaled: Whether to estimate the clip factor; otherwise it is 1.
+        scaled: True to estimate the clip factor; otherwise it is 1.
 
     Raises:
         ConfigError: If the module has no torch.nn.Linear with `classes` outputs.

@@ -36,8 +36,8 @@ class Reading:
     Attributes:
         client: Number of the client.
         round: Round of the update.
-        finite: Whether the update is finite.
-        present: Ground truth: whether the record was in one of the update's batches.
+        finite: True if the update is finite.
+        present: Ground truth: True if the record was in one of the update's batches.
     """
 
     client: int
@@ -47,7 +47,7 @@ class Reading:
 
     @property
     def right(self) -> bool:
-        """Whether the guess "not finite, so present" is correct."""
+        """True if the guess "not finite, so present" is correct."""
         return self.finite != self.present
 
 
@@ -86,7 +86,7 @@ def attack(run: Path) -> AttackResult:
 
 
 def updates(run: Path) -> dict[tuple[int, int], bool]:
-    """Whether each received update is finite, by (client, round)."""
+    """True for each received update that is finite, by (client, round)."""
     found = {}
     for record, header, tensors in transcript.messages(RunFolder(run).transcript):
         if (record.direction, header.kind, header.code, header.task) == ("up", "RESULT", "release", KIND):
@@ -121,7 +121,7 @@ def presence(job: Job, client: int, held: np.ndarray) -> list[bool]:
         held: Indices of the known record.
 
     Returns:
-        For each round, whether one of `held` was in its batches.
+        True for each round with one of `held` in its batches.
     """
     from dpcfl_net.training.dpsgd import poisson_rows
 

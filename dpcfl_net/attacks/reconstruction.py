@@ -37,7 +37,7 @@ class Recording:
     Attributes:
         job: The run's job.
         updates: Updates by slice, not by client, since client ids differ between runs.
-        noisy: Whether clients added noise.
+        noisy: True if clients added noise.
     """
 
     job: Job
@@ -256,6 +256,9 @@ def result(
     uniform = [np.full(classes, len(truth.labels[k]) / classes) for k in slices]
     chance = float(np.mean([_correct_share(truth.labels[k], counts) for k, counts in zip(slices, uniform, strict=True)]))
     mean = None if why else psnr(truth.mean_images(tried), truth.originals(tried))
+    rows = [
+        [f"{one.recording.name}: {one.recording.received}", *_psnr_cells(one.psnr), _percent(one.labels)] for one in outcomes
+    ]
     baseline = ["no run: the test images' mean, equal label counts", *_psnr_cells(mean), _percent(chance)]
     return AttackResult(
         name="invert",
@@ -263,7 +266,7 @@ def result(
         headline=_headline(outcomes, mean, chance),
         sentences=_sentences(outcomes, why, len(tried), _significant(chance, len(slices))),
         columns=["run", "PSNR, dB", "min", "max", "labels"],
-        rows=[*(_cells(outcome) for outcome in outcomes), baseline],
+        rows=[*rows, baseline],
         figure=None if why else _grid(outcomes, truth, tried),
         caption="" if why else CAPTION,
         facts={
@@ -312,10 +315,6 @@ def _sentences(outcomes: list[ReconstructionResult], why: str | None, tried: int
     if why:
         sentences.append(f"Images were not searched: {why}.")
     return sentences
-
-
-def _cells(outcome: ReconstructionResult) -> list[str]:
-    return [f"{outcome.recording.name}: {outcome.recording.received}", *_psnr_cells(outcome.psnr), _percent(outcome.labels)]
 
 
 def _psnr_cells(values: np.ndarray | None) -> list[str]:

@@ -30,7 +30,7 @@ class Update:
         model: Parameters that training started from, (p,) float32.
         change: Released update, (p,) float32.
         steps: Number of local steps.
-        noisy: Whether the client added noise, according to the signed plan.
+        noisy: True if the client added noise, according to the signed plan.
     """
 
     client: int

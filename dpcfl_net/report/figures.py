@@ -51,7 +51,8 @@ def group_colours(view: RunView) -> dict[int, int]:
     true, taken = view.true_clusters, colour_indices(view)
     shared: Counter[tuple[int, int]] = Counter()
     groups: set[int] = set()
-    for assignment in [listed(line, "assignment") for line in view.grouping.values()] + _first_labels(view):
+    seen = [listed(line, "assignment") for line in view.grouping.values()]
+    for assignment in [*seen, view.first_round.labels] if view.first_round else seen:
         for client, group in enumerate(assignment):
             if (found := whole(group)) is not None:
                 groups.add(found)
@@ -78,6 +79,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     }
 
 
+# Not plotly.express: it makes figures of lists only with pandas, which is not a dependency.
 def spec(data: list[dict[str, Any]], height: int = 340, **layout: Any) -> dict[str, Any]:
     """Build a figure in the page's style.
 
@@ -369,10 +371,6 @@ def _heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) 
 
 def _at(assignment: Sequence[Any], client: int) -> int | None:
     return whole(assignment[client]) if client < len(assignment) else None
-
-
-def _first_labels(view: RunView) -> list[list[int]]:
-    return [view.first_round.labels] if view.first_round else []
 
 
 def _percent(value: float | None) -> float | None:

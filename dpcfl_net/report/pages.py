@@ -82,7 +82,7 @@ def _plotly_script() -> str:
 
 
 def numeric_columns(table: Table | AttackResult) -> list[bool]:
-    """Return for each column whether it holds only figures; these are right-aligned."""
+    """Return True for each column that holds only figures; these are right-aligned."""
     return [
         bool(table.rows) and all(FIGURE.fullmatch(row[index]) is not None for row in table.rows)
         for index in range(len(table.columns))

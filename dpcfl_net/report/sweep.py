@@ -11,8 +11,9 @@ from typing import Any
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
 from dpcfl_net.report.pages import write_page
-from dpcfl_net.results import compare
-from dpcfl_net.results.compare import Result, Row
+from dpcfl_net.results import compare, compare_table
+from dpcfl_net.results.compare import Row
+from dpcfl_net.results.result import Result, read_document, read_sweep, swept_terms
 
 MEASURES = (
     ("accuracy_mean", "Mean accuracy"),
@@ -34,12 +35,12 @@ def write_sweep(folder: Path) -> Path:
     Raises:
         ConfigError: If the folder is not a sweep folder or no run has finished.
     """
-    document, results = compare.read_document(folder), compare.read_sweep(folder)
+    document, results = read_document(folder), read_sweep(folder)
     axes = [f"{key} {', '.join(map(str, values))}" for key, values in document["axes"].items()]
     lead = [f"Swept: {'; '.join(axes)}."] if axes else []
     if len(results) < len(document["cells"]):
         lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not on this page.")
-    return write_comparison(SweepFolder(folder).report, folder.name, lead, results, compare.swept_terms(document))
+    return write_comparison(SweepFolder(folder).report, folder.name, lead, results, swept_terms(document))
 
 
 def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[Result], apart: Collection[str] = ()) -> Path:
@@ -63,7 +64,7 @@ def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[
         title=title,
         lead=[*lead, f"Privacy: {'; '.join(promises)}."],
         figures=figures(rows),
-        tables=[compare.table(rows, marked)],
+        tables=[compare_table.table(rows, marked)],
         alerts=alerts,
     )
 
@@ -72,19 +73,16 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
     """Build accuracy and recovery figures: against epsilon if the target differs between rows, else by row."""
     if len({row.settings["privacy.epsilon"] for row in rows}) > 1:
         series = _series(rows)
+        labelled = [(name, own, lambda row: f"epsilon {row.settings['privacy.epsilon']:g}") for name, own in series]
         return [
             *(_against_epsilon(key, title, series) for key, title in MEASURES),
-            *(_recovery(key, title, [(name, own, _target) for name, own in series]) for key, title in RECOVERED),
+            *(_recovery(key, title, labelled) for key, title in RECOVERED),
         ]
     names = {id(row): name for row, name in zip(rows, _names(rows), strict=True)}
     return [
         *(_by_row(key, title, rows, list(names.values())) for key, title in MEASURES),
         *(_recovery(key, title, [("runs", rows, lambda row: names[id(row)])]) for key, title in RECOVERED),
     ]
-
-
-def _target(row: Row) -> str:
-    return f"epsilon {row.settings['privacy.epsilon']:g}"
 
 
 def _series(rows: Sequence[Row]) -> list[Series]:

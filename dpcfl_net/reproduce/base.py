@@ -19,7 +19,7 @@ from dpcfl_net.core.run_folder import REPORT
 
 if TYPE_CHECKING:
     from dpcfl_net.report.figures import Figure
-    from dpcfl_net.results.compare import Result
+    from dpcfl_net.results.result import Result
     from dpcfl_net.results.tables import Table
 
 Scale = Literal["laptop", "paper"]
@@ -33,7 +33,7 @@ class Claim:
     Attributes:
         text: The claim.
         measured: The measured values, as a sentence.
-        holds: Whether the measurement agrees with the claim.
+        holds: True if the measurement agrees with the claim.
         cause: Likely cause if the claim does not hold.
     """
 

@@ -11,7 +11,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
 PAPER = "Yan, Guo, Liu, Liu, Client-Level Differential Privacy via Federated Distributionally Robust Optimization"

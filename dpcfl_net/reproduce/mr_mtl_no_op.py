@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, row_of
-from dpcfl_net.results import compare
+from dpcfl_net.results import compare, compare_table
 
 STRENGTHS = (0.0, 0.005, 0.02, 0.1, 0.5)
 SEEDS = {"laptop": (0,), "paper": (0, 1, 2, 3)}
@@ -38,7 +38,7 @@ class NoOp(Reproduction):
              "mean, Local": [(lam, local["accuracy_mean"]) for lam in STRENGTHS]},
             "lambda", "accuracy, %", caption="Published code computes lambda 0 for every lambda.",
         )  # fmt: skip
-        table = compare.table(compare.rows([*pulled, *alone]))
+        table = compare_table.table(compare.rows([*pulled, *alone]))
         note = (
             "As a term of the loss, the regulariser has no effect under Opacus: its optimiser replaces the gradient by the "
             "clipped per-record sums, which do not contain the term (a test shows it). "

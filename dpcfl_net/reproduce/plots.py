@@ -23,8 +23,8 @@ def lines(
         x: Label of the x axis.
         y: Label of the y axis.
         caption: Text below the figure.
-        log_x: Whether the x axis is logarithmic.
-        log_y: Whether the y axis is logarithmic.
+        log_x: True if the x axis is logarithmic.
+        log_y: True if the y axis is logarithmic.
 
     Returns:
         The figure.
@@ -57,7 +57,7 @@ def points(key: str, title: str, series: Series, x: str, y: str, *, rings: Serie
         x: Label of the x axis.
         y: Label of the y axis.
         rings: Series drawn as open circles.
-        equal: Whether both axes have the same scale.
+        equal: True if both axes have the same scale.
 
     Returns:
         The figure.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from dpcfl_net.report import sweep
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
-from dpcfl_net.results import compare
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results import compare, compare_table
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
 PAPER = "Malekmohammadi, Taik, Farnadi, Differentially Private Clustered Federated Learning, TMLR 2025"
@@ -59,8 +60,9 @@ class MeanAccuracy(Reproduction):
         outcome.claims += self.claims(setting, by_system(results, self.measure), results)
         for figure in sweep.figures(rows):
             if figure.key in (self.measure, self.found):
-                outcome.figures.append(_titled(figure, setting))
-        table = compare.table(rows)
+                title = f"{figure.title}, {setting.replace('_', ' ')}"
+                outcome.figures.append(replace(figure, key=f"{figure.key}-{setting}", title=title))
+        table = compare_table.table(rows)
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
 
     def claims(self, setting: str, at: Mapping[float, Mapping[str, float]], results: Sequence[Result]) -> list[Claim]:
@@ -198,9 +200,3 @@ def _cause(results: Sequence[Result], recovered: tuple[int, int]) -> str:
 
 def _of(recovery: Mapping[str, tuple[int, int]], name: str) -> str:
     return "{} of {}".format(*recovery[name])
-
-
-def _titled(figure: Any, setting: str) -> Any:
-    from dataclasses import replace
-
-    return replace(figure, key=f"{figure.key}-{setting}", title=f"{figure.title}, {setting.replace('_', ' ')}")

@@ -176,10 +176,10 @@ def listed(curve: Sequence[tuple[float, float]]) -> str:
 
 
 def falling(curve: Sequence[tuple[float, float]]) -> tuple[str, bool]:
-    """Format a curve, and return whether it falls at every step."""
+    """Format a curve, and return True if it falls at every step."""
     return listed(curve), rising([-y for _, y in curve])
 
 
 def rising(values: Sequence[float]) -> bool:
-    """Return whether each value is larger than the previous one."""
+    """Return True if each value is larger than the previous one."""
     return all(one < two for one, two in itertools.pairwise(values))

@@ -185,7 +185,7 @@ def verdict(words: str, pairs: Sequence[tuple[float, bool]], cause: str) -> Clai
 
     Args:
         words: Name of the space and score.
-        pairs: (MSS, whether the clusters were found) of each round.
+        pairs: (MSS, True if the clusters were found) of each round.
         cause: Likely cause if the claim does not hold.
 
     Returns:
@@ -204,7 +204,7 @@ def threshold(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
     """Find the MSS threshold with the fewest mistakes.
 
     Args:
-        pairs: (MSS, whether the clusters were found) of each round.
+        pairs: (MSS, True if the clusters were found) of each round.
 
     Returns:
         The threshold, and its mistakes: recovered at or below it, or not recovered above it.

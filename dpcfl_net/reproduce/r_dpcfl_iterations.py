@@ -120,5 +120,5 @@ def rounds_of_two_sizes(scale: Scale, seed: int) -> tuple[FirstRound, FirstRound
 
 
 def dominates(upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]]) -> bool:
-    """Return whether one curve is above the other at every point; both have the same x."""
+    """Return True if one curve is above the other at every point; both have the same x."""
     return all(one[1] > two[1] for one, two in zip(upper, lower, strict=True))

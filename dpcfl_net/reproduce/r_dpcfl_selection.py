@@ -13,7 +13,7 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, PAPER, row_of
 from dpcfl_net.reproduce.r_dpcfl_noise import TrainingSchedule
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
 TARGET, DELTA, FRACTION = 5.0, 1e-4, 0.03
@@ -122,13 +122,10 @@ def spent(own: dict[str, Any], z: float) -> float:
     Returns:
         Epsilon at DELTA.
     """
-    events: list[SampledGaussian | BoundedRangeSelection] = own["events"](z * _pld_over_rdp(own))
+    # Runs are calibrated by PLD; ratios of noise carry over.
+    pld_over_rdp = calibrate(own["events"], TARGET, DELTA) / own["joint"]
+    events: list[SampledGaussian | BoundedRangeSelection] = own["events"](z * pld_over_rdp)
     return epsilon(events, DELTA)
-
-
-def _pld_over_rdp(own: dict[str, Any]) -> float:
-    """Return the ratio of PLD to RDP noise; runs are calibrated by PLD, and ratios of noise carry over."""
-    return calibrate(own["events"], TARGET, DELTA) / own["joint"]
 
 
 def _noise_table(plans: list[dict[str, Any]]) -> Table:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, recoveries, row_of
-from dpcfl_net.results import compare
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.fairness import add_fairness
+from dpcfl_net.results.result import Result, read_result
 from dpcfl_net.results.tables import Table
 
 SYSTEMS = ("oracle", "rc-dpfl", "f-cdpfl", "km-cdpfl", "global")
@@ -32,7 +32,7 @@ class Fairness(Reproduction):
             context.say(f"{stem}: training models without privacy, the reference of F_acc")
             for result in found:
                 add_fairness(result.folder, result.settings["data"]["root"])
-            self.add(outcome, stem, [compare.read_result(result.folder) for result in found])
+            self.add(outcome, stem, [read_result(result.folder) for result in found])
         outcome.notes.append(
             "For rc-dpfl and f-cdpfl epsilon 5 covers the noisy updates only; their raw cluster indices have no finite "
             "epsilon. For the other systems it covers every release of a client."
@@ -43,7 +43,7 @@ class Fairness(Reproduction):
         """Add rows, figures, table and claims of one data setting."""
         outcome.rows += [row_of(setting, result) for result in results]
         rows = compare.rows(results)
-        table = compare.table(rows)
+        table = compare_table.table(rows)
         outcome.tables.append(Table(setting, table.columns, table.rows, table.caption))
         unfair = {name: 100 * _mean(results, name, "f_acc") for name in SYSTEMS}
         clusters = {name: _by_cluster(results, name) for name in SYSTEMS}

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
 PAPER = "Yang, Hu, Kim, Li, Differentially Private Federated Clustering with Random Rebalancing"

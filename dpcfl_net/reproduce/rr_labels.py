@@ -10,7 +10,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import MIDDLE, PAPER, System, cells
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 
 LAST = 10  # number of last rounds over which labels are averaged

@@ -13,7 +13,7 @@ from dpcfl_net.data.regression import LINES
 from dpcfl_net.report.figures import Figure, axis, colour, spec
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.rr_accuracy import PAPER
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
 from dpcfl_net.runtime.checkpoint import Checkpoints
 

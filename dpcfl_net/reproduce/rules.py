@@ -66,8 +66,12 @@ def most(rows: int) -> int:
 
 def known_noise(evidence: RoundEvidence) -> int:
     """Choose the smallest M that explains the updates at the known noise if it is separated, else the largest fall."""
-    explained = next((m for m in (1, *evidence.candidates) if _explained(evidence, m)), None)
-    return mixture.choose(evidence.scores, evidence.candidates, explained=explained)
+    explained = (
+        m
+        for m in (1, *evidence.candidates)
+        if noise_spectrum.explained(evidence.points, evidence.fits[m].labels, evidence.dimension, evidence.deviation)
+    )
+    return mixture.choose(evidence.scores, evidence.candidates, explained=next(explained, None))
 
 
 def largest_fall(evidence: RoundEvidence) -> int:
@@ -168,7 +172,3 @@ def _noise_fits(rng: np.random.Generator, rows: int, dimension: int, seed: int) 
         labels = mixture.fit(factor, clusters=m, seed=seed).labels
         found[m] = (separation.effective(points, labels, m, dimension), math.log(separation.within(points, labels)))
     return found
-
-
-def _explained(evidence: RoundEvidence, clusters: int) -> bool:
-    return noise_spectrum.explained(evidence.points, evidence.fits[clusters].labels, evidence.dimension, evidence.deviation)

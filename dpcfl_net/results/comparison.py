@@ -12,9 +12,9 @@ from typing import Any
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import write_text
 from dpcfl_net.core.run_folder import SweepFolder
-from dpcfl_net.results import compare
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.fairness import add_fairness
+from dpcfl_net.results.result import Result, read_document, read_result, read_sweep, swept_terms
 from dpcfl_net.results.summary import run_settings
 from dpcfl_net.results.tables import Table
 
@@ -54,10 +54,10 @@ class Comparison:
         for folder in folders:
             try:
                 if SweepFolder(folder).sweep.exists():
-                    results += compare.read_sweep(folder)
-                    apart += compare.swept_terms(compare.read_document(folder))
+                    results += read_sweep(folder)
+                    apart += swept_terms(read_document(folder))
                 else:
-                    results.append(compare.read_result(folder))
+                    results.append(read_result(folder))
             except ConfigError as error:
                 problems += error.problems
         if problems:
@@ -70,12 +70,12 @@ class Comparison:
     def _with_fairness(self) -> Comparison:
         for result in self.results:
             add_fairness(result.folder, run_settings(result.folder)["data"]["root"])
-        return replace(self, results=tuple(compare.read_result(result.folder) for result in self.results))
+        return replace(self, results=tuple(read_result(result.folder) for result in self.results))
 
     @property
     def table(self) -> Table:
         """The table as text: settings that differ, then mean and standard deviation of the figures over seeds."""
-        return compare.table(compare.rows(self.results), self.marked)
+        return compare_table.table(compare.rows(self.results), self.marked)
 
     @property
     def rows(self) -> list[dict[str, str]]:
@@ -107,7 +107,7 @@ class Comparison:
             The text.
         """
         text = io.StringIO()
-        compare.write_csv(text, self.results)
+        compare_table.write_csv(text, self.results)
         if path is not None:
             write_text(Path(path), text.getvalue())
         return text.getvalue()

@@ -114,7 +114,7 @@ class RoundTail:
         """Return the rounds completed since the last call.
 
         Args:
-            ended: Whether all processes of the run have ended, so that no further figure can arrive.
+            ended: True if all processes of the run have ended, so that no further figure can arrive.
 
         Returns:
             Metrics in order of rounds. A round is complete when the server and, if it evaluates that round, the observer have

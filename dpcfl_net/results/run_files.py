@@ -22,7 +22,7 @@ class JsonlTail:
         path: The file.
         offset: Bytes read so far.
         damaged: Damaged lines so far, which are left out.
-        partial: Whether the file ends within a line.
+        partial: True if the file ends within a line.
     """
 
     def __init__(self, path: Path) -> None:

@@ -106,7 +106,7 @@ def run_document(
     privacy = privacy_statement(job.protocol, replace_one)
     if job.experiment.audit is not None:
         privacy["audited"] = audited(job.experiment.audit)
-    spent = max(spent_by_client(folder, job), default=0.0)
+    spent = max((curve[-1] for curve in epsilon_curves(folder, job) if curve), default=0.0)
     privacy["epsilon_spent"] = spent if math.isfinite(spent) else None
     if job.protocol.ledger_scope == "dataset" and state != "running":
         privacy["covered"].append(promised_over_runs(folder, job))
@@ -230,15 +230,6 @@ def promised_over_runs(folder: Path, job: Job) -> str:
     epsilon, runs = max(book.spent(digest(job.protocol), entry.id, delta, compose) for entry in job.protocol.roster)
     what = "a record" if job.protocol.privacy.unit == "sample" else "a client"
     return f"all runs on the same records: {runs} promise {what} epsilon {epsilon:.4g} at delta {delta:g} together, at most"
-
-
-def spent_by_client(folder: Path, job: Job) -> list[float]:
-    """Compute the epsilon that each client's ledger was charged.
-
-    Returns:
-        Epsilon in client order; 0 for a client without charges.
-    """
-    return [curve[-1] if curve else 0.0 for curve in epsilon_curves(folder, job)]
 
 
 def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:

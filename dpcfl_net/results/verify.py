@@ -29,7 +29,7 @@ class Check:
 
     Attributes:
         what: What was checked.
-        holds: Whether it holds; None if there was nothing to check.
+        holds: True if it holds; None if there was nothing to check.
         detail: Figure, or first difference.
     """
 
@@ -149,7 +149,8 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     """Check the chain of the transcript and that every release received was debited first."""
     path = RunFolder(folder).transcript
     if not path.exists():
-        return [Check("transcript: hash chain whole", None if _kept_none(folder) else False, f"there is no {path.name}")]
+        turned_off = RunFolder(folder).config.exists() and run_settings(folder)["output"]["transcript"] == "off"
+        return [Check("transcript: hash chain whole", None if turned_off else False, f"there is no {path.name}")]
     try:
         reader = transcript.read(path)
         records = list(reader)
@@ -191,8 +192,3 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
             split[0] if split else f"{len(shown.tasks)} tasks compared",
         ),
     ]
-
-
-def _kept_none(folder: Path) -> bool:
-    """True if the configuration turns the transcript off."""
-    return RunFolder(folder).config.exists() and run_settings(folder)["output"]["transcript"] == "off"

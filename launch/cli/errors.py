@@ -13,7 +13,7 @@ LONGEST_LINE = 2_000  # characters of one message
 
 
 def is_unread() -> bool:
-    """Return whether the reader of the output, such as `head`, has ended; further output is then dropped."""
+    """Return True if the reader of the output, such as `head`, has ended; further output is then dropped."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -12,7 +12,7 @@ from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.reproduce.base import SCALES, Scale, find, folder_name, registry, write
 
 if TYPE_CHECKING:
-    from dpcfl_net.results.compare import Result
+    from dpcfl_net.results.result import Result
 
 STORE = "store"
 
@@ -37,12 +37,13 @@ class RunContext:
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
         """See `reproduce.base.Context`."""
+        from dpcfl_net.core import yaml_file
         from dpcfl_net.experiment.config import load
         from dpcfl_net.launch.sweeps import run_cells
-        from dpcfl_net.results.compare import read_result
+        from dpcfl_net.results.result import read_result
 
         cells = [
-            load(config, [f"{key}={_as_yaml(value)}" for key, value in zip(axes, values, strict=True)])
+            load(config, [f"{key}={yaml_file.dump(value, flow=True).strip()}" for key, value in zip(axes, values, strict=True)])
             for values in itertools.product(*axes.values())
         ]
         outcomes = run_cells(cells, self.store, self.say)
@@ -96,10 +97,3 @@ def _citation(papers: Sequence[str]) -> str:
     """The part of citations of one paper before the number of the figure."""
     columns = zip(*(paper.split(", ") for paper in papers), strict=False)
     return ", ".join(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
-
-
-def _as_yaml(value: Any) -> str:
-    """Write a value as an override of a configuration."""
-    from dpcfl_net.core import yaml_file
-
-    return yaml_file.dump(value, flow=True).strip()

@@ -38,7 +38,7 @@ from dpcfl_net.privacy.loss_weighting import draw, near_mass, printed_bounds, pr
 from dpcfl_net.privacy.slots import GaussianSlot, UnprotectedSlot
 from dpcfl_net.reproduce.base import find, packaged
 from dpcfl_net.results import summary
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results.result import Result
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate

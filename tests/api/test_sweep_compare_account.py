@@ -12,7 +12,7 @@ from api_runs import TINY
 from conftest import dpcfl, write_config
 
 import dpcfl_net as api
-from dpcfl_net.launch import sweeps
+from dpcfl_net.launch import sweep_axes
 
 QUICK = {**TINY, "rounds": 2, "runtime": {"federation": "in-process"}, "output": {"transcript": "off"}}
 AXES = {"algorithm.name": ["global", "local"], "seed": range(2)}
@@ -44,11 +44,11 @@ def test_the_command_line_finds_the_cells_that_python_has_run(swept, tmp_path):
 
 
 def test_axes_are_lists_of_any_values():
-    assert sweeps.axes_of({"local.lr": np.array([0.1, 0.2]), "data.clients": [(2, 2)], "name": ["on"]}) == {
+    assert sweep_axes.axes_of({"local.lr": np.array([0.1, 0.2]), "data.clients": [(2, 2)], "name": ["on"]}) == {
         "local.lr": ["0.1", "0.2"], "data.clients": ["[2, 2]"], "name": ["'on'"],
     }  # fmt: skip
     with pytest.raises(api.ConfigError) as error:
-        sweeps.axes_of({"seed": 3, "rounds": [], "name": "abc", "local.lr": [1, 1]})
+        sweep_axes.axes_of({"seed": 3, "rounds": [], "name": "abc", "local.lr": [1, 1]})
     assert len(error.value.problems) == 4
 
 

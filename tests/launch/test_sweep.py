@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dpcfl_net import __version__
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config
-from dpcfl_net.launch import sweeps
+from dpcfl_net.launch import sweep_axes, sweep_grid, sweeps
 
 TINY = {"dataset": "digits", "clients": [1, 1], "train_per_client": 200, "test_per_client": 20}
 AXES = ["algorithm.name=global,local", "seed=0:2"]
@@ -49,7 +49,7 @@ def swept(tmp_path_factory):
 
 
 def test_axes_are_lists_ranges_and_yaml_values():
-    axes = sweeps.parse_axes(
+    axes = sweep_axes.parse_axes(
         ["privacy.epsilon=3,5,15", "seed=0:4", "data.clients=[3,6,6],[2, 2]", "name='a,b',\"c\"", "x={a: [1,2], b: 3}", "y=5"]
     )
     assert axes == {
@@ -64,24 +64,24 @@ def test_axes_are_lists_ranges_and_yaml_values():
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1).map(str), min_size=1, unique=True))
 def test_a_list_of_yaml_lists_is_split_where_it_was_joined(values):
-    assert sweeps.parse_axes([f"data.clients={','.join(values)}"]) == {"data.clients": values}
+    assert sweep_axes.parse_axes([f"data.clients={','.join(values)}"]) == {"data.clients": values}
 
 
 @pytest.mark.parametrize("item", ["seed", "=3", "seed=", "seed=1,,2", "seed=4:4", "seed=1,1", "seed=,"])
 def test_an_item_that_is_no_axis_is_a_sentence(item):
     with pytest.raises(ConfigError, match=r"axis .*"):
-        sweeps.parse_axes([item])
+        sweep_axes.parse_axes([item])
 
 
 def test_all_items_that_are_no_axes_are_named_at_once():
     with pytest.raises(ConfigError) as error:
-        sweeps.parse_axes(["seed=0:2", "seed=3", "flying", "rounds="])
+        sweep_axes.parse_axes(["seed=0:2", "seed=3", "flying", "rounds="])
     assert len(error.value.problems) == 3
     assert "axis 'seed' is given twice" in error.value.problems[0]
 
 
 def test_the_grid_is_every_combination_with_the_last_axis_fastest(tmp_path):
-    cells = sweeps.grid(tiny(tmp_path), sweeps.parse_axes(["privacy.epsilon=3,5", "seed=0:2", "rounds=4"]))
+    cells = sweep_grid.grid(tiny(tmp_path), sweep_axes.parse_axes(["privacy.epsilon=3,5", "seed=0:2", "rounds=4"]))
     assert [cell.label for cell in cells] == [f"privacy.epsilon={e} seed={s}" for e in (3, 5) for s in (0, 1)]
     assert cells[1].values == {"privacy.epsilon": 3, "seed": 1, "rounds": 4}
     assert (cells[1].config.privacy.epsilon, cells[1].config.seed, cells[1].config.rounds) == (3.0, 1, 4)
@@ -101,12 +101,12 @@ def test_every_cell_is_checked_before_the_first_one_runs(tmp_path):
 def test_an_axis_without_effect_is_refused(tmp_path):
     path = tiny(tmp_path, algorithms={"global": {"local": {"lr": 0.3}}})
     with pytest.raises(ConfigError, match="are the same job: the setting in which they differ has no effect"):
-        sweeps.grid(path, {"local.lr": ["0.1", "0.2"]})
+        sweep_grid.grid(path, {"local.lr": ["0.1", "0.2"]})
 
 
 def test_a_job_key_covers_what_changes_a_result_and_nothing_else(tmp_path):
     def key(**changes):
-        return sweeps.job_key(config.load(tiny(tmp_path, **changes)))
+        return sweep_grid.job_key(config.load(tiny(tmp_path, **changes)))
 
     plain = key()
     same = [
@@ -124,9 +124,9 @@ def test_a_job_key_covers_what_changes_a_result_and_nothing_else(tmp_path):
 
 
 def test_another_version_is_another_job(tmp_path, monkeypatch):
-    plain = sweeps.job_key(config.load(tiny(tmp_path)))
-    monkeypatch.setattr(sweeps, "__version__", __version__ + ".1")
-    assert sweeps.job_key(config.load(tiny(tmp_path))) != plain
+    plain = sweep_grid.job_key(config.load(tiny(tmp_path)))
+    monkeypatch.setattr(sweep_grid, "__version__", __version__ + ".1")
+    assert sweep_grid.job_key(config.load(tiny(tmp_path))) != plain
 
 
 def test_a_sweep_leaves_runs_a_list_a_table_and_a_page(swept):
@@ -215,7 +215,7 @@ def test_a_failed_cell_ends_neither_the_sweep_nor_its_own_chance(swept, tmp_path
     copy = tmp_path / "out"
     shutil.copytree(out, copy)
     shutil.rmtree(sweep_folder(copy))
-    victim = sweeps.cell_folder(config.load(path, ["seed=0"]), copy / "store")
+    victim = sweep_grid.cell_folder(config.load(path, ["seed=0"]), copy / "store")
     run = json.loads((victim / "run.json").read_text())
     (victim / "run.json").write_text(json.dumps({**run, "state": "failed"}))
     signature = (victim / "experiment.json.sig").read_text()
@@ -238,7 +238,7 @@ def test_run_cells_gives_the_folders_in_order_and_runs_nothing_twice(swept, caps
     cells = [config.load(path, [f"seed={seed}", f"algorithm.name={name}"]) for seed, name in ((1, "local"), (0, "global"))]
     said: list[str] = []
     outcomes = sweeps.run_cells(cells, out / "store", said.append)
-    assert [outcome.folder for outcome in outcomes] == [sweeps.cell_folder(cell, out / "store") for cell in cells]
+    assert [outcome.folder for outcome in outcomes] == [sweep_grid.cell_folder(cell, out / "store") for cell in cells]
     assert [(outcome.state, outcome.cached) for outcome in outcomes] == [("finished", True)] * 2
     assert len(said) == 2
     assert "small local seed=1" in said[0]
@@ -252,7 +252,7 @@ def test_a_run_that_another_process_holds_is_a_failed_cell_and_not_a_crash(swept
     copy = tmp_path / "out"
     shutil.copytree(out, copy)
     cell = config.load(path)
-    folder = sweeps.cell_folder(cell, copy / "store")
+    folder = sweep_grid.cell_folder(cell, copy / "store")
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, "state": "running"}))
     with (folder / ".lock").open("w") as lock:

@@ -109,7 +109,7 @@ def test_nothing_is_computed_if_one_of_several_names_is_wrong(tmp_path):
 
 def test_a_context_hands_out_finished_runs_and_names_those_that_failed(tmp_path, monkeypatch):
     from dpcfl_net.launch import sweeps
-    from dpcfl_net.results import compare
+    from dpcfl_net.results import result
 
     asked = []
 
@@ -119,7 +119,7 @@ def test_a_context_hands_out_finished_runs_and_names_those_that_failed(tmp_path,
         return [sweeps.CellOutcome(store / str(k), state, False, 0.0, "burnt") for k, state in enumerate(states)]
 
     monkeypatch.setattr(sweeps, "run_cells", run_cells)
-    monkeypatch.setattr(compare, "read_result", lambda folder: folder.name)
+    monkeypatch.setattr(result, "read_result", lambda folder: folder.name)
     context = reproduce.RunContext("laptop", tmp_path, tmp_path / "store")
     axes = {"seed": [0, 1], "privacy.epsilon": [3, 5.5], "local.lr": [1e-5]}
     config = ROOT / "configs" / "quickstart.yaml"

@@ -16,7 +16,7 @@ from dpcfl_net.core.types import State
 from dpcfl_net.experiment import config
 from dpcfl_net.reproduce.base import find
 from dpcfl_net.reproduce.rr_accuracy import ALL, FEDPER, FESEM, GUARANTEES, IFCA
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results.result import Result
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
 
@@ -176,7 +176,7 @@ def test_settings_of_table_1_are_the_papers(name):
 def test_lines_are_learnt_by_a_real_run_and_its_page_shows_them(tmp_path):
     """The regression configuration as it is, with fewer rounds; then the reproduction's own functions on its folder."""
     from dpcfl_net.reproduce.rr_regression import off, picture, unused
-    from dpcfl_net.results.compare import read_result
+    from dpcfl_net.results.result import read_result
 
     out = tmp_path / "runs"
     done = dpcfl("run", "configs/rr_cluster/regression.yaml", "rounds=12", "local.lr=0.05", "--out", out)

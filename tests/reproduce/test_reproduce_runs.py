@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from dpcfl_net.reproduce.base import find, packaged
 from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, SYSTEMS
-from dpcfl_net.results.compare import Result
+from dpcfl_net.results.result import Result
 
 HONEST = {"oracle": 0.74, "r-dpcfl": 0.73, "dp-ifca": 0.7, "local": 0.68, "mr-mtl": 0.67, "km-cdpfl": 0.57, "global": 0.57}
 

@@ -20,7 +20,8 @@ from dpcfl_net.experiment import config
 from dpcfl_net.report import figures, pages
 from dpcfl_net.report.sweep import figures as sweep_figures
 from dpcfl_net.report.sweep import write_sweep
-from dpcfl_net.results import compare
+from dpcfl_net.results import compare, compare_table
+from dpcfl_net.results.result import read_result, read_sweep
 
 
 def write_result(folder: Path, algorithm: str = "global", seed: int = 0, accuracy: float = 0.7, **changes) -> Path:
@@ -69,7 +70,7 @@ def drawn(page: Path) -> dict:
 
 
 def test_a_result_holds_what_run_json_and_the_last_lines_say(tmp_path):
-    result = compare.read_result(write_result(tmp_path / "run", seed=3, accuracy=0.7))
+    result = read_result(write_result(tmp_path / "run", seed=3, accuracy=0.7))
     assert (result.algorithm, result.seed, result.state, result.epsilon) == ("global", 3, "finished", 5)
     assert result.settings["local"]["lr"] == 0.5
     assert result.final["accuracy_mean"] == 0.7  # run.json has it: the lines only add
@@ -79,14 +80,14 @@ def test_a_result_holds_what_run_json_and_the_last_lines_say(tmp_path):
 
 
 def test_a_real_run_is_a_result(finished_run):
-    result = compare.read_result(finished_run)
+    result = read_result(finished_run)
     assert result.algorithm == "r-dpcfl"
     assert result.privacy["insecure"] is True
     assert 0 < result.final["accuracy_p10"] <= result.final["accuracy_mean"]
 
 
 def test_a_run_without_a_finite_epsilon_claims_infinity(tmp_path):
-    assert compare.read_result(write_result(tmp_path / "run", terms={"epsilon": None})).epsilon == math.inf
+    assert read_result(write_result(tmp_path / "run", terms={"epsilon": None})).epsilon == math.inf
 
 
 @pytest.mark.parametrize("state", ["failed", "interrupted"])
@@ -94,7 +95,7 @@ def test_only_finished_runs_are_results(tmp_path, state):
     folder = write_result(tmp_path / "run")
     (folder / "run.json").write_text(json.dumps(run_json(state=state)))
     with pytest.raises(ConfigError, match=f"is {state} after 40 rounds"):
-        compare.read_result(folder)
+        read_result(folder)
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]"])
@@ -102,14 +103,14 @@ def test_a_folder_that_is_no_run_is_a_sentence(tmp_path, broken):
     if broken:
         (write_result(tmp_path / "run") / "run.json").write_text(broken)
     with pytest.raises(ConfigError, match=r"not a run folder|damaged"):
-        compare.read_result(tmp_path / "run")
+        read_result(tmp_path / "run")
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path):
     folders = [write_result(tmp_path / f"a{seed}", seed=seed, accuracy=0.7 + 0.02 * seed) for seed in range(3)]
     folders += [write_result(tmp_path / "b", algorithm="oracle", accuracy=0.8, final={"clusters_recovered": False})]
     folders += [write_result(tmp_path / "c", name="renamed", runtime={"slots": 1}, output={"transcript": "off"}, seed=9)]
-    table = compare.table(compare.rows(map(compare.read_result, [*folders, folders[0]])))
+    table = compare_table.table(compare.rows(map(read_result, [*folders, folders[0]])))
     first, second = cells(table)
     assert (first["algorithm"], first["runs"], first["mean %"], first["clusters found"]) == (
         "global",
@@ -128,16 +129,16 @@ def test_columns_are_the_settings_that_differ(tmp_path):
         write_result(tmp_path / "c", algorithm="r-dpcfl"),  # its options are no difference to global, which has none
         write_result(tmp_path / "d", rounds=8),
     ]
-    table = compare.table(compare.rows(map(compare.read_result, folders)))
+    table = compare_table.table(compare.rows(map(read_result, folders)))
     assert table.columns[:5] == ["algorithm", "epsilon", "rounds", "lr", "runs"]
     assert [row[2:4] for row in table.rows] == [["6", "0.5"], ["6", "0.1"], ["6", "0.5"], ["8", "0.5"]]
     options = [write_result(tmp_path / f"r{m}", "r-dpcfl", algorithms={"r-dpcfl": {"clusters": m}}) for m in (3, 4)]
-    assert compare.table(compare.rows(map(compare.read_result, options))).columns[2] == "clusters"
+    assert compare_table.table(compare.rows(map(read_result, options))).columns[2] == "clusters"
 
 
 def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
     missing = {"accuracy_minority": None, "clusters_recovered": None, "minority_recovered": None}
-    (row,) = cells(compare.table(compare.rows([compare.read_result(write_result(tmp_path / "a", final=missing))])))
+    (row,) = cells(compare_table.table(compare.rows([read_result(write_result(tmp_path / "a", final=missing))])))
     assert (row["minority %"], row["clusters found"], row["minority found"]) == ("–", "–", "–")
 
 
@@ -157,7 +158,7 @@ def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
 )
 def test_unequal_privacy_or_data_is_refused_and_shown_only_by_force(tmp_path, change, words):
     folders = [write_result(tmp_path / "a"), write_result(tmp_path / "b", seed=1), write_result(tmp_path / "odd", **change)]
-    found = compare.unequal([compare.read_result(folder) for folder in folders])
+    found = compare.unequal([read_result(folder) for folder in folders])
     assert found == {tmp_path / "odd": words}
 
 
@@ -177,7 +178,7 @@ def test_the_command_refuses_unequal_runs_with_every_reason(tmp_path):
 
 def test_rounds_and_the_place_of_the_data_may_differ(tmp_path):
     results = [write_result(tmp_path / "a"), write_result(tmp_path / "b", rounds=9, data={"root": str(tmp_path)})]
-    assert compare.unequal(list(map(compare.read_result, results))) == {}
+    assert compare.unequal(list(map(read_result, results))) == {}
 
 
 def test_csv_has_a_line_a_run_with_whole_figures(tmp_path):
@@ -187,7 +188,7 @@ def test_csv_has_a_line_a_run_with_whole_figures(tmp_path):
         write_result(tmp_path / "b", local={"lr": 0.1}, terms={"epsilon": None}),
     ]
     file = io.StringIO()
-    compare.write_csv(file, list(map(compare.read_result, folders)))
+    compare_table.write_csv(file, list(map(read_result, folders)))
     first, second = csv.DictReader(io.StringIO(file.getvalue()))
     assert (first["folder"], first["algorithm"], first["seed"], first["local.lr"]) == (
         str(tmp_path / "a"),
@@ -230,7 +231,7 @@ def swept(tmp_path) -> Path:
 
 
 def test_a_sweep_over_epsilon_compares_equal_epsilons(swept):
-    assert len(compare.read_sweep(swept)) == 8
+    assert len(read_sweep(swept)) == 8
     done = dpcfl("compare", swept)
     assert done.returncode == 0, done.stderr
     assert "64.0 +- 1.4" in done.stdout
@@ -304,13 +305,13 @@ def test_settings_that_belong_to_an_algorithm_do_not_name_its_line(tmp_path):
         for name, lr in (("global", 0.4), ("local", 0.1))
         for epsilon in (3, 5)
     ]
-    rows = compare.rows([compare.read_result(folder) for folder in own])
+    rows = compare.rows([read_result(folder) for folder in own])
     assert compare.telling(rows) == []
     assert "local.lr" in compare.differing(rows)
     names = {trace.get("name") for figure in sweep_figures(rows) if figure.spec for trace in figure.spec["data"]}
     assert {"global", "local"} <= names
     twice = write_result(tmp_path / "again", "global", local={"lr": 0.8})
-    assert compare.telling([*rows, *compare.rows([compare.read_result(twice)])]) == ["local.lr"]
+    assert compare.telling([*rows, *compare.rows([read_result(twice)])]) == ["local.lr"]
 
 
 def test_compare_writes_plots_and_fairness(finished_run, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.results.compare import read_result
 from dpcfl_net.results.fairness import add_fairness, reference
+from dpcfl_net.results.result import read_result
 from dpcfl_net.results.summary import read_run_job
 
 

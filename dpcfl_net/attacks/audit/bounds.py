@@ -42,7 +42,7 @@ class Errors:
 
         Args:
             scores: Scores, (n,).
-            bits: Whether each canary is in, (n,) bool.
+            bits: True for each canary that is in, (n,) bool.
         """
         positive = scores > 0
         return cls(int((positive & ~bits).sum()), int((~bits).sum()), int((~positive & bits).sum()), int(bits.sum()))
@@ -75,7 +75,7 @@ def by_guesses(scores: np.ndarray, bits: np.ndarray, delta: float, alpha: float)
 
     Args:
         scores: Scores, (n,).
-        bits: Whether each canary is in, (n,) bool.
+        bits: True for each canary that is in, (n,) bool.
         delta: Delta of the bound.
         alpha: 1 - confidence.
 
@@ -177,7 +177,7 @@ class Tail:
 
         Args:
             totals: Sum over all steps, divided by the deviation of the stated noise in it, (n,).
-            bits: Whether each canary is in, (n,) bool.
+            bits: True for each canary that is in, (n,) bool.
         """
         from scipy.stats import norm
 
@@ -212,7 +212,7 @@ class Noise:
         return math.sqrt(self.squares / self.sums) if self.sums else math.nan
 
     def too_little(self, alpha: float) -> bool:
-        """Whether the stated noise would be this small with probability below alpha (chi-square; independent Gaussian noise)."""
+        """True if the stated noise would be this small with probability below alpha (chi-square; independent Gaussian noise)."""
         from scipy.stats import chi2
 
         return bool(self.sums and chi2.cdf(self.squares, self.sums) < alpha)
@@ -236,7 +236,7 @@ class TradeOff:
         return cls(_EPSILONS, np.max([deltas(events, list(_EPSILONS)) for events in plans], axis=0))
 
     def refuted(self, false_positive: float, false_negative: float) -> bool:
-        """Whether error rates contradict the claim a + e^epsilon b >= 1 - delta for all epsilons, in both directions."""
+        """True if error rates contradict the claim a + e^epsilon b >= 1 - delta for all epsilons, in both directions."""
         return false_negative < float(self.min_false_negatives(np.array([false_positive]))[0])
 
     def min_false_negatives(self, false_positives: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ class Scores:
         view: Name of the view.
         kind: Name of the score.
         values: Scores, (n,).
-        bits: Whether each canary is in, (n,) bool.
+        bits: True for each canary that is in, (n,) bool.
         totals: Sums over the run, divided by the deviation of the stated noise, (n,).
         squares: Sums of squares, divided by the variance of the stated noise, (n,).
         sums: Number of squares in each, (n,).

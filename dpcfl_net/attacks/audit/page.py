@@ -50,12 +50,12 @@ def _headline(bounds: Sequence[Bounds], facts: dict[str, Any], alpha: float) -> 
     claim = f"epsilon {facts['claimed']:g} at delta {facts['delta']:g}"
     if facts["broken"]:
         return f"THE CLAIM DOES NOT HOLD ({claim}): {'; '.join(facts['broken'])}"
-    measured = " and ".join(f"{each.gdp:.2f} in {_named(each.view)}" for each in bounds if each.kind == LIKELIHOOD)
+    measured = " and ".join(
+        f"{each.gdp:.2f} in {SERVER if each.view == SERVER else 'the view of every step'}"
+        for each in bounds
+        if each.kind == LIKELIHOOD
+    )
     return f"The claim stands: {claim}; measured at least {measured} ({1 - alpha:.0%}, mu-GDP)"
-
-
-def _named(view: str) -> str:
-    return view if view == SERVER else "the view of every step"
 
 
 def _sentences(record: Record, facts: dict[str, Any], alpha: float) -> list[str]:

@@ -77,7 +77,7 @@ class Record:
         self.algorithm = self.job.algorithm
 
     def bits(self, client: int) -> np.ndarray:
-        """Whether each of the client's canaries is in, (m,) bool."""
+        """True for each of the client's canaries that is in, (m,) bool."""
         return self.canaries.bits(client)
 
     def trainings(self, client: int) -> list[Training]:

@@ -1,0 +1,93 @@
+"""Comparison of rows as a table, and of runs as CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from dpcfl_net.results.compare import TERMS, Row, differing, dotted, rows, word
+from dpcfl_net.results.number_format import plain
+from dpcfl_net.results.result import Result
+from dpcfl_net.results.tables import Table
+
+PRIVACY = (*TERMS, "epsilon_spent", "epsilon_replace_one")
+# Columns of a table: key in `final`, title, and for FAIRNESS scale and digits.
+SHARES = (
+    ("accuracy_mean", "mean %"),
+    ("accuracy_minority", "minority %"),
+    ("accuracy_worst", "worst %"),
+    ("accuracy_p10", "p10 %"),
+)
+COUNTS = (("clusters_recovered", "clusters found"), ("minority_recovered", "minority found"))
+FAIRNESS = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
+
+
+def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
+    """Build the comparison table: settings that differ, then figures as mean +- standard deviation.
+
+    Args:
+        shown: Rows of the table.
+        marked: Folders of runs that are not comparable (see `unequal`); their rows are marked in an extra column.
+    """
+    keys = differing(shown)
+    columns = [("algorithm", [row.algorithm for row in shown]), ("epsilon", [_epsilon(row) for row in shown])]
+    columns += [(_title(key, keys), [word(row.settings.get(key)) for row in shown]) for key in keys]
+    columns += [("runs", [str(len(row.results)) for row in shown])]
+    columns += [(title, [_spread(row.values(key), 100, 1) for row in shown]) for key, title in SHARES]
+    columns += [(title, [_count(*row.count(key)) for row in shown]) for key, title in COUNTS]
+    for key, title, scale, digits in FAIRNESS:
+        if any(row.values(key) for row in shown):
+            columns += [(title, [_spread(row.values(key), scale, digits) for row in shown])]
+    if marked:
+        odd = [any(result.folder in marked for result in row.results) for row in shown]
+        columns += [("", ["NOT COMPARABLE" if one else "" for one in odd])]
+    caption = "mean +- standard deviation over the runs of a row, which differ in their seed only; clusters recovered in k of n"
+    lines = [list(row) for row in zip(*(words for _, words in columns), strict=True)]
+    return Table("Comparison", [title for title, _ in columns], lines, caption)
+
+
+def write_csv(file: TextIO, results: Sequence[Result]) -> None:
+    """Write one line per run: folder, settings that differ, privacy, and scalar final figures unrounded."""
+    keys = differing(rows(results))
+    figures = list(
+        dict.fromkeys(key for result in results for key, value in result.final.items() if not isinstance(value, list))
+    )
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["folder", "name", "algorithm", "seed", *keys, "epsilon", *PRIVACY, *figures])
+    for result in results:
+        own = dotted(result.settings)
+        writer.writerow(
+            [result.folder, result.name, result.algorithm, result.seed, *(_cell(own.get(key)) for key in keys), result.epsilon]
+            + [_cell(result.privacy.get(key)) for key in PRIVACY]
+            + [_cell(result.final.get(key)) for key in figures]
+        )
+
+
+def _title(key: str, keys: Sequence[str]) -> str:
+    """Last word of a dotted key if it is unique."""
+    last = key.rsplit(".", 1)[-1]
+    return last if [other.rsplit(".", 1)[-1] for other in keys].count(last) == 1 else key
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else value if isinstance(value, (str, float, int)) else json.dumps(value)
+
+
+def _epsilon(row: Row) -> str:
+    return "inf" if math.isinf(row.epsilon) else plain(row.epsilon)
+
+
+def _spread(values: Sequence[float], scale: float, digits: int) -> str:
+    if not values:
+        return "–"
+    mean = f"{scale * statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} +- {scale * statistics.stdev(values):.{digits}f}"
+
+
+def _count(found: int, judged: int) -> str:
+    return f"{found}/{judged}" if judged else "–"

@@ -1,0 +1,139 @@
+"""Finished runs and sweeps, read from their folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import check_fields
+from dpcfl_net.core.locks import is_running
+from dpcfl_net.core.run_folder import RunFolder, SweepFolder
+from dpcfl_net.results.number_format import number
+from dpcfl_net.results.run_files import JsonLine, JsonlTail, mapping, read_mapping, whole
+
+# Required fields.
+RUN_FIELDS = {"name": (str,), "algorithm": (str,), "seed": (int,)}
+SWEEP_FIELDS = {"cells": (list,), "axes": (dict,)}
+# Figures of the observer's last lines that run.json may lack.
+OBSERVED = ("accuracy_p10", "accuracy_disparity", "f_acc", "f_loss", "assignment_accuracy")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run.
+
+    Attributes:
+        folder: Run folder.
+        name: Name of the run.
+        algorithm: Algorithm.
+        seed: Seed.
+        state: Always "finished".
+        settings: Content of config.yaml.
+        privacy: Privacy section of run.json.
+        final: Final figures of run.json and of the observer's last lines; shares in [0, 1].
+    """
+
+    folder: Path
+    name: str
+    algorithm: str
+    seed: int
+    state: str
+    settings: dict[str, Any]
+    privacy: dict[str, Any]
+    final: dict[str, Any]
+
+    @property
+    def epsilon(self) -> float:
+        """Claimed epsilon; inf for an unprotected run."""
+        found = number(self.privacy.get("epsilon"))
+        return math.inf if found is None else found
+
+
+def read_result(folder: Path) -> Result:
+    """Read a finished run.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        ConfigError: If the folder is not a run folder, is damaged, or the run has not finished.
+    """
+    notes: list[str] = []
+    files = RunFolder(folder)
+    run, settings = read_mapping(files.run, notes), read_mapping(files.config, notes)
+    if notes:
+        raise ConfigError([f"{folder}: {note.removesuffix(' and was left out')}" for note in notes])
+    if not run or not settings:
+        raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}")
+    if run.get("state") != "finished":
+        cut_off = run.get("state") == "running" and not is_running(folder)
+        done = f"{'interrupted' if cut_off else run.get('state')} after {run.get('rounds_done', 0)} rounds"
+        raise ConfigError(f"{folder} is {done}; only finished runs compare: dpcfl run --resume {folder}")
+    check_fields({**dict.fromkeys(RUN_FIELDS), **run}, str(files.run), RUN_FIELDS)
+    privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{files.config}, privacy"
+    check_fields(privacy, path, {"epsilon": (float,)})
+    final = mapping(run, "final")
+    seen = _observed(folder)
+    added = {key: seen[key] for key in OBSERVED if key in seen and final.get(key) is None}
+    return Result(
+        folder, run["name"], run["algorithm"], run["seed"], "finished", settings, mapping(run, "privacy"),
+        {**final, **added},
+    )  # fmt: skip
+
+
+def read_sweep(folder: Path) -> list[Result]:
+    """Read the finished runs of a sweep, in the order of its cells.
+
+    Args:
+        folder: Sweep folder.
+
+    Raises:
+        ConfigError: If the folder is not a sweep folder or no run has finished.
+    """
+    cells = read_document(folder)["cells"]
+    folders = dict.fromkeys((folder / cell["folder"]).resolve() for cell in cells)
+    done = [path for path in folders if read_mapping(RunFolder(path).run, []).get("state") == "finished"]
+    if not done:
+        raise ConfigError(f"{folder}: none of the sweep's {len(cells)} runs has finished")
+    return [read_result(path) for path in done]
+
+
+def read_document(folder: Path) -> JsonLine:
+    """Read sweep.json.
+
+    Args:
+        folder: Sweep folder.
+
+    Returns:
+        {config, axes, cells: [{values, folder, state}]}.
+
+    Raises:
+        ConfigError: If the folder is not a sweep folder or the file is damaged.
+    """
+    file = SweepFolder(folder).sweep
+    document, path = read_mapping(file, []), str(file)
+    if not document:
+        raise ConfigError(f"{folder} is not a sweep: it holds no readable {file.name}")
+    check_fields({**dict.fromkeys(SWEEP_FIELDS), **document}, path, SWEEP_FIELDS)
+    for cell in document["cells"]:
+        check_fields({"cell": cell}, path, {"cell": (dict,)})
+        check_fields({"folder": None, **cell}, f"{path}, cells", {"folder": (str,)})
+    check_fields(document["axes"], f"{path}, axes", dict.fromkeys(document["axes"], (list,)))
+    return document
+
+
+def swept_terms(document: Mapping[str, Any]) -> list[str]:
+    """Return the axes of a sweep over privacy and data; runs with different values on them are not compared."""
+    return [key for key, values in document["axes"].items() if len(values) > 1 and key.startswith(("privacy.", "data."))]
+
+
+def _observed(folder: Path) -> JsonLine:
+    """Newest value of each field in the observer's lines."""
+    files = RunFolder(folder)
+    lines = [*JsonlTail(files.metrics).new(), *JsonlTail(files.clusters).new()]
+    seen = [line for line in lines if line.get("view") == "observer" and whole(line.get("round")) is not None]
+    return {key: value for line in sorted(seen, key=lambda line: line["round"]) for key, value in line.items()}

@@ -1,0 +1,101 @@
+"""Cells of a sweep: all combinations of the axes, each a checked configuration with its run folder in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net import __version__
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.canonical import canonical_json
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.plugins import short
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config import Config
+from dpcfl_net.launch.sweep_axes import MOST_CELLS
+from dpcfl_net.training.devices import CPU, deal
+
+Source = str | Path | Mapping[str, Any] | Config  # a configuration, as `configuration.load` accepts it
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a grid.
+
+    Attributes:
+        values: Values on the axes, by dotted key.
+        label: The axes with several values, as key=value.
+        config: The configuration.
+    """
+
+    values: dict[str, Any]
+    label: str
+    config: Config
+
+
+def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """Build and check every combination of the axes, the last axis fastest.
+
+    Args:
+        source: Configuration, as `configuration.load` accepts it.
+        axes: Values as YAML text, by dotted key.
+
+    Raises:
+        ConfigError: With every problem and its cells.
+    """
+    if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
+        raise ConfigError(f"the axes have {count:,} combinations, must be at most {MOST_CELLS:,}")
+    cells: list[Cell] = []
+    problems: dict[str, list[str]] = {}
+    for texts in itertools.product(*axes.values()):
+        items = [f"{key}={text}" for key, text in zip(axes, texts, strict=True)]
+        label = " ".join(item for item in items if len(axes[item.partition("=")[0]]) > 1) or " ".join(items)
+        try:
+            values = {key: yaml_file.parse(text, f"axis {key}") for key, text in zip(axes, texts, strict=True)}
+            cells.append(Cell(values, label, configuration.load(source, items)))
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, []).append(label)
+    if problems:
+        raise ConfigError([f"{problem} (cell {_first_of(labels)})" for problem, labels in problems.items()])
+    return _distinct(cells)
+
+
+def cell_folder(config: Config, store: Path) -> Path:
+    """Return the folder of a configuration's run in the store."""
+    return store / f"{short(config.algorithm['name'])}-{job_key(config)[:16]}"
+
+
+def job_key(config: Config) -> str:
+    """Return the sha256 (hex) of the settings that can change the result of a run: not names, folders, slots and timeouts."""
+    settings = config.model_dump(mode="json", exclude={"name": True, "output": True, "algorithms": True, "data": {"root"}})
+    # The result and its privacy statement depend on quorum and transport, but not on slots and timeouts.
+    settings["runtime"] = {key: settings["runtime"][key] for key in ("quorum", "transport")}
+    # A GPU computes other bits than the CPU.
+    if deal(config.runtime, 1) != [CPU]:
+        settings["runtime"]["device"] = "cuda"
+    return hashlib.sha256(canonical_json([__version__, settings])).hexdigest()
+
+
+def _distinct(cells: list[Cell]) -> list[Cell]:
+    """Return the cells; ConfigError if two are the same job, because one of their axes has no effect."""
+    seen: dict[str, Cell] = {}
+    problems = []
+    for cell in cells:
+        other = seen.setdefault(job_key(cell.config), cell)
+        if other is not cell:
+            problems.append(
+                f"cells {other.label!r} and {cell.label!r} are the same job: the setting in which they differ has no effect"
+            )
+    if problems:
+        raise ConfigError([*problems, "(settings of an algorithm under `algorithms` override axes over `local`)"])
+    return cells
+
+
+def _first_of(labels: Sequence[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
