@@ -26,9 +26,7 @@ from dpcfl_net.launch.placement.fork_server import FIRST_FREE
 from dpcfl_net.launch.placement.local import STOP_S
 from dpcfl_net.launch.placement.placements import Placement, terms_of
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
-from dpcfl_net.runtime.coordinator import CoordinatorSpec
-from dpcfl_net.runtime.observer import ObserverSpec
-from dpcfl_net.runtime.worker_spec import OneProcessSpec
+from dpcfl_net.runtime.specs import CoordinatorSpec, ObserverSpec, OneProcessSpec
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
 
 

@@ -6,7 +6,6 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,51 +25,15 @@ from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
 from dpcfl_net.transport.messages import resolve
 from dpcfl_net.transport.observer_link import ObserverOutbox
-from dpcfl_net.transport.transcript import Mode, Transcript
+from dpcfl_net.transport.transcript import Transcript
 
 LOGGED = {"HELLO", "WELCOME", "TASK", "RESULT", "ERROR", "BYE"}
-
-
-@dataclass(frozen=True)
-class CoordinatorSpec:
-    """Arguments of the coordinator process; they hold no experiment and no data.
-
-    Attributes:
-        protocol: File of the signed protocol.
-        operator_key: Public key of the operator.
-        bind: Address to listen on.
-        observer: Address of the observer; None: no observer.
-        keys: Folder of the key pairs.
-        folder: Run folder.
-        transcript: Content of the transcript.
-        keep_checkpoints: Number of newest checkpoints to keep.
-        quorum: Fraction of clients that must answer a round.
-        round_timeout_s: Seconds after which a client without an answer is missing.
-        join_timeout_s: Seconds for a started client to connect.
-        max_live: Most clients connected at once; None: all clients, and none is started on demand.
-        commands: Descriptor of a pipe to the launcher, for start and stop commands.
-        lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
-    """
-
-    protocol: Path
-    operator_key: str
-    bind: str
-    observer: str | None
-    keys: Path
-    folder: Path
-    transcript: Mode = "headers"
-    keep_checkpoints: int = 2
-    quorum: float = 1.0
-    round_timeout_s: float = 600
-    join_timeout_s: float = 120
-    max_live: int | None = None
-    commands: int | None = None
-    lost: int | None = None
 
 
 def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_set, plan_slices
 from dpcfl_net.experiment.job_files import Job, read_job
+from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link
 from dpcfl_net.transport.keys import OBSERVER
@@ -28,29 +28,6 @@ from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, Person
 
 # After the end the observer exits when no message came for QUIET_S, or when figures are LATE_S late.
 QUIET_S, LATE_S = 0.5, 15.0
-
-
-@dataclass(frozen=True)
-class ObserverSpec:
-    """Arguments of the observer process.
-
-    Attributes:
-        job: Folder of the signed job.
-        operator_key: Public key of the operator.
-        bind: Address to listen on.
-        keys: Folder of the key pairs.
-        folder: Run folder.
-        data_root: Folder of the data sets; None: the usual one.
-        evaluate_every: Interval of evaluations in rounds; the last round is always evaluated.
-    """
-
-    job: Path
-    operator_key: str
-    bind: str
-    keys: Path
-    folder: Path
-    data_root: str | None = None
-    evaluate_every: int = 1
 
 
 def run_observer(spec: ObserverSpec) -> None:

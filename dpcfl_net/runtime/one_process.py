@@ -15,9 +15,9 @@ from dpcfl_net.federation.client import ClientHost
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.coordinator import Records, drive
-from dpcfl_net.runtime.observer import Observer, ObserverSpec
+from dpcfl_net.runtime.observer import Observer
+from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, Terms
 from dpcfl_net.runtime.worker import make_host
-from dpcfl_net.runtime.worker_spec import USUAL_TERMS, OneProcessSpec, Terms
 from dpcfl_net.transport.observer_link import Models, Personal
 
 

@@ -30,7 +30,7 @@ from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
 from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, RecordBook
-from dpcfl_net.runtime.worker_spec import USUAL_TERMS, Terms, WorkerSpec
+from dpcfl_net.runtime.specs import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
 from dpcfl_net.training.devices import Device

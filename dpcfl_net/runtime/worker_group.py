@@ -14,8 +14,8 @@ import zmq
 
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.client import Engine
+from dpcfl_net.runtime.specs import GroupSpec
 from dpcfl_net.runtime.worker import Worker, make_host, prepare_process, turns
-from dpcfl_net.runtime.worker_spec import GroupSpec
 
 SOCKETS = 4096  # a client has four sockets; the default limit of ZeroMQ is enough for 250 clients only
 

@@ -25,7 +25,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
     """Run DP-FedAvg on digits with one record per client, and print the results.
 
     The clients compute almost nothing, so a round consists of start, connection, task and exit. Memory is the sum of the
-    proportional set sizes (PSS) of all processes of the run, with the launcher and the preloaded parent.
+    proportional set sizes (PSS) of all processes of the run, with the launcher and the parents.
 
     Args:
         clients: Number of clients.

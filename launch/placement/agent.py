@@ -45,7 +45,7 @@ from dpcfl_net.launch.placement.messages import (
     read_command,
 )  # fmt: skip
 from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
-from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
+from dpcfl_net.runtime.specs import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.keys import client_key, make_client_keys

@@ -102,7 +102,7 @@ class ForkServer:
     """
 
     def __init__(self, child: Child | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._used = threading.Lock(), False
         self._child, self._process = child, None
         if child is not None:
             self._channel = child._channel
@@ -141,6 +141,7 @@ class ForkServer:
             except OSError as error:
                 channel.close()
                 raise RunFailed(f"{title} was not started: its parent process has ended ({error})") from None
+            self._used = True
         try:
             answer, handles, _, _ = socket.recv_fds(channel, 256, 1)
         except OSError as error:
@@ -157,6 +158,8 @@ class ForkServer:
             return
         assert self._process is not None
         self._channel.close()
+        if not self._used:  # it may still be loading its libraries
+            self._process.kill()
         self._process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Workers on this machine, forked from one preloaded parent."""
+"""Workers on this machine, forked from the parent of all workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import ClientRange, Node
 from dpcfl_net.launch.placement.child import Child, start_of, worker_environment
 from dpcfl_net.launch.placement.fork_server import FIRST_FREE
-from dpcfl_net.runtime.worker_spec import GroupSpec, WorkerSpec
+from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
 from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.training.devices import CPU, Device
 

@@ -5,6 +5,7 @@ The coordinator and the observer are children of the first, which never holds a 
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,8 +70,9 @@ def running() -> bool:
     return _libraries is not None
 
 
+@atexit.register
 def close() -> None:
-    """End both fork servers. Processes that they have forked continue."""
+    """End both fork servers, also when this process exits. Processes that they have forked continue."""
     global _libraries, _workers
     for server in (_workers, _libraries):
         if server is not None:

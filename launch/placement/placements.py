@@ -17,7 +17,7 @@ from dpcfl_net.experiment.config import Config
 from dpcfl_net.launch.placement.base import Launcher, Node
 from dpcfl_net.launch.placement.messages import FILES, PrepareKeys, SetJob
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, assign_processes, close_all, node_of
-from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
+from dpcfl_net.runtime.specs import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport.keys import OBSERVER, client_key, make_client_keys, public_path, read_public
 

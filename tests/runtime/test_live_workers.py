@@ -29,8 +29,8 @@ from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker import make_host
-from dpcfl_net.runtime.worker_spec import WorkerSpec
 
 TWELVE = {
     "name": "twelve",

@@ -14,8 +14,8 @@ import pytest
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import State
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker import turns
-from dpcfl_net.runtime.worker_spec import WorkerSpec
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
 
 

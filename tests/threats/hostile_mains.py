@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dpcfl_net.runtime.coordinator import CoordinatorSpec
+from dpcfl_net.runtime.specs import CoordinatorSpec
 
 STEPS = "hostile-steps"  # file of the run folder: client, steps
 

@@ -35,7 +35,8 @@ from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch import running
-from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
+from dpcfl_net.runtime.coordinator import run_coordinator
+from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import sockets, transcript
 from dpcfl_net.transport.channel import Channel
 from dpcfl_net.transport.endpoint import ServerEndpoint

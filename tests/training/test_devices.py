@@ -23,8 +23,8 @@ from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.launch.cli import doctor
+from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker import make_host, turns
-from dpcfl_net.runtime.worker_spec import WorkerSpec
 from dpcfl_net.training import devices, models
 from dpcfl_net.training.devices import CPU, Device
 from dpcfl_net.training.dpsgd import Evaluator

@@ -35,7 +35,8 @@ def coordinator(
 ) -> None:
     """Start the coordinator of a job on this host."""
     from dpcfl_net.core.signing import read_operator_key
-    from dpcfl_net.runtime.coordinator import CoordinatorSpec, run_coordinator
+    from dpcfl_net.runtime.coordinator import run_coordinator
+    from dpcfl_net.runtime.specs import CoordinatorSpec
 
     key = read_operator_key(operator_key)
     out.mkdir(parents=True, exist_ok=True)
@@ -80,8 +81,8 @@ def worker(
     """Start the worker of one client on this host."""
     from dpcfl_net.core.signing import read_operator_key
     from dpcfl_net.core.types import Policy
+    from dpcfl_net.runtime.specs import Terms, WorkerSpec
     from dpcfl_net.runtime.worker import run_worker
-    from dpcfl_net.runtime.worker_spec import Terms, WorkerSpec
     from dpcfl_net.training.devices import Device
 
     terms = Terms(Policy(max_epsilon, max_delta), book, budget(budget_epsilon, budget_delta))
@@ -108,7 +109,8 @@ def observer(
     It measures accuracy outside the protocol.
     """
     from dpcfl_net.core.signing import read_operator_key
-    from dpcfl_net.runtime.observer import ObserverSpec, run_observer
+    from dpcfl_net.runtime.observer import run_observer
+    from dpcfl_net.runtime.specs import ObserverSpec
 
     key = read_operator_key(operator_key)
     out.mkdir(parents=True, exist_ok=True)

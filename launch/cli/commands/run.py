@@ -25,6 +25,11 @@ def run(
     Starts a coordinator, an observer and one worker process per client.
     """
     from dpcfl_net.core.errors import ConfigError
+
+    if (config is not None or resume is not None) and not dry_run and not debug:
+        from dpcfl_net.launch.placement import parents
+
+        parents.warm()  # it loads the libraries of all processes while this one loads its own
     from dpcfl_net.launch.cli import run as runs
 
     if resume is not None:

@@ -1,12 +1,73 @@
-"""Arguments of worker processes; a launcher imports them without torch."""
+"""Arguments of the processes of a run; a launcher imports them without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dpcfl_net.core.types import USUAL_POLICY, Policy
 from dpcfl_net.training.devices import CPU, Device
+
+
+@dataclass(frozen=True)
+class CoordinatorSpec:
+    """Arguments of the coordinator process; they hold no experiment and no data.
+
+    Attributes:
+        protocol: File of the signed protocol.
+        operator_key: Public key of the operator.
+        bind: Address to listen on.
+        observer: Address of the observer; None: no observer.
+        keys: Folder of the key pairs.
+        folder: Run folder.
+        transcript: Content of the transcript.
+        keep_checkpoints: Number of newest checkpoints to keep.
+        quorum: Fraction of clients that must answer a round.
+        round_timeout_s: Seconds after which a client without an answer is missing.
+        join_timeout_s: Seconds for a started client to connect.
+        max_live: Most clients connected at once; None: all clients, and none is started on demand.
+        commands: Descriptor of a pipe to the launcher, for start and stop commands.
+        lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
+    """
+
+    protocol: Path
+    operator_key: str
+    bind: str
+    observer: str | None
+    keys: Path
+    folder: Path
+    transcript: Literal["off", "headers", "full"] = "headers"
+    keep_checkpoints: int = 2
+    quorum: float = 1.0
+    round_timeout_s: float = 600
+    join_timeout_s: float = 120
+    max_live: int | None = None
+    commands: int | None = None
+    lost: int | None = None
+
+
+@dataclass(frozen=True)
+class ObserverSpec:
+    """Arguments of the observer process.
+
+    Attributes:
+        job: Folder of the signed job.
+        operator_key: Public key of the operator.
+        bind: Address to listen on.
+        keys: Folder of the key pairs.
+        folder: Run folder.
+        data_root: Folder of the data sets; None: the usual one.
+        evaluate_every: Interval of evaluations in rounds; the last round is always evaluated.
+    """
+
+    job: Path
+    operator_key: str
+    bind: str
+    keys: Path
+    folder: Path
+    data_root: str | None = None
+    evaluate_every: int = 1
 
 
 @dataclass(frozen=True)
