@@ -21,6 +21,7 @@ from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement import parents
+from dpcfl_net.launch.placement.base import LOST
 from dpcfl_net.launch.placement.child import Child, role_environment, start_of, stop, worker_environment
 from dpcfl_net.launch.placement.fork_server import FIRST_FREE
 from dpcfl_net.launch.placement.local import STOP_S
@@ -39,6 +40,8 @@ def worker_processes(config: Config, clients: int) -> int:
     return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
 
 
+# A role that crashed starts again after RESTART_S seconds, then after twice as long each time, at most MOST_RESTART_S.
+RESTART_S, MOST_RESTART_S = 0.2, 10.0
 # Main function of each role.
 MAINS = {COORDINATOR: "dpcfl_net.runtime.coordinator:run_coordinator", OBSERVER: "dpcfl_net.runtime.observer:run_observer"}
 
@@ -118,12 +121,12 @@ class FederationRun:
         shutil.rmtree(self._files.addresses, ignore_errors=True)  # of a previous start
         for folder in (self._files.logs, self._files.addresses):
             folder.mkdir(exist_ok=True)
+        self._operator_key = self._observer = ""
         self._pool: WorkerPool | None = None
-        self._commands: Connection | None
-        self._losses: Connection | None
-        # The other ends belong to the coordinator.
-        self._commands, self._commands_end = multiprocessing.Pipe(duplex=False)
-        self._losses_end, self._losses = multiprocessing.Pipe(duplex=False)
+        self._commands: Connection | None = None  # from the coordinator
+        self._losses: Connection | None = None  # to it
+        self._restarts = {COORDINATOR: 0, OBSERVER: 0}
+        self._due: dict[str, float] = {}  # roles that will start again, and when
         self._warnings = Lines(self._files.warnings)
 
     def warm(self) -> None:
@@ -132,44 +135,18 @@ class FederationRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
-        runtime, keys, operator_key = self.config.runtime, self._files.keys, read_operator_key(self._files.operator_key)
-        clients = len(job.protocol.roster)
-        self._fork(
-            OBSERVER,
-            ObserverSpec(
-                self.folder, operator_key, self.placement.bind(OBSERVER), keys, self.folder, self.config.data.root,
-                self.config.output.evaluate_every,
-            ),
-            role_environment(("DPCFL_DATA", "XDG_CACHE_HOME")),
-        )  # fmt: skip
-        self.placement.preload((self.folder, operator_key, self.config.data.root))
-        observer = self._address(OBSERVER, interrupts)
-        self._fork(
-            COORDINATOR,
-            CoordinatorSpec(
-                self._files.protocol,
-                operator_key,
-                self.placement.bind(COORDINATOR),
-                observer,
-                keys,
-                self.folder,
-                self.config.output.transcript,
-                self.config.output.keep_checkpoints,
-                runtime.quorum,
-                runtime.round_timeout_s,
-                runtime.join_timeout_s,
-                runtime.max_live_workers,
-                FIRST_FREE,
-                FIRST_FREE + 1,
-            ),
-            role_environment(),
-            (self._commands_end.fileno(), self._losses_end.fileno()),
-        )
-        connect = self.placement.reachable_address(self._address(COORDINATOR, interrupts))
-        self._commands_end.close()
-        self._losses_end.close()
+        self._operator_key = read_operator_key(self._files.operator_key)
+        runtime, clients = self.config.runtime, len(job.protocol.roster)
+        self._start_observer(self.placement.bind(OBSERVER))
+        self.placement.preload((self.folder, self._operator_key, self.config.data.root))
+        self._observer = self._address(OBSERVER, interrupts)
+        self._start_coordinator(self.placement.bind(COORDINATOR))
         launcher = self.placement.launcher(
-            self.folder, self.config, operator_key, connect, self.placement.reachable_address(observer)
+            self.folder,
+            self.config,
+            self._operator_key,
+            self.placement.reachable_address(self._address(COORDINATOR, interrupts)),
+            self.placement.reachable_address(self._observer),
         )
         self._pool = WorkerPool(
             launcher,
@@ -181,12 +158,44 @@ class FederationRun:
         if clients <= runtime.max_live_workers:
             self._pool.start_worker(range(clients))
 
+    def _start_observer(self, bind: str, *, after_the_end: bool = False) -> None:
+        spec = ObserverSpec(
+            self.folder, self._operator_key, bind, self._files.keys, self.folder, self.config.data.root,
+            self.config.output.evaluate_every, after_the_end,
+        )  # fmt: skip
+        self._fork(OBSERVER, spec, role_environment(("DPCFL_DATA", "XDG_CACHE_HOME")))
+
+    def _start_coordinator(self, bind: str) -> None:
+        runtime, output = self.config.runtime, self.config.output
+        spec = CoordinatorSpec(
+            self._files.protocol,
+            self._operator_key,
+            bind,
+            self._observer,
+            self._files.keys,
+            self.folder,
+            output.transcript,
+            output.keep_checkpoints,
+            runtime.quorum,
+            runtime.round_timeout_s,
+            runtime.join_timeout_s,
+            runtime.max_live_workers,
+            FIRST_FREE,
+            FIRST_FREE + 1,
+        )
+        self._close_pipes()
+        self._commands, commands_end = multiprocessing.Pipe(duplex=False)
+        losses_end, self._losses = multiprocessing.Pipe(duplex=False)
+        with commands_end, losses_end:
+            self._fork(COORDINATOR, spec, role_environment(), (commands_end.fileno(), losses_end.fileno()))
+
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
-        """See `Run`; restarts crashed workers."""
+        """See `Run`; restarts processes that crashed."""
         assert self._pool is not None
         ticked = 0.0
-        while self.children:
+        while self.children or self._due:
             self._pool.update()
+            self._restart_roles()
             self._wait(max(0.0, ticked + interval_s - time.monotonic()), interrupts)
             if time.monotonic() - ticked >= interval_s:
                 tick()
@@ -208,13 +217,39 @@ class FederationRun:
                 self._pool.ended(source)
 
     def _ended(self, child: Child) -> None:
-        if code := child.wait():
-            raise child.failure(code)
-        del self.children[child.title]
+        """Handle the end of coordinator or observer: it is done, starts again, or the run fails or continues without it."""
+        assert self._pool is not None
+        title, code = child.title, child.wait()
+        error = child.failure(code)
+        del self.children[title]
         child.close()
-        if child.title == COORDINATOR:
-            assert self._pool is not None
-            self._pool.finish()
+        crashed = code is None or code < 0 or code == LOST or (title == OBSERVER and code not in (0, 2, 3))
+        if not code:
+            if title == COORDINATOR:
+                self._pool.finish()
+        elif not crashed:
+            raise error
+        elif (count := self._restarts[title]) < (most := self.config.runtime.max_restarts):
+            self._restarts[title] += 1
+            self._due[title] = time.monotonic() + min(RESTART_S * 2**count, MOST_RESTART_S)
+            self._report(f"{error}; restarted ({count + 1} of at most {most} restarts)")
+        elif title == OBSERVER:
+            self._report(f"{error}; the run continues without it: no more accuracy is measured")
+        else:
+            raise error
+
+    def _restart_roles(self) -> None:
+        """Start roles again whose time has come, at their previous addresses; the others connect to them again."""
+        assert self._pool is not None
+        for title in [title for title, due in self._due.items() if due <= time.monotonic()]:
+            del self._due[title]
+            address = self._files.address(title).read_text()
+            if title == OBSERVER:
+                self._start_observer(address, after_the_end=not {COORDINATOR} & {*self.children, *self._due})
+                continue
+            self._start_coordinator(address)
+            for client in self._pool.lost():
+                self._send_loss(client)
 
     def _read_commands(self) -> None:
         """Execute the commands that the coordinator has sent."""
@@ -242,10 +277,13 @@ class FederationRun:
         self.placement.close()
         stop([*self.children.values()], STOP_S)
         self.children.clear()
-        for pipe in (self._commands, self._losses, self._commands_end, self._losses_end):
+        self._close_pipes()
+        self._warnings.close()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._commands, self._losses):
             if pipe is not None:
                 pipe.close()
-        self._warnings.close()
 
     def devices(self) -> dict[str, int]:
         """See `Run`."""

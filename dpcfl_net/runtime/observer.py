@@ -20,6 +20,7 @@ from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_set, plan_slices
 from dpcfl_net.experiment.job_files import Job, read_job
+from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link
@@ -40,6 +41,9 @@ def run_observer(spec: ObserverSpec) -> None:
         Refused: If the job is invalid or not signed by the operator.
     """
     job = read_job(spec.job, spec.operator_key)
+    if spec.after_the_end:
+        Observer(spec, job).evaluate_last_round()
+        return
     protocol = job.protocol
     inbox = ObserverInbox(
         spec.bind,
@@ -84,6 +88,7 @@ class Observer:
         self._known = DataSettings.model_validate(job.experiment.data).clusters_known
         self._every = spec.evaluate_every
         files = RunFolder(spec.folder)
+        self._checkpoints = files.checkpoints
         self._metrics, self._clusters, self._spans = Lines(files.metrics), Lines(files.clusters), Lines(files.spans)
         self._written = {line.get("round") for line in runlog.read(files.metrics) if line.get("view") == "observer"}
         self._algorithm = job.algorithm
@@ -105,7 +110,20 @@ class Observer:
                 else:
                     self.take(note)
             if ended is not None and not notes and (not self._waiting() or time.monotonic() - ended > LATE_S):
+                self.evaluate_last_round()
                 return
+
+    def evaluate_last_round(self) -> None:
+        """Evaluate the last round from its checkpoint if its models were lost in a crash of the observer.
+
+        Figures of personal models cannot be recovered: only their clients have the models.
+        """
+        last = self.job.protocol.rounds
+        if last in self._written or self._personal is not None or not self._checkpoints.is_dir():
+            return
+        found = Checkpoints(self._checkpoints, warn=say).newest()
+        if found is not None and found[0] == last:
+            self.take(Models(last, found[1].assignment, found[1].models))
 
     def close(self) -> None:
         """Close the files."""

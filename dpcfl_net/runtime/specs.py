@@ -59,6 +59,7 @@ class ObserverSpec:
         folder: Run folder.
         data_root: Folder of the data sets; None: the usual one.
         evaluate_every: Interval of evaluations in rounds; the last round is always evaluated.
+        after_the_end: True if the coordinator has ended: the observer evaluates the newest checkpoint and exits.
     """
 
     job: Path
@@ -68,6 +69,7 @@ class ObserverSpec:
     folder: Path
     data_root: str | None = None
     evaluate_every: int = 1
+    after_the_end: bool = False
 
 
 @dataclass(frozen=True)

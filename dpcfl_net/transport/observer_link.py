@@ -298,7 +298,7 @@ class ObserverOutbox:
         connect: The observer's "tcp://host:port".
         link: Run, job, keys and security.
         sender: "coordinator" or a client id.
-        patience_s: Longest wait, seconds.
+        patience_s: Longest wait, seconds; well below the `orphan_timeout_s` of workers, to whom the coordinator is silent meanwhile.
 
     Attributes:
         dropped: Number of dropped messages.
@@ -313,7 +313,7 @@ class ObserverOutbox:
         link: Link,
         *,
         sender: str | int,
-        patience_s: float = 60.0,
+        patience_s: float = 20.0,
     ) -> None:
         require_safe(connect, link.security)
         if link.security == "curve" and (link.keys is None or link.server_key is None):

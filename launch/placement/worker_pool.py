@@ -88,6 +88,10 @@ class WorkerPool:
         """One file descriptor per running process; readable when it ends."""
         return list(self._running)
 
+    def lost(self) -> list[int]:
+        """Return the clients that are lost for the rest of the run."""
+        return [client for worker in self._workers.values() if worker.lost for client in worker.process.clients]
+
     def handle_command(self, message: bytes) -> None:
         """Execute a command of the coordinator.
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, processes_of, write_config
 
+from dpcfl_net.core import runlog
 from dpcfl_net.results.summary import read_document
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
@@ -42,10 +43,10 @@ def undisturbed(tmp_path_factory) -> bytes:
     return models(next((out / "runs").iterdir()))
 
 
-def started(tmp_path: Path) -> subprocess.Popen:
+def started(tmp_path: Path, **sections) -> subprocess.Popen:
     """Start a run as a shell does: in a process group below this session (TSTP is ignored elsewhere), default signals."""
     return subprocess.Popen(
-        [*DPCFL, "run", str(write_config(tmp_path / "c", **SETTINGS)), "--out", str(tmp_path / "runs")],
+        [*DPCFL, "run", str(write_config(tmp_path / "c", **SETTINGS, **sections)), "--out", str(tmp_path / "runs")],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
         preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )  # fmt: skip
@@ -181,18 +182,88 @@ def test_the_fork_parents_death_ends_no_run(undisturbed, tmp_path):
     assert_nothing_left(folder)
 
 
-@pytest.mark.parametrize("victim", ["coordinator", pytest.param("observer", marks=pytest.mark.slow)])
-def test_the_death_of_a_role_is_told_at_once_and_the_run_goes_on_when_resumed(undisturbed, tmp_path, victim):
-    run = started(tmp_path)
+def started_and_in_a_round(tmp_path: Path, **runtime) -> tuple[subprocess.Popen, Path]:
+    run = started(tmp_path, runtime=runtime)
     wait_for("mid-round", tmp_path / "runs", run)
     (folder,) = (tmp_path / "runs").iterdir()
-    (role,) = [p for p in processes_of(folder) if f"dpcfl {victim}" in " ".join(p.cmdline())]
-    role.kill()
+    return run, folder
+
+
+def kill(folder: Path, *titles: str) -> None:
+    """Kill the processes of a run that have one of the titles, together."""
+    chosen = [p for p in processes_of(folder) if any(f"dpcfl {title}" in " ".join(p.cmdline()) for title in titles)]
+    assert len(chosen) >= len(titles)
+    for process in chosen:
+        process.suspend()
+    for process in chosen:
+        process.kill()
+
+
+def finished(run: subprocess.Popen, folder: Path) -> dict:
+    """run.json of a run that has ended well; every round has been measured, but for those of a dead observer."""
+    output, errors = run.communicate(timeout=90)
+    assert run.returncode == 0, output + errors
+    assert_nothing_left(folder)
+    return json.loads((folder / "run.json").read_text())
+
+
+def warnings_of(folder: Path) -> list[str]:
+    return [line["text"] for line in runlog.read(folder / "warnings.jsonl")]
+
+
+@pytest.mark.parametrize("victim", ["coordinator", pytest.param("observer", marks=pytest.mark.slow)])
+def test_a_role_that_dies_starts_again_and_the_run_gives_the_same_bits(undisturbed, tmp_path, victim):
+    run, folder = started_and_in_a_round(tmp_path)
+    kill(folder, victim)
+    document = finished(run, folder)
+    assert document["final"]["accuracy_mean"] is not None
+    assert models(folder) == undisturbed
+    (warning,) = [text for text in warnings_of(folder) if "restarted" in text]
+    assert warning.startswith(f"{victim} ended with code -9")
+    assert "(1 of at most 2 restarts)" in warning
+    assert dpcfl("verify", folder).returncode == 0
+
+
+def test_all_processes_but_the_launcher_die_at_once_and_the_run_gives_the_same_bits(undisturbed, tmp_path):
+    run, folder = started_and_in_a_round(tmp_path)
+    for parent in psutil.Process(run.pid).children():
+        assert "dpcfl parent of all processes" in " ".join(parent.cmdline())
+        parent.kill()
+    kill(folder, "coordinator", "observer", "client")
+    finished(run, folder)
+    assert models(folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_the_observer_dies_after_the_coordinator_has_ended(undisturbed, tmp_path):
+    run, folder = started_and_in_a_round(tmp_path)
+    (observer,) = [p for p in processes_of(folder) if "dpcfl observer" in " ".join(p.cmdline())]
+    observer.suspend()
+    while any("dpcfl coordinator" in " ".join(p.cmdline()) for p in processes_of(folder)):
+        time.sleep(0.02)
+    observer.kill()
+    document = finished(run, folder)
+    assert document["final"]["accuracy_mean"] is not None
+    assert models(folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_without_restarts_the_run_continues_without_its_observer(undisturbed, tmp_path):
+    run, folder = started_and_in_a_round(tmp_path, max_restarts=0)
+    kill(folder, "observer")
+    finished(run, folder)
+    assert models(folder) == undisturbed
+    assert any("the run continues without it" in text for text in warnings_of(folder))
+
+
+def test_without_restarts_the_death_of_the_coordinator_is_told_at_once_and_the_run_is_resumed(undisturbed, tmp_path):
+    run, folder = started_and_in_a_round(tmp_path, max_restarts=0)
+    kill(folder, "coordinator")
     killed = time.monotonic()
     assert run.stderr is not None
     line = run.stderr.readline()
     assert time.monotonic() - killed < 5
-    assert line.startswith(f"error: {victim} ended with code -9"), line
+    assert line.startswith("error: coordinator ended with code -9"), line
     output, errors = run.communicate(timeout=60)
     assert (run.returncode, errors) == (4, ""), errors
     assert f"dpcfl run --resume {folder}" in output
