@@ -24,8 +24,8 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.plugins import short
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.config_overrides import plain
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import compare as comparison
 from dpcfl_net.results import summary

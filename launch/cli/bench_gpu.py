@@ -20,7 +20,7 @@ import numpy as np
 from dpcfl_net.core.errors import ConfigError, DataMissing, RunFailed
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.training import devices
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore
 from dpcfl_net.training.devices import Device

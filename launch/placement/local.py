@@ -14,7 +14,7 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
 from typing import Any
 
-from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.interrupts import blocked_signals
 from dpcfl_net.launch.placement.base import ClientRange, Node
 from dpcfl_net.launch.placement.child import Child, without_main
