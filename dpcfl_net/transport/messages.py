@@ -233,24 +233,11 @@ def resolve(specs: Mapping[str, TensorSpec], dims: Mapping[str, Dim]) -> dict[st
     }
 
 
-def match_template(header: Header, template: Template) -> None:
-    """Compare a header's announced tensors with a template, before any chunk is accepted.
+def match_template(rows: Iterable[Sequence[Any]], template: Template) -> None:
+    """Compare tensors with a template; a header's announced ones before any chunk is accepted.
 
     Args:
-        header: The header.
-        template: Required tensors.
-
-    Raises:
-        WireError: "template" if they differ.
-    """
-    match_rows(header.tensors, template)
-
-
-def match_rows(rows: Iterable[Sequence[Any]], template: Template) -> None:
-    """Compare rows of (name, dtype, shape, bytes) with a template.
-
-    Args:
-        rows: The rows.
+        rows: (name, dtype, shape, bytes) of each tensor.
         template: Required tensors.
 
     Raises:
