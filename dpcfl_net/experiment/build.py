@@ -178,7 +178,7 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
         name: Name of the model, as for `models.build`.
         images: Data set that the model is for.
         seed: Seed of the initial values.
-        by_record: Whether DP-SGD trains the model (else plain SGD).
+        by_record: True if DP-SGD trains the model (else plain SGD).
         batch_size: Expected batch, for the check of a plugin model.
 
     Raises:
