@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpcfl_net.core.types import Release as Release
     from dpcfl_net.core.types import State as State
     from dpcfl_net.core.types import TensorSpec as TensorSpec
-    from dpcfl_net.experiment.config import Config as Config
+    from dpcfl_net.experiment.config_schema import Config as Config
     from dpcfl_net.federation.base import Federation as Federation
     from dpcfl_net.federation.capabilities import Capabilities as Capabilities
     from dpcfl_net.federation.capabilities import Setting as Setting
@@ -56,7 +56,7 @@ _NAMES = {
     "algorithms.base": ("Algorithm", "Options", "on_central_server", "on_client"),
     "core.errors": ("ConfigError", "DataMissing", "DpcflError", "LedgerError", "Refused", "RunFailed", "StopRun"),
     "core.types": ("Release", "State", "TensorSpec"),
-    "experiment.config": ("Config",),
+    "experiment.config_schema": ("Config",),
     "federation.base": ("Federation",),
     "federation.capabilities": ("Capabilities", "Setting"),
     "launch.api": ("SweepResult", "account", "compare", "load", "open_run", "resume", "run", "sweep"),

@@ -12,7 +12,7 @@ from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.files import reason, shown
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import caller, running, sweeps
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.progress_bar import open_bar

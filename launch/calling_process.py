@@ -11,7 +11,7 @@ from typing import Any
 
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import saying_to
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.processes import one_process_spec

@@ -17,7 +17,7 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement import parents

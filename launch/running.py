@@ -21,7 +21,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.build import make_job, with_noise_seed
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job, read_job, write_job
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.launch import processes

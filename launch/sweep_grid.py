@@ -16,7 +16,7 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.plugins import short
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.sweep_axes import MOST_CELLS
 from dpcfl_net.training.devices import CPU, deal
 

@@ -17,7 +17,7 @@ from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import compare as comparison
 from dpcfl_net.launch.sweep_axes import axes_of, parse_axes

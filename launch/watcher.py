@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dpcfl_net.core.errors import StopRun
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.cli.progress import ProgressView
 from dpcfl_net.launch.progress_bar import Bar
 from dpcfl_net.results.rounds import RoundMetrics, RoundTail

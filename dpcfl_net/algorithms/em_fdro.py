@@ -151,9 +151,8 @@ class EMFDRO(Algorithm):
             losses |= self.released_losses(fed.call(self.evaluate, common={"model": model}))
         known = [loss for loss in losses.values() if loss is not None]
         average = statistics.fmean(known) if known else 0.0
-        scores = [
-            average if loss is None else loss for loss in losses.values()
-        ]  # a client that never answered gets the average loss
+        # A client that never answered gets the average loss.
+        scores = [average if loss is None else loss for loss in losses.values()]
         epsilon, tau = self.options.tilt, self.options.tau
         chances = probabilities(scores, epsilon, tau)
         drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.clients_per_round, fed.rng("draw")))

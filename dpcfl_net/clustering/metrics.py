@@ -8,7 +8,7 @@ import numpy as np
 
 
 def recovered(true: Sequence[int], found: Sequence[int | None]) -> bool:
-    """Return whether the clusters found equal the true clusters up to their names.
+    """Return True if the clusters found equal the true clusters up to their names.
 
     Args:
         true: True cluster of each client, (n,).
@@ -18,7 +18,7 @@ def recovered(true: Sequence[int], found: Sequence[int | None]) -> bool:
 
 
 def minority_recovered(true: Sequence[int], found: Sequence[int | None]) -> bool:
-    """Return whether the smallest true cluster (`minority`) is exactly one of the clusters found.
+    """Return True if the smallest true cluster (`minority`) is exactly one of the clusters found.
 
     Args:
         true: True cluster of each client, (n,).

@@ -38,7 +38,7 @@ def beyond(points: np.ndarray, dimension: int, deviation: float, rows: int) -> i
 
 
 def explained(points: np.ndarray, labels: np.ndarray, dimension: int, deviation: float) -> bool:
-    """Return whether clusters and noise explain the points: no residual direction exceeds the edge of the noise.
+    """Return True if clusters and noise explain the points: no residual direction exceeds the edge of the noise.
 
     Args:
         points: Coordinates with the distances of the full space, (n, r).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def plain(means: np.ndarray, variances: np.ndarray) -> float:
     """
     deviations = np.sqrt(variances)
     scores = []
-    for a, b in _pairs(len(means)):
+    for a, b in combinations(range(len(means)), 2):
         d = float(np.linalg.norm(means[a] - means[b]))
         scores.append(_ratio(d, 2 * max(deviations[a], deviations[b]), d))
     return min(scores, default=0.0)
@@ -56,7 +57,7 @@ def effective(points: np.ndarray, labels: np.ndarray, clusters: int, dimension: 
     residuals = points - centres[labels]
     spread = np.array([(residuals[labels == m] ** 2).sum() / (counts[m] - 1) for m in range(clusters)])
     scores = []
-    for a, b in _pairs(clusters):
+    for a, b in combinations(range(clusters), 2):
         line = centres[a] - centres[b]
         squared = float((line**2).sum())
         d = math.sqrt(squared)
@@ -81,7 +82,3 @@ def maximum_pairwise_overlap(score: float) -> float:
 def _ratio(above: float, below: float, largest: float) -> float:
     """Return above / below with `below` at least 1e-9 of `largest`, the maximum of `above`: finite without any deviation."""
     return above / max(below, _SHARPEST * largest) if largest > 0 else 0.0
-
-
-def _pairs(clusters: int) -> list[tuple[int, int]]:
-    return [(a, b) for a in range(clusters) for b in range(a + 1, clusters)]

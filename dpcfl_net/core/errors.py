@@ -7,7 +7,7 @@ class DpcflError(Exception):
     """Base class of errors that are printed without a traceback."""
 
     exit_code = 4
-    printed = False  # whether it was printed already
+    printed = False  # True if it was printed already
 
 
 class ConfigError(DpcflError):

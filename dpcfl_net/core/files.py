@@ -169,7 +169,8 @@ def read_object(path: str | Path, kinds: Mapping[str, tuple[type, ...]]) -> dict
     """
     document = read_json(path)
     if not isinstance(document, dict):
-        raise ConfigError(f"{path} is damaged: it must hold a JSON object, not {_article(document)}")
+        kind = _NAMES.get(type(document), type(document).__name__)
+        raise ConfigError(f"{path} is damaged: it must hold a JSON object, not {kind}")
     check_fields(document, str(path), kinds)
     return document
 
@@ -230,10 +231,6 @@ def _fits(value: Any, allowed: tuple[type, ...]) -> bool:
     if isinstance(value, bool):
         return bool in allowed
     return isinstance(value, (*allowed, int) if float in allowed else allowed)
-
-
-def _article(value: Any) -> str:
-    return _NAMES.get(type(value), type(value).__name__)
 
 
 def _kind(mode: int) -> str:

@@ -66,7 +66,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def is_running(folder: Path) -> bool:
-    """Return True while a process holds the lock of a run folder."""
+    """Return True if a process holds the lock of a run folder."""
     try:
         handle = os.open(RunFolder(folder).lock, os.O_RDONLY)
     except FileNotFoundError:

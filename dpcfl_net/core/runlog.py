@@ -38,7 +38,9 @@ class Lines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._end_fragment()
+        size = os.fstat(self._handle).st_size
+        if size and os.pread(self._handle, 1, size - 1) != b"\n":
+            os.write(self._handle, b"\n")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one object; NaN and infinity become null.
@@ -51,11 +53,6 @@ class Lines:
             written = os.write(self._handle, data)
             while written < len(data):  # on a full disk the next call raises
                 written += os.write(self._handle, data[written:])
-
-    def _end_fragment(self) -> None:
-        size = os.fstat(self._handle).st_size
-        if size and os.pread(self._handle, 1, size - 1) != b"\n":
-            os.write(self._handle, b"\n")
 
     def close(self) -> None:
         os.close(self._handle)

@@ -83,16 +83,12 @@ def _decode_idx(paths: list[Path], size: tuple[int, int]) -> dict[str, np.ndarra
     train_x, train_y, test_x, test_y = (
         readers.read_idx(path, record) for path, record in zip(paths, (size, (), size, ()), strict=True)
     )
-    return {"train_x": _one_channel(train_x), "train_y": train_y, "test_x": _one_channel(test_x), "test_y": test_y}
+    return {"train_x": train_x[:, None], "train_y": train_y, "test_x": test_x[:, None], "test_y": test_y}
 
 
 def _decode_npz(paths: list[Path], size: tuple[int, int]) -> dict[str, np.ndarray]:
     (train_x, train_y), (test_x, test_y) = (readers.read_npz(path, (*size, 3)) for path in paths)
     return {"train_x": _channels_first(train_x), "train_y": train_y, "test_x": _channels_first(test_x), "test_y": test_y}
-
-
-def _one_channel(x: np.ndarray) -> np.ndarray:
-    return x[:, None]
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
@@ -150,7 +146,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | No
 
 
 def is_here(name: str, root: str | os.PathLike[str] | None = None) -> bool:
-    """Return whether the files of a data set are where `load` looks for them; they are not read."""
+    """Return True if the files of a data set are where `load` looks for them; they are not read."""
     if name in _SETS:
         return _find(_SETS[name], _root(root)) is not None
     return name != "shakespeare" or roles.is_here(_root(root))

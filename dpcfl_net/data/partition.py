@@ -101,7 +101,7 @@ class DataSettings(BaseModel):
 
     @property
     def clusters_known(self) -> bool:
-        """Whether `true_clusters` describes how clients differ; False with label skew or roles, where similarity is unknown."""
+        """True if `true_clusters` describes how clients differ; False with label skew or roles, where similarity is unknown."""
         return self.partition == "equal"
 
 

@@ -24,7 +24,7 @@ _KEYS = ("train_text", "train_ends", "test_text", "test_ends")
 
 
 def is_here(root: Path) -> bool:
-    """Return whether `root` holds plays."""
+    """Return True if `root` holds plays."""
     return bool(_plays(root))
 
 

@@ -22,7 +22,7 @@ from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, PrivacyTarget, P
 from dpcfl_net.data import cache
 from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Audit, Experiment, Job
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, protected, without_guarantee
 from dpcfl_net.privacy.accounting.cache import cached
@@ -178,7 +178,7 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
         name: Name of the model, as for `models.build`.
         images: Data set that the model is for.
         seed: Seed of the initial values.
-        by_record: Whether DP-SGD trains the model (else plain SGD).
+        by_record: True if DP-SGD trains the model (else plain SGD).
         batch_size: Expected batch, for the check of a plugin model.
 
     Raises:

@@ -198,17 +198,7 @@ def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings,
         client: Client id.
         root: Folder of the data sets, which are read for sizes, labels or roles.
     """
-    return experiment_slice(job.experiment, client, root)
-
-
-def experiment_slice(experiment: Experiment, client: int, root: str | None) -> tuple[DataSettings, Slice]:
-    """As `client_slice`, from the experiment part alone.
-
-    Args:
-        experiment: The experiment part.
-        client: Client id.
-        root: Folder of the data sets.
-    """
+    experiment = job.experiment
     settings = DataSettings.model_validate(experiment.data)
     images = open_set(settings, root)
     return settings, plan_slices(settings, images, experiment.partition_seed)[experiment.slices[client]]

@@ -98,26 +98,12 @@ class Capabilities:
 
 
 def client_steps(algorithm: object) -> dict[str, ClientStep]:
-    """Collect the client steps of an algorithm.
-
-    Args:
-        algorithm: An instance.
-
-    Returns:
-        Task name to client step.
-    """
+    """Return the client steps of an algorithm by task name."""
     return _marked(algorithm, "client_step")
 
 
 def central_steps(algorithm: object) -> dict[str, ClientStep]:
-    """Collect the central steps of an algorithm.
-
-    Args:
-        algorithm: An instance.
-
-    Returns:
-        Task name to central step.
-    """
+    """Return the central steps of an algorithm by task name."""
     return _marked(algorithm, "central_step")
 
 

@@ -28,7 +28,7 @@ from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SelectionSlot, UnprotectedSlot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
-from dpcfl_net.transport.messages import match_rows, resolve
+from dpcfl_net.transport.messages import match_template, resolve
 
 if TYPE_CHECKING:  # torch is imported only where something is computed
     from dpcfl_net.training.dpsgd import Evaluator, Trainer
@@ -384,7 +384,7 @@ class ClientHost:
         step = self._steps.get(task.kind)
         if step is None:
             raise Refused("task", f"no task {task.kind!r} in algorithm {self.algorithm.name}")
-        match_rows(describe(task.tensors), resolve(step.takes, tensor_sides(self.algorithm)))
+        match_template(describe(task.tensors), resolve(step.takes, tensor_sides(self.algorithm)))
         for name, array in task.tensors.items():
             if not np.isfinite(array).all():
                 raise Refused("non-finite", f"tensor {name!r} holds a value that is not finite")
@@ -396,7 +396,7 @@ class ClientHost:
             )
             release = getattr(self.algorithm, task.kind)(me, **task.tensors)
         if isinstance(release, Release):
-            match_rows(describe(release.tensors), resolve(self._steps[task.kind].gives, tensor_sides(self.algorithm)))
+            match_template(describe(release.tensors), resolve(self._steps[task.kind].gives, tensor_sides(self.algorithm)))
         return release, me.state, me.ran
 
 
@@ -411,7 +411,7 @@ def slot_key(task_key: bytes, slot: str) -> bytes:
 
 
 def _repeatable(ledger: Path) -> bool:
-    """Return whether a task that a crash interrupted may be computed again: False if a GPU may have computed it."""
+    """Return True if a task that a crash interrupted may be computed again: False if a GPU may have computed it."""
     marker = ledger / ON_GPU
     if not devices.repeatable() and not marker.exists():
         Disk().replace(marker, b"")

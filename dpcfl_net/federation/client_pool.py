@@ -47,7 +47,7 @@ class ClientPool:
         return self.bound - len(self._connected) - len(self._connecting) - len(self._leaving)
 
     def here(self, client: int) -> bool:
-        """Return whether a client is connected, so that it can get a task.
+        """Return True if a client is connected, so that it can get a task.
 
         Args:
             client: Client id.

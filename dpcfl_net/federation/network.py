@@ -28,9 +28,8 @@ class _Call:
     queue: list[int]
     waiting: dict[int, float] = field(default_factory=dict)
     asked: dict[int, float] = field(default_factory=dict)
-    met: set[int] = field(
-        default_factory=set
-    )  # connected since the task was sent: a new connection does not extend the deadline
+    # Connected since the task was sent: a new connection does not extend the deadline.
+    met: set[int] = field(default_factory=set)
     answers: dict[int, Arrays] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
 

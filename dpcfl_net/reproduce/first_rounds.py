@@ -16,7 +16,8 @@ from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, Protocol, derive
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
 from dpcfl_net.experiment.build import calibrated
-from dpcfl_net.experiment.config import Config, resolve
+from dpcfl_net.experiment.config import resolve
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import DPSGDSlot, given

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpcfl_net.clustering import mixture, separation
 from dpcfl_net.clustering.metrics import recovered
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.reproduce.base import Claim, Context, Reproduction, ReproductionResult
 from dpcfl_net.reproduce.first_rounds import bank, keys, setting

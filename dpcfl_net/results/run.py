@@ -15,7 +15,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.entries import Entry

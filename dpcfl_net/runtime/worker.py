@@ -235,7 +235,9 @@ class Worker:
         outbox = self._link()  # connects in parallel with the computation
         answer = self.host.answer(Task(event.round, event.task, event.tensors))
         self._wait_for_the_deadline(event.arrived)
-        self._reply(event.id, answer)
+        self._at_work = False
+        self._answers.append((event.id, answer))
+        self._wake()
         if outbox is not None:
             if self._span is not None:
                 outbox.span("train", event.round, *self._span)
@@ -288,11 +290,6 @@ class Worker:
         with self._turn():
             accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, test)
         outbox.personal(t, accuracy, loss)
-
-    def _reply(self, task_id: str, answer: Answer) -> None:
-        self._at_work = False
-        self._answers.append((task_id, answer))
-        self._wake()
 
     def _wake(self) -> None:
         os.write(self._wake_write, b"x")

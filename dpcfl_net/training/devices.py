@@ -206,7 +206,7 @@ def torch_device() -> torch.device:
 
 
 def repeatable() -> bool:
-    """Return whether every other process computes the same bits: True on the CPU."""
+    """Return True if every other process computes the same bits, as on the CPU."""
     return _current.uuid is None
 
 

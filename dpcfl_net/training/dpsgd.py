@@ -222,7 +222,7 @@ class Evaluator:
             base_model: A second model, (p,), whose outputs are added.
 
         Returns:
-            Losses, (n,) float64, and whether each record is right, (n,) bool.
+            Losses, (n,) float64, and True for each correct record, (n,) bool.
         """
         processor()
         models = [_tensor(model) for model in (theta, base_model) if model is not None]

@@ -16,7 +16,7 @@ class PlainPath:
 
     Args:
         module: The model.
-        by_record: Whether DP-SGD trains it.
+        by_record: True if DP-SGD trains it.
 
     Raises:
         ConfigError: For each layer that mixes records, draws random numbers, keeps state outside the parameters, or (by_record)

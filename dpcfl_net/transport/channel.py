@@ -60,7 +60,7 @@ class Stream:
         fields: Header fields.
         payload: The tensors.
         id: Message id.
-        started: Whether the header was sent.
+        started: True if the header was sent.
         sent: Chunks sent.
         credited: Chunks that the peer has confirmed.
         handed_over: Time of the last chunk, monotonic clock, seconds.
@@ -117,7 +117,7 @@ class Channel:
         self._streams = deque(stream for stream in self._streams if stream.id != message_id)
 
     def sending(self, message_id: str) -> bool:
-        """Return whether a message is being sent."""
+        """Return True if a message is being sent."""
         return any(stream.id == message_id for stream in self._streams)
 
     def credit(self, message_id: str, arrived: int) -> None:

@@ -107,7 +107,7 @@ class ClientEndpoint:
         times: Time limits and intervals.
 
     Attributes:
-        welcomed: Whether the coordinator has accepted this connection.
+        welcomed: True if the coordinator has accepted this connection.
         failures: Number of broken messages by code.
 
     Raises:
@@ -242,12 +242,6 @@ class ClientEndpoint:
         key = source if isinstance(source, (int, zmq.Socket)) else source.fileno()
         self._poller.register(key, zmq.POLLIN)
         self._sources[key] = callback
-
-    def unregister(self, source: Any) -> None:
-        """Remove a source of `register`."""
-        key = source if isinstance(source, (int, zmq.Socket)) else source.fileno()
-        self._poller.unregister(key)
-        del self._sources[key]
 
     def bye(self) -> None:
         """Tell the coordinator that this worker leaves."""
@@ -415,7 +409,7 @@ class ClientEndpoint:
         template = self._template(header.task)
         if template is None:
             raise WireError("unknown-task", f"no task {header.task!r} in this job")
-        match_template(header, template)
+        match_template(header.tensors, template)
         complete = self._channel.begin(header)
         if complete is not None:
             self._deliver(complete)

@@ -26,11 +26,10 @@ STATUSES = ("release", "lost", "stale", "refused")
 PHASES = ("idle", "receiving", "waiting", "computing", "sending")  # waiting: for a core
 CODES: dict[str, tuple[str, ...]] = {"RESULT": STATUSES, "HEARTBEAT": PHASES}  # allowed codes by kind
 
-_HEX64 = r"^[0-9a-f]{64}$"
-_HEX32 = r"^[0-9a-f]{32}$"
-_CODE = r"^[a-z0-9-]{0,64}$"
-_PRINTABLE = r"^[^\x00-\x1f\x7f]{0,500}$"
 Whole = Annotated[int, Field(ge=0, le=MAX_PAYLOAD)]
+Id = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+Reason = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")]
 Shape = Annotated[tuple[Whole, ...], Field(strict=False, max_length=8)]
 Row = Annotated[tuple[Name, Literal["f4", "i8"], Shape, Whole], Field(strict=False)]
@@ -40,10 +39,8 @@ class WireError(Refused):
     """A message that breaks a rule of the protocol, named by `code`."""
 
 
-class Header(BaseModel):
-    """One message without its payload.
-
-    No field can carry a privacy parameter, a loss, an accuracy, a count or a label.
+class Envelope(BaseModel):
+    """First fields of every message, also of those to the observer.
 
     Attributes:
         version: Version of the protocol.
@@ -51,6 +48,23 @@ class Header(BaseModel):
         job: Hash of the job, hex.
         boot: Id of the sender's connection, hex.
         sequence: Increases with every message of one boot.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    version: Annotated[int, Field(ge=0, le=1 << 31)]
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+    job: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    boot: Id
+    sequence: Annotated[int, Field(ge=1, le=1 << 62)]
+
+
+class Header(Envelope):
+    """One message without its payload.
+
+    No field can carry a privacy parameter, a loss, an accuracy, a count or a label.
+
+    Attributes:
         id: Message id, hex.
         kind: Kind of the message.
         parent: Message that this one answers, or that a CHUNK belongs to.
@@ -65,25 +79,18 @@ class Header(BaseModel):
         reason: Reason of an error, printable.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    version: Annotated[int, Field(ge=0, le=1 << 31)]
-    run: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
-    job: Annotated[str, Field(pattern=_HEX64)]
-    boot: Annotated[str, Field(pattern=_HEX32)]
-    sequence: Annotated[int, Field(ge=1, le=1 << 62)]
-    id: Annotated[str, Field(pattern=_HEX32)]
+    id: Id
     kind: Kind
     parent: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
     round: Annotated[int, Field(ge=0, le=10**6)] = 0
     task: Annotated[str, Field(pattern=r"^[a-z_]{0,64}$")] = ""
     tensors: Annotated[tuple[Row, ...], Field(strict=False, max_length=64)] = ()
-    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    sha256: Sha256 = ""
     chunks: Whole = 0
     index: Whole = 0
     client: Annotated[int, Field(ge=-1, le=10**6)] = -1
-    code: Annotated[str, Field(pattern=_CODE)] = ""
-    reason: Annotated[str, Field(pattern=_PRINTABLE)] = ""
+    code: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,64}$")] = ""
+    reason: Reason = ""
 
     @property
     def size(self) -> int:
@@ -233,24 +240,11 @@ def resolve(specs: Mapping[str, TensorSpec], dims: Mapping[str, Dim]) -> dict[st
     }
 
 
-def match_template(header: Header, template: Template) -> None:
-    """Compare a header's announced tensors with a template, before any chunk is accepted.
+def match_template(rows: Iterable[Sequence[Any]], template: Template) -> None:
+    """Compare tensors with a template; a header's announced ones before any chunk is accepted.
 
     Args:
-        header: The header.
-        template: Required tensors.
-
-    Raises:
-        WireError: "template" if they differ.
-    """
-    match_rows(header.tensors, template)
-
-
-def match_rows(rows: Iterable[Sequence[Any]], template: Template) -> None:
-    """Compare rows of (name, dtype, shape, bytes) with a template.
-
-    Args:
-        rows: The rows.
+        rows: (name, dtype, shape, bytes) of each tensor.
         template: Required tensors.
 
     Raises:

@@ -13,14 +13,25 @@ from typing import Annotated, Any, Literal
 import msgpack
 import numpy as np
 import zmq
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.transport.channel import new_id, remember
 from dpcfl_net.transport.guard import UNREAD_LIMIT
 from dpcfl_net.transport.message_log import MessageLog
-from dpcfl_net.transport.messages import CHUNK, VERSION, Header, WireError, plain, unpack_strict, validate
+from dpcfl_net.transport.messages import (
+    CHUNK,
+    VERSION,
+    Envelope,
+    Header,
+    Reason,
+    Sha256,
+    WireError,
+    plain,
+    unpack_strict,
+    validate,
+)
 from dpcfl_net.transport.payload import Assembly, Payload
 from dpcfl_net.transport.sockets import Arrived, Link, Listener, dial, join_curve, new_socket, receive, require_safe
 
@@ -35,16 +46,9 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Cluster = Annotated[int, Field(ge=0, le=10**6)]
 
 
-class Note(BaseModel):
+class Note(Envelope):
     """One message to the observer; fields that its kind does not use keep their defaults."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    version: Annotated[int, Field(ge=0, le=1 << 31)]
-    run: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
-    job: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    boot: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    sequence: Annotated[int, Field(ge=1, le=1 << 62)]
     kind: Literal["MODELS", "CHUNK", "PERSONAL", "SPAN", "END"]
     sender: Annotated[int, Field(ge=-1, le=10**6)]
     round: Round = 0
@@ -52,14 +56,14 @@ class Note(BaseModel):
     models: Annotated[int, Field(ge=0, le=4096)] = 0
     clients: Annotated[list[Cluster], Field(max_length=10**5)] = []
     labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=10**5)]], Field(max_length=8)] = {}
-    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    sha256: Sha256 = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     accuracy: Number = 0.0
     loss: Number | None = 0.0
     what: Work = "wait"
     start: Number = 0.0
     end: Number = 0.0
-    reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")] = ""
+    reason: Reason = ""
 
 
 @dataclass(frozen=True)

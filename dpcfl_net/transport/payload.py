@@ -108,7 +108,7 @@ class Assembly:
             chunk: Its bytes.
 
         Returns:
-            Whether it was the last one.
+            True if it was the last one.
 
         Raises:
             WireError: "chunk" for another position or length.

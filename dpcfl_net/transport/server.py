@@ -87,7 +87,7 @@ class ServerEndpoint:
         return {client: self._peers[client].phase for client in sorted(self.ready)}
 
     def waits(self, client: int) -> bool:
-        """Return whether a client has recently reported that it waits for a core of its host."""
+        """Return True if a client has recently reported that it waits for a core of its host."""
         peer = self._peers[client]
         return (
             client in self.ready and peer.phase == "waiting" and time.monotonic() - peer.heard < FRESH_BEATS * self._heartbeat_s
@@ -273,14 +273,14 @@ class ServerEndpoint:
         self._join(peer, route, header)
 
     def _alive(self, peer: Peer) -> bool:
-        """Whether the peer's connection still exists; if not, it is marked as left."""
+        """True if the peer's connection still exists; if not, it is marked as left."""
         if peer.route is not None and self._there(peer.route):
             return True
         self._left(peer)
         return False
 
     def _there(self, route: bytes) -> bool:
-        """Whether a connection still exists."""
+        """True if a connection still exists."""
         header = self._stamp.header(kind="HEARTBEAT", code="idle")
         return self._send_to(route, encode(header), None) is not None
 
@@ -345,7 +345,7 @@ class ServerEndpoint:
         peer.answering = header.id
         if (header.round, header.task) != (task.round, task.task):
             raise WireError("round", f"an answer for {header.task or 'no task'} in round {header.round}")
-        match_template(header, (self._template(task.task) or {}) if header.code == "release" else {})
+        match_template(header.tensors, (self._template(task.task) or {}) if header.code == "release" else {})
         complete = peer.channel.begin(header)
         if complete is not None:
             self._deliver(peer, complete)

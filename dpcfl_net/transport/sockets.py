@@ -147,7 +147,7 @@ class AllowList:
         self._refused: list[str] = []
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a key may connect."""
+        """Return True if a key may connect."""
         known = domain == DOMAIN and key in self.keys
         if not known and len(self._refused) < 256:
             self._refused.append(key.decode("ascii", "replace"))
@@ -254,7 +254,7 @@ class Arrived:
         route: Connection, for ROUTER sockets.
         user: Authenticated CURVE key, z85; empty without CURVE.
         fd: Descriptor of the connection; -1 without a guard.
-        malformed: Whether it has no frames or too many, which are then left out.
+        malformed: True if it has no frames or too many, which are then left out.
         header: First frame.
         chunk: Second frame; None if there is none.
     """

@@ -139,7 +139,7 @@ class Reader:
         path: The file.
 
     Attributes:
-        cut: Whether an incomplete record follows the last one, after a crash.
+        cut: True if an incomplete record follows the last one, after a crash.
         records: Number of complete records.
         digest: Digest of the last record.
         good: Bytes of the complete records.
@@ -193,7 +193,7 @@ class Reader:
 
 
 def _well_formed(record: Record) -> bool:
-    """Whether the fields have their types: anyone can rebuild the chain with arbitrary content."""
+    """True if the fields have their types: anyone can rebuild the chain with arbitrary content."""
     return (
         type(record.number) is int
         and type(record.time) is float

@@ -20,7 +20,7 @@ import numpy as np
 from dpcfl_net.core.errors import ConfigError, DataMissing, RunFailed
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.child import Child, start_of, stop, worker_environment
 from dpcfl_net.launch.placement.fork_server import FIRST_FREE

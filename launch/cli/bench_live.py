@@ -16,6 +16,7 @@ import psutil
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
 
 QUIET_ROUNDS = 2  # at the end; memory is measured in them, which slows them down
@@ -65,7 +66,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
     return found
 
 
-def _config(clients: int, sampled: int, rounds: int, group: int) -> configuration.Config:
+def _config(clients: int, sampled: int, rounds: int, group: int) -> Config:
     return configuration.resolve({
         "name": "live",
         "data": {"dataset": "digits", "clients": [clients], "shift": "none", "train_per_client": 1, "test_per_client": 1},

@@ -18,7 +18,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_object, write_text
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.launch.placement import slurm, ssh

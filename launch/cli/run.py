@@ -16,7 +16,7 @@ from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment import job_files
 from dpcfl_net.experiment.build import make_job, with_noise_seed
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.cost_estimate import estimate, step_seconds
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import replace_one_epsilon

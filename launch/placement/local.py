@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
 
-from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import ClientRange, Node
 from dpcfl_net.launch.placement.child import Child, start_of, worker_environment

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.run_folder import EXPERIMENT, PROTOCOL, signature_path
-from dpcfl_net.experiment.config import RuntimeSettings
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 
 # File names of a signed job.
 FILES = {name for part in (PROTOCOL, EXPERIMENT) for name in (part, signature_path(Path(part)).name)}

@@ -13,7 +13,7 @@ from typing import Protocol
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
-from dpcfl_net.experiment.config import Config
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.placement.base import Launcher, Node
 from dpcfl_net.launch.placement.messages import FILES, PrepareKeys, SetJob
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, assign_processes, close_all, node_of

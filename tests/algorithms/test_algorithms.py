@@ -17,7 +17,7 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.experiment.job_files import experiment_slice, read_job
+from dpcfl_net.experiment.job_files import client_slice, read_job
 from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.results import summary
@@ -157,19 +157,19 @@ def test_processes_one_process_and_crashes_give_the_same_bits_and_ledgers_hold_t
 
 def accuracies(job, state, personal):
     """Test accuracy of the model that each client uses, computed apart from the observer."""
-    algorithm, m, experiment_part = job.algorithm, job.protocol.model, job.experiment
+    algorithm, m = job.algorithm, job.protocol.model
     evaluator = Evaluator(models.build(m.name, tuple(m.input_shape), m.classes))
     found = []
 
     def judged(client, rows, part):
-        settings, piece = experiment_slice(experiment_part, client, None)
+        settings, piece = client_slice(job, client, None)
         base_model = state.models[rows[0]] if len(rows) == 2 else None
         return evaluator.accuracy_and_loss(state.models[rows[-1]], open_client(settings, piece, None, part), base_model)
 
     for client in range(4):
         cluster = state.assignment[client]
         if algorithm.capabilities.personal:
-            settings, piece = experiment_slice(experiment_part, client, None)
+            settings, piece = client_slice(job, client, None)
             model, data = np.frombuffer(personal[client], np.float32), open_client(settings, piece, None, "test")
             found.append(evaluator.accuracy_and_loss(model, data)[0])
             continue

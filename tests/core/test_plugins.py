@@ -22,7 +22,7 @@ from dpcfl_net.core import plugins
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.data import cache, datasets, own
 from dpcfl_net.data.records import ClientData
-from dpcfl_net.experiment import config
+from dpcfl_net.experiment import config, config_schema
 from dpcfl_net.experiment.build import make_job, model_template
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.client import Engine
@@ -243,7 +243,7 @@ def test_settings_that_do_not_go_with_the_records_are_named(module):
 
 
 def test_the_schema_says_that_own_functions_are_taken():
-    schema = config.schema()
+    schema = config_schema.schema()
     described = [
         schema["$defs"]["DataSection"]["properties"]["dataset"],
         schema["$defs"]["ModelSettings"]["properties"]["name"],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.algorithms.client_level import ClientLevel
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.experiment import config
+from dpcfl_net.experiment import config, config_schema
 
 
 def problems(**changes) -> list[str]:
@@ -179,7 +179,7 @@ def test_a_resolved_configuration_is_a_configuration(document):
 
 
 def test_schema_names_every_algorithms_options():
-    schema = config.schema()
+    schema = config_schema.schema()
     titles = {option["title"] for option in schema["properties"]["algorithm"]["anyOf"]}
     assert titles == set(registry())
     r_dpcfl = next(o for o in schema["properties"]["algorithm"]["anyOf"] if o["title"] == "r-dpcfl")

@@ -43,7 +43,7 @@ def after(method):
 messages.Header.model_config["extra"] = "ignore"
 messages.Header.model_rebuild(force=True)
 Stamp.require_same = nothing
-wire.match_template = clients.match_rows = nothing
+wire.match_template = clients.match_template = nothing
 clients.np = payload.np = SimpleNamespace(**{**vars(np), "isfinite": np.ones_like})
 
 # The gate and the ledger: no round, no repetition, no quota is looked at, and keys are fresh each time.

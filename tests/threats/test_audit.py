@@ -31,6 +31,7 @@ from dpcfl_net.core.protocol import canonical
 from dpcfl_net.core.run_folder import EXPERIMENT, PROTOCOL
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.canary_client import taped
 from dpcfl_net.launch import running
@@ -62,7 +63,7 @@ SETTINGS = {
 }
 
 
-def audited(**changes) -> configuration.Config:
+def audited(**changes) -> Config:
     return configuration.resolve({**SETTINGS, **changes})
 
 

@@ -22,6 +22,7 @@ from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.cli import doctor
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker import make_host, turns
@@ -72,8 +73,8 @@ def smi(tmp_path, monkeypatch):
     return say
 
 
-def settings(**changes) -> config.RuntimeSettings:
-    return config.RuntimeSettings(**changes)
+def settings(**changes) -> RuntimeSettings:
+    return RuntimeSettings(**changes)
 
 
 def given(workers: int, **changes) -> list[str | None]:

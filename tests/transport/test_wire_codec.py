@@ -178,7 +178,7 @@ def test_template_takes_exactly_the_pinned_tensors() -> None:
     specs = {"models": TensorSpec("f4", ("M", "p")), "choice": TensorSpec("i8")}
     template = resolve(specs, {"M": (1, 3), "p": 5})
     good = {"models": np.zeros((3, 5), "f4"), "choice": np.array(2)}
-    match_template(announced(**good), template)
+    match_template(announced(**good).tensors, template)
     for bad in (
         {"models": good["models"]},
         {**good, "extra": np.zeros(1, "f4")},
@@ -190,7 +190,7 @@ def test_template_takes_exactly_the_pinned_tensors() -> None:
         {**good, "choice": np.zeros(1, "i8")},
     ):
         with pytest.raises(WireError) as caught:
-            match_template(announced(**bad), template)
+            match_template(announced(**bad).tensors, template)
         assert caught.value.code == "template"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,23 @@ class Entry:
 def digest(line: bytes) -> str:
     """Compute the sha256 of a line with its newline, in hex."""
     return hashlib.sha256(line).hexdigest()
+
+
+def split_lines(content: bytes) -> tuple[list[bytes], bytes]:
+    """Split a file into complete lines, each with its newline, and the bytes after the last newline."""
+    *lines, tail = content.split(b"\n")
+    return [line + b"\n" for line in lines], tail
+
+
+def counter_line(number: int, written: str) -> bytes:
+    """Encode the content of a counter file: number and digest of the last line."""
+    return f"{number} {written}\n".encode()
+
+
+def read_counter(content: bytes) -> tuple[int, str] | None:
+    """Decode `counter_line`; None for other content."""
+    match = re.fullmatch(rb"(0|[1-9][0-9]{0,17}) ([0-9a-f]{64})\n", content)
+    return None if match is None else (int(match[1]), match[2].decode())
 
 
 def broken(where: str) -> LedgerError:

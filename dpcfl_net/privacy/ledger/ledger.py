@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,17 @@ from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.locks import try_lock
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest, verify_lines
+from dpcfl_net.privacy.ledger.entries import (
+    FIRST_PREV,
+    Entry,
+    History,
+    broken,
+    counter_line,
+    digest,
+    read_counter,
+    split_lines,
+    verify_lines,
+)
 from dpcfl_net.privacy.ledger.release_store import Keys, ReleaseStore, Stored
 
 LINES, COUNTER = "ledger.jsonl", "counter"
@@ -284,7 +293,7 @@ class Ledger:
         self._check_usable()
         self._history.add(entry)
         path = self.folder / LINES
-        complete, _ = _split(path.read_bytes())
+        complete, _ = split_lines(path.read_bytes())
         line = entry.line(self._head)
         with self._writing():
             self._disk.replace(path, *complete, line)
@@ -310,7 +319,7 @@ class Ledger:
         self._write_counter()
 
     def _write_counter(self) -> None:
-        self._disk.replace(self.folder / COUNTER, f"{len(self._entries) - 1} {self._head}\n".encode())
+        self._disk.replace(self.folder / COUNTER, counter_line(self._next - 1, self._head))
 
 
 def read_ledger(folder: Path) -> list[Entry]:
@@ -331,28 +340,21 @@ def read_ledger(folder: Path) -> list[Entry]:
 
 def _read(folder: Path) -> tuple[list[bytes], list[Entry], bytes]:
     path, counter_path = folder / LINES, folder / COUNTER
-    counter = (
-        read_bytes(counter_path) if counter_path.exists() else b""
-    )  # before the lines: a ledger in use may grow in between
-    lines, tail = _split(read_bytes(path) if path.exists() else b"")
+    # The counter before the lines: a ledger in use may grow in between.
+    content = read_bytes(counter_path) if counter_path.exists() else b""
+    lines, tail = split_lines(read_bytes(path) if path.exists() else b"")
     entries = verify_lines(lines, str(path))
-    if not counter and len(lines) == 1 and not tail:
+    if not content and len(lines) == 1 and not tail:
         return lines, entries, tail
-    match = re.fullmatch(rb"(0|[1-9][0-9]{0,17}) ([0-9a-f]{64})\n", counter)
-    if match is None:
-        raise broken(f"{folder / COUNTER} is missing or unreadable")
-    number = int(match[1])
+    counter = read_counter(content)
+    if counter is None:
+        raise broken(f"{counter_path} is missing or unreadable")
+    number, written = counter
     if number >= len(lines):
         raise LedgerError("ledger-rolled-back", f"{path} holds {len(lines)} lines, {number + 1} were written before")
-    if digest(lines[number]) != match[2].decode():
+    if digest(lines[number]) != written:
         raise broken(f"{path}, line {number}: not the line that was written")
     return lines, entries, tail
-
-
-def _split(content: bytes) -> tuple[list[bytes], bytes]:
-    """Complete lines, each with its newline, and what follows the last newline."""
-    *lines, tail = content.split(b"\n")
-    return [line + b"\n" for line in lines], tail
 
 
 def _kept(folder: Path) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.events.base import Event, merge, read_event
 from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.entries import FIRST_PREV, digest
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, counter_line, digest, read_counter, split_lines
 
 BOOK, COUNTER, RECORDS = "book.jsonl", "counter", "records"
 ROUNDING = 1e-9
@@ -136,12 +135,13 @@ class RecordBook:
             return self._read()[1]
 
     def _hold(self, claim: PrivacyBudgetClaim, histories: list[tuple[Events, int]], budget: Budget, compose: Compose) -> None:
+        holder = f"record of client {claim.client}" if claim.unit == "sample" else f"client ({claim.client})"
         for events, jobs in histories:
             epsilon = compose(events, budget.delta, claim.adjacency)
             if not epsilon <= budget.epsilon * (1 + ROUNDING):
                 raise Refused(
                     "budget",
-                    f"{jobs} runs together would promise a {_whose(claim)} epsilon {epsilon:.4g} at delta {budget.delta:g}; "
+                    f"{jobs} runs together would promise a {holder} epsilon {epsilon:.4g} at delta {budget.delta:g}; "
                     f"the budget is {budget.epsilon:g}",
                 )
 
@@ -197,15 +197,14 @@ class RecordBook:
             self._disk.replace(path, own.tobytes())
         line = _line(claim, len(lines), digest(lines[-1]) if lines else FIRST_PREV)
         self._disk.replace(self.folder / BOOK, *lines, line)
-        self._disk.replace(self.folder / COUNTER, f"{len(lines)} {digest(line)}\n".encode())
+        self._disk.replace(self.folder / COUNTER, counter_line(len(lines), digest(line)))
 
     def _read(self) -> tuple[list[bytes], list[PrivacyBudgetClaim]]:
         path = self.folder / BOOK
         content = path.read_bytes() if path.exists() else b""
-        *lines, tail = content.split(b"\n")
+        lines, tail = split_lines(content)
         if tail:
             raise _broken(f"{path} ends in a truncated line")  # it is replaced whole, never appended to
-        lines = [line + b"\n" for line in lines]
         claims, prev = [], FIRST_PREV
         for number, line in enumerate(lines):
             try:
@@ -224,15 +223,14 @@ class RecordBook:
         path = self.folder / COUNTER
         if not path.exists() and len(lines) <= 1:
             return
-        match = re.fullmatch(rb"(0|[1-9][0-9]{0,17}) ([0-9a-f]{64})\n", path.read_bytes() if path.exists() else b"")
-        if match is None:
+        counter = read_counter(path.read_bytes() if path.exists() else b"")
+        if counter is None:
             raise _broken(f"{path} is missing or unreadable")
-        if int(match[1]) >= len(lines):
-            raise LedgerError(
-                "book-rolled-back", f"{self.folder / BOOK} holds {len(lines)} claims, {int(match[1]) + 1} were entered"
-            )
-        if digest(lines[int(match[1])]) != match[2].decode():
-            raise _broken(f"{self.folder / BOOK}, line {int(match[1])}: not the line that was written")
+        number, written = counter
+        if number >= len(lines):
+            raise LedgerError("book-rolled-back", f"{self.folder / BOOK} holds {len(lines)} claims, {number + 1} were entered")
+        if digest(lines[number]) != written:
+            raise _broken(f"{self.folder / BOOK}, line {number}: not the line that was written")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -283,10 +281,6 @@ def _line(claim: PrivacyBudgetClaim, number: int, prev: str) -> bytes:
 def _claim(fields: dict[str, Any]) -> PrivacyBudgetClaim:
     events = tuple(read_event(event) for event in fields["events"])
     return PrivacyBudgetClaim(fields["job"], fields["client"], fields["unit"], fields["adjacency"], events, fields["records"])
-
-
-def _whose(claim: PrivacyBudgetClaim) -> str:
-    return f"record of client {claim.client}" if claim.unit == "sample" else f"client ({claim.client})"
 
 
 def _broken(where: str) -> LedgerError:

@@ -32,7 +32,7 @@ def schema() -> None:
 
     It includes the options of all algorithms.
     """
-    from dpcfl_net.experiment.config import schema as build
+    from dpcfl_net.experiment.config_schema import schema as build
 
     typer.echo(json.dumps(build(), indent=2))
 

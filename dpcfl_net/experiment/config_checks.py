@@ -1,0 +1,193 @@
+"""Checks of a configuration across its sections: combinations of settings, the algorithm, the data set and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.names import hint
+from dpcfl_net.core.plugins import is_plugin, load
+from dpcfl_net.data import datasets
+from dpcfl_net.data.partition import open_set, plan_slices, shift_problems
+from dpcfl_net.experiment.build import model_template
+from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
+from dpcfl_net.training import models
+
+# Larger numbers are mistakes; within these limits making a job takes about a minute at most.
+MOST_ANSWERS = 2_000_000  # rounds times clients
+MOST_STEPS = 500_000  # of one client's local training over the whole run
+
+
+# Functions, not pydantic validators: a validator that raises leaves no Config, so that the checks of other sections, the
+# algorithm and the data set would have to wait for the next attempt.
+def combination_problems(config: Config) -> list[str]:
+    """Find problems of valid settings that cannot be combined.
+
+    Args:
+        config: A configuration whose fields are valid one by one.
+
+    Returns:
+        One sentence for each problem: field, value and allowed values.
+    """
+    problems = _model_problems(config.model.name)
+    if (answers := config.rounds * sum(config.data.clients)) > MOST_ANSWERS:
+        problems.append(
+            f"rounds is {config.rounds}: times {sum(config.data.clients)} clients gives {answers:,}, "
+            f"must be at most {MOST_ANSWERS:,}"
+        )
+    unknown_set = _name_problems("data.dataset", config.data.dataset, datasets.NAMES)
+    if unknown_set:
+        problems += unknown_set
+    else:
+        try:
+            problems += _data_problems(config, known_model=not problems)
+        except ConfigError as error:
+            problems += error.problems
+    if config.ledger.scope == "dataset" and config.ledger.root is None:
+        problems.append("ledger.root is missing: scope dataset needs a folder that is kept after the run")
+    if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
+        problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
+    problems += _privacy_problems(config)
+    if config.runtime.federation == "in-process" and config.output.transcript != "off":
+        problems.append("output.transcript must be off where runtime.federation is 'in-process', which sends no messages")
+    problems += _device_problems(config.runtime)
+    problems += _ledger_problems(config)
+    problems += _pace_problems(config)
+    problems += _audit_problems(config)
+    if config.output.personal_models and not config.capabilities.personal:
+        problems.append(
+            f"output.personal_models is true: must be false, since {config.algorithm['name']} has no personal models"
+        )
+    return problems + config.algorithm_class.problems(config.options, config.setting)
+
+
+def _device_problems(runtime: RuntimeSettings) -> list[str]:
+    """Problems of device settings."""
+    problems = []
+    if runtime.gpus and runtime.device not in ("auto", "cuda"):
+        problems.append(f"runtime.gpus is {runtime.gpus}: runtime.device must be cuda or auto with it, got {runtime.device!r}")
+    if runtime.federation == "in-process" and (runtime.gpus or runtime.device not in ("auto", "cpu")):
+        problems.append(
+            f"runtime.device is {runtime.device!r}, runtime.gpus {runtime.gpus}: must be auto or cpu, and none, where "
+            "runtime.federation is 'in-process', which computes on the CPU"
+        )
+    return problems
+
+
+def _privacy_problems(config: Config) -> list[str]:
+    """Problems of privacy settings that the algorithm does not support."""
+    privacy, algorithm = config.privacy, config.algorithm_class
+    problems = []
+    if privacy.noise_seed is not None and privacy.noise != "seeded":
+        problems.append(f"privacy.noise_seed belongs to privacy.noise seeded, got {privacy.noise!r}")
+    if privacy.noise == "seeded" and config.ledger.scope == "dataset":
+        problems.append(
+            "ledger.scope is 'dataset': needs privacy.noise os, since runs with seeded noise have no epsilon to compose"
+        )
+    if (privacy.unit, privacy.trust) not in config.capabilities.protects:
+        pairs = ", or ".join(f"unit {unit} with trust {trust}" for unit, trust in config.capabilities.protects)
+        problems.append(
+            f"privacy.unit is {privacy.unit!r}, privacy.trust {privacy.trust!r}: {algorithm.name} works with {pairs}"
+        )
+    if (privacy.adjacency, privacy.accountant, privacy.trust) == ("replace-one", "rdp", "untrusted-server"):
+        problems.append("privacy.accountant is 'rdp': replace-one has no sound Renyi bound here, use 'pld'")
+    for name in ("momentum", "weight_decay"):
+        value = getattr(config.local, name)
+        if value and not config.capabilities.plain_sgd:
+            problems.append(
+                f"local.{name} is {value}: must be 0, since {algorithm.name} trains by DP-SGD, which does not use it"
+            )
+    return problems
+
+
+def _pace_problems(config: Config) -> list[str]:
+    """Problems of local.pace and local.deadline_s."""
+    local, problems = config.local, []
+    if local.deadline_s is not None and local.pace != "constant":
+        problems.append(f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}")
+    if local.pace == "constant" and config.capabilities.plain_sgd:
+        problems.append(f"local.pace is 'constant': belongs to DP-SGD, which {config.algorithm['name']} does not run here")
+    if local.pace == "constant" and config.ledger.scope == "dataset":
+        problems.append(
+            "local.pace is 'constant': the cost of cut batches is reserved in one run's delta; ledger.scope must be 'run'"
+        )
+    return problems
+
+
+def _ledger_problems(config: Config) -> list[str]:
+    """Problem of a record book that would miss clients of the run."""
+    clients, live = sum(config.data.clients), config.runtime.max_live_workers
+    whole = config.runtime.federation == "in-process" or clients <= live
+    if (config.ledger.scope, config.privacy.trust) != ("dataset", "trusted-server") or whole:
+        return []
+    return [
+        f"ledger.scope is 'dataset': with a trusted server the guarantee concerns every client of the roster, but clients that "
+        f"are never started have no record book; runtime.max_live_workers must be at least {clients}, got {live}"
+    ]
+
+
+def _audit_problems(config: Config) -> list[str]:
+    """Problems of an audit that are known before the plan."""
+    audit, privacy, clients = config.audit, config.privacy, sum(config.data.clients)
+    if not audit.canaries:
+        return []
+    problems, asked = [], f"audit.canaries is {audit.canaries}:"
+    if privacy.unit == "client" or config.capabilities.plain_sgd:
+        problems.append(
+            f"{asked} canaries are records under DP-SGD, which {config.algorithm['name']} with privacy.unit {privacy.unit!r} "
+            "does not run"
+        )
+    if config.runtime.federation == "in-process":
+        problems.append(f"{asked} the audit reads a transcript: runtime.federation must be 'network'")
+    elif config.output.transcript != "full":
+        problems.append(
+            f"{asked} the audit reads a transcript: output.transcript must be 'full', got {config.output.transcript!r}"
+        )
+    if config.ledger.scope == "dataset":
+        problems.append(f"{asked} canaries are not records: ledger.scope must be 'run', got 'dataset'")
+    if audit.client != "all" and not 0 <= audit.client < clients:
+        problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
+    return problems
+
+
+def _name_problems(field: str, name: str, known: Iterable[str]) -> list[str]:
+    if name in known or is_plugin(name):
+        return []
+    return [f"{field} is {shown(name)}: must be one of {', '.join(known)} or package.module:function{hint(name, known)}"]
+
+
+def _model_problems(name: str) -> list[str]:
+    if not is_plugin(name):
+        return _name_problems("model.name", name, models.NAMES)
+    try:
+        load("model.name", name)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _data_problems(config: Config, known_model: bool) -> list[str]:
+    """Problems of settings with the data set and the model; plugins are called before anything starts."""
+    images = open_set(config.data, config.data.root)
+    problems = shift_problems(config.data, images)
+    by_record = not config.capabilities.plain_sgd
+    if known_model and (images.task == "regression" or is_plugin(config.model.name) or is_plugin(config.data.dataset)):
+        try:
+            model_template(config.model.name, images, seed=0, by_record=by_record, batch_size=config.local.batch_size)
+        except ConfigError as error:
+            problems += error.problems
+    try:
+        records = min(len(piece.train_rows) for piece in plan_slices(config.data, images, seed=0))
+    except ConfigError as error:
+        return problems + error.problems
+    # Plain SGD accepts a short batch; DP-SGD samples with rate b / N, at most 1.
+    if by_record and config.local.batch_size > records:
+        problems.append(f"local.batch_size is {config.local.batch_size}: must not exceed the {records} records of a client")
+    steps = config.rounds * config.local.epochs * -(-records // config.local.batch_size)
+    if steps > MOST_STEPS:
+        problems.append(
+            f"rounds is {config.rounds}, local.epochs {config.local.epochs}, local.batch_size {config.local.batch_size}: "
+            f"a client of {records} records takes {steps:,} steps, must be at most {MOST_STEPS:,}"
+        )
+    return problems

@@ -1,0 +1,247 @@
+"""Schema of a configuration: its sections, `Config`, and the JSON schema of both."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from dpcfl_net.algorithms.base import Algorithm, find, registry
+from dpcfl_net.core.files import shown
+from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
+from dpcfl_net.core.types import SANE_EPSILON
+from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
+from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.training import models
+
+# Larger numbers are mistakes.
+MOST_ROUNDS = 100_000
+MOST_SECONDS = 1_000_000.0  # eleven days
+
+
+def _folder_name(name: str) -> str:
+    """Return the name if it is a valid name of a run folder."""
+    odd = any(not letter.isprintable() or letter in "/\\" for letter in name)
+    if odd or not 0 < len(name.encode()) <= 100 or name[0] in ".-~" or name != name.strip():
+        rule = "1 to 100 bytes without slashes, control characters and outer spaces, not starting with a dot, a dash or a tilde"
+        raise ValueError(f"is {shown(name)}: must be {rule}")
+    return name
+
+
+class Section(BaseModel):
+    """A section of the configuration; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ModelSettings(Section):
+    """The `model` section."""
+
+    name: str = Field(default="cnn", description=f"{', '.join(models.NAMES)}, or your own: package.module:function")
+
+
+class DataSection(DataSettings):
+    """The `data` section."""
+
+    root: str | None = Field(
+        default=None, description="folder of the data sets; null: $DPCFL_DATA, else the user's cache folder"
+    )
+
+
+class PrivacySection(PrivacyTarget):
+    """The `privacy` section."""
+
+    noise_seed: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="noise seeded: secret of all noise, 64 hex digits; null: a new one for each run, in its config.yaml",
+    )
+
+
+class BudgetSettings(Section):
+    """The `ledger.budget` section."""
+
+    epsilon: float = Field(gt=0, le=MOST_EPSILON, description="limit on the joint epsilon of all runs on a record")
+    delta: float = Field(gt=0, lt=1, description="delta of that limit")
+
+
+class LedgerSettings(Section):
+    """The `ledger` section."""
+
+    scope: Literal["run", "dataset"] = Field(
+        default="run", description="run: budget of this run only; dataset: all runs on the same records are composed"
+    )
+    root: str | None = Field(default=None, description="scope dataset: folder of the record book, kept across runs")
+    budget: BudgetSettings | None = Field(
+        default=None,
+        description="scope dataset: joint limit of all runs, {epsilon, delta}; null: no limit",
+    )
+
+
+class TransportSettings(Section):
+    """The `runtime.transport` section."""
+
+    security: Literal["curve", "none"] = Field(
+        default="curve", description="curve: encrypted and authenticated; none: loopback only, declared in the statement"
+    )
+
+
+class RuntimeSettings(Section):
+    """The `runtime` section."""
+
+    federation: Literal["network", "in-process"] = Field(
+        default="network",
+        description="in-process: all clients in one process without sockets, same bits; for sweeps and quick tests",
+    )
+    transport: TransportSettings = Field(default=TransportSettings(), description="transport of messages")
+    slots: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = Field(
+        default="auto", description="workers that may compute on the CPU at once; auto: one per core"
+    )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$",
+        description="device of the workers: auto (GPUs if available and torch is built with CUDA), cpu, cuda (all GPUs), "
+        "cuda:N (one, from 0); results on a GPU differ in bits from the CPU",
+    )
+    gpus: list[Annotated[str, Field(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]+$")]] = Field(
+        default=[], description="UUIDs of the only GPUs or MIG slices to use, as printed by nvidia-smi -L"
+    )
+    gpu_placement: Literal["round-robin", "free-memory"] = Field(
+        default="round-robin", description="assignment of workers to several GPUs: in turn, or by free memory"
+    )
+    slots_per_gpu: int = Field(
+        default=1, ge=1, le=1_000, description="workers that may compute on one GPU at once; others wait"
+    )
+    gpu_memory_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="fraction of a GPU's memory that one worker may allocate; null: no limit"
+    )
+    round_timeout_s: float = Field(
+        default=600, gt=0, le=MOST_SECONDS, description="seconds after which a client without an answer is missing"
+    )
+    join_timeout_s: float = Field(
+        default=120, gt=0, le=MOST_SECONDS, description="seconds that the coordinator waits for its clients"
+    )
+    max_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        le=MOST_EPSILON,
+        description="workers refuse a job with a larger epsilon, and a job without a guarantee; null: "
+        f"{SANE_EPSILON:g}, and jobs that declare that they have no guarantee are accepted",
+    )
+    max_delta: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="workers refuse a larger delta; null: 1 / number of protected records (or clients)",
+    )
+    orphan_timeout_s: float = Field(
+        default=60, gt=0, le=MOST_SECONDS, description="seconds without a coordinator after which a worker leaves"
+    )
+    quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of clients that must answer a round")
+    max_restarts: int = Field(default=2, ge=0, le=1_000, description="restarts of one crashed worker")
+    max_live_workers: int = Field(
+        default=100,
+        ge=1,
+        le=MOST_CLIENTS,
+        description="maximum number of clients connected at once; others connect in turn",
+    )
+    clients_per_worker: int = Field(
+        default=1, ge=1, le=MOST_CLIENTS, description="clients per process; each has its own identity"
+    )
+
+
+class OutputSettings(Section):
+    """The `output` section."""
+
+    transcript: Annotated[
+        Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
+    ] = Field(default="headers", description="content of the server's transcript")  # YAML reads a bare off as false
+    keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="number of newest checkpoints to keep")
+    evaluate_every: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_ROUNDS,
+        description="interval of the observer's evaluations in rounds; the last round is always evaluated",
+    )
+    personal_models: bool = Field(
+        default=False, description="export the personal models of clients on this machine at the end of the run"
+    )
+
+
+class AuditSettings(Section):
+    """The `audit` section."""
+
+    canaries: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="canaries in the record slots of an audited client, which has no other records, for `dpcfl audit`; 0: none",
+    )
+    client: Annotated[int, Field(ge=0, lt=MOST_CLIENTS)] | Literal["all"] = Field(
+        default="all", description="audited client of the roster; its accuracy is meaningless"
+    )
+
+
+class Config(Section):
+    """An experiment, one YAML file; `dpcfl schema` prints this with every algorithm's options."""
+
+    name: Annotated[str, AfterValidator(_folder_name)] = Field(description="name of the experiment and its run folders")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed from which the seed of every random purpose is derived")
+    data: DataSection = Field(description="data of the clients")
+    model: ModelSettings = Field(default=ModelSettings(), description="the model template")
+    rounds: int = Field(ge=2, le=MOST_ROUNDS, description="rounds of the whole run (E)")
+    local: LocalTraining = Field(default=LocalTraining(), description="local training")
+    privacy: PrivacySection = Field(description="guarantee to every client")
+    algorithm: dict[str, Any] = Field(description="name and options of the algorithm")
+    algorithms: dict[str, dict[str, Any]] = Field(default={}, description="options and `local` overrides by algorithm")
+    ledger: LedgerSettings = Field(default=LedgerSettings(), description="scope of the ledgers")
+    runtime: RuntimeSettings = Field(default=RuntimeSettings(), description="processes and transport")
+    output: OutputSettings = Field(default=OutputSettings(), description="files that a run writes")
+    audit: AuditSettings = Field(default=AuditSettings(), description="canaries for a lower bound on epsilon")
+
+    @model_serializer(mode="wrap")
+    def _without_empty_audit(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `audit` when unset so that the configuration's bytes are unchanged.
+        return {key: value for key, value in standard(self).items() if key != "audit" or self.audit.canaries}
+
+    @property
+    def algorithm_class(self) -> type[Algorithm]:
+        return find(self.algorithm["name"])
+
+    @property
+    def options(self) -> Any:
+        """Validated options of the chosen algorithm."""
+        return self.algorithm_class.Options.model_validate({k: v for k, v in self.algorithm.items() if k != "name"})
+
+    @property
+    def setting(self) -> Setting:
+        """Public facts that the algorithm's options are checked against."""
+        return Setting(self.rounds, sum(self.data.clients), self.local, self.privacy, self.data.validation)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the chosen algorithm protects, needs and publishes under its options."""
+        return self.algorithm_class.capabilities_for(self.options, self.setting)
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of the configuration with the options of every algorithm."""
+    document = Config.model_json_schema()
+    options = {name: cls.Options.model_json_schema() for name, cls in registry().items()}
+    for name, part in options.items():
+        document.setdefault("$defs", {}).update(part.pop("$defs", {}))
+        part["properties"] = {**part.get("properties", {}), "name": {"const": name}}
+        part["title"] = name
+    document["properties"]["algorithm"] = {
+        "description": "name (or your own: package.module:Class) and options",
+        "anyOf": list(options.values()),
+    }
+    return document
