@@ -90,8 +90,9 @@ class Schedule:
             end_s = starts[index + 1] if index + 1 < len(starts) else math.inf
             if not off[direction == "down"]:
                 rate_bps = link.rate_bps(direction)
-                sent_s = link.on_after(time_s, left_bits / rate_bps)
-                if sent_s <= end_s:
+                needed_s = left_bits / rate_bps
+                sent_s = link.on_after(time_s, needed_s)
+                if sent_s < end_s or (needed_s and sent_s == end_s):
                     return sent_s
                 if rate_bps < math.inf:
                     left_bits = max(0.0, left_bits - rate_bps * (link.on_before_s(end_s) - link.on_before_s(time_s)))
