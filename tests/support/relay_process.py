@@ -139,3 +139,12 @@ def exactly(end: socket.socket, size: int) -> bytes:
         parts.append(data)
         size -= len(data)
     return b"".join(parts)
+
+
+def drain(end: socket.socket, size: int) -> None:
+    """Read `size` bytes without keeping them."""
+    buffer = bytearray(min(size, 1 << 18))
+    while size:
+        read = end.recv_into(buffer, min(size, len(buffer)))
+        assert read, f"the stream ended {size} bytes early"
+        size -= read

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT
-from relay_process import RelayProcess, Server, echo, exactly, free_address
+from relay_process import RelayProcess, Server, drain, echo, exactly, free_address
 from wire_ends import (
     Ends,
     P,
@@ -38,7 +38,7 @@ def rate(mbps: float, **more: Any) -> Link:
 
 
 class Meter:
-    """Serves transfers of `8 + size` bytes: the first 8 give the direction and the size; measures their seconds."""
+    """Serves transfers: the first 12 bytes give number, size and direction; measures their seconds."""
 
     def __init__(self) -> None:
         self.ended: dict[int, float] = {}
@@ -47,7 +47,7 @@ class Meter:
         head = exactly(end, 12)
         number, size, up = int.from_bytes(head[:4]), int.from_bytes(head[4:8]), head[8]
         if up:
-            exactly(end, size)
+            drain(end, size)
             self.ended[number] = time.monotonic()
             end.sendall(b"x")
         else:
@@ -58,10 +58,10 @@ class Meter:
     def seconds(self, relay: RelayProcess, client: int, size: int, up: bool) -> float:
         with relay.connect(client) as end:
             time.sleep(0.2 + 2 * relay.spec.clients[client].link.latency_s)  # the handshake over the link
-            head = client.to_bytes(4) + size.to_bytes(4) + bytes([up, 0, 0, 0])
+            message = client.to_bytes(4) + size.to_bytes(4) + bytes([up, 0, 0, 0]) + bytes(size if up else 0)
             started = time.monotonic()
-            end.sendall(head + bytes(size if up else 0))
-            exactly(end, 1 if up else size)
+            end.sendall(message)
+            drain(end, 1 if up else size)
             return self.ended[client] - started if up else time.monotonic() - self.ended[client]
 
 

@@ -65,7 +65,7 @@ class Connection:
         self._pipes: list[Pipe] = []
         self._open_ends = 2
         for end, bottleneck in ((self._client, port.up), (self._server, port.down)):
-            _prepare(end, bottleneck.queue)
+            _prepare(end, bottleneck.kernel_buffer)
         link = port.schedule.link_at(now_s())
         # The kernel has accepted at once; over the link the handshake takes one round trip, once the link is on.
         on_s = port.schedule.sent_at(0, "down", port.schedule.sent_at(0, "up", now_s()))
@@ -128,8 +128,8 @@ class Connection:
         self._port.connections.discard(self)
 
 
-def _prepare(end: socket.socket, queue: int) -> None:
+def _prepare(end: socket.socket, kernel_buffer: int) -> None:
     """Set options of a connection's socket; small kernel buffers, since they add to the queue that the sender sees."""
     end.setblocking(False)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, queue)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_buffer)

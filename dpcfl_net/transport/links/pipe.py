@@ -11,8 +11,11 @@ from random import Random
 from dpcfl_net.transport.links.link import Direction
 from dpcfl_net.transport.links.schedule import Schedule
 
-QUEUE_S = 0.05  # queue before the bottleneck; longer queues hide a slow link from the sender and delay short messages
-LEAST_QUEUE, MOST_QUEUE = 16 << 10, 256 << 10  # bytes
+# Queue before the bottleneck, as in a router: while the process waits for a processor, the queue keeps the link busy. A longer
+# one would hide a slow link from the sender, and let a short message wait longer behind a model.
+QUEUE_S = 0.1
+LEAST_QUEUE, MOST_QUEUE = 16 << 10, 1 << 20  # bytes
+MOST_KERNEL_BUFFER = 256 << 10  # bytes that TCP may hold before the queue
 MOST_BUFFERED = 64 << 20  # bytes in one direction of a connection; a larger rate times delay is not reached
 CHUNK_S = 0.008
 LEAST_CHUNK, MOST_CHUNK = 2 << 10, 64 << 10  # bytes; a chunk arrives as a whole, and each costs two wakes
@@ -41,6 +44,7 @@ class Bottleneck:
         )
         self.chunk = int(min(MOST_CHUNK, max(LEAST_CHUNK, rate * CHUNK_S)))
         self.queue = int(min(MOST_QUEUE, max(LEAST_QUEUE, rate * QUEUE_S)))
+        self.kernel_buffer = min(self.queue, MOST_KERNEL_BUFFER)
         self.limit = int(min(MOST_BUFFERED, in_flight + self.queue))
 
     def admit(self, size: int, now_s: float) -> float:

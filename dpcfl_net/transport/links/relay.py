@@ -114,7 +114,7 @@ class Relay:
             for client, schedule in spec.clients.items():
                 random = Random(f"{spec.seed}/{client}")
                 up, down = Bottleneck(schedule, "up", random), Bottleneck(schedule, "down", random)
-                port = Port(client, _listen(spec.listen, up.queue), schedule, random, up, down)
+                port = Port(client, _listen(spec.listen, up.kernel_buffer), schedule, random, up, down)
                 self._ports.append(port)
                 self._loop.add_reader(port.listener, self._accept, port)
         except BaseException:
@@ -158,12 +158,12 @@ class Relay:
         port.connections.add(Connection(accepted, port, self._upstream, self.now_s))
 
 
-def _listen(host: str, queue: int) -> socket.socket:
+def _listen(host: str, kernel_buffer: int) -> socket.socket:
     """Listen on a free port; accepted sockets inherit the receive buffer, whose size must be known before the handshake."""
     family, address = _resolve(f"tcp://{host}:0", name="listen")
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, queue)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_buffer)
         made.bind(address)
         made.listen(MOST_CONNECTIONS)
         made.setblocking(False)
