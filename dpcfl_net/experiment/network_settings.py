@@ -77,11 +77,11 @@ class NetworkSettings(BaseModel):
 
     model_config = _STRICT
 
-    how: Annotated[Literal["off", "relay", "netem"], BeforeValidator(lambda value: "off" if value is False else value)] = Field(
+    how: Literal["off", "relay", "netem"] = Field(
         default="off",
         description="off: no emulation; relay: a process that delays the clients' connections; netem: network namespaces of Linux, "
         "as root",
-    )  # YAML reads a bare off as false
+    )
     clock: Literal["real", "virtual"] = Field(
         default="real", description="real: transfers take their time; virtual: their time is computed, nothing waits"
     )

@@ -66,10 +66,6 @@ def test_groups_may_be_given_by_number() -> None:
     assert links(groups={2: "3g"}) == [Link()] * 4 + [preset("3g")] * 2 + [Link()] * 2
 
 
-def test_a_bare_off_of_yaml_is_off(tmp_path: Path) -> None:
-    assert section(tmp_path, "how: off").how == "off"
-
-
 def test_a_trace_is_over_the_links(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("client,from_s,to_s,up_bps,down_bps,latency_s\n6,0,10,0,1e6,\n")

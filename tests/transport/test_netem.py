@@ -17,6 +17,7 @@ import pytest
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.transport.links import netem
 from dpcfl_net.transport.links.link import Link
+from dpcfl_net.transport.links.presets import PRESETS
 from dpcfl_net.transport.links.schedule import Schedule, Step
 
 RUN = os.urandom(8).hex()  # other test processes of this machine have theirs
@@ -156,6 +157,24 @@ def test_a_failed_command_leaves_nothing() -> None:
 def test_a_kernel_without_netem_is_named() -> None:
     with pytest.raises(ConfigError, match=r"the kernel has no netem queue \(module sch_netem\): `tc -n dpcfl-probe"):
         netem.NetemNetwork(RUN, [Schedule()])
+
+
+@needs_namespaces
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("link", [SLOW, Link(), Link(latency_s=1.5e-6, up_bps=1500.5, loss=1e-6), PRESETS["datacenter"].link])
+def test_tc_understands_the_commands(link: Link) -> None:
+    """Only a kernel without netem may refuse them; errors of tc itself are about a word."""
+
+    def in_namespaces(command: netem.Command) -> str:
+        try:
+            return netem.execute(command)
+        except RunFailed as error:
+            if NO_NETEM and str(error).endswith("Error: Specified qdisc kind is unknown."):
+                return ""
+            raise
+
+    with netem.NetemNetwork(RUN, [Schedule(link)], in_namespaces):
+        assert len(left()) == 2
 
 
 @needs_netem

@@ -28,7 +28,7 @@ class Totals:
         bytes_down: Bytes passed on to the client.
         connections: Accepted connections.
         resets: Connections reset at random by the link.
-        failures: Connections closed because the server could not be reached or a socket failed.
+        failures: Connections closed because the server could not be reached.
     """
 
     bytes_up: int = 0
@@ -52,7 +52,7 @@ class Port:
     up: Bottleneck
     down: Bottleneck
     totals: Totals = field(default_factory=Totals)
-    connections: set[Connection] = field(default_factory=set)
+    connections: dict[Connection, None] = field(default_factory=dict)  # in order of arrival
 
 
 class Connection:
@@ -125,7 +125,7 @@ class Connection:
         self._loop.remove_writer(self._server)
         self._client.close()
         self._server.close()
-        self._port.connections.discard(self)
+        self._port.connections.pop(self, None)
 
 
 def _prepare(end: socket.socket, kernel_buffer: int) -> None:

@@ -18,12 +18,12 @@ from random import Random
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import reason, shown
-from dpcfl_net.core.runlog import Lines, say
+from dpcfl_net.core.runlog import Lines
 from dpcfl_net.transport.links.connection import Connection, Port
 from dpcfl_net.transport.links.pipe import Bottleneck
 from dpcfl_net.transport.links.schedule import Schedule
 
-MOST_CONNECTIONS = 64  # of one client; more are refused
+MOST_CONNECTIONS = 16  # of one client; it needs one, but while its link is off it may have tried to connect again and again
 _UPSTREAM = re.compile(r"tcp://(?P<host>\[[^\s\[\]]+\]|[^\s:/\[\]*\x00]+):(?P<port>[0-9]{1,5})")
 
 
@@ -35,7 +35,7 @@ class RelaySpec:
         upstream: Address of the server, "tcp://host:port".
         clients: Link of each client.
         addresses: File to write: JSON, {"0": "tcp://127.0.0.1:port"}; complete as soon as it exists.
-        report: JSON-lines file; every `report_s` seconds and at the end one line per client; None: no report.
+        report: JSON-lines file; one line per client every `report_s` seconds and at the end; None: no report.
         seed: Seed of jitter, losses and resets; each client has its own generator.
         listen: Host to listen on.
         report_s: Seconds between reports.
@@ -47,7 +47,7 @@ class RelaySpec:
     report: Path | None = None
     seed: int = 0
     listen: str = "127.0.0.1"
-    report_s: float = 10.0
+    report_s: float = 60.0
 
 
 def run_relay(spec: RelaySpec) -> None:
@@ -151,11 +151,9 @@ class Relay:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         if len(port.connections) >= MOST_CONNECTIONS:
-            say(f"client {port.client} has {MOST_CONNECTIONS} connections, the limit; refused another")
-            accepted.close()
-            return
+            next(iter(port.connections)).reset()  # the oldest
         port.totals.connections += 1
-        port.connections.add(Connection(accepted, port, self._upstream, self.now_s))
+        port.connections[Connection(accepted, port, self._upstream, self.now_s)] = None
 
 
 def _listen(host: str, kernel_buffer: int) -> socket.socket:
