@@ -21,6 +21,7 @@ import pytest
 from conftest import ROOT
 from relay_process import RelayProcess, Server, drain, echo, exactly, free_address
 from wire_ends import (
+    UPDATE,
     Ends,
     P,
     _nothing_is_left,  # noqa: F401 - fixtures
@@ -352,3 +353,20 @@ def test_wrong_addresses_are_refused(tmp_path: Path, change: dict[str, str], sai
     given: dict[str, Any] = {"upstream": "tcp://127.0.0.1:1", **change}
     with pytest.raises(AssertionError, match=said.replace(".", "\\.")):
         RelayProcess(tmp_path, links=[Link()], **given)
+
+
+def test_zeromq_connects_again_after_resets(tmp_path: Path) -> None:
+    link = rate(40, latency_s=0.005, resets_per_hour=10_000)  # after 0.36 s on average
+    with (
+        make_server() as server,
+        RelayProcess(tmp_path, server.address, [link], seed=5) as relay,
+        make_client(relay.addresses["0"], 0) as client,
+    ):
+        ends = Ends(server, client).joined()
+        for t in range(15):
+            ends.round(client, 0, t, UPDATE)
+            time.sleep(0.1)
+        (last,) = relay.stop()
+    assert last["resets"] >= 1
+    assert last["connections"] > 1
+    assert len(ends.of("result")) >= 15
