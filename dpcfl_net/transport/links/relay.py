@@ -189,10 +189,8 @@ def _resolve(address: str, name: str = "upstream") -> tuple[int, tuple]:
 
 
 def _allow_files(needed: int) -> None:
-    """Raise the limit of open files if it is too low; ConfigError if that is not allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY  # -1
-    if soft != unlimited and soft < needed:
-        if hard != unlimited and hard < needed:
-            raise ConfigError(f"the relay needs {needed} open files, but `ulimit -Hn` is {hard}")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    """Raise the limit of open files to what the system allows; ConfigError if that is less than needed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(f"the relay needs {needed} open files, but `ulimit -Hn` is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
