@@ -20,8 +20,9 @@ from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.links import RELAY, Links, require_netem
 from dpcfl_net.launch.placement import parents
-from dpcfl_net.launch.placement.base import LOST
+from dpcfl_net.launch.placement.base import LOST, Addresses
 from dpcfl_net.launch.placement.child import Child, role_environment, start_of, stop, worker_environment
 from dpcfl_net.launch.placement.fork_server import FIRST_FREE
 from dpcfl_net.launch.placement.local import STOP_S
@@ -43,7 +44,11 @@ def worker_processes(config: Config, clients: int) -> int:
 # A role that crashed starts again after RESTART_S seconds, then after twice as long each time, at most MOST_RESTART_S.
 RESTART_S, MOST_RESTART_S = 0.2, 10.0
 # Main function of each role.
-MAINS = {COORDINATOR: "dpcfl_net.runtime.coordinator:run_coordinator", OBSERVER: "dpcfl_net.runtime.observer:run_observer"}
+MAINS = {
+    COORDINATOR: "dpcfl_net.runtime.coordinator:run_coordinator",
+    OBSERVER: "dpcfl_net.runtime.observer:run_observer",
+    RELAY: "dpcfl_net.transport.links.relay:run_relay",
+}
 
 
 class Run(Protocol):
@@ -122,32 +127,31 @@ class FederationRun:
         for folder in (self._files.logs, self._files.addresses):
             folder.mkdir(exist_ok=True)
         self._operator_key = self._observer = ""
+        self._links: Links | None = None
         self._pool: WorkerPool | None = None
         self._commands: Connection | None = None  # from the coordinator
         self._losses: Connection | None = None  # to it
-        self._restarts = {COORDINATOR: 0, OBSERVER: 0}
+        self._restarts = {COORDINATOR: 0, OBSERVER: 0, RELAY: 0}
         self._due: dict[str, float] = {}  # roles that will start again, and when
         self._warnings = Lines(self._files.warnings)
 
     def warm(self) -> None:
         """See `Run`."""
+        require_netem(self.config)
         parents.warm()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
         self._operator_key = read_operator_key(self._files.operator_key)
         runtime, clients = self.config.runtime, len(job.protocol.roster)
-        self._start_observer(self.placement.bind(OBSERVER))
+        if self.config.network.how != "off":
+            self._links = Links(self._files, self.config, job)
+        self._start_observer(self._bind(OBSERVER))
         self.placement.preload((self.folder, self._operator_key, self.config.data.root))
         self._observer = self._address(OBSERVER, interrupts)
-        self._start_coordinator(self.placement.bind(COORDINATOR))
-        launcher = self.placement.launcher(
-            self.folder,
-            self.config,
-            self._operator_key,
-            self.placement.reachable_address(self._address(COORDINATOR, interrupts)),
-            self.placement.reachable_address(self._observer),
-        )
+        self._start_coordinator(self._bind(COORDINATOR))
+        addresses = self._addresses(interrupts)
+        launcher = self.placement.launcher(self.folder, self.config, self._operator_key, addresses)
         self._pool = WorkerPool(
             launcher,
             clients,
@@ -157,6 +161,25 @@ class FederationRun:
         )
         if clients <= runtime.max_live_workers:
             self._pool.start_worker(range(clients))
+
+    def _bind(self, role: str) -> str:
+        own = self._links.bind if self._links is not None else None
+        return own or self.placement.bind(role)
+
+    def _addresses(self, interrupts: Interrupts) -> Addresses:
+        """Wait until coordinator and relay listen, and return the addresses for workers."""
+        coordinator, observer = self._address(COORDINATOR, interrupts), self.placement.reachable_address(self._observer)
+        relayed: dict[int, str] = {}
+        if self._links is not None and self._links.relayed:
+            self._start_relay(coordinator)
+            self._address(RELAY, interrupts)
+            relayed = {client: self.placement.reachable_address(at) for client, at in self._links.addresses().items()}
+        namespaces = self._links.namespaces if self._links is not None else {}
+        return Addresses(self.placement.reachable_address(coordinator), observer, relayed, namespaces)
+
+    def _start_relay(self, coordinator: str) -> None:
+        assert self._links is not None
+        self._fork(RELAY, self._links.relay_spec(coordinator, self.placement.bind(COORDINATOR)), role_environment())
 
     def _start_observer(self, bind: str, *, after_the_end: bool = False) -> None:
         spec = ObserverSpec(
@@ -193,7 +216,7 @@ class FederationRun:
         """See `Run`; restarts processes that crashed."""
         assert self._pool is not None
         ticked = 0.0
-        while self.children or self._due:
+        while {COORDINATOR, OBSERVER} & {*self.children, *self._due}:
             self._pool.update()
             self._restart_roles()
             self._wait(max(0.0, ticked + interval_s - time.monotonic()), interrupts)
@@ -243,6 +266,9 @@ class FederationRun:
         assert self._pool is not None
         for title in [title for title, due in self._due.items() if due <= time.monotonic()]:
             del self._due[title]
+            if title == RELAY:
+                self._start_relay(self._files.address(COORDINATOR).read_text())
+                continue
             address = self._files.address(title).read_text()
             if title == OBSERVER:
                 self._start_observer(address, after_the_end=not {COORDINATOR} & {*self.children, *self._due})
@@ -278,6 +304,8 @@ class FederationRun:
         stop([*self.children.values()], STOP_S)
         self.children.clear()
         self._close_pipes()
+        if self._links is not None:
+            self._links.close()
         self._warnings.close()
 
     def _close_pipes(self) -> None:

@@ -12,6 +12,7 @@ from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.build import model_template
 from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
+from dpcfl_net.experiment.network_settings import NetworkSettings, links_of
 from dpcfl_net.training import models
 
 # Larger numbers are mistakes; within these limits making a job takes about a minute at most.
@@ -55,6 +56,7 @@ def combination_problems(config: Config) -> list[str]:
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
     problems += _audit_problems(config)
+    problems += _network_problems(config)
     if config.output.personal_models and not config.capabilities.personal:
         problems.append(
             f"output.personal_models is true: must be false, since {config.algorithm['name']} has no personal models"
@@ -125,6 +127,33 @@ def _ledger_problems(config: Config) -> list[str]:
         f"ledger.scope is 'dataset': with a trusted server the guarantee concerns every client of the roster, but clients that "
         f"are never started have no record book; runtime.max_live_workers must be at least {clients}, got {live}"
     ]
+
+
+def _network_problems(config: Config) -> list[str]:
+    """Problems of the network section, and of its combination with the processes."""
+    network, runtime, problems = config.network, config.runtime, []
+    try:
+        links_of(network, config.data.clients)
+    except ConfigError as error:
+        problems += error.problems
+    if network.how != "off" and runtime.federation == "in-process":
+        problems.append(f"network.how is {network.how!r}: needs runtime.federation 'network', got 'in-process'")
+    if network.how != "off" and network.clock == "virtual":
+        problems.append(f"network.clock is 'virtual': needs network.how 'off', got {network.how!r}")
+    if network.clock == "virtual" and runtime.federation != "in-process":
+        problems.append(f"network.clock is 'virtual': needs runtime.federation 'in-process', got {runtime.federation!r}")
+    if network.how == "off" and network.clock == "real" and network != NetworkSettings():
+        problems.append(
+            "network.how is 'off': the links have no effect; must be 'relay' or 'netem', or network.clock 'virtual'"
+        )
+    if network.how == "netem" and runtime.clients_per_worker > 1:
+        problems.append(
+            f"network.how is 'netem': each client has its own network; runtime.clients_per_worker must be 1, got "
+            f"{runtime.clients_per_worker}"
+        )
+    if network.how == "netem" and runtime.transport.security != "curve":
+        problems.append("network.how is 'netem': its addresses are not loopback; runtime.transport.security must be 'curve'")
+    return problems
 
 
 def _audit_problems(config: Config) -> list[str]:

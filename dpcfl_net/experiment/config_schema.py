@@ -19,6 +19,7 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
+from dpcfl_net.experiment.network_settings import NetworkSettings
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
 
@@ -206,11 +207,15 @@ class Config(Section):
     runtime: RuntimeSettings = Field(default=RuntimeSettings(), description="processes and transport")
     output: OutputSettings = Field(default=OutputSettings(), description="files that a run writes")
     audit: AuditSettings = Field(default=AuditSettings(), description="canaries for a lower bound on epsilon")
+    network: NetworkSettings = Field(default=NetworkSettings(), description="links of the clients")
 
     @model_serializer(mode="wrap")
-    def _without_empty_audit(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `audit` when unset so that the configuration's bytes are unchanged.
-        return {key: value for key, value in standard(self).items() if key != "audit" or self.audit.canaries}
+    def _without_unused_sections(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `audit` and `network` when unset so that the configuration's bytes are unchanged.
+        unused = {
+            name for name, used in (("audit", self.audit.canaries), ("network", self.network != NetworkSettings())) if not used
+        }
+        return {key: value for key, value in standard(self).items() if key not in unused}
 
     @property
     def algorithm_class(self) -> type[Algorithm]:

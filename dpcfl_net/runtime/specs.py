@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -108,6 +109,8 @@ class WorkerSpec:
             that of the host, which all runs of a user share.
         orphan_timeout_s: Seconds without a coordinator after which the worker fails.
         device: Device to compute on.
+        relayed: Address of the client's relay, by client; `connect` for others.
+        namespace: Network namespace to enter; None: none.
     """
 
     job: Path
@@ -122,6 +125,8 @@ class WorkerSpec:
     slots: tuple[Path, int] | None = None
     orphan_timeout_s: float = 60
     device: Device = CPU
+    relayed: Mapping[int, str] = field(default_factory=dict)
+    namespace: str | None = None
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, Rec
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
-from dpcfl_net.training.devices import Device
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link
 from dpcfl_net.transport.keys import client_key
+from dpcfl_net.transport.links.netem import enter
 from dpcfl_net.transport.messages import resolve
 from dpcfl_net.transport.observer_link import ObserverOutbox
 
@@ -133,7 +133,7 @@ def run_worker(spec: WorkerSpec) -> None:
         Refused: If the job or the server fails a check.
         RunFailed: If the coordinator does not answer for `spec.orphan_timeout_s` seconds.
     """
-    prepare_process(spec.device)
+    prepare_process(spec)
     job = read_job(spec.job, spec.operator_key)
     if spec.client not in job.algorithm.clients:
         raise ConfigError(f"--client is {spec.client}: the roster of the job has clients 0 to {len(job.protocol.roster) - 1}")
@@ -142,15 +142,20 @@ def run_worker(spec: WorkerSpec) -> None:
         Worker(spec, job, host, context, turns(spec)).serve()
 
 
-def prepare_process(device: Device) -> None:
-    """Prepare a new process: select its device, use one thread, and seed torch.
+def prepare_process(spec: WorkerSpec) -> None:
+    """Prepare a new process: enter its network, select its device, use one thread, and seed torch.
 
     Args:
-        device: Device to compute on.
+        spec: Arguments of the process.
+
+    Raises:
+        RunFailed: If the network namespace or the device cannot be used.
     """
     import torch
 
-    devices.use(device)
+    if spec.namespace is not None:
+        enter(spec.namespace)  # before the first socket and thread of ZeroMQ
+    devices.use(spec.device)
     torch.set_num_threads(1)
     # Forked siblings share the parent's seed, from which no noise comes. torch.manual_seed would also search for GPUs, which
     # takes milliseconds.
@@ -311,7 +316,7 @@ class Worker:
         protocol, algorithm = self.job.protocol, self.host.algorithm
         steps, sides = client_steps(algorithm), tensor_sides(algorithm)
         endpoint = ClientEndpoint(
-            self.spec.connect,
+            self.spec.relayed.get(self.spec.client, self.spec.connect),
             Link.of(protocol, self._keys(), protocol.coordinator_key, self._context),
             client=self.spec.client,
             task_template=lambda task: resolve(steps[task].takes, sides) if task in steps else None,

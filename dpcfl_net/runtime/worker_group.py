@@ -29,7 +29,7 @@ def run_group(spec: GroupSpec) -> None:
     Raises:
         Exception: The first error of a client.
     """
-    prepare_process(spec.worker.device)
+    prepare_process(spec.worker)
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS)
     Group(spec, read_job(spec.worker.job, spec.worker.operator_key), context).serve()

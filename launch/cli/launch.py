@@ -21,6 +21,7 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.cli import run as runs
+from dpcfl_net.launch.links import refuse_remote
 from dpcfl_net.launch.placement import slurm, ssh
 from dpcfl_net.launch.placement.placements import ListenAddress, LocalPlacement, Placement, RemotePlacement
 from dpcfl_net.launch.placement.slurm import Resources
@@ -227,6 +228,7 @@ def _open_placement(
         workers = -(-sum(config.data.clients) // config.runtime.clients_per_worker)
         cluster = ray.Cluster(workers, options.cpus, options.gpus)
         hosts, address = ray.make_hosts(cluster, root=root, run=run), options.address or cluster.own_address()
+    refuse_remote(config)
     placement = RemotePlacement(hosts, ListenAddress(address, options.bind, options.ports), assigned)
     try:
         placement.open()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -51,6 +52,23 @@ class ClientRange:
     def log(self) -> str:
         """Name of the log file."""
         return f"{self.title.replace(' ', '_')}.log"
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Addresses for the workers of a run.
+
+    Attributes:
+        coordinator: Address of the coordinator.
+        observer: Address of the observer.
+        relayed: Address of the relay of a client's link, by client; clients without one connect to the coordinator.
+        namespaces: Network namespace of each client; empty: none.
+    """
+
+    coordinator: str
+    observer: str
+    relayed: Mapping[int, str] = field(default_factory=dict)
+    namespaces: Mapping[int, str] = field(default_factory=dict)
 
 
 class Handle(Protocol):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
+from types import MappingProxyType
 
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import parents
@@ -102,10 +103,13 @@ class LocalLauncher:
         spec: Specification of a worker; client and device are replaced for each worker.
         logs: Folder of the logs.
         devices: Device of each process, by its first client; the CPU for others.
+        namespaces: Network namespace of each client; those of others is the launcher's.
     """
 
-    def __init__(self, spec: WorkerSpec, logs: Path, devices: Mapping[int, Device]) -> None:
-        self._spec, self._logs, self._devices = spec, logs, devices
+    def __init__(
+        self, spec: WorkerSpec, logs: Path, devices: Mapping[int, Device], namespaces: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        self._spec, self._logs, self._devices, self._namespaces = spec, logs, devices, namespaces
         self._started: list[LocalHandle] = []
 
     def capacity(self) -> list[Node]:
@@ -115,7 +119,13 @@ class LocalLauncher:
     def start(self, process: ClientRange) -> LocalHandle:
         """See `base.Launcher`."""
         first = process.clients[0]
-        worker = replace(self._spec, client=first, device=self._devices.get(first, CPU))
+        worker = replace(
+            self._spec,
+            client=first,
+            device=self._devices.get(first, CPU),
+            relayed={client: at for client in process.clients if (at := self._spec.relayed.get(client)) is not None},
+            namespace=self._namespaces.get(first),
+        )
         if process.group:
             receiver, sender = multiprocessing.Pipe(duplex=False)
             with receiver:

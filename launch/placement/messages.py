@@ -41,6 +41,7 @@ class SetJob(Message):
     files: dict[str, str]
     operator_key: str
     connect: str
+    relayed: dict[int, str] = {}
     observer: str
     runtime: RuntimeSettings
     data_root: str | None

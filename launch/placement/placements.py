@@ -14,7 +14,7 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.launch.placement.base import Launcher, Node
+from dpcfl_net.launch.placement.base import Addresses, Launcher, Node
 from dpcfl_net.launch.placement.messages import FILES, PrepareKeys, SetJob
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, assign_processes, close_all, node_of
 from dpcfl_net.runtime.specs import Terms, WorkerSpec
@@ -55,15 +55,14 @@ class Placement(Protocol):
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """Load in advance the libraries and the job of all workers (see `parents.preload`)."""
 
-    def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
+    def launcher(self, folder: Path, config: Config, operator_key: str, addresses: Addresses) -> Launcher:
         """Return the launcher for the workers of a job.
 
         Args:
             folder: The run folder, with the signed job.
             config: The configuration of the run.
             operator_key: The operator's public key.
-            connect: Address of the coordinator for workers.
-            observer: Address of the observer for workers.
+            addresses: Addresses for the workers.
         """
 
     def devices(self) -> dict[str, int]:
@@ -105,7 +104,7 @@ class LocalPlacement:
 
         parents.preload(job)
 
-    def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
+    def launcher(self, folder: Path, config: Config, operator_key: str, addresses: Addresses) -> Launcher:
         """See `Placement`."""
         from dpcfl_net.launch.placement.local import LocalLauncher, own_slots
 
@@ -113,12 +112,12 @@ class LocalPlacement:
         self._slots = own_slots(runtime, secrets.token_hex(8))
         firsts = range(0, sum(config.data.clients), runtime.clients_per_worker)
         spec = WorkerSpec(
-            folder, 0, connect, observer, files.keys, operator_key, files.ledgers, terms_of(config), config.data.root,
-            self._slots, runtime.orphan_timeout_s,
+            folder, 0, addresses.coordinator, addresses.observer, files.keys, operator_key, files.ledgers, terms_of(config),
+            config.data.root, self._slots, runtime.orphan_timeout_s, relayed=addresses.relayed,
         )  # fmt: skip
         devices = deal(runtime, len(firsts))
         self._devices = [device.uuid or "cpu" for device in devices]
-        self._launcher = LocalLauncher(spec, files.logs, dict(zip(firsts, devices, strict=True)))
+        self._launcher = LocalLauncher(spec, files.logs, dict(zip(firsts, devices, strict=True)), addresses.namespaces)
         return self._launcher
 
     def devices(self) -> dict[str, int]:
@@ -229,14 +228,14 @@ class RemotePlacement:
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """See `Placement`: agents load it on their hosts."""
 
-    def launcher(self, folder: Path, config: Config, operator_key: str, connect: str, observer: str) -> Launcher:
+    def launcher(self, folder: Path, config: Config, operator_key: str, addresses: Addresses) -> Launcher:
         """See `Placement`."""
         size, clients = config.runtime.clients_per_worker, sum(config.data.clients)
         files = {name: (folder / name).read_text() for name in FILES}
         for agent in dict.fromkeys(self._agent_of):
             agent.ledgers = RunFolder(folder).ledgers
             agent.set_job(SetJob(
-                files=files, operator_key=operator_key, connect=connect, observer=observer, runtime=config.runtime,
+                files=files, operator_key=operator_key, connect=addresses.coordinator, observer=addresses.observer, relayed=dict(addresses.relayed), runtime=config.runtime,
                 data_root=agent.host.data_root or config.data.root,
                 firsts=[k * size for k, other in enumerate(self._agent_of) if other is agent],
             ))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import json
 import math
@@ -14,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
-from dpcfl_net.core.files import shown
+from dpcfl_net.core.files import reason, shown
 from dpcfl_net.transport.links.link import Direction, Link
 from dpcfl_net.transport.links.schedule import Schedule
 
 Command = list[str]
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # bits in /proc/self/status; the second mounts namespaces
 _COMMAND_S = 10.0
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
 _PACKET_BYTES = 1500
 _QUEUE_S = 0.1  # netem holds the packets on the way and a queue; tc's 1,000 packets would be 12 s at 1 Mbit/s
 _LEAST_PACKETS, _MOST_PACKETS = 32, 1_000_000
@@ -87,6 +89,7 @@ def set_up_commands(space: Namespace, link: Link) -> list[Command]:
         ["ip", "link", "set", "dev", space.host_end, "gso_max_segs", "1", "up"],
         [*inside, "link", "set", "dev", space.client_end, "gso_max_segs", "1", "up"],
         [*inside, "link", "set", "dev", "lo", "up"],
+        [*inside, "route", "add", "default", "via", space.host_address],  # so that one address of the host serves all
         ["tc", "qdisc", "replace", "dev", space.host_end, "root", *netem(link, "down")],
         ["tc", "-n", space.name, "qdisc", "replace", "dev", space.client_end, "root", *netem(link, "up")],
     ]
@@ -134,7 +137,7 @@ class NetemNetwork:
         run_command: Runs a command and returns its output.
 
     Attributes:
-        spaces: Network of each client; the server must listen on `host_address` of each, or on all addresses.
+        spaces: Network of each client; every `host_address` is reachable from all of them.
 
     Raises:
         ConfigError: If a link cannot be made, or this machine lacks something.
@@ -164,6 +167,21 @@ class NetemNetwork:
 
     def __exit__(self, *_: object) -> None:
         clean_up(self._run, self._run_command)
+
+
+def enter(name: str) -> None:
+    """Move this thread, and threads that it starts, into a network namespace.
+
+    Raises:
+        RunFailed: If that fails.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns needs Python 3.12
+    try:
+        with open(f"/run/netns/{name}") as file:
+            if libc.setns(file.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    except OSError as error:
+        raise RunFailed(f"cannot enter the network namespace {name}: {reason(error)}") from None
 
 
 def clean_up(run: str, run_command: Callable[[Command], str] = execute) -> list[str]:

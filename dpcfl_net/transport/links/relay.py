@@ -11,7 +11,7 @@ import selectors
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -39,6 +39,8 @@ class RelaySpec:
         seed: Seed of jitter, losses and resets; each client has its own generator.
         listen: Host to listen on.
         report_s: Seconds between reports.
+        ports: Ports to listen on, by client: those of a relay that has crashed; a free port for others.
+        elapsed_s: Seconds of the schedules that have passed before.
     """
 
     upstream: str
@@ -48,12 +50,14 @@ class RelaySpec:
     seed: int = 0
     listen: str = "127.0.0.1"
     report_s: float = 60.0
+    ports: dict[int, int] = field(default_factory=dict)
+    elapsed_s: float = 0.0
 
 
 def run_relay(spec: RelaySpec) -> None:
     """Relay until SIGTERM, then close all connections and write the last report.
 
-    Second 0 of every schedule is the start of this function.
+    Second 0 of every schedule is `spec.elapsed_s` before the start of this function.
 
     Args:
         spec: Arguments of the process.
@@ -107,14 +111,16 @@ class Relay:
 
     def __init__(self, spec: RelaySpec) -> None:
         self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
+        self._start = self._loop.time() - spec.elapsed_s
         self._upstream = _resolve(spec.upstream)
         self._ports: list[Port] = []
         try:
             for client, schedule in spec.clients.items():
                 random = Random(f"{spec.seed}/{client}")
                 up, down = Bottleneck(schedule, "up", random), Bottleneck(schedule, "down", random)
-                port = Port(client, _listen(spec.listen, up.kernel_buffer), schedule, random, up, down)
+                port = Port(
+                    client, _listen(spec.listen, spec.ports.get(client, 0), up.kernel_buffer), schedule, random, up, down
+                )
                 self._ports.append(port)
                 self._loop.add_reader(port.listener, self._accept, port)
         except BaseException:
@@ -156,12 +162,13 @@ class Relay:
         port.connections[Connection(accepted, port, self._upstream, self.now_s)] = None
 
 
-def _listen(host: str, kernel_buffer: int) -> socket.socket:
-    """Listen on a free port; accepted sockets inherit the receive buffer, whose size must be known before the handshake."""
-    family, address = _resolve(f"tcp://{host}:0", name="listen")
+def _listen(host: str, port: int, kernel_buffer: int) -> socket.socket:
+    """Listen on a port, 0 for a free one; accepted sockets inherit the receive buffer, whose size must be known before the handshake."""
+    family, address = _resolve(f"tcp://{host}:{port}", name="listen")
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_buffer)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(MOST_CONNECTIONS)
         made.setblocking(False)
