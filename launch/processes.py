@@ -205,6 +205,7 @@ class FederationRun:
             runtime.max_live_workers,
             FIRST_FREE,
             FIRST_FREE + 1,
+            runtime.pause_s,
         )
         self._close_pipes()
         self._commands, commands_end = multiprocessing.Pipe(duplex=False)

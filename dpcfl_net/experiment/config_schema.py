@@ -130,6 +130,12 @@ class RuntimeSettings(Section):
     join_timeout_s: float = Field(
         default=120, gt=0, le=MOST_SECONDS, description="seconds that the coordinator waits for its clients"
     )
+    pause_s: float = Field(
+        default=300,
+        ge=0,
+        le=MOST_SECONDS,
+        description="seconds that a round below the quorum waits for clients to return; 0: the run fails at once",
+    )
     max_epsilon: float | None = Field(
         default=None,
         gt=0,

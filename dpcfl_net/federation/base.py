@@ -11,6 +11,7 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.federation.round_counts import RoundCounts
 from dpcfl_net.privacy.slots import Slot
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ class Federation:
     Attributes:
         clients: Client ids of the roster.
         round: Current round.
-        missing: Clients without an answer in the last call.
-        lost: Those of them whose answer a crash lost; it is charged, and it will never come.
-        answered: Number of answers in the last call.
+        counts: Clients that answered, were missing, late or away in the current round.
+        needed: Number of answers that the current call needs.
+        lost: Clients whose answer to the last call a crash lost; it is charged, and it will never come.
         central_server: The trusted server; None if the job trusts no server.
     """
 
@@ -95,9 +96,19 @@ class Federation:
         self.protocol, self.quorum = protocol, quorum
         self.clients = [entry.id for entry in protocol.roster]
         self.round = 0
-        self.missing: list[int] = []
+        self.counts = RoundCounts(0)
+        self.needed = 0
         self.lost: list[int] = []
-        self.answered = 0
+
+    @property
+    def missing(self) -> list[int]:
+        """Clients without an answer to a call of this round."""
+        return sorted(self.counts.missing)
+
+    @property
+    def answered(self) -> int:
+        """Number of clients that answered in this round."""
+        return len(self.counts.answered)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -132,11 +143,14 @@ class Federation:
         """
         asked = sorted(self.clients if each is None else each)
         tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
+        if self.counts.round != self.round:
+            self.counts = RoundCounts(self.round)
+        self.needed = int(np.ceil(self.quorum * len(asked)))
         answers = self._exchange(method.client_step.kind, tasks)
-        needed = int(np.ceil(self.quorum * len(asked)))
-        if (count := len(answers) + len(self.lost)) < needed:
+        self.counts.add_call(asked, answers)
+        if (count := len(answers) + len(self.lost)) < self.needed:
             raise RunFailed(
-                f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {needed} (runtime.quorum is "
+                f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {self.needed} (runtime.quorum is "
                 f"{self.quorum:g}; with a lower one the run continues without the others)"
             )
         return Results(asked, answers)
@@ -159,7 +173,7 @@ class Federation:
         return self.central_server.release(self, method.central_step.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        """Deliver tasks and collect releases; sets `missing`, `lost` and `answered`."""
+        """Deliver tasks and collect releases; sets `lost`."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:
