@@ -19,6 +19,7 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
+from dpcfl_net.experiment.availability_settings import AvailabilitySettings
 from dpcfl_net.experiment.network_settings import NetworkSettings
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
@@ -214,14 +215,19 @@ class Config(Section):
     output: OutputSettings = Field(default=OutputSettings(), description="files that a run writes")
     audit: AuditSettings = Field(default=AuditSettings(), description="canaries for a lower bound on epsilon")
     network: NetworkSettings = Field(default=NetworkSettings(), description="links of the clients")
+    availability: AvailabilitySettings = Field(
+        default=AvailabilitySettings(), description="rounds in which clients are there; public"
+    )
 
     @model_serializer(mode="wrap")
     def _without_unused_sections(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `audit` and `network` when unset so that the configuration's bytes are unchanged.
-        unused = {
-            name for name, used in (("audit", self.audit.canaries), ("network", self.network != NetworkSettings())) if not used
+        # Omit these sections when unset so that the configuration's bytes are unchanged.
+        used = {
+            "audit": self.audit.canaries,
+            "network": self.network != NetworkSettings(),
+            "availability": self.availability.clients,
         }
-        return {key: value for key, value in standard(self).items() if key not in unused}
+        return {key: value for key, value in standard(self).items() if used.get(key, True)}
 
     @property
     def algorithm_class(self) -> type[Algorithm]:
@@ -235,7 +241,10 @@ class Config(Section):
     @property
     def setting(self) -> Setting:
         """Public facts that the algorithm's options are checked against."""
-        return Setting(self.rounds, sum(self.data.clients), self.local, self.privacy, self.data.validation)
+        clients = sum(self.data.clients)
+        spans = (self.availability.spans(client, self.rounds) for client in self.availability.clients)
+        away = sum(found is not None and found[0][0] > 1 for found in spans)
+        return Setting(self.rounds, clients, self.local, self.privacy, self.data.validation, away_at_first=away)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -125,15 +125,28 @@ class Federation:
         """Number of client starts so far."""
         return 0
 
-    def call(self, method: Any, *, common: Arrays | None = None, each: Mapping[int, Arrays] | None = None) -> Results:
+    def away(self, t: int) -> list[int]:
+        """List the clients that the signed schedule names as away in round t."""
+        return [entry.id for entry in self.protocol.roster if not entry.is_there(t)]
+
+    def call(
+        self,
+        method: Any,
+        *,
+        common: Arrays | None = None,
+        each: Mapping[int, Arrays] | None = None,
+        quorum: float | None = None,
+    ) -> Results:
         """Run a client step on every client, or on those in `each`, and collect the releases.
 
-        An answer that a crash lost counts towards the quorum: asking again cannot produce it.
+        Clients that are away by schedule are not asked and do not count towards the quorum. An answer that a crash lost counts
+        towards the quorum: asking again cannot produce it.
 
         Args:
             method: The client step.
             common: Tensors for all clients.
             each: Client to its separate tensors; None: all clients are asked.
+            quorum: Fraction of the asked clients that must answer this call; None: that of the run.
 
         Returns:
             The releases in client order.
@@ -141,11 +154,11 @@ class Federation:
         Raises:
             RunFailed: If fewer clients than the quorum answer.
         """
-        asked = sorted(self.clients if each is None else each)
-        tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
         if self.counts.round != self.round:
-            self.counts = RoundCounts(self.round)
-        self.needed = int(np.ceil(self.quorum * len(asked)))
+            self.counts = RoundCounts(self.round, self.away(self.round))
+        asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
+        tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
+        self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
         answers = self._exchange(method.client_step.kind, tasks)
         self.counts.add_call(asked, answers)
         if (count := len(answers) + len(self.lost)) < self.needed:

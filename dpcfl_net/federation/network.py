@@ -130,15 +130,19 @@ class NetworkFederation(Federation):
         """Number of client starts so far."""
         return self._pool.started if self._pool is not None else 0
 
-    def join(self) -> None:
-        """Wait until every client has connected, unless clients are started on demand.
+    def join(self, t: int = 1) -> None:
+        """Wait until every client that is there in round t has connected, unless clients are started on demand.
+
+        Args:
+            t: First round to run.
 
         Raises:
             RunFailed: If fewer clients than the quorum connect within `join_timeout_s`; names the missing ones.
         """
         if self._pool is not None:
             return
-        expected, needed = set(self.clients), int(np.ceil(self.quorum * len(self.clients)))
+        expected = set(self.clients) - set(self.away(t))
+        needed = int(np.ceil(self.quorum * len(expected)))
         absent = self._wait_for(expected, len(expected), self.join_timeout_s)
         problem = f"clients {_listed(sorted(absent))} did not join within {self.join_timeout_s:g} s"
         if len(expected) - len(absent) < needed <= len(expected) - len(absent & self._unreachable) and self.pause_s:

@@ -105,7 +105,8 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         pauses = PauseListener(records.pause, records.resume)
         fed = NetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
-        fed.join()
+        checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
+        fed.join(max(checkpoints.rounds(), default=0) + 1)
         loading.join()
         records.joined()
 
@@ -115,7 +116,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
                 shown = central_server.shown if central_server is not None else {}
                 outbox.models(t, state.assignment, state.models, **shown)
 
-        drive(algorithm, fed, Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn), on_round)
+        drive(algorithm, fed, checkpoints, on_round)
         if outbox is not None:
             outbox.end(protocol.rounds)
         fed.goodbye()
