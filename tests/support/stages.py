@@ -8,6 +8,7 @@ UNITS, RUNS = "units", "runs"
 UNIT_FOLDERS = ("core", "clustering", "data", "privacy", "transport", "federation", "experiment", "training")
 WHOLE_RUNS = (
     "experiment/test_worker_policy.py",
+    "federation/test_deadlines.py",
     "federation/test_federation.py",
     "privacy/test_composition.py",
     "privacy/test_record_book.py",

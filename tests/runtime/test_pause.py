@@ -1,0 +1,116 @@
+"""A run whose quorum is lost for a while: it pauses, says so, and ends with the bits of an undisturbed run, or can be resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+
+from dpcfl_net.core import runlog
+from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.launch.cli.progress import ProgressTail
+from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.simulate import simulate
+
+ROUNDS = 8
+SETTINGS = {
+    "data": {"dataset": "digits", "clients": [1, 1, 1], "train_per_client": 200, "test_per_client": 40},
+    "model": {"name": "linear"}, "rounds": ROUNDS, "algorithm": {"name": "global"},
+    "privacy": {**SMALL["privacy"], "accountant": "rdp"},
+}  # fmt: skip
+
+
+def start(out, **runtime):
+    config = write_config(out / "c", **SETTINGS, runtime=runtime)
+    return subprocess.Popen(
+        [*DPCFL, "run", str(config), "--out", str(out / "runs")], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def until(what, process, limit_s=60):
+    deadline = time.monotonic() + limit_s
+    while not (found := what()):
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def stop_one_worker(run, out):
+    """Stop a worker (SIGSTOP) as soon as it exists; return it."""
+    until(lambda: (out / "runs").is_dir() and [*(out / "runs").glob("*/messages.jsonl")], run)
+
+    def worker():
+        family = psutil.Process(run.pid).children(recursive=True)
+        return [p for p in family if re.search(r"\bclient 1\b", " ".join(p.cmdline()))]
+
+    (found, *_) = until(worker, run)
+    found.suspend()
+    return found
+
+
+def pauses(folder):
+    return [line for line in runlog.read(folder / "warnings.jsonl") if line.get("view") == "pause"]
+
+
+def test_a_stopped_client_pauses_the_run_and_its_return_continues_it_with_the_same_bits(tmp_path):
+    run = start(tmp_path, round_timeout_s=2, join_timeout_s=2, pause_s=120)
+    try:
+        worker = stop_one_worker(run, tmp_path)
+        folder = only_run(tmp_path / "runs")
+        until(lambda: pauses(folder), run)
+        assert "paused, waiting up to 120 s" in ProgressTail(folder).view().pause
+        worker.resume()
+        said, _ = run.communicate(timeout=90)
+    finally:
+        run.poll() is None and os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 0, said
+    assert "the quorum is 3: paused, waiting up to 120 s" in said
+    assert "the pause ended after" in said
+    began, ended = pauses(folder)
+    assert (began["seconds"], ended["seconds"]) == (120, 0)
+    assert [span["end"] > span["start"] for span in runlog.read(folder / "spans.jsonl") if span["what"] == "pause"] == [True]
+    job = read_job(folder, read_operator_key(folder / "operator.pub"))
+    state = simulate(job, tmp_path / "undisturbed")
+    assert Checkpoints(folder / "checkpoints").newest()[1].models.tobytes() == state.models.tobytes()
+    for client in range(3):
+        rounds = [e.round for e in read_ledger(folder / f"ledgers/client_{client:04d}") if e.type == "debit"]
+        assert rounds == [*range(1, ROUNDS + 1)]  # one charge for each round
+    assert_nothing_left(folder)
+
+
+@pytest.mark.parametrize("ended", ["time", pytest.param("ctrl-c", marks=pytest.mark.slow)])
+def test_a_pause_ends_in_a_run_that_can_be_resumed(tmp_path, ended):
+    run = start(tmp_path, round_timeout_s=2, join_timeout_s=2, pause_s=3 if ended == "time" else 300)
+    try:
+        worker = stop_one_worker(run, tmp_path)
+        folder = only_run(tmp_path / "runs")
+        until(lambda: pauses(folder), run)
+        if ended == "ctrl-c":
+            pressed = time.monotonic()
+            os.kill(run.pid, signal.SIGINT)
+        said, _ = run.communicate(timeout=90)
+    finally:
+        run.poll() is None and os.killpg(run.pid, signal.SIGKILL)
+    assert not worker.is_running()
+    assert f"resume with: dpcfl run --resume {folder}" in said
+    if ended == "ctrl-c":
+        assert run.returncode == 130
+        assert time.monotonic() - pressed < 60
+    else:
+        assert run.returncode == 4
+        assert "the quorum is 3" in said or "did not join" in said
+    resumed = dpcfl("run", "--resume", folder)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    job = read_job(folder, read_operator_key(folder / "operator.pub"))
+    state = simulate(job, tmp_path / "undisturbed")
+    assert Checkpoints(folder / "checkpoints").newest()[1].models.tobytes() == state.models.tobytes()
