@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import Arrays, Federation
+from dpcfl_net.federation.call_state import CallState
 from dpcfl_net.federation.client_pool import ClientPool, Word
 from dpcfl_net.federation.pause import UNHEARD, Pause, PauseListener, below_quorum
 from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
@@ -20,35 +21,6 @@ from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
 Report = Callable[[str], None]
 MOST_LISTED = 20  # client ids in a message
 WAITS = 10  # at most so many times timeout_s while a client waits for a core
-
-
-@dataclass
-class _Call:
-    """State of a call: queued clients, deadlines and start times of asked clients, answers so far.
-
-    A client that is overdue keeps its task until the call ends: its answer counts if others are still waited for.
-    """
-
-    queue: list[int]
-    waiting: dict[int, float] = field(default_factory=dict)
-    asked: dict[int, float] = field(default_factory=dict)
-    # Connected since the task was sent: a new connection does not extend the deadline.
-    met: set[int] = field(default_factory=set)
-    sent: set[int] = field(default_factory=set)
-    overdue: set[int] = field(default_factory=set)
-    pause: Pause | None = None
-    paused_at: float = 0.0
-    answers: dict[int, Arrays] = field(default_factory=dict)
-    lost: list[int] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """Number of answers that count towards the quorum."""
-        return len(self.answers) + len(self.lost)
-
-    def deadline(self, due: float) -> float:
-        """Deadline of a client: `due`, or the end of the pause if that is later."""
-        return due if self.pause is None else max(due, self.paused_at + self.pause.seconds)
 
 
 @dataclass(frozen=True)
@@ -183,7 +155,7 @@ class NetworkFederation(Federation):
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         payloads: dict[tuple[Any, ...], Payload] = {}
-        call = _Call(self._pool.in_turn(tasks) if self._pool is not None else list(tasks))
+        call = CallState(self._pool.in_turn(tasks) if self._pool is not None else list(tasks))
         while self._continues(call, len(tasks)):
             self._drop_lost(call)
             for client in self._admit(call):
@@ -206,7 +178,7 @@ class NetworkFederation(Federation):
         self.lost = sorted(call.lost)
         return call.answers
 
-    def _continues(self, call: _Call, asked: int) -> bool:
+    def _continues(self, call: CallState, asked: int) -> bool:
         """Return True while the call waits for answers; begins and ends its pause."""
         pending = len(call.queue) + len(call.waiting)
         if call.pause is not None:
@@ -231,7 +203,7 @@ class NetworkFederation(Federation):
             call.waiting = dict.fromkeys(back, call.deadline(0.0))
         return True
 
-    def _admit(self, call: _Call) -> list[int]:
+    def _admit(self, call: CallState) -> list[int]:
         """Remove clients that can get their task from the queue; their time begins when they are connected."""
         admitted, now = call.queue, self._clock.now()
         if self._pool is not None:
@@ -245,7 +217,7 @@ class NetworkFederation(Federation):
         call.queue = [client for client in call.queue if client not in call.waiting]
         return admitted
 
-    def _update_pool(self, pool: ClientPool, kind: str, client: int, call: _Call) -> None:
+    def _update_pool(self, pool: ClientPool, kind: str, client: int, call: CallState) -> None:
         """Update pool and deadlines when a client connects or disconnects."""
         if kind == "joined":
             pool.joined(client)
@@ -256,7 +228,7 @@ class NetworkFederation(Federation):
         elif kind == "left":
             pool.left(client, busy=client in call.waiting)
 
-    def _drop_lost(self, call: _Call) -> None:
+    def _drop_lost(self, call: CallState) -> None:
         self._unreachable.update(self._read_lost())
         call.queue = [client for client in call.queue if client not in self._unreachable]
         for client in sorted(self._unreachable & set(call.waiting)):
@@ -266,7 +238,7 @@ class NetworkFederation(Federation):
                 self._pool.give_up(client)
             self._warn(f"client {client} is lost: round {self.round} continues without it")
 
-    def _drop_late(self, call: _Call) -> None:
+    def _drop_late(self, call: CallState) -> None:
         now = self._clock.now()
         for client in sorted(client for client, deadline in call.waiting.items() if deadline <= now):
             if self.endpoint.waits(client) and now < call.asked[client] + WAITS * self.timeout_s:
@@ -283,7 +255,7 @@ class NetworkFederation(Federation):
             else:
                 self._warn(f"client {client} did not connect within {self.join_timeout_s:g} s for round {self.round}")
 
-    def _handle(self, event: ServerEvent, call: _Call) -> None:
+    def _handle(self, event: ServerEvent, call: CallState) -> None:
         client = event.client
         if client is None or self._set_aside(event):
             return

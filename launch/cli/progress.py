@@ -158,9 +158,10 @@ class ProgressTail:
         for line in metrics:
             if line.get("view") == "server" and (missing := listed(line, "missing")):
                 self._workers.miss(missing, number(line.get("time")) or 0.0)
-                more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-                named = ", ".join(map(str, missing[:NAMED]))
-                self._warnings.append(f"round {line.get('round')}: no answer from client {named}{more}")
+                self._warnings.append(f"round {line.get('round')}: no answer from client {_named(missing)}")
+            if line.get("view") == "server" and (late := listed(line, "late")):
+                what = "answer to an earlier round, set aside"
+                self._warnings.append(f"round {line.get('round')}: late {what}, from client {_named(late)}")
         # Other warnings of the coordinator are in its log; those of the launcher are about lost and restarted workers.
         for line in self._tails["warnings"].new():
             if line.get("view") in ("launcher", "pause"):
@@ -297,6 +298,12 @@ class Workers:
         if asked <= self._answered.get(client, 0):
             return WAITING
         return SENDING if self._trained.get(client, 0) >= asked else TRAINING
+
+
+def _named(clients: list[Any]) -> str:
+    """Client ids, the first `NAMED` of them."""
+    more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
+    return ", ".join(map(str, clients[:NAMED])) + more
 
 
 def _client(who: Any) -> int | None:

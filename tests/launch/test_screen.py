@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -288,3 +289,27 @@ def test_summary_of_a_run_that_failed() -> None:
     print_summary({"algorithm": "x", "state": "failed", "rounds_done": 3}, console=console)
     assert "the run is failed after 3 rounds" in text(console)
     assert "no privacy statement" in text(console)
+
+
+def test_a_pause_below_the_quorum_is_shown_until_it_ends(tmp_path: Path) -> None:
+    folder, said = tmp_path / "run", "round 4: 3 of 8 clients answered, the quorum is 6: paused, waiting up to 300 s"
+    tail = run_some(folder, 3)
+    tail.view()
+    write_lines(folder / "warnings.jsonl", [{"view": "pause", "time": time.time(), "text": said, "seconds": 300}])
+    view = tail.view()
+    assert (view.pause, view.warnings[-1]) == (said, said)
+    assert "3 of 8 clients answered" in drawn(view, 120)
+    write_lines(folder / "warnings.jsonl", [{"view": "pause", "time": time.time(), "text": "the pause ended", "seconds": 0}])
+    assert (tail.view().pause, tail.view().warnings[-1]) == ("", "the pause ended")
+    write_lines(folder / "warnings.jsonl", [{"view": "pause", "time": time.time(), "text": said, "seconds": 300}])
+    assert tail.view().pause == said
+    write_round(folder, 4, 40)  # of a resumed run: a crash in the pause left no end
+    assert tail.view().pause == ""
+    write_lines(folder / "warnings.jsonl", [{"view": "pause", "time": time.time() - 10_000, "text": said, "seconds": 300}])
+    assert tail.view().pause == ""
+
+
+def test_late_answers_are_named(tmp_path: Path) -> None:
+    tail = run_some(tmp_path / "run", 2)
+    write_lines(tmp_path / "run" / "metrics.jsonl", [{"view": "server", "round": 3, "time": START, "missing": [], "late": [5]}])
+    assert tail.view().warnings == ["round 3: late answer to an earlier round, set aside, from client 5"]

@@ -114,3 +114,35 @@ def test_a_pause_ends_in_a_run_that_can_be_resumed(tmp_path, ended):
     job = read_job(folder, read_operator_key(folder / "operator.pub"))
     state = simulate(job, tmp_path / "undisturbed")
     assert Checkpoints(folder / "checkpoints").newest()[1].models.tobytes() == state.models.tobytes()
+
+
+@pytest.mark.slow
+def test_a_client_that_missed_rounds_takes_part_again_and_its_late_answers_are_set_aside(tmp_path):
+    """A worker stopped for some rounds: at most the task that it had begun is late, replaced tasks are not charged."""
+    run = start(tmp_path, quorum=0.6, round_timeout_s=1.5, join_timeout_s=20)
+    try:
+        until(lambda: [*(tmp_path / "runs").glob("*/checkpoints/round_00001")], run)
+        worker = stop_one_worker(run, tmp_path)
+        folder = only_run(tmp_path / "runs")
+
+        def missed():
+            return [line for line in runlog.read(folder / "metrics.jsonl") if 1 in line.get("missing", [])]
+
+        until(lambda: len(missed()) >= 3, run)
+        worker.resume()
+        said, _ = run.communicate(timeout=90)
+    finally:
+        run.poll() is None and os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 0, said
+    lines = [line for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line]
+    late = [(line["round"], client) for line in lines for client in line["late"]]
+    charged = {e.round for e in read_ledger(folder / "ledgers/client_0001") if e.type == "debit"}
+    away = {line["round"] for line in lines if 1 in line["missing"]}
+    assert (
+        len(charged & away) <= len(late) + 1
+    )  # what it was charged for in vain arrived late, at most one after the last round
+    assert len(away - charged) >= 1  # replaced before they began
+    assert {client for _, client in late} <= {1}
+    warned = [line["text"] for line in runlog.read(folder / "warnings.jsonl") if "set aside" in line["text"]]
+    assert len(warned) >= len(late)
+    assert dpcfl("verify", folder).returncode == 0

@@ -1,0 +1,46 @@
+"""State of one call over the network: queue, deadlines, answers and pause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dpcfl_net.federation.base import Arrays
+from dpcfl_net.federation.pause import Pause
+
+
+@dataclass
+class CallState:
+    """State of a call.
+
+    Attributes:
+        queue: Clients that wait for a place.
+        waiting: Deadline of each client that is waited for.
+        asked: Start time of each client's turn.
+        met: Clients that have connected since the task was sent: a new connection does not extend the deadline.
+        sent: Clients with a task.
+        overdue: Clients past their deadline; they keep their task, and their answer counts until the call ends.
+        pause: The pause below the quorum; None before it.
+        paused_at: Begin of the pause.
+        answers: Releases so far.
+        lost: Clients whose answer a crash lost.
+    """
+
+    queue: list[int]
+    waiting: dict[int, float] = field(default_factory=dict)
+    asked: dict[int, float] = field(default_factory=dict)
+    met: set[int] = field(default_factory=set)
+    sent: set[int] = field(default_factory=set)
+    overdue: set[int] = field(default_factory=set)
+    pause: Pause | None = None
+    paused_at: float = 0.0
+    answers: dict[int, Arrays] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Number of answers that count towards the quorum."""
+        return len(self.answers) + len(self.lost)
+
+    def deadline(self, due: float) -> float:
+        """Deadline of a client: `due`, or the end of the pause if that is later."""
+        return due if self.pause is None else max(due, self.paused_at + self.pause.seconds)
