@@ -217,6 +217,7 @@ MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))
 INDEX = TensorSpec("i8")
 UPDATE = TensorSpec("f4", ("p",), max_norm=dpsgd_norm)
+EXACT_UPDATE = TensorSpec("f4", ("p",), max_norm=dpsgd_norm, exact=True)
 RAW_UPDATE = TensorSpec("f4", ("p",), max_norm=any_norm)
 
 

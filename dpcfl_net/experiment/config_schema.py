@@ -19,6 +19,7 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
+from dpcfl_net.experiment.communication_settings import CommunicationSettings
 from dpcfl_net.experiment.network_settings import NetworkSettings
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
@@ -201,6 +202,7 @@ class Config(Section):
     rounds: int = Field(ge=2, le=MOST_ROUNDS, description="rounds of the whole run (E)")
     local: LocalTraining = Field(default=LocalTraining(), description="local training")
     privacy: PrivacySection = Field(description="guarantee to every client")
+    communication: CommunicationSettings = Field(default=CommunicationSettings(), description="forms of messages")
     algorithm: dict[str, Any] = Field(description="name and options of the algorithm")
     algorithms: dict[str, dict[str, Any]] = Field(default={}, description="options and `local` overrides by algorithm")
     ledger: LedgerSettings = Field(default=LedgerSettings(), description="scope of the ledgers")
@@ -211,11 +213,13 @@ class Config(Section):
 
     @model_serializer(mode="wrap")
     def _without_unused_sections(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `audit` and `network` when unset so that the configuration's bytes are unchanged.
-        unused = {
-            name for name, used in (("audit", self.audit.canaries), ("network", self.network != NetworkSettings())) if not used
+        # Omit these sections when unset so that the configuration's bytes are unchanged.
+        used = {
+            "audit": bool(self.audit.canaries),
+            "communication": not self.communication.usual,
+            "network": self.network != NetworkSettings(),
         }
-        return {key: value for key, value in standard(self).items() if key not in unused}
+        return {key: value for key, value in standard(self).items() if used.get(key, True)}
 
     @property
     def algorithm_class(self) -> type[Algorithm]:

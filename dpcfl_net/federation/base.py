@@ -11,6 +11,7 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.privacy.slots import Slot
 
 if TYPE_CHECKING:
@@ -132,7 +133,9 @@ class Federation:
         """
         asked = sorted(self.clients if each is None else each)
         tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
-        answers = self._exchange(method.client_step.kind, tasks)
+        step, encoding = method.client_step, MessageEncoding(method.__self__)
+        encoded = self._exchange(step.kind, encoding.encode_tasks(step, tasks))
+        answers = {client: encoding.decode_release(step, tensors) for client, tensors in encoded.items()}
         needed = int(np.ceil(self.quorum * len(asked)))
         if (count := len(answers) + len(self.lost)) < needed:
             raise RunFailed(
@@ -159,7 +162,7 @@ class Federation:
         return self.central_server.release(self, method.central_step.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        """Deliver tasks and collect releases; sets `missing`, `lost` and `answered`."""
+        """Deliver encoded tasks and collect encoded releases; sets `missing`, `lost` and `answered`."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:
