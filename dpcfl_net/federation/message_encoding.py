@@ -95,7 +95,8 @@ class MessageEncoding:
                 try:
                     encoded[key] = encodings.to_half(array, self._down)
                 except ValueError as problem:
-                    raise RunFailed(f"communication.down is {self._down!r}: {problem}; use bfloat16 or float32") from None
+                    wider = "bfloat16 or float32" if self._down == "float16" else "float32"
+                    raise RunFailed(f"communication.down is {self._down!r}: {problem}; use {wider}") from None
             return encoded[key]
 
         return {

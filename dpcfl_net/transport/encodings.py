@@ -72,7 +72,7 @@ def to_int8(update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     levels = np.zeros(rows.shape)
     np.divide(rows, scales[:, None], out=levels, where=usable[:, None])
     np.rint(levels, out=levels)
-    before, after = _norm(rows[usable]), _norm((levels * scales[:, None])[usable])
+    before, after = _norm(rows[usable]), _norm(levels[usable] * scales[usable, None])
     if after > before * _SHRINK:
         scales[usable] *= before * _SHRINK / after
     return levels.astype(np.int8).reshape(-1)[: update.size], scales.astype("<f4")
