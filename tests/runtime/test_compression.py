@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
 
+from dpcfl_net.adversaries.malicious_steps import make
 from dpcfl_net.attacks.updates import read_updates
 from dpcfl_net.core.protocol import Communication, canonical, digest
 from dpcfl_net.core.tensors import unpack
@@ -147,6 +148,20 @@ def test_a_task_that_comes_again_gets_the_same_bytes_and_moves_no_residual(tmp_p
     assert again.answer(second).release == later.release
     assert len(again.gate.spent()) == 2
     again.close()
+
+
+@pytest.mark.parametrize("down", ["float16", "bfloat16"])
+def test_a_model_in_another_form_or_not_finite_is_refused_and_costs_nothing(tmp_path, down):
+    job = made(tmp_path, communication={"down": down}, algorithm={"name": "global"})
+    host, step = make_host(job, 0, tmp_path / "ledger"), client_steps(job.algorithm)["train"]
+    bad = {"nan": "non-finite", "infinite": "non-finite", "longer": "template", "whole": "template", "extra": "template"}
+    for weights, code in bad.items():
+        answer = host.answer(Task(1, "train", make(step, job.algorithm, weights, 1, 0)))
+        assert (answer.status, answer.code) == ("refused", code)
+    assert host.answer(Task(1, "train", {"model": np.zeros(P, np.float32)})).code == "template"
+    assert host.gate.spent() == []
+    assert host.answer(Task(1, "train", make(step, job.algorithm, "honest", 1, 0))).status == "release"
+    host.close()
 
 
 def test_feedback_sends_later_what_it_left_out_and_nothing_else(tmp_path):
