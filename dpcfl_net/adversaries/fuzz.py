@@ -21,9 +21,10 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from dpcfl_net.adversaries.fuzz_encodings import Encodings
 from dpcfl_net.adversaries.fuzz_floods import Floods
 from dpcfl_net.adversaries.fuzz_peers import Clients, Servers
-from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Encodings, Finding, Jobs, Transcripts
+from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Transcripts
 
 TRACED = 25  # memory is measured in one of this many runs
 MOST_TRACED = 16 << 20  # bytes that one run may hold at a time

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpcfl_net.federation.base import Arrays, ClientSide
 
 SCALE, INDEX = ".scale", ".index"  # suffixes of the tensors beside an encoded update
-RESIDUAL = "residual"  # first word of the names of residuals in a client's state
+RESIDUAL = "residual of "  # start of the names of residuals in a client's state
 State = dict[str, np.ndarray]
 
 
@@ -131,7 +131,7 @@ class MessageEncoding:
             if self._up.form == "int8":
                 sent[name], sent[name + SCALE] = encodings.to_int8(update)
                 continue
-            key = f"{RESIDUAL} {step.kind} {name}"
+            key = f"{RESIDUAL}{step.kind} {name}"
             if self._up.error_feedback:
                 update = update + left.get(key, np.float32(0))
             indices, values = encodings.to_top_k(update, self._kept(update.size))

@@ -232,6 +232,47 @@ def test_updates_below_half_a_step_of_bfloat16_add_up_at_the_server(tmp_path):
     assert np.array_equal(state.models[0], np.full(P, 1 + 8 * 2.0**-10, np.float32))
 
 
+FEW = {"dataset": "digits", "clients": [2, 2, 2, 2], "train_per_client": 64, "test_per_client": 10}
+CLIENT_LEVEL = {
+    "privacy": {
+        "epsilon": 8,
+        "delta": 1e-2,
+        "unit": "client",
+        "trust": "trusted-server",
+        "noise": "seeded",
+        "noise_seed": "5eed" * 16,
+    }
+}
+RR = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 1.0}
+ALGORITHMS = {
+    "dp-ifca": {"algorithm": {"name": "dp-ifca", "clusters": 2}},
+    "km-cdpfl": {"algorithm": {"name": "km-cdpfl", "clusters": 2}},
+    "mr-mtl": {"algorithm": {"name": "mr-mtl", "lam": 0.2}},
+    "local": {"algorithm": {"name": "local"}},
+    "em-fdro": {
+        "algorithm": {"name": "em-fdro", "mode": "full", "clients_per_round": 3},
+        "data": {**FEW, "validation": 0.1},
+    },
+    "fedcam": {**CLIENT_LEVEL, "algorithm": {**RR, "base": "fedcam", "guarantee": "expected"}},
+    "dp-fedper": {**CLIENT_LEVEL, "algorithm": {"name": "dp-fedper", "sampling_rate": 1.0}},
+}
+
+
+@pytest.mark.parametrize(
+    "form", [{"down": "float16", "up": "int8"}, {"down": "bfloat16", "up": "topk:0.1"}], ids=["int8", "top-k"]
+)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_kind_of_algorithm_runs_with_compressed_messages(name, form, tmp_path):
+    changes = {"data": FEW, **ALGORITHMS[name], "rounds": 2}
+    compressed, plain = (
+        simulate(made(tmp_path / kind, **changes, communication=chosen), tmp_path / kind / "ledgers")
+        for kind, chosen in (("compressed", form), ("plain", {}))
+    )
+    assert compressed.models.shape == plain.models.shape
+    assert np.isfinite(compressed.models).all()
+    assert (compressed.models.tobytes() == plain.models.tobytes()) == (name == "local")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
