@@ -19,6 +19,7 @@ from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config import Config
 from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.launch.chaos import Chaos
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement.child import Child, stop
 from dpcfl_net.launch.placement.interpreter import Interpreter
@@ -89,7 +90,9 @@ class Run(Protocol):
         """Return the largest number of processes at a time."""
 
 
-def run_of(folder: Path, config: Config, placement: Placement, in_calling_process: bool = False) -> Run:
+def run_of(
+    folder: Path, config: Config, placement: Placement, in_calling_process: bool = False, chaos: Chaos | None = None
+) -> Run:
     """Return the processes that a configuration requires.
 
     Args:
@@ -97,6 +100,7 @@ def run_of(folder: Path, config: Config, placement: Placement, in_calling_proces
         config: The configuration of the run.
         placement: Hosts of the workers.
         in_calling_process: Run everything in this process.
+        chaos: Faults to inject, for a run with a process per role.
     """
     if in_calling_process:
         from dpcfl_net.launch.calling_process import CallingProcessRun
@@ -104,7 +108,7 @@ def run_of(folder: Path, config: Config, placement: Placement, in_calling_proces
         return CallingProcessRun(folder, config)
     if config.runtime.federation == "in-process":
         return OneProcessRun(folder, config)
-    return FederationRun(folder, config, placement)
+    return FederationRun(folder, config, placement, chaos)
 
 
 @dataclass
@@ -114,6 +118,7 @@ class FederationRun:
     folder: Path
     config: Config
     placement: Placement
+    chaos: Chaos | None = None
     children: dict[str, Interpreter] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -165,6 +170,7 @@ class FederationRun:
                 runtime.max_live_workers,
                 self._commands_end.fileno(),
                 self._losses_end.fileno(),
+                None if self.chaos is None else self.chaos.message_faults,
             )
         )
         connect = self.placement.reachable_address(self._address(COORDINATOR, interrupts))
@@ -189,7 +195,11 @@ class FederationRun:
         ticked = 0.0
         while self.children:
             self._pool.update()
-            self._wait(max(0.0, ticked + interval_s - time.monotonic()), interrupts)
+            timeout_s = max(0.0, ticked + interval_s - time.monotonic())
+            if self.chaos is not None:
+                self.chaos.tick()
+                timeout_s = min(timeout_s, self.chaos.interval_s)
+            self._wait(timeout_s, interrupts)
             if time.monotonic() - ticked >= interval_s:
                 tick()
                 ticked = time.monotonic()

@@ -27,7 +27,7 @@ from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint
+from dpcfl_net.transport.endpoint import Fault, FaultInjector, Link, MessageFaults, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
 from dpcfl_net.transport.messages import resolve
 from dpcfl_net.transport.observer_link import ObserverOutbox
@@ -55,6 +55,7 @@ class CoordinatorSpec:
         max_live: Most clients connected at once; None: all clients, and none is started on demand.
         commands: Descriptor of a pipe to the launcher, for start and stop commands.
         lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
+        faults: Message faults to inject, for tests; None: no faults.
     """
 
     protocol: Path
@@ -71,6 +72,7 @@ class CoordinatorSpec:
     max_live: int | None = None
     commands: int | None = None
     lost: int | None = None
+    faults: MessageFaults | None = None
 
 
 def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:
@@ -126,6 +128,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         result_template=lambda task: resolve(steps[task].gives, sides),
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
         log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
+        faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
     central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
     outbox = None
@@ -260,6 +263,14 @@ class Records:
         """Record the header of a message, if its kind is logged."""
         if line.get("kind") in LOGGED:
             self._messages.write(line)
+
+    def fault(self, fault: Fault) -> None:
+        """Record an injected fault as a span of its client."""
+        now = time.time()
+        self._spans.write({
+            "who": f"client {fault.message.client}", "what": f"fault {fault.what}", "round": fault.message.round, "start": now,
+            "end": now + fault.seconds, "fault": fault.text,
+        })  # fmt: skip
 
     def joined(self) -> None:
         """Record that the clients have joined: the first round begins."""

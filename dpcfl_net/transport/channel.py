@@ -69,7 +69,7 @@ class Stream:
         sent: Chunks sent.
         credited: Chunks that the peer has confirmed.
         moved: Time of the last progress, monotonic clock, seconds.
-        repeats: Repetitions so far.
+        repeats: Repetitions without an answer so far.
     """
 
     fields: dict[str, Any]
@@ -127,8 +127,12 @@ class Channel:
     def repeat(self, stream: Stream) -> None:
         """Send a message again from its beginning, also while it is being sent."""
         self.drop(stream.id)
-        stream.repeats += 1
         self.push(stream)
+
+    def repeat_overdue(self, stream: Stream) -> None:
+        """Send a message again because its peer is silent; the next repetition waits longer."""
+        stream.repeats += 1
+        self.repeat(stream)
 
     def drop(self, message_id: str) -> None:
         """Stop sending a message."""

@@ -316,7 +316,7 @@ class ClientEndpoint:
         if self.welcomed:
             for stream in self._results.values():
                 if stream.overdue(now, self._times.resend_s):
-                    self._channel.repeat(stream)
+                    self._channel.repeat_overdue(stream)
         return self._pump()
 
     def _pump(self) -> bool:

@@ -222,7 +222,7 @@ class ServerEndpoint:
             peer = self._peers[client]
             task = peer.open
             if task is not None and task.is_overdue(peer.phase, now, self._resend_s):
-                peer.channel.repeat(task.stream)
+                peer.channel.repeat_overdue(task.stream)
         for error in self._listener.news():
             self._message_log.failed("unknown", error)
         self._message_log.tick()

@@ -98,7 +98,10 @@ RULES = {
 UNREADABLE = ("not-msgpack", "schema", "header-too-large")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "heartbeats" else n for n in RULES])
+QUICK = ("duplicate", "delay", "corrupt", "everything")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RULES])
 def test_every_result_arrives_once_whatever_happens_to_the_messages(name: str) -> None:
     recorder = Recorder(RULES[name])
     results, up, down = exchange(recorder)
@@ -119,7 +122,8 @@ def test_every_result_arrives_once_whatever_happens_to_the_messages(name: str) -
         assert set(up) | set(down) == {"sequence"}
 
 
-@pytest.mark.parametrize("what", [pytest.param("drop", marks=pytest.mark.slow), "corrupt"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["drop", "corrupt"])
 def test_a_payload_of_several_chunks_arrives_although_some_are_lost(what: str) -> None:
     recorder = Recorder(MessageRule(**{what: 0.15}))
     results, _, _ = exchange(recorder, 2, large=True)
