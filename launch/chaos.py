@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 import resource
@@ -30,6 +31,7 @@ from dpcfl_net.transport.endpoint import MessageFaults
 from dpcfl_net.transport.keys import client_key
 
 PARENT = "parent of all workers"
+FRESH_S = 0.1  # for which a list of all processes is good
 INTERVAL_S = 0.02  # between two looks at the records; a step can be shorter
 
 
@@ -39,7 +41,7 @@ class _Planned:
 
     Attributes:
         name: Identity in spans.jsonl; equal in every replay.
-        titles: Titles of its processes, as in process lists.
+        title: Title of its process, as in process lists.
         moment: When it happens.
         action: "kill", "stop" or "full".
         seconds: How long a stop or a full disk lasts.
@@ -48,7 +50,7 @@ class _Planned:
     """
 
     name: str
-    titles: list[str]
+    title: str
     moment: Moment
     action: str
     seconds: float
@@ -72,6 +74,9 @@ class Chaos:
         done = {span.get("fault") for span in runlog.read(self._files.spans)}  # by the run before it was resumed
         self._left = [fault for fault in planned(plan, clients) if fault.name not in done]
         self._active: list[_Planned] = []
+        self._running: dict[str, list[psutil.Process]] = {}
+        self._looked = -math.inf
+        self._missed: list[_Planned] = []  # their processes did not run then
         self._progress = RunProgress(self._files, clients, {fault.moment.step for fault in self._left})
 
     @property
@@ -83,9 +88,10 @@ class Chaos:
         """Start the faults that are due and end those that have lasted."""
         if self._left:
             self._progress.update()
-        for fault in [fault for fault in self._left if self._progress.reached(fault.moment, fault.titles)]:
-            if self._begin(fault):
-                self._left.remove(fault)
+        for fault in [fault for fault in self._left if self._progress.reached(fault.moment, fault.title)]:
+            self._left.remove(fault)
+            if not self._begin(fault):
+                self._missed.append(fault)
         for fault in list(self._active):
             if time.time() - fault.began >= fault.seconds:
                 self._end(fault)
@@ -97,13 +103,13 @@ class Chaos:
         for fault in list(self._active):
             self._end(fault)
         warnings = Lines(self._files.warnings)
-        for fault in self._left:
+        for fault in [*self._missed, *self._left]:
             warnings.write({"view": "launcher", "time": time.time(), "text": f"fault {fault.name} did not happen in this run"})
         warnings.close()
         self._spans.close()
 
     def _begin(self, fault: _Planned) -> bool:
-        """Apply a fault; False while it has no process."""
+        """Apply a fault; False if its process does not run."""
         if not self._hit(fault):
             return False
         fault.began = time.time()
@@ -114,7 +120,9 @@ class Chaos:
         return True
 
     def _hit(self, fault: _Planned) -> bool:
-        for process in processes_titled(fault.titles, self._files.logs):
+        if time.monotonic() - self._looked > FRESH_S:
+            self._running, self._looked = running_processes(self._files.logs), time.monotonic()
+        for process in self._running.get(fault.title, []):
             if process in fault.hit:
                 continue
             try:
@@ -136,11 +144,10 @@ class Chaos:
         self._record(fault)
 
     def _record(self, fault: _Planned) -> None:
-        for title in fault.titles:
-            self._spans.write({
-                "who": title, "what": f"fault {fault.action}", "round": fault.moment.round, "start": fault.began, "end": time.time(),
-                "fault": fault.name,
-            })  # fmt: skip
+        self._spans.write({
+            "who": fault.title, "what": f"fault {fault.action}", "round": fault.moment.round, "start": fault.began, "end": time.time(),
+            "fault": fault.name,
+        })  # fmt: skip
 
 
 def open_chaos(folder: Path, config: Config, path: Path) -> Chaos:
@@ -177,7 +184,7 @@ def summary(folder: Path) -> str:
 
 
 def planned(plan: ChaosFile, clients: int) -> Iterator[_Planned]:
-    """Yield the process and disk faults of a chaos file; random clients are drawn from its seed.
+    """Yield the process and disk faults of a chaos file, one per process; random clients are drawn from its seed.
 
     Args:
         plan: The chaos file.
@@ -186,9 +193,9 @@ def planned(plan: ChaosFile, clients: int) -> Iterator[_Planned]:
     faults: list[ProcessFault | DiskFault] = [*plan.processes, *plan.disk]
     for index, fault in enumerate(faults):
         digest = hashlib.sha256(repr((plan.seed, "process", index)).encode()).digest()
-        titles = _titles(fault, clients, random.Random(int.from_bytes(digest)))
-        name = f"{index + 1}. {fault.action} {', '.join(titles)} at {fault.at}"
-        yield _Planned(name, titles, fault.at, fault.action, fault.seconds or 0.0)
+        for title in _titles(fault, clients, random.Random(int.from_bytes(digest))):
+            name = f"{index + 1}. {fault.action} {title} at {fault.at}"
+            yield _Planned(name, title, fault.at, fault.action, fault.seconds or 0.0)
 
 
 def _titles(fault: ProcessFault | DiskFault, clients: int, generator: random.Random) -> list[str]:
@@ -214,20 +221,20 @@ def _apply(action: str, process: psutil.Process) -> tuple[int, int]:
     return limit
 
 
-def processes_titled(titles: list[str], logs: Path) -> list[psutil.Process]:
-    """Find processes of a run by title; a process of several clients has the titles of all of them.
+def running_processes(logs: Path) -> dict[str, list[psutil.Process]]:
+    """Find the processes of a run by title, without "dpcfl "; a process of several clients has the titles of all of them.
 
     Args:
-        titles: Titles, without "dpcfl ".
         logs: Folder of the run's logs, into one of which each process but the parent of all workers writes.
     """
     mine = psutil.Process().children(recursive=True)
-    found = []
+    found: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         try:
-            _, _, title = " ".join(process.cmdline()).partition("dpcfl ")
-            if any(name in titles for name in _names(title)) and (process in mine or _writes_in(process, logs)):
-                found.append(process)
+            _, dpcfl, title = " ".join(process.cmdline()).partition("dpcfl ")
+            if dpcfl and (process in mine or _writes_in(process, logs)):
+                for name in _names(title):
+                    found.setdefault(name, []).append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
@@ -272,15 +279,15 @@ class RunProgress:
             for line in tail.new():
                 take(line)
 
-    def reached(self, moment: Moment, titles: list[str]) -> bool:
-        """Return whether one of the processes has reached a moment; a process that is no client reaches it with the first client.
+    def reached(self, moment: Moment, title: str) -> bool:
+        """Return whether a process has reached a moment; a process that is no client reaches it with the first client.
 
         Args:
             moment: The moment.
-            titles: Titles of the processes.
+            title: Title of the process.
         """
-        names = {title if title.startswith("client ") and moment.step != "done" else "" for title in titles}
-        return any((moment.step, name, moment.round) in self._reached for name in names)
+        name = title if title.startswith("client ") and moment.step != "done" else ""
+        return (moment.step, name, moment.round) in self._reached
 
     def _note(self, step: str, title: str, round: Any) -> None:
         self._reached |= {(step, title, round), (step, "", round)}

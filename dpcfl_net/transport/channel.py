@@ -17,7 +17,7 @@ RECENT_MESSAGES = 256  # ids of messages kept to recognise a repetition
 DAMAGED = ("chunk", "hash")  # errors of a payload that arrived incomplete or changed: it is sent again
 PASSING = ("no-hello", "boot", "sequence", "stale-boot")  # errors of a message that came too late: nothing in it was read
 REPEATS = 64  # repetitions of one damaged message that a peer may ask for
-DOUBLINGS = 4  # of the time between repetitions
+DOUBLINGS = 3  # of the time between repetitions
 SLOW = 1 << 20  # bytes per second; on a faster link nothing is sent again that is on its way
 
 K = TypeVar("K")

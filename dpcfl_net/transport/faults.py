@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from dpcfl_net.transport.channel import remember
 from dpcfl_net.transport.messages import Header, WireError, decode
 
 Direction = Literal["up", "down"]
 Rounds = tuple[int, int]
 Forward = Callable[[bytes | memoryview, bytes | memoryview | None], bool]
 OVERTAKEN_S = 0.5  # longest wait of a reordered message for the one that overtakes it
+KNOWN = 1 << 16  # ids of messages kept to name their chunks and acknowledgements
 OLD_ROUNDS = 3  # rounds after which attempts are forgotten
 PARTITION = "partition"
 
@@ -280,7 +280,9 @@ class FaultInjector:
         about = kind, self.round, ""
         if header.kind in ("TASK", "RESULT"):
             about = kind, header.round, header.task
-            remember(self._known, header.id, about)
+            self._known[header.id] = about
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
         elif header.kind in ("CHUNK", "ACK", "CREDIT"):
             parent, round, task = self._known.get(header.parent, about)
             about = kind if header.kind != "CHUNK" else parent, round, task

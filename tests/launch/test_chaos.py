@@ -148,6 +148,7 @@ def test_killed_and_stopped_workers_come_back_at_every_step(tmp_path, tiny, step
     ]
     folder, _ = run(tmp_path, chaos(tmp_path, processes=plan), TINY)
     assert kinds(folder) == {"kill": 2, "stop": 1}
+    assert len({span["who"] for span in faults(folder) if span["what"] == "fault kill"}) == 2
     assert models(folder) == models(tiny)
     assert charges(folder) == charges(tiny)
 
