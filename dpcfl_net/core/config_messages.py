@@ -33,10 +33,26 @@ def sentences(error: ValidationError, hint: Callable[[str], str], prefix: str = 
     Returns:
         One sentence per field.
     """
+    return [sentence for _, sentence in located_sentences(error, hint, prefix)]
+
+
+def located_sentences(
+    error: ValidationError, hint: Callable[[str], str], prefix: str = ""
+) -> list[tuple[tuple[str | int, ...], str]]:
+    """Describe each invalid field as `sentences` does, with the keys and indices that lead to it.
+
+    Args:
+        error: Validation error of pydantic.
+        hint: As in `sentences`.
+        prefix: As in `sentences`.
+
+    Returns:
+        Place and sentence per field.
+    """
     by_field: dict[str, list[Mapping[str, Any]]] = {}
     for item in error.errors():
         by_field.setdefault(_field(item, prefix), []).append(item)
-    return [_sentence(field, items, hint) for field, items in by_field.items()]
+    return [(items[0]["loc"], _sentence(field, items, hint)) for field, items in by_field.items()]
 
 
 def missing_option(algorithm: str, field: str, example: Any) -> str:

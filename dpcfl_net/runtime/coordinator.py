@@ -28,7 +28,7 @@ from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFedera
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint
+from dpcfl_net.transport.endpoint import Fault, FaultInjector, Link, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
 from dpcfl_net.transport.observer_link import ObserverOutbox
 from dpcfl_net.transport.transcript import Transcript
@@ -89,6 +89,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         result_template=lambda task: encoding.release_template(steps[task]),
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
         log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
+        faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
     central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
     outbox = None
@@ -226,6 +227,14 @@ class Records:
         """Record the header of a message, if its kind is logged."""
         if line.get("kind") in LOGGED:
             self._messages.write(line)
+
+    def fault(self, fault: Fault) -> None:
+        """Record an injected fault as a span of its client."""
+        now = time.time()
+        self._spans.write({
+            "who": f"client {fault.message.client}", "what": f"fault {fault.what}", "round": fault.message.round, "start": now,
+            "end": now + fault.seconds, "fault": fault.text,
+        })  # fmt: skip
 
     def joined(self) -> None:
         """Record that the clients have joined: the first round begins."""

@@ -87,4 +87,4 @@ def test_what_cannot_be_is_refused_with_the_field_and_what_is_allowed(tmp_path, 
 
 def test_the_section_is_no_part_of_the_signed_job_and_absent_from_a_configuration_without_links(finished_run):
     assert "\nnetwork:" not in (finished_run / "config.yaml").read_text()
-    assert "\"network\"" not in (finished_run / "experiment.json").read_text()
+    assert '"network"' not in (finished_run / "experiment.json").read_text()
