@@ -102,7 +102,7 @@ class Channel:
         self._stamp, self._send = stamp, send
         self._controls: deque[dict[str, Any]] = deque()
         self._streams: deque[Stream] = deque()
-        self._ignored: OrderedDict[str, None] = OrderedDict()
+        self._ignored: OrderedDict[str, int] = OrderedDict()  # refused message to its last chunk that arrived, -1: none
         self.assembly: Assembly | None = None
         self.sequence = 0
 
@@ -209,11 +209,11 @@ class Channel:
         self.assembly = assembly
         return None
 
-    def ignore(self, message_id: str) -> None:
-        """Discard the chunks of a refused message that are still on their way."""
+    def ignore(self, message_id: str, seen: int = -1) -> None:
+        """Discard the chunks of a refused message that are still on their way, after chunk `seen`."""
         if self.assembly is not None and self.assembly.header.id == message_id:
             self.assembly = None
-        remember(self._ignored, message_id, None)
+        remember(self._ignored, message_id, seen)
 
     def take(self, header: Header, chunk: memoryview) -> Assembly | None:
         """Add a chunk to the arriving message.
@@ -230,8 +230,11 @@ class Channel:
         """
         assembly = self.assembly
         if assembly is None or assembly.header.id != header.parent:
-            if header.parent in self._ignored:
+            known = self._ignored.get(header.parent)
+            remember(self._ignored, header.parent, header.index)
+            if known is not None and header.index > known:
                 return None
+            # The first one, or a chunk that was here before: the message was sent again, and its header did not arrive.
             raise WireError("chunk", "no message expects this chunk")
         if assembly.add(header.index, chunk):
             self.assembly = None

@@ -436,7 +436,7 @@ class ClientEndpoint:
         if header is None or not self.welcomed or header.kind not in ("TASK", "CHUNK") or error.code in PASSING:
             return
         about = header.parent if header.kind == "CHUNK" else header.id
-        self._channel.ignore(about)
+        self._channel.ignore(about, header.index if header.kind == "CHUNK" else -1)
         self._channel.say("ERROR", parent=about, code=word(error.code), reason=plain(error.reason))
         if self._phase == "receiving":
             self.heartbeat("idle")

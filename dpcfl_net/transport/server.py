@@ -456,8 +456,8 @@ class ServerEndpoint:
             return
         if error.code in PASSING:
             about = ""  # the message that is arriving goes on
-        if about:
-            peer.channel.ignore(about)
+        if about and header is not None:
+            peer.channel.ignore(about, header.index if header.kind == "CHUNK" else -1)
         concerned = bool(about) and about == peer.answering and peer.open is not None
         self._events.append(self._failed(peer, error, concerned and not self._once_more(peer, error.code)))
 
