@@ -17,6 +17,11 @@ from dpcfl_net.federation.central_dp import CentralContext
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import CentralSlot, RawSlot, Slot
 
+WITHOUT_CLIENTS = (
+    "clients are sampled whether they are there or not; the noisy sum lacks the updates of those without an "
+    "answer, and is divided by q n as always"
+)
+
 
 class Sampled(Options):
     """Options of client sampling and of the server step."""
@@ -42,6 +47,7 @@ class ClientLevel(Algorithm):
             expected_releases=float(options.sampling_rate * setting.clients) * setting.rounds,
             protects=(("client", "trusted-server"),),
             plain_sgd=True,
+            without_clients=WITHOUT_CLIENTS,
         )
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,14 @@ from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.capabilities import Setting
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
+
+WITHOUT_CLIENTS = (
+    "the mean of a cluster is over its clients that answered; a cluster without an answer keeps its model; a "
+    "client without a choice is in the first cluster; one that is away in the whole window by schedule chooses "
+    "privately in its first round"
+)
 
 
 class DPIFCA(Choosing):
@@ -31,6 +38,10 @@ class DPIFCA(Choosing):
         selection: Selection = Field(default=Selection(), description="private choices of a cluster, in a window from round 1")
 
     @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), without_clients=WITHOUT_CLIENTS)
+
+    @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         return too_many_clusters(options.clusters, setting.clients)
 
@@ -40,8 +51,10 @@ class DPIFCA(Choosing):
         return max(1, int(self.options.selection.rounds_fraction * self.protocol.rounds))
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        selections = self.selections(self.window, self.options.selection.budget_fraction)
-        return [*self.training(client, self.protocol.rounds), *selections]
+        # A client that misses the whole window by schedule chooses once, in its first round.
+        choices = client.rounds_there(1, self.window) or 1
+        there = client.rounds_there(1, self.protocol.rounds)
+        return [*self.training(client, there), *self.selections(choices, self.options.selection.budget_fraction)]
 
     def start(self, fed: Federation) -> State:
         models = np.stack([fed.initial_model(m) for m in range(self.options.clusters)])
@@ -55,6 +68,7 @@ class DPIFCA(Choosing):
         else:
             phase = "frozen"
             assignment = [0 if m is None else m for m in state.assignment]  # None: missing in every round of the window
-            updates = self.train_each(fed, state.models, assignment)
+            joining = [e.id for e in self.protocol.roster if e.is_there(t) and not e.rounds_there(1, t - 1)]
+            assignment, updates = self.choose_on_joining(fed, state.models, assignment, joining)
         models = add_by_cluster(state.models, assignment, updates)
         return State(models, assignment, diagnostics={"phase": phase})

@@ -25,6 +25,12 @@ TOP = 5  # the diagnostics hold the probability of the TOP likeliest clients tog
 CLIPPED = "updates leave the client without noise, and so do its losses, which are only clipped"
 
 
+WITHOUT_CLIENTS = (
+    "clients are drawn whether they are there or not; the mean is weighted by records over the drawn clients that "
+    "answered; a client keeps its latest loss, and one without any counts as the average"
+)
+
+
 def em_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     """Bound the norm of an honest update: inf without protection, clip norm and noise for whole clients, or as DP-SGD.
 
@@ -96,6 +102,7 @@ class EMFDRO(Algorithm):
             protects=(("sample", "untrusted-server"), ("client", "untrusted-server")),
             covers=("model updates", "validation losses, and so the draws of clients that follow from them"),
             caveats=caveats,
+            without_clients=WITHOUT_CLIENTS,
             claim_of_paper=f"client-level epsilon {rounds * each:g} for the draws of {rounds} rounds, {each:g} for each "
             "(Proposition 4.4)",
             plain_sgd=options.mode != "full" or setting.privacy.unit == "client",

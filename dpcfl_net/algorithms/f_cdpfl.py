@@ -17,6 +17,11 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
 
+WITHOUT_CLIENTS = (
+    "the mean of a cluster is over its clients that answered; a cluster without an answer keeps its model; a "
+    "client without an answer keeps its last choice"
+)
+
 
 class FCDPFL(Choosing):
     """M models with different initial values; in every round each client chooses the model of least training loss and trains it.
@@ -41,7 +46,7 @@ class FCDPFL(Choosing):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         claim = "record-level (epsilon, delta) for updates and indices; a raw argmin has no finite epsilon"
-        return replace(super().capabilities_for(options, setting), claim_of_paper=claim)
+        return replace(super().capabilities_for(options, setting), claim_of_paper=claim, without_clients=WITHOUT_CLIENTS)
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
@@ -53,7 +58,7 @@ class FCDPFL(Choosing):
         return bool(self.options.select == "argmin")
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        rounds = self.protocol.rounds
+        rounds = client.rounds_there(1, self.protocol.rounds)
         choices = self.argmins(rounds) if self.raw else self.selections(rounds, self.options.budget_fraction)
         return [*self.training(client, rounds), *choices]
 

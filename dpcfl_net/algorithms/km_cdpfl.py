@@ -17,6 +17,8 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
 
+WITHOUT_CLIENTS = "k-means clusters the updates of the clients that answered; the models of the others stay"
+
 
 class KMCDPFL(FromModel):
     """A model theta_i for each client at the server, which adds the mean update of the client's k-means cluster.
@@ -34,14 +36,17 @@ class KMCDPFL(FromModel):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), model_per_client=True, published_models=setting.clients)
+        return replace(
+            super().capabilities_for(options, setting), model_per_client=True, published_models=setting.clients,
+            without_clients=WITHOUT_CLIENTS,
+        )  # fmt: skip
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         return too_many_clusters(options.clusters, setting.clients)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        return [*self.training(client, self.protocol.rounds)]
+        return [*self.training(client, client.rounds_there(1, self.protocol.rounds))]
 
     def start(self, fed: Federation) -> State:
         models = np.repeat(fed.initial_model()[None], len(fed.clients), axis=0)

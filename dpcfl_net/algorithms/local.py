@@ -15,6 +15,8 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
+WITHOUT_CLIENTS = "a client without a task does not train in that round; the others do not notice"
+
 
 class Local(Algorithm):
     """E K local epochs of DP-SGD from the common initial model, in rounds for comparison with other algorithms.
@@ -27,11 +29,11 @@ class Local(Algorithm):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), personal=True)
+        return replace(super().capabilities_for(options, setting), personal=True, without_clients=WITHOUT_CLIENTS)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         rate, steps = full_epochs(self.protocol.local, client)
-        return [DPSGDSlot("train", rate, steps)] * self.protocol.rounds
+        return [DPSGDSlot("train", rate, steps)] * client.rounds_there(1, self.protocol.rounds)
 
     def start(self, fed: Federation) -> State:
         nothing = np.empty((0, self.protocol.model.parameters), dtype=np.float32)

@@ -17,6 +17,11 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
+WITHOUT_CLIENTS = (
+    "the mean moves by the updates that arrived, weighted by records over the clients that answered; the others "
+    "keep their personal models"
+)
+
 
 def pulled_norm(algorithm: Algorithm, client: ClientEntry) -> float:
     """Bound the norm of an honest update: that of DP-SGD, plus the proximal steps towards the mean.
@@ -56,7 +61,7 @@ class MRMTL(Algorithm):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), personal=True)
+        return replace(super().capabilities_for(options, setting), personal=True, without_clients=WITHOUT_CLIENTS)
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
@@ -65,7 +70,7 @@ class MRMTL(Algorithm):
         return [f"algorithm.lam is {options.lam}: times local.lr it must be below 2, or training diverges"]
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        return [DPSGDSlot("train", *full_epochs(self.protocol.local, client))] * self.protocol.rounds
+        return [DPSGDSlot("train", *full_epochs(self.protocol.local, client))] * client.rounds_there(1, self.protocol.rounds)
 
     def start(self, fed: Federation) -> State:
         return State(fed.initial_model()[None], [None] * len(fed.clients), diagnostics={"phase": "personal"})

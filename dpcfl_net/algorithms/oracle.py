@@ -15,6 +15,8 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
 
+WITHOUT_CLIENTS = "the mean of a cluster is over its clients that answered; a cluster without an answer keeps its model"
+
 
 class Oracle(FromModel):
     """Upper bound of clustered methods: R(i) is the true cluster from round 1.
@@ -27,10 +29,13 @@ class Oracle(FromModel):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), uses_oracle=True, published_models=setting.true_clusters)
+        return replace(
+            super().capabilities_for(options, setting), uses_oracle=True, published_models=setting.true_clusters,
+            without_clients=WITHOUT_CLIENTS,
+        )  # fmt: skip
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        return [*self.training(client, self.protocol.rounds)]
+        return [*self.training(client, client.rounds_there(1, self.protocol.rounds))]
 
     def start(self, fed: Federation) -> State:
         assert self.protocol.oracle is not None

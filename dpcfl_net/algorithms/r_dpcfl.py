@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +17,16 @@ from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, Release, State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.capabilities import Setting
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot, given
+
+WITHOUT_CLIENTS = (
+    "the first round clusters the clients that answered, and draws the others uniformly until they choose in the "
+    "window; the mean of a cluster is over its clients that answered; a cluster without an answer keeps its "
+    "model; a client that is away from the window to its end by schedule chooses privately in its next round"
+)
+
 
 FIRST_ROUND_ARRAYS = (
     "coordinates", "posteriors", "labels", "centres", "deviations", "candidates", "scores", "mss", "mss_plain", "mpo", "clusters",
@@ -54,23 +62,44 @@ class RDPCFL(Choosing):
         )
 
     @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), without_clients=WITHOUT_CLIENTS)
+
+    @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         valid = options.clusters == "auto" or 1 <= options.clusters <= setting.clients
         must = f"must be 1 to the number of clients, {setting.clients}, or auto"
-        return [] if valid else [f"algorithm.clusters is {options.clusters}: {must}"]
+        problems = [] if valid else [f"algorithm.clusters is {options.clusters}: {must}"]
+        needed, there = 2 if options.clusters == "auto" else options.clusters, setting.clients - setting.away_at_first
+        if setting.away_at_first and there < needed:
+            why = f"the first round clusters the clients, and algorithm.clusters is {options.clusters}"
+            problems.append(f"availability leaves {there} clients in round 1: must leave at least {needed}: {why}")
+        return problems
 
     @staticmethod
     def most_clusters(options: Any) -> int:
         return options.max_clusters if options.clusters == "auto" else options.clusters
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        """List K full-batch steps, E - 1 rounds of K ceil(N/b) steps, and the window's choices, with one z: lines 1-3."""
-        local, rounds = self.protocol.local, self.protocol.rounds
-        return [DPSGDSlot("first", 1.0, local.epochs), *self.training(client, rounds - 1), *self.choice_slots()]
+        """List K full-batch steps, E - 1 rounds of K ceil(N/b) steps, and the window's choices, with one z: lines 1-3.
 
-    def choice_slots(self) -> list[Slot]:
-        """List the slots of the private choices: line 21."""
-        count = 0 if self.options.clusters == 1 else self.window
+        A client that is away in round 1 by schedule has no full-batch steps, and rounds in which it is away are left out.
+        """
+        first = [DPSGDSlot("first", 1.0, self.protocol.local.epochs)] if client.is_there(1) else []
+        there = client.rounds_there(2, self.protocol.rounds)
+        return [*first, *self.training(client, there), *(self.choice_slots(client) if there else [])]
+
+    def choice_slots(self, client: ClientEntry) -> list[Slot]:
+        """List the slots of the private choices: line 21.
+
+        The window begins after E_c, which is known only after round 1: the plan holds the most choices for any E_c.
+
+        Args:
+            client: The client's roster entry, there in a round after the first.
+        """
+        ends = range(1, max(1, self.protocol.rounds // 2) + 1)  # possible E_c
+        most = max(client.rounds_there(e + 1, e + self.window) for e in ends)
+        count = 0 if self.options.clusters == 1 else max(1, most)  # one choice of a client that misses the window
         return [*self.selections(count, self.options.selection.budget_fraction)]
 
     def start(self, fed: Federation) -> State:
@@ -85,6 +114,9 @@ class RDPCFL(Choosing):
             assignment = self.draw(fed, state.memory["posteriors"])
         if phase == "window":  # lines 19-23
             assignment, updates = self.choices(fed, state.models, assignment)
+        elif phase == "frozen":
+            joining = self.joining(t, int(state.memory["soft_until"]))
+            assignment, updates = self.choose_on_joining(fed, state.models, assignment, joining)
         else:  # lines 22-23
             updates = self.train_each(fed, state.models, assignment)
         models = add_by_cluster(state.models, assignment, updates, self.weights)  # lines 24-28
@@ -124,7 +156,7 @@ class RDPCFL(Choosing):
     @property
     def noise_deviation(self) -> float | None:
         """Standard deviation of the noise in a coordinate of a first update, lr c z sqrt(K) / N; None if clients differ."""
-        local, roster = self.protocol.local, self.protocol.roster
+        local, roster = self.protocol.local, [e for e in self.protocol.roster if e.is_there(1)]
         found = {local.lr * local.clip * given(e.noise_multiplier) * math.sqrt(local.epochs) / e.records for e in roster}
         return found.pop() if len(found) == 1 else None
 
@@ -139,6 +171,15 @@ class RDPCFL(Choosing):
         if len(state.models) == 1:
             return "single"
         return "soft" if t <= soft_until else "window" if t <= soft_until + self.window else "frozen"
+
+    def joining(self, t: int, soft_until: int) -> list[int]:
+        """List the clients that choose in a round of frozen clusters: their schedule has no earlier round after E_c.
+
+        Args:
+            t: Round with frozen clusters.
+            soft_until: E_c.
+        """
+        return [e.id for e in self.protocol.roster if e.is_there(t) and not e.rounds_there(soft_until + 1, t - 1)]
 
     def draw(self, fed: Federation, posteriors: np.ndarray) -> Assignment:
         """Draw R(i) = m with probability pi_i[m]: lines 16-17."""

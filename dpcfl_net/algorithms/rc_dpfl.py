@@ -10,10 +10,17 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.r_dpcfl import RDPCFL, Clustering
+from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
+
+WITHOUT_CLIENTS = (
+    "the first round clusters the clients that answered, and draws the others uniformly until they choose; the "
+    "mean of a cluster is weighted by records over its clients that answered; a cluster without an answer keeps "
+    "its model"
+)
 
 
 class RCDPFL(RDPCFL):
@@ -38,7 +45,7 @@ class RCDPFL(RDPCFL):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         claim = "record-level (epsilon, delta), the sensitivity of a choice being 'effectively zero'; it is not"
-        return replace(super().capabilities_for(options, setting), claim_of_paper=claim)
+        return replace(super().capabilities_for(options, setting), claim_of_paper=claim, without_clients=WITHOUT_CLIENTS)
 
     @property
     def weights(self) -> dict[int, float]:
@@ -49,9 +56,9 @@ class RCDPFL(RDPCFL):
         """All rounds: clients choose until the last one."""
         return self.protocol.rounds
 
-    def choice_slots(self) -> list[Slot]:
+    def choice_slots(self, client: ClientEntry) -> list[Slot]:
         # E_c may be 1: then clients choose in every round from 2 on.
-        return [] if self.options.clusters == 1 else [*self.argmins(self.protocol.rounds - 1)]
+        return [] if self.options.clusters == 1 else [*self.argmins(client.rounds_there(2, self.protocol.rounds))]
 
     def choices(self, fed: Federation, models: np.ndarray, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:
         return self.choose(fed, models, assignment, raw=True)

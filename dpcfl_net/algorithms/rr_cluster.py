@@ -29,6 +29,15 @@ AS_PUBLISHED = (
     "for which it is made"
 )
 
+WITHOUT_COUNTS = (
+    "clients are sampled whether they are there or not; those without an answer are missing from the noisy sums and counts; a "
+    "cluster without an answer moves by noise"
+)
+WITHOUT_LABELS = (
+    "clients are sampled whether they are there or not; one without an answer gets a noisy label of no cluster, counts in the "
+    "cluster of that label, and adds nothing to its sum"
+)
+
 
 class RRCluster(ClientLevel):
     """Clients name their cluster and train its model; every cluster is filled up to B updates before noise is added.
@@ -76,6 +85,7 @@ class RRCluster(ClientLevel):
             shared_models=base.shared,
             sides={"update": lambda model: model.parameters * (1 + base.shared)},
             claim_of_paper=claim if paper else None,
+            without_clients=WITHOUT_COUNTS if options.guarantee == "expected" else WITHOUT_LABELS,
             sound_events=(lambda z: sound_events(options, setting, z)) if paper and not base.stateful else None,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import INDEX, MODEL, MODELS, UPDATE, Algorithm, Options, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, Release
-from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.base import Federation, Results
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot
@@ -40,19 +41,22 @@ class FromModel(Algorithm):
         """
         return [DPSGDSlot("train", *full_epochs(self.protocol.local, client))] * rounds
 
-    def train_each(self, fed: Federation, models: np.ndarray, rows: Assignment) -> dict[int, np.ndarray]:
+    def train_each(
+        self, fed: Federation, models: np.ndarray, rows: Assignment, clients: Iterable[int] | None = None
+    ) -> dict[int, np.ndarray]:
         """Let every client train from its row of the models.
 
         Args:
             fed: Federation of the clients.
             models: (M, p) float32.
             rows: Row of each client; none is None.
+            clients: Clients that train; None: all.
 
         Returns:
             The (p,) update of each client that answered.
         """
         assert None not in rows
-        tasks = {client: {"model": models[rows[client]]} for client in fed.clients}
+        tasks = {client: {"model": models[rows[client]]} for client in (fed.clients if clients is None else clients)}
         return fed.call(self.train, each=tasks).column("update")
 
     @on_client(charges=["train"], takes={"model": MODEL}, gives={"update": UPDATE})
@@ -117,8 +121,32 @@ class Choosing(FromModel):
             The assignment with the new choices, and the updates of the clients that chose.
         """
         results = fed.call(self.argmin_and_train if raw else self.select_and_train, common={"models": models})
-        chosen = {i: int(m) for i, m in results.column("choice").items() if 0 <= int(m) < len(models)}
-        return [chosen.get(i, m) for i, m in enumerate(assignment)], {i: results[i]["update"] for i in chosen}
+        return chosen_from(results, len(models), assignment)
+
+    def choose_on_joining(
+        self, fed: Federation, models: np.ndarray, assignment: Assignment, joining: Collection[int]
+    ) -> tuple[Assignment, dict[int, np.ndarray]]:
+        """Let clients that missed all rounds of choices by schedule choose once; the other clients train as assigned.
+
+        A joining client that does not answer keeps its row of `assignment` and is not asked to choose again.
+
+        Args:
+            fed: Federation of the clients.
+            models: (M, p) float32.
+            assignment: Assignment before the round; no row is None.
+            joining: Clients that choose in this round.
+
+        Returns:
+            As `choose`.
+        """
+        updates: dict[int, np.ndarray] = {}
+        if joining:  # nobody waits for a client that has never been there
+            results = fed.call(
+                self.select_and_train, common={"models": models}, each={client: {} for client in joining}, quorum=0.0
+            )
+            assignment, updates = chosen_from(results, len(models), assignment)
+        others = [client for client in fed.clients if client not in joining]
+        return assignment, updates | self.train_each(fed, models, assignment, others)
 
     @on_client(charges=["select", "train"], takes={"models": MODELS}, gives={"choice": INDEX, "update": UPDATE})
     def select_and_train(self, me: Client, models: np.ndarray) -> Release:
@@ -141,6 +169,21 @@ class Choosing(FromModel):
         """
         choice = me.lowest_loss("argmin", models)
         return Release(choice=np.int64(choice), update=me.dpsgd("train", models[choice]) - models[choice])
+
+
+def chosen_from(results: Results, count: int, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:
+    """Read choices and updates; an index without a model is ignored, and so is its update.
+
+    Args:
+        results: Releases with the tensors "choice" and "update".
+        count: Number of models.
+        assignment: Assignment before the choices.
+
+    Returns:
+        The assignment with the new choices, and the updates of the clients that chose.
+    """
+    chosen = {i: int(m) for i, m in results.column("choice").items() if 0 <= int(m) < count}
+    return [chosen.get(i, m) for i, m in enumerate(assignment)], {i: results[i]["update"] for i in chosen}
 
 
 def too_many_clusters(clusters: int, clients: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -45,6 +47,7 @@ class ClientEntry(FrozenModel):
         records: Number of training records N_i; public.
         validation_records: Number of validation records; public.
         noise_multiplier: z_i, noise deviation over clip norm for a sum; None if the client adds no noise.
+        rounds: Spans (from, to) of rounds in which the client is there, in order; None: it is always there.
     """
 
     id: int = Field(ge=0)
@@ -52,6 +55,29 @@ class ClientEntry(FrozenModel):
     records: int = Field(ge=1)
     validation_records: int = Field(default=0, ge=0)
     noise_multiplier: float | None = Field(gt=0)
+    rounds: list[tuple[int, int]] | None = None
+
+    @field_validator("rounds")
+    @classmethod
+    def _ordered(cls, spans: list[tuple[int, int]] | None) -> list[tuple[int, int]] | None:
+        ends = [0, *(t for span in spans or [] for t in span)]
+        if spans == [] or any(a > b or (a == b and k % 2 == 0) for k, (a, b) in enumerate(pairwise(ends))):
+            raise ValueError("must be None or disjoint spans (from, to) in order, from 1")
+        return spans
+
+    @model_serializer(mode="wrap")
+    def _without_unused_rounds(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `rounds` when unset so that the job hash is unchanged.
+        return {key: value for key, value in standard(self).items() if key != "rounds" or value is not None}
+
+    def is_there(self, t: int) -> bool:
+        """Return True if the schedule has the client in round t."""
+        return self.rounds_there(t, t) == 1
+
+    def rounds_there(self, first: int, last: int) -> int:
+        """Count the rounds from `first` to `last` in which the client is there."""
+        spans = [(first, last)] if self.rounds is None else self.rounds
+        return sum(max(0, min(b, last) - max(a, first) + 1) for a, b in spans)
 
 
 class LocalTraining(FrozenModel):

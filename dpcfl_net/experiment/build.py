@@ -129,6 +129,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
                 records=len(pieces[k].train_rows),
                 validation_records=len(pieces[k].validation_rows),
                 noise_multiplier=None,
+                rounds=config.availability.spans(i, config.rounds),
             )
             for i, k in enumerate(order)
         ],

@@ -32,6 +32,9 @@ def combination_problems(config: Config) -> list[str]:
     Returns:
         One sentence for each problem: field, value and allowed values.
     """
+    problems = config.availability.problems(config.rounds, sum(config.data.clients))
+    if problems:  # the setting of all other checks needs a valid schedule
+        return problems
     problems = _model_problems(config.model.name)
     if (answers := config.rounds * sum(config.data.clients)) > MOST_ANSWERS:
         problems.append(

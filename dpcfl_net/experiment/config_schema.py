@@ -19,6 +19,7 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
+from dpcfl_net.experiment.availability_settings import AvailabilitySettings
 from dpcfl_net.experiment.communication_settings import CommunicationSettings
 from dpcfl_net.experiment.network_settings import NetworkSettings
 from dpcfl_net.federation.capabilities import Capabilities, Setting
@@ -131,6 +132,12 @@ class RuntimeSettings(Section):
     join_timeout_s: float = Field(
         default=120, gt=0, le=MOST_SECONDS, description="seconds that the coordinator waits for its clients"
     )
+    pause_s: float = Field(
+        default=300,
+        ge=0,
+        le=MOST_SECONDS,
+        description="seconds that a round below the quorum waits for clients to return; 0: the run fails at once",
+    )
     max_epsilon: float | None = Field(
         default=None,
         gt=0,
@@ -210,6 +217,9 @@ class Config(Section):
     output: OutputSettings = Field(default=OutputSettings(), description="files that a run writes")
     audit: AuditSettings = Field(default=AuditSettings(), description="canaries for a lower bound on epsilon")
     network: NetworkSettings = Field(default=NetworkSettings(), description="links of the clients")
+    availability: AvailabilitySettings = Field(
+        default=AvailabilitySettings(), description="rounds in which clients are there; public"
+    )
 
     @model_serializer(mode="wrap")
     def _without_unused_sections(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -218,6 +228,7 @@ class Config(Section):
             "audit": bool(self.audit.canaries),
             "communication": not self.communication.usual,
             "network": self.network != NetworkSettings(),
+            "availability": bool(self.availability.clients),
         }
         return {key: value for key, value in standard(self).items() if used.get(key, True)}
 
@@ -233,7 +244,10 @@ class Config(Section):
     @property
     def setting(self) -> Setting:
         """Public facts that the algorithm's options are checked against."""
-        return Setting(self.rounds, sum(self.data.clients), self.local, self.privacy, self.data.validation)
+        clients = sum(self.data.clients)
+        spans = (self.availability.spans(client, self.rounds) for client in self.availability.clients)
+        away = sum(found is not None and found[0][0] > 1 for found in spans)
+        return Setting(self.rounds, clients, self.local, self.privacy, self.data.validation, away_at_first=away)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -12,6 +12,7 @@ from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.federation.round_counts import RoundCounts
 from dpcfl_net.privacy.slots import Slot
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ class Federation:
     Attributes:
         clients: Client ids of the roster.
         round: Current round.
-        missing: Clients without an answer in the last call.
-        lost: Those of them whose answer a crash lost; it is charged, and it will never come.
-        answered: Number of answers in the last call.
+        counts: Clients that answered, were missing, late or away in the current round.
+        needed: Number of answers that the current call needs.
+        lost: Clients whose answer to the last call a crash lost; it is charged, and it will never come.
         central_server: The trusted server; None if the job trusts no server.
     """
 
@@ -96,9 +97,19 @@ class Federation:
         self.protocol, self.quorum = protocol, quorum
         self.clients = [entry.id for entry in protocol.roster]
         self.round = 0
-        self.missing: list[int] = []
+        self.counts = RoundCounts(0)
+        self.needed = 0
         self.lost: list[int] = []
-        self.answered = 0
+
+    @property
+    def missing(self) -> list[int]:
+        """Clients without an answer to a call of this round."""
+        return sorted(self.counts.missing)
+
+    @property
+    def answered(self) -> int:
+        """Number of clients that answered in this round."""
+        return len(self.counts.answered)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -115,15 +126,28 @@ class Federation:
         """Number of client starts so far."""
         return 0
 
-    def call(self, method: Any, *, common: Arrays | None = None, each: Mapping[int, Arrays] | None = None) -> Results:
+    def away(self, t: int) -> list[int]:
+        """List the clients that the signed schedule names as away in round t."""
+        return [entry.id for entry in self.protocol.roster if not entry.is_there(t)]
+
+    def call(
+        self,
+        method: Any,
+        *,
+        common: Arrays | None = None,
+        each: Mapping[int, Arrays] | None = None,
+        quorum: float | None = None,
+    ) -> Results:
         """Run a client step on every client, or on those in `each`, and collect the releases.
 
-        An answer that a crash lost counts towards the quorum: asking again cannot produce it.
+        Clients that are away by schedule are not asked and do not count towards the quorum. An answer that a crash lost counts
+        towards the quorum: asking again cannot produce it.
 
         Args:
             method: The client step.
             common: Tensors for all clients.
             each: Client to its separate tensors; None: all clients are asked.
+            quorum: Fraction of the asked clients that must answer this call; None: that of the run.
 
         Returns:
             The releases in client order.
@@ -131,15 +155,18 @@ class Federation:
         Raises:
             RunFailed: If fewer clients than the quorum answer.
         """
-        asked = sorted(self.clients if each is None else each)
+        if self.counts.round != self.round:
+            self.counts = RoundCounts(self.round, self.away(self.round))
+        asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
         tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
+        self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
         step, encoding = method.client_step, MessageEncoding(method.__self__)
         encoded = self._exchange(step.kind, encoding.encode_tasks(step, tasks))
         answers = {client: encoding.decode_release(step, tensors) for client, tensors in encoded.items()}
-        needed = int(np.ceil(self.quorum * len(asked)))
-        if (count := len(answers) + len(self.lost)) < needed:
+        self.counts.add_call(asked, answers)
+        if (count := len(answers) + len(self.lost)) < self.needed:
             raise RunFailed(
-                f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {needed} (runtime.quorum is "
+                f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {self.needed} (runtime.quorum is "
                 f"{self.quorum:g}; with a lower one the run continues without the others)"
             )
         return Results(asked, answers)
@@ -162,7 +189,7 @@ class Federation:
         return self.central_server.release(self, method.central_step.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        """Deliver encoded tasks and collect encoded releases; sets `missing`, `lost` and `answered`."""
+        """Deliver encoded tasks and collect encoded releases; sets `lost`."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:

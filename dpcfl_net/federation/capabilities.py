@@ -25,6 +25,7 @@ class Setting:
         privacy: Privacy target.
         validation: Largest fraction of its records that a client sets aside for validation.
         true_clusters: Number of true clusters; 0 unless the job holds them for the oracle.
+        away_at_first: Number of clients that the availability schedule names as away in round 1.
     """
 
     rounds: int
@@ -33,6 +34,7 @@ class Setting:
     privacy: PrivacyTarget
     validation: float = 0.0
     true_clusters: int = 0
+    away_at_first: int = 0
 
     @classmethod
     def of(cls, protocol: Protocol) -> Setting:
@@ -44,7 +46,8 @@ class Setting:
         fractions = (entry.validation_records / (entry.records + entry.validation_records) for entry in protocol.roster)
         validation = max(fractions, default=0.0)  # an empty roster is refused later, with a message
         true_clusters = max(protocol.oracle or [-1]) + 1
-        return cls(protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, validation, true_clusters)
+        away = sum(not entry.is_there(1) for entry in protocol.roster)
+        return cls(protocol.rounds, len(protocol.roster), protocol.local, protocol.privacy, validation, true_clusters, away)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Capabilities:
 
     Attributes:
         expected_releases: Expected number of releases with an update over the whole run, all clients together.
+        without_clients: What a round does if some clients are away or do not answer; a short sentence.
         protects: (unit, trust) pairs that the algorithm can run under.
         covers: Releases that epsilon covers against an untrusted server; phrases for the privacy statement.
         caveats: Sentences for the privacy statement about releases that epsilon does not cover.
@@ -71,6 +75,7 @@ class Capabilities:
     """
 
     expected_releases: float
+    without_clients: str = ""
     protects: tuple[tuple[str, str], ...] = (("sample", "untrusted-server"),)
     covers: tuple[str, ...] = ("model updates", "cluster selections")
     caveats: tuple[str, ...] = ()

@@ -32,5 +32,4 @@ class InProcessFederation(Federation):
             client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"
         }
         self.lost = sorted(client for client, answer in answers.items() if answer.status == "lost")
-        self.missing, self.answered = sorted(set(tasks) - set(released)), len(released)
         return released

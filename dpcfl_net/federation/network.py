@@ -14,6 +14,7 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.client_pool import ClientPool, Word
+from dpcfl_net.federation.pause import UNHEARD, Pause, PauseListener, below_quorum
 from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]
@@ -23,15 +24,31 @@ WAITS = 10  # at most so many times timeout_s while a client waits for a core
 
 @dataclass
 class _Call:
-    """State of a call: queued clients, deadlines and start times of asked clients, answers so far."""
+    """State of a call: queued clients, deadlines and start times of asked clients, answers so far.
+
+    A client that is overdue keeps its task until the call ends: its answer counts if others are still waited for.
+    """
 
     queue: list[int]
     waiting: dict[int, float] = field(default_factory=dict)
     asked: dict[int, float] = field(default_factory=dict)
     # Connected since the task was sent: a new connection does not extend the deadline.
     met: set[int] = field(default_factory=set)
+    sent: set[int] = field(default_factory=set)
+    overdue: set[int] = field(default_factory=set)
+    pause: Pause | None = None
+    paused_at: float = 0.0
     answers: dict[int, Arrays] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Number of answers that count towards the quorum."""
+        return len(self.answers) + len(self.lost)
+
+    def deadline(self, due: float) -> float:
+        """Deadline of a client: `due`, or the end of the pause if that is later."""
+        return due if self.pause is None else max(due, self.paused_at + self.pause.seconds)
 
 
 @dataclass(frozen=True)
@@ -45,12 +62,14 @@ class CallLimits:
         join_timeout_s: Seconds for a started client to connect; after that it is missing from the round.
         max_live: Most clients connected at once; a larger call runs in waves, and clients are started when they are asked.
             None: all clients.
+        pause_s: Seconds that a call below the quorum waits for clients to return; 0: it fails at once.
     """
 
     quorum: float = 1.0
     timeout_s: float = 600
     join_timeout_s: float = 120
     max_live: int | None = None
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +94,7 @@ class NetworkFederation(Federation):
         limits: Quorum, timeouts, and number of connections.
         launcher: Connection to the launcher.
         warn: Receives warnings.
+        pauses: Receives the begin and the end of pauses below the quorum.
     """
 
     def __init__(
@@ -84,8 +104,10 @@ class NetworkFederation(Federation):
         limits: CallLimits = CallLimits(),
         launcher: LauncherLink = LauncherLink(),
         warn: Report = lambda text: None,
+        pauses: PauseListener = UNHEARD,
     ) -> None:
         super().__init__(protocol, quorum=limits.quorum)
+        self.pause_s, self._pauses = limits.pause_s, pauses
         self.endpoint, self.timeout_s, self.join_timeout_s = endpoint, limits.timeout_s, limits.join_timeout_s
         self._warn, self._read_lost, self._unreachable = warn, launcher.lost, set[int]()
         self._clock = AwakeClock()
@@ -108,24 +130,42 @@ class NetworkFederation(Federation):
         """Number of client starts so far."""
         return self._pool.started if self._pool is not None else 0
 
-    def join(self) -> None:
-        """Wait until every client has connected, unless clients are started on demand.
+    def join(self, t: int = 1) -> None:
+        """Wait until every client that is there in round t has connected, unless clients are started on demand.
+
+        Args:
+            t: First round to run.
 
         Raises:
             RunFailed: If fewer clients than the quorum connect within `join_timeout_s`; names the missing ones.
         """
         if self._pool is not None:
             return
-        deadline = self._clock.now() + self.join_timeout_s
-        while set(self.clients) - set(self.endpoint.ready) - self._unreachable and self._clock.now() < deadline:
-            self._unreachable.update(self._read_lost())
-            self.endpoint.poll(min(0.5, max(0.0, deadline - self._clock.now())))
-        absent = sorted(set(self.clients) - set(self.endpoint.ready))
-        problem = f"clients {_listed(absent)} did not join within {self.join_timeout_s:g} s"
-        if len(self.clients) - len(absent) < int(np.ceil(self.quorum * len(self.clients))):
+        expected = set(self.clients) - set(self.away(t))
+        needed = int(np.ceil(self.quorum * len(expected)))
+        absent = self._wait_for(expected, len(expected), self.join_timeout_s)
+        problem = f"clients {_listed(sorted(absent))} did not join within {self.join_timeout_s:g} s"
+        if len(expected) - len(absent) < needed <= len(expected) - len(absent & self._unreachable) and self.pause_s:
+            joined = f"{problem}: {len(expected) - len(absent)} of {len(expected)} have joined, the quorum is {needed}"
+            pause = Pause(0, f"{joined}: paused, waiting up to {self.pause_s:g} s for more", self.pause_s)
+            started = self._clock.now()
+            self._pauses.begin(pause)
+            absent = self._wait_for(expected, needed, self.pause_s)
+            self._pauses.end(pause, self._clock.now() - started)
+        if len(expected) - len(absent) < needed:
             raise RunFailed(problem)
         if absent:
-            self._warn(f"{problem}; the run continues without them")
+            self._warn(f"clients {_listed(sorted(absent))} have not joined; the run continues without them")
+
+    def _wait_for(self, expected: set[int], count: int, seconds: float) -> set[int]:
+        """Wait until `count` of the expected clients have connected or no more can; return those that have not."""
+        deadline = self._clock.now() + seconds
+        while (absent := expected - set(self.endpoint.ready)) - self._unreachable and self._clock.now() < deadline:
+            if len(expected) - len(absent) >= count:
+                break
+            self._unreachable.update(self._read_lost())
+            self.endpoint.poll(min(0.5, max(0.0, deadline - self._clock.now())))
+        return absent
 
     def goodbye(self, patience_s: float = 5.0) -> None:
         """Send goodbyes until all clients have left; they are repeated, since a reset connection loses messages.
@@ -138,14 +178,18 @@ class NetworkFederation(Federation):
             self.endpoint.bye()
             again = time.monotonic() + 1.0
             while self.endpoint.ready and time.monotonic() < again:
-                self.endpoint.poll(0.1)
+                for event in self.endpoint.poll(0.1):
+                    self._set_aside(event)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         payloads: dict[tuple[Any, ...], Payload] = {}
         call = _Call(self._pool.in_turn(tasks) if self._pool is not None else list(tasks))
-        while call.queue or call.waiting:
+        while self._continues(call, len(tasks)):
             self._drop_lost(call)
             for client in self._admit(call):
+                if client in call.sent:  # before a pause: the endpoint still has the task
+                    continue
+                call.sent.add(client)
                 tensors = tasks[client]
                 arrays = tuple(
                     (name, a.__array_interface__["data"][0], a.shape, a.strides) for name, a in sorted(tensors.items())
@@ -157,9 +201,35 @@ class NetworkFederation(Federation):
             for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
                 self._handle(event, call)
             self._drop_late(call)
+        for client in call.overdue | set(call.waiting):
+            self.endpoint.cancel(client)
         self.lost = sorted(call.lost)
-        self.missing, self.answered = sorted(set(tasks) - set(call.answers)), len(call.answers)
         return call.answers
+
+    def _continues(self, call: _Call, asked: int) -> bool:
+        """Return True while the call waits for answers; begins and ends its pause."""
+        pending = len(call.queue) + len(call.waiting)
+        if call.pause is not None:
+            if call.count < self.needed <= call.count + pending:
+                return True
+            paused_s = self._clock.now() - call.paused_at
+            self.counts.paused_s += paused_s
+            self._pauses.end(call.pause, paused_s)
+            return False
+        if pending:
+            return True
+        back = sorted(call.overdue - self._unreachable)
+        if not self.pause_s or not call.count < self.needed <= call.count + len(back):
+            return False
+        call.pause, call.paused_at = below_quorum(self.round, call.count, asked, self.needed, self.pause_s), self._clock.now()
+        self._pauses.begin(call.pause)
+        call.overdue -= set(back)
+        if self._pool is not None:
+            call.queue = back
+        else:
+            call.asked.update(dict.fromkeys(back, call.paused_at))
+            call.waiting = dict.fromkeys(back, call.deadline(0.0))
+        return True
 
     def _admit(self, call: _Call) -> list[int]:
         """Remove clients that can get their task from the queue; their time begins when they are connected."""
@@ -171,7 +241,7 @@ class NetworkFederation(Federation):
             if self._pool is None or self._pool.here(client):
                 call.met.add(client)
             call.asked[client] = now
-            call.waiting[client] = now + (self.timeout_s if client in call.met else self.join_timeout_s)
+            call.waiting[client] = call.deadline(now + (self.timeout_s if client in call.met else self.join_timeout_s))
         call.queue = [client for client in call.queue if client not in call.waiting]
         return admitted
 
@@ -182,7 +252,7 @@ class NetworkFederation(Federation):
             if client in call.waiting and client not in call.met:
                 call.met.add(client)
                 call.asked[client] = self._clock.now()
-                call.waiting[client] = call.asked[client] + self.timeout_s
+                call.waiting[client] = call.deadline(call.asked[client] + self.timeout_s)
         elif kind == "left":
             pool.left(client, busy=client in call.waiting)
 
@@ -203,9 +273,11 @@ class NetworkFederation(Federation):
                 call.waiting[client] = now + 1.0  # it waits for a core: its time has not begun
                 continue
             del call.waiting[client]
-            self.endpoint.cancel(client)
+            call.overdue.add(client)
             if self._pool is not None and not self._pool.here(client):
                 self._pool.give_up(client)
+            if call.pause is not None:
+                continue  # it was reported when its deadline passed, before the pause
             if self._pool is None or client in call.met:
                 self._warn(f"client {client} did not answer round {self.round} within {self.timeout_s:g} s")
             else:
@@ -213,18 +285,19 @@ class NetworkFederation(Federation):
 
     def _handle(self, event: ServerEvent, call: _Call) -> None:
         client = event.client
-        if client is None:
+        if client is None or self._set_aside(event):
             return
         if self._pool is not None:
             self._update_pool(self._pool, event.kind, client, call)
-        if client not in call.waiting:
+        if client not in call.waiting and client not in call.overdue:
             return
-        if event.kind == "phase" and event.phase == "computing" and client in call.met:
+        if event.kind == "phase" and event.phase == "computing" and client in call.met & set(call.waiting):
             limit = call.asked[client] + WAITS * self.timeout_s
-            call.waiting[client] = min(self._clock.now() + self.timeout_s, limit)
+            call.waiting[client] = call.deadline(min(self._clock.now() + self.timeout_s, limit))
         closes = event.kind == "result" or (event.kind == "failed" and bool(event.task))
         if closes:
-            del call.waiting[client]
+            call.waiting.pop(client, None)
+            call.overdue.discard(client)
             if self._pool is not None:
                 self._pool.done(client)
         if event.kind == "result":
@@ -238,6 +311,18 @@ class NetworkFederation(Federation):
             # The answer was refused (not finite, out of bounds): the round continues without this client.
             self.endpoint.cancel(client)
             self._warn(f"client {client} is out of round {self.round}: {event.code} {event.reason}")
+
+    def _set_aside(self, event: ServerEvent) -> bool:
+        """Count a late answer and warn; return True for one."""
+        if event.kind != "late" or event.client is None:
+            return False
+        self.counts.late.append(event.client)
+        stated = f" sha256 {event.sha256}" if event.sha256 else ""
+        self._warn(
+            f"client {event.client} answered round {event.round} ({event.task}: {event.status}) after its deadline, in round "
+            f"{self.round}: the answer is set aside{stated}"
+        )
+        return True
 
 
 def _listed(clients: list[int]) -> str:

@@ -177,8 +177,13 @@ def _data(view: RunView) -> str:
 
 
 def _absent(view: RunView) -> str:
-    absent = sum(len(listed(line, "missing")) for line in view.served.values())
-    return f"; {absent} answer{'' if absent == 1 else 's'} missing" if absent else "; no answer missing"
+    counts = {name: sum(len(listed(line, name)) for line in view.served.values()) for name in ("missing", "late", "away")}
+    absent, late, away = counts["missing"], counts["late"], counts["away"]
+    paused = sum(number(line.get("paused_s")) or 0.0 for line in view.served.values())
+    said = f"; {absent} answer{'' if absent == 1 else 's'} missing" if absent else "; no answer missing"
+    said += f"; {late} answer{'' if late == 1 else 's'} after the deadline, set aside" if late else ""
+    said += f"; {away} away by schedule" if away else ""
+    return said + (f"; paused {duration(paused)} below the quorum" if paused else "")
 
 
 def _busy(view: RunView) -> str:

@@ -25,6 +25,7 @@ from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
+from dpcfl_net.federation.pause import Pause, PauseListener
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import keys
@@ -100,11 +101,13 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         write_atomically(files.address(COORDINATOR), endpoint.address)
         loading = threading.Thread(target=importlib.import_module, args=("torch",), name="torch")
         loading.start()  # the first model needs torch; it loads while clients start and join
-        limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live)
+        limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live, spec.pause_s)
         launcher = LauncherLink(command_sender(_pipe(spec.commands, readable=False)), lost_clients(_pipe(spec.lost)))
-        fed = NetworkFederation(protocol, endpoint, limits, launcher, records.warn)
+        pauses = PauseListener(records.pause, records.resume)
+        fed = NetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
-        fed.join()
+        checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
+        fed.join(max(checkpoints.rounds(), default=0) + 1)
         loading.join()
         records.joined()
 
@@ -114,7 +117,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
                 shown = central_server.shown if central_server is not None else {}
                 outbox.models(t, state.assignment, state.models, **shown)
 
-        drive(algorithm, fed, Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn), on_round)
+        drive(algorithm, fed, checkpoints, on_round)
         if outbox is not None:
             outbox.end(protocol.rounds)
         fed.goodbye()
@@ -218,6 +221,19 @@ class Records:
         say(text)
         self._warnings.write({"time": time.time(), "text": text})
 
+    def pause(self, pause: Pause) -> None:
+        """Record the begin of a pause below the quorum."""
+        say(pause.text)
+        self._warnings.write({"view": "pause", "time": time.time(), "text": pause.text, "seconds": pause.seconds})
+
+    def resume(self, pause: Pause, seconds: float) -> None:
+        """Record the end of a pause after some seconds."""
+        now, what = time.time(), f"round {pause.round}" if pause.round else "joining"
+        text = f"{what}: the pause ended after {seconds:.0f} s"
+        say(text)
+        self._warnings.write({"view": "pause", "time": now, "text": text, "seconds": 0})
+        self._spans.write({"who": "coordinator", "what": "pause", "round": pause.round, "start": now - seconds, "end": now})
+
     def close(self) -> None:
         """Close the files."""
         for lines in (self._messages, self._metrics, self._clusters, self._spans, self._warnings):
@@ -249,7 +265,7 @@ class Records:
             state: State after the round.
             fed: The federation, for traffic and missing clients.
         """
-        now, missing = time.time(), fed.missing
+        now, counts = time.time(), fed.counts
         up, down = (total - before for total, before in zip(fed.traffic, self._bytes, strict=True))
         self._bytes = fed.traffic
         clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
@@ -259,7 +275,7 @@ class Records:
         figures = {name: value for name, value in state.diagnostics.items() if name not in arrays}
         self._metrics.write(
             {"view": "server", "round": t, "time": now, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
-             "answered": fed.answered, "missing": missing,
+             "answered": fed.answered, "missing": fed.missing, "away": counts.away, "late": counts.late, "paused_s": counts.paused_s,
              "live": fed.live, "started": fed.started - self._started}
         )  # fmt: skip
         self._started = fed.started

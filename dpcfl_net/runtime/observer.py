@@ -303,6 +303,7 @@ class PersonalFigures:
         self.accuracy: dict[int, float] = {}
         self.loss: dict[int, float | None] = {}
         self.models: np.ndarray | None = None
+        self._roster = algorithm.protocol.roster
         self._sampled = algorithm.protocol.privacy.trust == "trusted-server"  # the server names the clients of a round
         self._published: dict[int, Models] = {}
         self._reports: dict[int, dict[int, Personal]] = {}
@@ -321,7 +322,8 @@ class PersonalFigures:
         elif self._sampled:
             self._published[note.round] = note
         for t in sorted(self._published if self._sampled else self._reports):
-            expected = set(self._published[t].clients) if self._sampled else set(range(self.clients))
+            there = {entry.id for entry in self._roster if entry.is_there(t)}
+            expected = set(self._published[t].clients) if self._sampled else there
             reports = self._reports.get(t, {})
             if not expected <= set(reports):
                 continue

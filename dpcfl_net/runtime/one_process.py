@@ -132,7 +132,7 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
             records.round(t, state, fed)
             shown = fed.central_server.shown if fed.central_server is not None else {}
             if algorithm.capabilities.personal:
-                for client in shown.get("clients", fed.clients):
+                for client in shown.get("clients", [i for i in fed.clients if i not in fed.counts.away]):
                     if (personal := _personal(job, fed.hosts[client], client, t, spec.data_root)) is not None:
                         observer.take(personal)
             observer.take(Models(t, state.assignment, state.models, **shown))

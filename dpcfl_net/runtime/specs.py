@@ -28,6 +28,7 @@ class CoordinatorSpec:
         quorum: Fraction of clients that must answer a round.
         round_timeout_s: Seconds after which a client without an answer is missing.
         join_timeout_s: Seconds for a started client to connect.
+        pause_s: Seconds that a call below the quorum waits for clients to return; 0: it fails at once.
         max_live: Most clients connected at once; None: all clients, and none is started on demand.
         commands: Descriptor of a pipe to the launcher, for start and stop commands.
         lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
@@ -49,6 +50,7 @@ class CoordinatorSpec:
     commands: int | None = None
     lost: int | None = None
     faults: MessageFaults | None = None
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)

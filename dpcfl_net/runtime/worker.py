@@ -218,7 +218,7 @@ class Worker:
         talker = threading.Thread(target=self._talk, name="wire", daemon=True)
         talker.start()
         try:
-            while (event := self._tasks.get()) is not None:
+            while (event := self._newest()) is not None:
                 if isinstance(event, BaseException):
                     raise event
                 self._work(event)
@@ -231,6 +231,14 @@ class Worker:
             os.close(self._wake_read)
             os.close(self._wake_write)
             self.host.close()
+
+    def _newest(self) -> ClientEvent | BaseException | None:
+        """Wait for the next event; a task that a later event replaced before it began is neither computed nor charged."""
+        event = self._tasks.get()
+        while isinstance(event, ClientEvent) and not self._tasks.empty():
+            say(f"round {event.round}: the task was replaced before it began; it is not charged")
+            event = self._tasks.get()
+        return event
 
     def stop(self) -> None:
         """End `serve` within about a second; any thread may call this."""

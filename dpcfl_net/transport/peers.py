@@ -19,8 +19,8 @@ class ServerEvent:
     """Event that `ServerEndpoint.poll` reports.
 
     Attributes:
-        kind: "joined" or "left" (connection), "phase" (heartbeat), "result" (answer to an open task) or "failed" (broken
-            message).
+        kind: "joined" or "left" (connection), "phase" (heartbeat), "result" (answer to an open task), "late" (answer to a
+            cancelled task, without its tensors) or "failed" (broken message).
         client: Client id; None if a broken message came from no known client.
         round: Round of the task.
         task: Name of the task.
@@ -31,9 +31,10 @@ class ServerEvent:
         code: Error code of a broken message.
         reason: Reason of a status or error.
         bytes: Size of a result, header and payload.
+        sha256: Hash of the payload of a late result, as its client states it.
     """
 
-    kind: Literal["joined", "left", "result", "phase", "failed"]
+    kind: Literal["joined", "left", "result", "late", "phase", "failed"]
     client: int | None = None
     round: int = 0
     task: str = ""
@@ -44,6 +45,7 @@ class ServerEvent:
     code: str = ""
     reason: str = ""
     bytes: int = 0
+    sha256: str = ""
 
 
 @dataclass
@@ -92,5 +94,6 @@ class Peer:
         self.heard = 0.0  # time of its last valid message, monotonic clock
         self.open: OpenTask | None = None
         self.answering = ""  # id of the latest RESULT to the open task
+        self.cancelled: OrderedDict[str, tuple[int, str]] = OrderedDict()  # (round, task) of tasks whose answer would be late
         self.delivered: OrderedDict[str, None] = OrderedDict()
         self.channel = Channel(stamp, partial(send, self))

@@ -127,10 +127,11 @@ class ServerEndpoint:
         return stream.id
 
     def cancel(self, client: int) -> None:
-        """Close the client's open task; a later answer is refused as "task-closed"."""
+        """Close the client's open task; a later answer is acknowledged, reported as "late" and set aside."""
         peer = self._peers[client]
         if peer.open is not None:
             peer.channel.drop(peer.open.id)
+            remember(peer.cancelled, peer.open.id, (peer.open.round, peer.open.task))
             self._close_task(peer)
 
     def poll(self, timeout_s: float) -> list[ServerEvent]:
@@ -383,6 +384,9 @@ class ServerEndpoint:
             peer.channel.say("ACK", parent=header.id)
             return
         task = peer.open
+        if header.parent in peer.cancelled:
+            self._set_aside(peer, header)
+            return
         if task is None or header.parent != task.id:
             peer.channel.ignore(header.id)
             raise WireError("task-closed", "an answer to a task that is not open")
@@ -396,6 +400,9 @@ class ServerEndpoint:
 
     def _deliver(self, peer: Peer, complete: Assembly) -> None:
         header, task = complete.header, peer.open
+        if header.parent in peer.cancelled:
+            self._set_aside(peer, header)
+            return
         if task is None or header.parent != task.id:
             raise WireError("task-closed", "the task was closed while its answer arrived")
         tensors = checked(complete, self._check if header.code == "release" else None, peer.client, task.task)
@@ -417,6 +424,17 @@ class ServerEndpoint:
                 bytes=size,
             )
         )
+
+    def _set_aside(self, peer: Peer, header: Header) -> None:
+        """Acknowledge the answer to a cancelled task, so that it is not sent again; its payload is not taken."""
+        if (header.round, header.task) != peer.cancelled.pop(header.parent):
+            raise WireError("round", f"an answer for {header.task or 'no task'} in round {header.round}")
+        remember(peer.delivered, header.id, None)
+        peer.channel.ignore(header.id)
+        peer.channel.say("ACK", parent=header.id)
+        self._message_log.message("up", peer.name, header, len(encode(header)))
+        late = ServerEvent("late", peer.client, header.round, header.task, header.parent, status=header.code)
+        self._events.append(replace(late, bytes=len(encode(header)) + header.size, sha256=header.sha256))
 
     def _client_refused(self, peer: Peer, header: Header) -> None:
         """Handle a client's ERROR; if it concerns the open task, no answer will come, unless the task arrived damaged."""

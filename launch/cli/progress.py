@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from dpcfl_net.results.run_view import letter, minority, sizes, sort_clusters, s
 
 WAITING, TRAINING, SENDING, GONE, AWAY = "waiting", "training", "sending", "gone", "away"
 NAMED, GROUPS = 10, 12
+PAUSE_SLACK_S = 600.0  # a pause lasts longer while a client computes; a crash in it leaves no end
 Row = tuple[str, int, float | None, float | None]
 
 
@@ -37,6 +39,7 @@ class ProgressView:
         clusters: For each true cluster: label, clients, accuracy in [0, 1], change since the previous round.
         grouping: Sizes of the server's clusters.
         workers: Phase of each client.
+        pause: Message of the pause below the quorum that the run is in; empty if it is in none.
         warnings: All warnings so far.
         lines: One line per finished round so far.
     """
@@ -56,6 +59,7 @@ class ProgressView:
     clusters: list[Row] = field(default_factory=list)
     grouping: str = ""
     workers: list[str] = field(default_factory=list)
+    pause: str = ""
     warnings: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
@@ -108,6 +112,7 @@ class ProgressTail:
         self._started: float | None = None
         self._lines: list[str] = []
         self._warnings: list[str] = []
+        self._pause: tuple[str, float] = "", 0.0  # message, and the time at which it ends in any case
 
     def view(self) -> ProgressView:
         """Read new lines and return the progress."""
@@ -128,6 +133,7 @@ class ProgressTail:
             epsilon_round=max(self._spent, default=None),
             insecure=bool(privacy.get("insecure")),
             started=self._started,
+            pause=self._pause[0] if time.time() < self._pause[1] else "",
             warnings=list(self._warnings),
         )
         true = true_clusters(experiment)
@@ -147,14 +153,21 @@ class ProgressTail:
         times = [found for line in [*metrics, *messages] if (found := number(line.get("time"))) is not None]
         if times:
             self._started = min([*times, *([self._started] if self._started is not None else [])])
+        if any(line.get("view") == "server" for line in metrics):
+            self._pause = "", 0.0
         for line in metrics:
             if line.get("view") == "server" and (missing := listed(line, "missing")):
                 self._workers.miss(missing, number(line.get("time")) or 0.0)
                 more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
                 named = ", ".join(map(str, missing[:NAMED]))
                 self._warnings.append(f"round {line.get('round')}: no answer from client {named}{more}")
-        # Warnings of the coordinator are in its log; those of the launcher are about lost and restarted workers.
-        self._warnings += [str(line.get("text")) for line in self._tails["warnings"].new() if line.get("view") == "launcher"]
+        # Other warnings of the coordinator are in its log; those of the launcher are about lost and restarted workers.
+        for line in self._tails["warnings"].new():
+            if line.get("view") in ("launcher", "pause"):
+                self._warnings.append(str(line.get("text")))
+            if line.get("view") == "pause":
+                seconds, at = number(line.get("seconds")) or 0.0, number(line.get("time")) or 0.0
+                self._pause = str(line.get("text")), at + seconds + PAUSE_SLACK_S if seconds else 0.0
 
     def _mapping(self, path: Path) -> JsonLine:
         try:

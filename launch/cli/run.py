@@ -275,8 +275,14 @@ def _print_job(job: Job, config: Config) -> None:
     print(
         f"privacy: epsilon {protocol.privacy.epsilon:g}, delta {protocol.privacy.delta:g}, noise multiplier {', '.join(map(str, z)) or 'none'}"
     )
-    _print_slots("each client may release", job.algorithm.plan(protocol.roster[0]))
+    usual = next((entry for entry in protocol.roster if entry.rounds is None), protocol.roster[0])
+    _print_slots("each client may release", job.algorithm.plan(usual))
     _print_slots("the trusted server may publish", job.algorithm.central_plan())
+    if away := sum(entry.rounds is not None for entry in protocol.roster):
+        print(
+            f"availability: {away} client{'s are' if away > 1 else ' is'} away in some rounds; the plan above is that of a client that never is"
+        )
+    print(f"without some clients: {job.algorithm.capabilities.without_clients or 'not stated by the algorithm'}")
     slots = local.compute_slots(config.runtime)
     seconds = step_seconds(job, config.data.root) * cost["steps"] / slots
     print("expected cost:")

@@ -127,6 +127,8 @@ class Screen:
             lines.append(Padding(ProgressBar(total=view.rounds, completed=view.round), 0))
         if view.epsilon_stated:
             lines.append(Text.assemble("epsilon ", (view.epsilon_text, "bold red" if view.epsilon is None else "bold")))
+        if view.pause:
+            lines.append(Text(_printable(view.pause), style="bold yellow"))
         if view.insecure:
             lines.append(Text("INSECURE: the epsilon of this run does not hold", style="bold red"))
         return Group(*lines)

@@ -35,7 +35,6 @@ class Scripted(Federation):
     def _exchange(self, kind, tasks):
         self.calls.append((self.round, kind, {client: {k: np.array(v) for k, v in t.items()} for client, t in tasks.items()}))
         answers = {client: self._answer(client, kind, self.round, tensors) for client, tensors in tasks.items()}
-        self.missing = sorted(client for client, answer in answers.items() if answer is None)
         return {client: answer for client, answer in answers.items() if answer is not None}
 
 

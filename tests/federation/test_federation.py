@@ -75,7 +75,7 @@ class Actor(threading.Thread):
 
 
 @contextlib.contextmanager
-def federation(job, folder, answers, join_s=20, **options):
+def federation(job, folder, answers, join_s=20, listeners=None, **options):
     """A network federation over the given scripted workers."""
     protocol, algorithm = job.protocol, algorithm_of(job.protocol)
     steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
@@ -86,7 +86,7 @@ def federation(job, folder, answers, join_s=20, **options):
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
-    fed = NetworkFederation(protocol, endpoint, CallLimits(join_timeout_s=join_s, **options))
+    fed = NetworkFederation(protocol, endpoint, CallLimits(join_timeout_s=join_s, **options), **(listeners or {}))
     fed.round = 1
     try:
         fed.join()

@@ -28,7 +28,7 @@ DIGITS = 4  # significant digits from which on a number in words is a loss
 DECOYS = 64  # neighbours of each float32 that measure how often one is met by chance
 FALSE_ALARM = 1e-8  # of one client: below 1e-6 for all of a run
 PUBLIC = {  # fields of a server's own lines: times, sizes, rounds, and what it computed from releases
-    "view", "round", "time", "seconds", "bytes_up", "bytes_down", "answered", "missing", "live", "started", "assignment",
+    "view", "round", "time", "seconds", "bytes_up", "bytes_down", "answered", "missing", "away", "late", "paused_s", "live", "started", "assignment",
     "clusters", "who", "what", "start", "end", "direction", "peer", "kind", "bytes", "id",
     "epsilon_spent_by_client",
 }  # fmt: skip

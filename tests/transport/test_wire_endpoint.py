@@ -364,17 +364,55 @@ def test_answers_to_other_tasks_rounds_and_statuses_are_refused(server: ServerEn
         assert not ends.of("result")
 
 
-def test_late_answer_to_a_cancelled_task_is_refused_and_dropped(server: ServerEndpoint) -> None:
+def test_late_answer_to_a_cancelled_task_is_acknowledged_and_set_aside(server: ServerEndpoint) -> None:
     with make_client(server.address) as client:
         ends = Ends(server, client).joined()
         server.send_task(0, 1, "small", {})
         ends.until(lambda: ends.tasks(client))
         server.cancel(0)
         client.send_result(ends.tasks(client)[0].id, "release", {"update": UPDATE})
-        ends.until(lambda: not client.pending)
-        assert server.failures == {"task-closed": 1}
+        ends.until(lambda: not client.pending and ends.of("late"))
+        (late,) = ends.of("late")
+        assert (late.client, late.round, late.task, late.status, late.tensors) == (0, 1, "small", "release", {})
+        assert late.sha256 == Payload.of({"update": UPDATE}).sha256
         assert not ends.of("result")
         assert ends.round(client, 0, 2, UPDATE).kind == "result"
+        assert (len(ends.of("late")), server.failures) == (1, {})
+
+
+def test_late_answer_does_not_answer_the_next_task_and_its_payload_is_not_taken(server: ServerEndpoint) -> None:
+    with make_client(server.address) as client:
+        ends = Ends(server, client).joined()
+        server.send_task(0, 1, "train", {"models": np.zeros((1, P), "f4")})
+        ends.until(lambda: ends.tasks(client))
+        server.send_task(0, 2, "small", {})  # replaces the first task
+        ends.until(lambda: len(ends.tasks(client)) == 2)
+        before = server.bytes_up
+        first, second = ends.tasks(client)
+        client.send_result(first.id, "release", {"update": np.ones(P, "f4")})
+        ends.until(lambda: ends.of("late"))
+        assert not ends.of("result")
+        client.send_result(second.id, "release", {"update": UPDATE})
+        ends.until(lambda: not client.pending)
+        (result,) = ends.of("result")
+        assert (result.round, result.task, [*result.tensors["update"]]) == (2, "small", [*UPDATE])
+        assert (ends.of("late")[0].round, server.failures) == (1, {})
+        assert server.bytes_up - before <= P * 4 + (64 << 10)  # not sent again
+
+
+def test_a_late_answer_under_another_round_or_twice_is_refused(server: ServerEndpoint) -> None:
+    ends = Ends(server)
+    payload = Payload.of({"update": UPDATE})
+    with Liar(server.address) as liar:
+        liar.hello(ends)
+        for code, about in {"round": {"round": 2}, "task-closed": {"round": 1}}.items():
+            task = server.send_task(0, 1, "small", {})
+            server.cancel(0)
+            if code == "task-closed":
+                deliver(liar, payload, parent=task, task="small", code="release", **about)
+            deliver(liar, payload, parent=task, task="small", code="release", **about)
+            ends.until(lambda code=code: server.failures[code])
+        assert (len(ends.of("late")), len(ends.of("result"))) == (1, 0)
 
 
 def test_sender_stops_when_the_window_is_full(server: ServerEndpoint) -> None:

@@ -32,6 +32,9 @@ def coordinator(
     quorum: Annotated[float, typer.Option(callback=above_zero, max=1.0, help="fraction of clients that must answer")] = 1.0,
     round_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for the answers of a round")] = 600.0,
     join_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for all clients to connect")] = 120.0,
+    pause: Annotated[
+        float, typer.Option(min=0.0, max=1e6, help="seconds that a round below the quorum waits for clients to return")
+    ] = 300.0,
 ) -> None:
     """Start the coordinator of a job on this host."""
     from dpcfl_net.core.signing import read_operator_key
@@ -42,7 +45,7 @@ def coordinator(
     out.mkdir(parents=True, exist_ok=True)
     spec = CoordinatorSpec(
         protocol, key, bind, observer, keys, out, transcript,
-        quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout,
+        quorum=quorum, round_timeout_s=round_timeout, join_timeout_s=join_timeout, pause_s=pause,
     )  # fmt: skip
     run_coordinator(spec)
 

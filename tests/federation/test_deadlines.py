@@ -1,0 +1,150 @@
+"""Deadlines and quorum over real sockets: late answers are set aside, and a round below its quorum waits for clients to return."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from test_federation import Actor, federation, job, shifted
+
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.federation.network import LauncherLink
+from dpcfl_net.federation.pause import PauseListener
+
+__all__ = ["job"]  # the fixture
+PAUSE_S = 20.0
+
+
+class Pauses:
+    """Collects the begin and the end of pauses, and calls `then` at the begin."""
+
+    def __init__(self):
+        self.began, self.ended, self.in_pause, self.then = [], [], threading.Event(), lambda: None
+        self.listeners = {"pauses": PauseListener(self._begin, lambda pause, seconds: self.ended.append(seconds))}
+
+    def _begin(self, pause):
+        self.began.append(pause)
+        self.in_pause.set()
+        self.then()
+
+
+def theta(job):
+    return np.zeros(job[0].protocol.model.parameters, np.float32)
+
+
+def test_a_late_answer_is_counted_and_never_mixed_into_the_next_round(job):
+    release, first = threading.Event(), []
+
+    def slow(model):
+        if not first:
+            first.append(model)
+            release.wait(20)
+            return model + np.float32(1)  # the answer to round 1, after its deadline
+        return model + np.float32(0.25)
+
+    warnings = []
+    answers, listeners = {0: slow} | dict.fromkeys((1, 2, 3), shifted(0)), {"warn": warnings.append}
+    with federation(*job, answers, listeners=listeners, quorum=0.75, timeout_s=2.0) as (
+        fed,
+        algorithm,
+        _,
+    ):
+        assert fed.call(algorithm.train, common={"model": theta(job)}).missing == [0]
+        assert (fed.missing, fed.counts.late) == ([0], [])
+        fed.round, fed.timeout_s = 2, 20.0
+        release.set()
+        updates = fed.call(algorithm.train, common={"model": theta(job)}).column("update")
+        assert float(updates[0][0]) == 0.25
+        assert (fed.counts.late, fed.missing, fed.counts.missing) == ([0], [], set())
+        assert [w for w in warnings if "set aside" in w and "client 0 answered round 1" in w], warnings
+        assert fed.endpoint.failures == {}
+
+
+def test_an_overdue_answer_counts_while_the_round_waits_for_others(job):
+    def after_the_pause_began(model):
+        pauses.in_pause.wait(20)
+        return model + np.float32(0.25)
+
+    pauses, answers = Pauses(), {0: after_the_pause_began, 1: shifted(0), 2: shifted(0), 3: lambda model: None}
+    with federation(*job, answers, listeners=pauses.listeners, quorum=0.75, timeout_s=0.5, pause_s=PAUSE_S) as (
+        fed,
+        algorithm,
+        _,
+    ):
+        results = fed.call(algorithm.train, common={"model": theta(job)})
+        assert (list(results), results.missing, float(results[0]["update"][0])) == ([0, 1, 2], [3], 0.25)
+        assert (fed.counts.late, len(pauses.began)) == ([], 1)
+
+
+def test_a_round_below_its_quorum_waits_and_goes_on_when_a_client_returns(job):
+    document, folder = job
+    came_back, pauses = [], Pauses()
+    how = {"listeners": pauses.listeners, "quorum": 0.75, "timeout_s": 2.0, "pause_s": PAUSE_S}
+    with federation(document, folder, dict.fromkeys(range(4), shifted(0)), **how) as (
+        fed,
+        algorithm,
+        actors,
+    ):
+        for gone in actors[2:]:
+            gone.stop.set()
+            gone.join()
+        pauses.then = lambda: came_back.append(Actor(document, folder, 3, fed.endpoint.address, shifted(0.25)))
+        try:
+            results = fed.call(algorithm.train, common={"model": theta(job)})  # it does not wait for client 2
+            assert (list(results), results.missing) == ([0, 1, 3], [2])
+            assert float(results[3]["update"][0]) == 0.25
+            (pause,) = pauses.began
+            expected = (
+                f"round 1: 2 of 4 clients answered, the quorum is 3: paused, waiting up to {PAUSE_S:g} s for clients to return"
+            )
+            assert pause.text == expected
+            assert pauses.ended == [fed.counts.paused_s]
+            assert fed.counts.paused_s < PAUSE_S
+            fed.round, fed.quorum = 2, 0.75  # the client is there from the start
+            assert list(fed.call(algorithm.train, common={"model": theta(job)})) == [0, 1, 3]
+            assert (len(pauses.began), fed.counts.paused_s) == (1, 0.0)
+        finally:
+            for actor in came_back:
+                actor.stop.set()
+                actor.join()
+
+
+def test_a_pause_that_nobody_ends_fails_the_round(job):
+    pauses, answers = Pauses(), {0: shifted(0), 1: shifted(0), 2: lambda model: None, 3: lambda model: None}
+    with federation(*job, answers, listeners=pauses.listeners, quorum=0.75, timeout_s=2.0, pause_s=0.7) as (fed, algorithm, _):
+        with pytest.raises(RunFailed, match="2 of 4 clients answered, the quorum is 3"):
+            fed.call(algorithm.train, common={"model": theta(job)})
+        assert (len(pauses.began), len(pauses.ended)) == (1, 1)
+        assert pauses.ended[0] >= 0.7
+
+
+def test_a_quorum_that_lost_clients_cannot_reach_fails_without_a_pause(job):
+    pauses, answers = Pauses(), {0: shifted(0), 1: shifted(0), 2: lambda model: None, 3: lambda model: None}
+    listeners = pauses.listeners | {"launcher": LauncherLink(lost=lambda: [2, 3] if pauses.in_pause.is_set() else [])}
+    with federation(*job, answers, listeners=listeners, quorum=0.75, timeout_s=20, pause_s=1000) as (fed, algorithm, _):
+        pauses.in_pause.set()
+        with pytest.raises(RunFailed, match="2 of 4 clients answered"):
+            fed.call(algorithm.train, common={"model": theta(job)})
+        assert not pauses.began  # nobody could end it
+
+
+def test_joining_below_the_quorum_waits_for_more_clients(job):
+    document, folder = job
+    more, pauses = [], Pauses()
+    with federation(document, folder, {0: shifted(0), 1: shifted(0)}, join_s=3, listeners=pauses.listeners, quorum=0.5) as (
+        fed,
+        _,
+        _,
+    ):
+        fed.quorum, fed.pause_s, fed.join_timeout_s = 0.75, PAUSE_S, 0.2
+        pauses.then = lambda: more.append(Actor(document, folder, 2, fed.endpoint.address, shifted(0)))
+        try:
+            fed.join()
+            assert sorted(fed.endpoint.ready) == [0, 1, 2]
+            assert "2 of 4 have joined, the quorum is 3: paused" in pauses.began[0].text
+            assert pauses.ended[0] < PAUSE_S
+        finally:
+            for actor in more:
+                actor.stop.set()
+                actor.join()
