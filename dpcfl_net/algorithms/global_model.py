@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dpcfl_net.algorithms.shared_steps import FromModel
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.privacy.slots import Slot
 
 
-class Global(FromModel):
+class Global(Buffered):
     """DP-FedAvg at sample level: all clients train from the model, and the server adds the mean of their updates.
 
     Source: McMahan et al. 2017, with the local step of Abadi et al. 2016.
@@ -19,12 +17,9 @@ class Global(FromModel):
     name = "global"
     paper = "McMahan et al. 2017 with the local step of Abadi et al. 2016; 'Global' in Malekmohammadi et al., TMLR 2025"
 
-    def plan(self, client: ClientEntry) -> list[Slot]:
-        return [*self.training(client, self.protocol.rounds)]
-
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
 
-    def round(self, state: State, t: int, fed: Federation) -> State:
+    def synchronous_round(self, state: State, fed: Federation) -> State:
         updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
         return State(add_mean(state.models, updates), state.assignment)

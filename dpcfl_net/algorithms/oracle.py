@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.algorithms.shared_steps import FromModel
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
-from dpcfl_net.privacy.slots import Slot
 
 
-class Oracle(FromModel):
+class Oracle(Buffered):
     """Upper bound of clustered methods: R(i) is the true cluster from round 1.
 
     Source: O-DPCFL in Malekmohammadi et al., TMLR 2025.
@@ -29,14 +27,11 @@ class Oracle(FromModel):
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         return replace(super().capabilities_for(options, setting), uses_oracle=True, published_models=setting.true_clusters)
 
-    def plan(self, client: ClientEntry) -> list[Slot]:
-        return [*self.training(client, self.protocol.rounds)]
-
     def start(self, fed: Federation) -> State:
         assert self.protocol.oracle is not None
         models = np.repeat(fed.initial_model()[None], self.setting.true_clusters, axis=0)
         return State(models, [*self.protocol.oracle], diagnostics={"phase": "fixed"})
 
-    def round(self, state: State, t: int, fed: Federation) -> State:
+    def synchronous_round(self, state: State, fed: Federation) -> State:
         updates = self.train_each(fed, state.models, state.assignment)
         return replace(state, models=add_by_cluster(state.models, state.assignment, updates))

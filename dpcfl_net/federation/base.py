@@ -10,6 +10,7 @@ import numpy as np
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
+from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
 
@@ -160,6 +161,18 @@ class Federation:
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         """Deliver tasks and collect releases; sets `missing`, `lost` and `answered`."""
+        raise NotImplementedError
+
+    def submit(self, work: Participation) -> None:
+        """Give a client a task without waiting for its answer; nothing happens if the client has an open one.
+
+        Args:
+            work: The task.
+        """
+        raise NotImplementedError
+
+    def next_outcome(self) -> Outcome:
+        """Wait until the next open task ends, in order of arrival."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:
