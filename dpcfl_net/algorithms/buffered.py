@@ -153,27 +153,27 @@ def buffered_round(how: Asynchronous, kind: str, planned: int, state: State, t: 
 
     Source: Nguyen et al. 2022, Algorithm 1, with the buffer's mean taken over the public expected number of each cluster.
     """
-    books = _Books(state, len(fed.clients))
-    for client in _chosen(how, planned, books, fed):
-        books.begin(client, t - 1, _duration(how, client, books.counts[client] + 1, fed))
-    for client, (number, base, ends) in books.working.items():
-        model = books.bases[base][state.assignment[client]]
+    tasks = _OpenTasks(state, len(fed.clients))
+    for client in _chosen(how, planned, tasks, fed):
+        tasks.begin(client, t - 1, _duration(how, client, tasks.counts[client] + 1, fed))
+    for client, (number, base, ends) in tasks.working.items():
+        model = tasks.bases[base][state.assignment[client]]
         fed.submit(Participation(client, number, kind, {"model": model}, ends))
-    outcomes = gather(fed, min(how.buffer, len(books.working)))
-    staleness = {outcome.client: t - 1 - books.working[outcome.client][1] for outcome in outcomes}
+    outcomes = gather(fed, min(how.buffer, len(tasks.working)))
+    staleness = {outcome.client: t - 1 - tasks.working[outcome.client][1] for outcome in outcomes}
     moved = _moved(how, state, outcomes, staleness)
-    figures = {"participations": books.counts, "staleness (mean)": float(np.mean([*staleness.values()])),
+    figures = {"participations": tasks.counts, "staleness (mean)": float(np.mean([*staleness.values()])),
                "staleness (largest)": max(staleness.values())}  # fmt: skip
     if times := [outcome.at for outcome in outcomes if outcome.at is not None]:
-        books.time = max(books.time, *times)
-        figures["virtual time (s)"] = books.time
+        tasks.time = max(tasks.time, *times)
+        figures["virtual time (s)"] = tasks.time
     for outcome in outcomes:
-        del books.working[outcome.client]
-    return replace(state, models=moved, memory=books.memory(), diagnostics={**state.diagnostics, **figures})
+        del tasks.working[outcome.client]
+    return replace(state, models=moved, memory=tasks.memory(), diagnostics={**state.diagnostics, **figures})
 
 
-class _Books:
-    """Open participations, participations so far, and the versions that clients train from; kept in `State.memory`.
+class _OpenTasks:
+    """Open tasks, participations so far, and the versions that clients train from; kept in `State.memory`.
 
     `working` maps a client to (participation, base version, virtual end).
     """
@@ -204,12 +204,12 @@ class _Books:
         }
 
 
-def _chosen(how: Asynchronous, planned: int, books: _Books, fed: Federation) -> list[int]:
+def _chosen(how: Asynchronous, planned: int, tasks: _OpenTasks, fed: Federation) -> list[int]:
     """Free clients that get a task: those with the fewest participations first, ties in random order."""
-    free = [client for client in fed.clients if client not in books.working and books.counts[client] < planned]
+    free = [client for client in fed.clients if client not in tasks.working and tasks.counts[client] < planned]
     order = fed.rng("participations").permutation(len(fed.clients))
-    free.sort(key=lambda client: (books.counts[client], order[client]))
-    return sorted(free[: max(0, (how.concurrency or len(fed.clients)) - len(books.working))])
+    free.sort(key=lambda client: (tasks.counts[client], order[client]))
+    return sorted(free[: max(0, (how.concurrency or len(fed.clients)) - len(tasks.working))])
 
 
 def _duration(how: Asynchronous, client: int, number: int, fed: Federation) -> float:
