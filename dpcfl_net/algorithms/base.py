@@ -27,7 +27,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     earlier_names: ClassVar[Mapping[str, str]] = {}  # earlier name of an option -> its name; both are accepted
-    why_synchronous: ClassVar[str] = "its rounds need the answers of all clients"  # unless it has the option `asynchronous`
+    why_synchronous: ClassVar[str] = "only global and oracle, whose clusters are public and fixed, have it"
 
     @model_validator(mode="before")
     @classmethod

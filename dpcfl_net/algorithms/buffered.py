@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -86,6 +86,11 @@ class MayBeAsynchronous(Options):
         return {key: value for key, value in standard(self).items() if key != "asynchronous" or value is not None}
 
 
+def _how(options: Any) -> Asynchronous | None:
+    """Return the asynchronous options; a class derived from `Buffered` may have options without them."""
+    return getattr(options, "asynchronous", None)
+
+
 class Buffered(FromModel):
     """Algorithm with fixed public clusters that can run asynchronously; a subclass defines its synchronous round.
 
@@ -96,7 +101,7 @@ class Buffered(FromModel):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        able, how = super().capabilities_for(options, setting), options.asynchronous
+        able, how = super().capabilities_for(options, setting), _how(options)
         if how is None:
             return able
         caveats = able.caveats if setting.local.deadline_s is not None else (*able.caveats, ORDER_SHOWS)
@@ -104,22 +109,23 @@ class Buffered(FromModel):
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        return [] if options.asynchronous is None else options.asynchronous.problems(setting)
+        how = _how(options)
+        return [] if how is None else how.problems(setting)
 
     @property
     def participations(self) -> int:
         """Most participations of a client: one in each round if rounds are synchronous."""
-        how: Asynchronous | None = self.options.asynchronous
+        how = _how(self.options)
         return self.setting.rounds if how is None else how.planned(self.setting.clients, self.setting.rounds)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         return [*self.training(client, self.participations)]
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        if self.options.asynchronous is None:
+        how, method = _how(self.options), cast(Any, self.train)
+        if how is None:
             return self.synchronous_round(state, fed)
-        method: Any = self.train
-        return buffered_round(self.options.asynchronous, method.client_step.kind, self.participations, state, t, fed)
+        return buffered_round(how, method.client_step.kind, self.participations, state, t, fed)
 
     def synchronous_round(self, state: State, fed: Federation) -> State:
         """Run a round that waits for all clients.

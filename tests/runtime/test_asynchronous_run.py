@@ -133,3 +133,16 @@ def test_a_model_that_is_no_version_is_found(killed_run):
     own = [(client, task.model_copy(update={"sha256": f"{k:064x}", "round": 100 + k})) for k in range(ROUNDS)]
     problems = split_models(dataclasses.replace(found, tasks=[*found.tasks, *own]), protocol, clusters)
     assert any("different models, the run has 24 versions" in problem for problem in problems)
+
+
+@pytest.mark.slow
+def test_clients_that_are_started_when_they_are_asked(tmp_path):
+    settings = {**SETTINGS, "rounds": 16, "runtime": {"max_live_workers": 2}}
+    done = dpcfl("run", write_config(tmp_path / "c", **settings), "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    folder = only_run(tmp_path / "runs")
+    assert runlog.read(folder / "warnings.jsonl") == []
+    served = [line for line in runlog.read(folder / "metrics.jsonl") if "live" in line]
+    assert max(line["live"] for line in served) <= 2
+    assert sum(line["started"] for line in served) > CLIENTS
+    assert [check for check in verify_run(folder) if check.holds is not True] == []
