@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -70,7 +71,7 @@ def example_of(options: type[BaseModel], path: Sequence[str | int]) -> Any:
     """Return the first example in the schema of a field, or a value of its type."""
     model: Any = options
     for name in path[:-1]:
-        model = model.model_fields[name].annotation
+        model = _section(model.model_fields[name].annotation)
     info = model.model_fields[path[-1]]
     return info.examples[0] if info.examples else {int: 1, float: 0.1, bool: True}.get(info.annotation, "...")
 
@@ -80,9 +81,15 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name, info in model.model_fields.items():
         keys.append(f"{prefix}{name}")
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            keys += known_keys(info.annotation, f"{prefix}{name}.")
+        if (section := _section(info.annotation)) is not None:
+            keys += known_keys(section, f"{prefix}{name}.")
     return keys
+
+
+def _section(annotation: Any) -> Any:
+    """Model of a section, also of one that may be null; None for any other field."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def allowed_keys(path: str, keys: Iterable[str]) -> list[str]:

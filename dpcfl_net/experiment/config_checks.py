@@ -60,6 +60,10 @@ def combination_problems(config: Config) -> list[str]:
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
     problems += _audit_problems(config)
+    if config.availability.clients and config.capabilities.asynchronous:
+        problems.append(
+            "availability names rounds of clients: algorithm.asynchronous must be null, since clients have no common rounds"
+        )
     problems += _network_problems(config)
     problems += communication_problems(config.communication, config.privacy, config.audit.canaries)
     if config.output.personal_models and not config.capabilities.personal:

@@ -42,7 +42,7 @@ def estimate(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         models_down = asked * (able.max_models - 1)
     else:
         gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
-        share = asked / (n * protocol.rounds)  # a plan holds every round, though a round may sample clients
+        share = asked / max(1, len(gradient))  # a plan holds every round, though a round may sample clients
         steps = round(share * sum(slot.steps for slot, _ in gradient))
         seen = int(share * sum(s.steps * s.rate * e.records for s, e in gradient))
         selections = sum(

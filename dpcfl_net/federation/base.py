@@ -10,6 +10,7 @@ import numpy as np
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
+from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts
@@ -190,6 +191,18 @@ class Federation:
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         """Deliver encoded tasks and collect encoded releases; sets `lost`."""
+        raise NotImplementedError
+
+    def submit(self, work: Participation) -> None:
+        """Give a client a task without waiting for its answer; nothing happens if the client has an open one.
+
+        Args:
+            work: The task.
+        """
+        raise NotImplementedError
+
+    def next_outcome(self) -> Outcome:
+        """Wait until the next open task ends, in order of arrival."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:
