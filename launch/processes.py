@@ -19,6 +19,7 @@ from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.launch.chaos import Chaos
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.links import RELAY, Links, require_netem
 from dpcfl_net.launch.placement import parents
@@ -94,7 +95,9 @@ class Run(Protocol):
         """Return the largest number of processes at a time."""
 
 
-def run_of(folder: Path, config: Config, placement: Placement, in_calling_process: bool = False) -> Run:
+def run_of(
+    folder: Path, config: Config, placement: Placement, in_calling_process: bool = False, chaos: Chaos | None = None
+) -> Run:
     """Return the processes that a configuration requires.
 
     Args:
@@ -102,6 +105,7 @@ def run_of(folder: Path, config: Config, placement: Placement, in_calling_proces
         config: The configuration of the run.
         placement: Hosts of the workers.
         in_calling_process: Run everything in this process.
+        chaos: Faults to inject, for a run with a process per role.
     """
     if in_calling_process:
         from dpcfl_net.launch.calling_process import CallingProcessRun
@@ -109,7 +113,7 @@ def run_of(folder: Path, config: Config, placement: Placement, in_calling_proces
         return CallingProcessRun(folder, config)
     if config.runtime.federation == "in-process":
         return OneProcessRun(folder, config)
-    return FederationRun(folder, config, placement)
+    return FederationRun(folder, config, placement, chaos)
 
 
 @dataclass
@@ -119,6 +123,7 @@ class FederationRun:
     folder: Path
     config: Config
     placement: Placement
+    chaos: Chaos | None = None
     children: dict[str, Child] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -205,6 +210,7 @@ class FederationRun:
             runtime.max_live_workers,
             FIRST_FREE,
             FIRST_FREE + 1,
+            None if self.chaos is None else self.chaos.message_faults,
             runtime.pause_s,
         )
         self._close_pipes()
@@ -220,7 +226,11 @@ class FederationRun:
         while {COORDINATOR, OBSERVER} & {*self.children, *self._due}:
             self._pool.update()
             self._restart_roles()
-            self._wait(max(0.0, ticked + interval_s - time.monotonic()), interrupts)
+            timeout_s = max(0.0, ticked + interval_s - time.monotonic())
+            if self.chaos is not None:
+                self.chaos.tick()
+                timeout_s = min(timeout_s, self.chaos.interval_s)
+            self._wait(timeout_s, interrupts)
             if time.monotonic() - ticked >= interval_s:
                 tick()
                 ticked = time.monotonic()

@@ -24,7 +24,7 @@ from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job, read_job, write_job
 from dpcfl_net.experiment.statement import replace_one_epsilon
-from dpcfl_net.launch import processes
+from dpcfl_net.launch import chaos, processes
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement.placements import LocalPlacement, Placement
 from dpcfl_net.results import models, summary
@@ -112,6 +112,7 @@ class RunOptions:
         interrupts: Signals that interrupt the run; None: INT, TERM and HUP while it runs.
         on_failure: Called with a failure before the end of the run is recorded.
         in_calling_process: Run everything in this process.
+        chaos: File of faults to inject; None: no faults.
     """
 
     seconds_before: float = 0.0
@@ -119,6 +120,7 @@ class RunOptions:
     interrupts: Interrupts | None = None
     on_failure: Callable[[DpcflError], None] = lambda failure: None
     in_calling_process: bool = False
+    chaos: Path | None = None
 
 
 DEFAULTS = RunOptions()
@@ -216,6 +218,8 @@ def run_and_report(folder: Path, config: Config, options: RunOptions = DEFAULTS)
         print(f"stopped after round {document['rounds_done']} of {config.rounds}; resume with: {resume_command}")
         return 130, document
     screen.finish(document)
+    if options.chaos is not None:
+        print(f"faults:     {chaos.summary(folder)} ({RunFolder(folder).spans.name})")
     _print_files(folder, has_report=code == 0)
     return code, document
 
@@ -247,11 +251,13 @@ def run_in(
         is_new = all(path == RunFolder(folder).lock for path in folder.iterdir())
         run: processes.Run | None = None
         recorder: RunRecorder | None = None
+        faults: chaos.Chaos | None = None
         state, failure = "failed", None
         try:
             with interrupts.raising():
                 interrupts.check()
-                run = processes.run_of(folder, config, placement, options.in_calling_process)
+                faults = None if options.chaos is None else chaos.open_chaos(folder, config, options.chaos)
+                run = processes.run_of(folder, config, placement, options.in_calling_process, faults)
                 run.warm()
                 if is_new:
                     prepare(folder, config, placement)
@@ -275,6 +281,8 @@ def run_in(
             raise
         finally:
             display.close()
+            if faults is not None:
+                faults.close()
             if run is not None:
                 run.stop()
         if recorder is None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from dpcfl_net.adversaries.fuzz_encodings import Encodings
 from dpcfl_net.adversaries.fuzz_floods import Floods
 from dpcfl_net.adversaries.fuzz_peers import Clients, Servers
 from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Transcripts
@@ -63,7 +64,7 @@ def targets(folder: Path) -> list[Target]:
     Args:
         folder: Folder for targets that read files.
     """
-    return [Codec(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder)]
+    return [Codec(), Encodings(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder)]
 
 
 def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:

@@ -24,7 +24,7 @@ from dpcfl_net.transport import messages, observer_link, payload, transcript
 from dpcfl_net.transport.messages import Header, WireError
 
 T = TypeVar("T")
-SIZES = {"f4": 4, "i8": 8}
+SIZES = {"f4": 4, "i8": 8, "f2": 2, "b2": 2, "i1": 1, "i4": 4}
 
 
 class Finding(Exception):
@@ -57,7 +57,7 @@ def attempt(call: Callable[[], T], counts: Counter[str], shown: object, allowed:
 class Codec:
     """Headers of messages, and messages to the observer, from bytes."""
 
-    name, share = "codec", 0.5
+    name, share = "codec", 0.45
 
     def run(self, rng: Random, counts: Counter[str]) -> int:
         data = fuzz_bytes.header(rng)

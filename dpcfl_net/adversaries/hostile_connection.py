@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.channel import Stamp
-from dpcfl_net.transport.messages import Header, Template, decode, encode, resolve
+from dpcfl_net.transport.messages import Header, Template, decode, encode
 from dpcfl_net.transport.sockets import Link, join_curve
 
 T = TypeVar("T")
@@ -65,17 +65,19 @@ class Target:
             KeyError: If the client is not in the roster.
         """
         from dpcfl_net.algorithms.base import algorithm_of
-        from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+        from dpcfl_net.federation.capabilities import client_steps
+        from dpcfl_net.federation.message_encoding import MessageEncoding
         from dpcfl_net.transport.keys import client_key
 
         algorithm, name = algorithm_of(protocol), client_key(protocol.client(client).id)
+        encoding = MessageEncoding(algorithm)
         return cls(
             connect,
             protocol.run,
             digest(protocol),
             client,
             next((entry.id for entry in protocol.roster if entry.id != client), client),
-            {task: resolve(step.gives, tensor_sides(algorithm)) for task, step in client_steps(algorithm).items()},
+            {task: encoding.release_template(step) for task, step in client_steps(algorithm).items()},
             protocol.security,
             protocol.coordinator_key,
             (keys.read_public(key_folder, name), keys.read_secret(key_folder, name)),

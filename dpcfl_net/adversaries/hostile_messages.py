@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
+from dpcfl_net.core.tensors import DTYPES
+from dpcfl_net.federation.message_encoding import INDEX
 from dpcfl_net.transport.channel import new_id
 from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, Template, encode
 from dpcfl_net.transport.sockets import MAX_FRAME
@@ -106,11 +108,12 @@ def endless(line: HostileConnection, mebibytes: int) -> Frames:
 
 
 def honest(template: Template) -> Tensors:
-    """Return a release of zeros that fits the template, with the smallest allowed sides."""
-    return {
-        name: np.zeros([side if isinstance(side, int) else side[0] for side in pinned.shape], f"<{pinned.dtype}")
+    """Return a release of zeros that fits the template, with the smallest allowed sides; the first coordinates of a top-k."""
+    made = {
+        name: np.zeros([side if isinstance(side, int) else side[0] for side in pinned.shape], DTYPES[pinned.dtype])
         for name, pinned in template.items()
     }
+    return {name: np.arange(array.size, dtype="<i4") if name.endswith(INDEX) else array for name, array in made.items()}
 
 
 def _filled(tensors: Tensors, value: float) -> Tensors:

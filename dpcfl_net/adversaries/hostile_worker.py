@@ -21,6 +21,7 @@ from dpcfl_net.adversaries.hostile_messages import ANSWERS, MESSAGES, endless, h
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.protocol import read_protocol
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.transport.channel import DAMAGED
 from dpcfl_net.transport.messages import Header
 from dpcfl_net.transport.payload import Payload
 
@@ -54,12 +55,16 @@ class NotWelcome(Exception):
 
 
 class Attacker:
-    """Actions with one client's keys; arguments as for `play`."""
+    """Actions with one client's keys; arguments as for `play`.
+
+    Attributes:
+        answered: Ids of the answered tasks.
+    """
 
     def __init__(self, target: Target, *, wait_s: float = 5.0, task_s: float = 60.0, flood: int = 1024) -> None:
         self.target, self.wait_s, self.task_s, self.flood = target, wait_s, task_s, flood
         self._line: HostileConnection | None = None
-        self._answered: set[str] = set()
+        self.answered: set[str] = set()
 
     def fresh(self) -> HostileConnection:
         """Open a new connection in place of the old one."""
@@ -103,7 +108,7 @@ class Attacker:
         line = self.welcomed()
 
         def found() -> list[Header]:
-            asked = [header for header in line.heard if header.kind == "TASK" and header.id not in self._answered]
+            asked = [header for header in line.heard if header.kind == "TASK" and header.id not in self.answered]
             return asked[-1:] or [header for header in line.heard if header.kind == "BYE"]
 
         heard = line.wait(found, self.task_s)
@@ -111,7 +116,7 @@ class Attacker:
             return None
         line.say("ACK", parent=heard[0].id)
         line.say("HEARTBEAT", code="computing")
-        self._answered.add(heard[0].id)
+        self.answered.add(heard[0].id)
         return heard[0]
 
     @property
@@ -278,6 +283,8 @@ def _answer(attacker: Attacker, name: str) -> Reaction:
         line.say("CHUNK", chunk, parent=said.id, index=first + index)
     found = attacker.reply(line, said.id)
     line.say("HEARTBEAT", code="idle")
+    if found[1] in DAMAGED:  # the task is still open: the coordinator asks for the answer again
+        attacker.answered.discard(task.id)
     return Reaction(name, *found, round=task.round)
 
 

@@ -26,12 +26,13 @@ from dpcfl_net.core.protocol import Protocol, read_protocol
 from dpcfl_net.core.run_folder import MESSAGES, TRANSCRIPT, RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
-from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.privacy.ledger.ledger import LINES
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint, ServerEvent
 from dpcfl_net.transport.keys import COORDINATOR, client_key
-from dpcfl_net.transport.messages import Header, resolve
+from dpcfl_net.transport.messages import Header
 from dpcfl_net.transport.peers import Peer
 from dpcfl_net.transport.transcript import Transcript
 
@@ -200,12 +201,12 @@ class MaliciousCoordinator:
         self.close()
 
     def _open(self, bind: str, job: str = "") -> _Endpoint:
-        steps, sides = client_steps(self.algorithm), tensor_sides(self.algorithm)
+        steps, encoding = client_steps(self.algorithm), MessageEncoding(self.algorithm)
         made = _Endpoint(
             bind,
             Link.of(self.protocol, self._keys),
             clients={entry.id: entry.public_key for entry in self.protocol.roster},
-            result_template=lambda task: resolve(steps[task].gives, sides) if task in steps else None,
+            result_template=lambda task: encoding.release_template(steps[task]) if task in steps else None,
             log=MessageLog(
                 on_failure=lambda failure: say(f"{failure['peer']}: {failure['code']} {failure['reason']}"),
                 on_message=self._messages.write if self._messages is not None else None,

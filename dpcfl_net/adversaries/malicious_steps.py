@@ -11,12 +11,16 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.tensors import DTYPES
 from dpcfl_net.core.types import ClientStep
-from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.transport.encodings import to_half
 
 Round = Literal["next", "skip", "last", "previous", "first", "left-out", "zero", "beyond"]
 Weights = Literal["honest", "as-sent", "other", "per-client", "nan", "infinite", "longer", "whole", "extra"]
 Tensors = dict[str, np.ndarray]
+BFLOAT16_BITS = {"nan": 0x7FC0, "infinite": 0x7F80}
 SCALE = 0.1  # standard deviation of the weights: a client cannot distinguish them from trained ones
 FOREIGN = hashlib.sha256(b"another job").hexdigest()
 
@@ -149,15 +153,16 @@ def make(step: ClientStep, algorithm: Algorithm, weights: Weights, round: int, c
     draw = np.random.Generator(np.random.PCG64(seed))
     longer = int(weights == "longer")
     made: Tensors = {}
-    sides = tensor_sides(algorithm)
-    for name, spec in sorted(step.takes.items()):
-        bounds = [sides[side] if isinstance(side, str) else side for side in spec.shape]
-        shape = [side if isinstance(side, int) else side[1] for side in bounds]
+    template = MessageEncoding(algorithm).task_template(step)
+    for name, pinned in sorted(template.items()):
+        shape = [side if isinstance(side, int) else side[1] for side in pinned.shape]
         shape[-1:] = [side + longer for side in shape[-1:]]
-        made[name] = (draw.standard_normal(shape) * SCALE).astype("<f4" if spec.dtype == "f4" else "<i8")
+        drawn = draw.standard_normal(shape) * SCALE
+        made[name] = to_half(drawn, "bfloat16") if pinned.dtype == "b2" else drawn.astype(DTYPES[pinned.dtype])
     first = min(made)
     if weights in ("nan", "infinite"):
-        made[first].reshape(-1)[0] = np.nan if weights == "nan" else np.inf
+        bad = {"nan": np.nan, "infinite": np.inf} if made[first].dtype.kind == "f" else BFLOAT16_BITS
+        made[first].reshape(-1)[0] = bad[weights]
     elif weights == "whole":
         made[first] = np.ones(made[first].shape, "<i8")
     elif weights == "extra":

@@ -27,10 +27,13 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     earlier_names: ClassVar[Mapping[str, str]] = {}  # earlier name of an option -> its name; both are accepted
+    why_synchronous: ClassVar[str] = "only global and oracle, whose clusters are public and fixed, have it"
 
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "asynchronous" in values and "asynchronous" not in cls.model_fields:
+            raise ValueError(f"asynchronous is not possible with this algorithm: {cls.why_synchronous}")
         return cls.with_present_names(values) if isinstance(values, Mapping) else values
 
     @classmethod
@@ -217,6 +220,7 @@ MODEL = TensorSpec("f4", ("p",))
 MODELS = TensorSpec("f4", ("M", "p"))
 INDEX = TensorSpec("i8")
 UPDATE = TensorSpec("f4", ("p",), max_norm=dpsgd_norm)
+EXACT_UPDATE = TensorSpec("f4", ("p",), max_norm=dpsgd_norm, exact=True)
 RAW_UPDATE = TensorSpec("f4", ("p",), max_norm=any_norm)
 
 

@@ -26,6 +26,11 @@ WITHOUT_CLIENTS = (
 class Sampled(Options):
     """Options of client sampling and of the server step."""
 
+    why_synchronous = (
+        "its epsilon holds for a fresh secret sample of the clients in each round, and clients that take part whenever they are "
+        "free are no such sample"
+    )
+
     sampling_rate: float = Field(default=0.1, gt=0, le=1, description="q: fraction of the clients that a round samples")
     sampling: Literal["auto", "poisson", "fixed"] = Field(
         default="auto",

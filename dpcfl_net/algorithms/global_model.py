@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dpcfl_net.algorithms.shared_steps import FromModel
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import add_mean
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
-from dpcfl_net.privacy.slots import Slot
 
 WITHOUT_CLIENTS = "the mean is over the clients that answered; without any answer the model stays"
 
 
-class Global(FromModel):
+class Global(Buffered):
     """DP-FedAvg at sample level: all clients train from the model, and the server adds the mean of their updates.
 
     Source: McMahan et al. 2017, with the local step of Abadi et al. 2016.
@@ -29,12 +27,9 @@ class Global(FromModel):
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         return replace(super().capabilities_for(options, setting), without_clients=WITHOUT_CLIENTS)
 
-    def plan(self, client: ClientEntry) -> list[Slot]:
-        return [*self.training(client, client.rounds_there(1, self.protocol.rounds))]
-
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
 
-    def round(self, state: State, t: int, fed: Federation) -> State:
+    def synchronous_round(self, state: State, fed: Federation) -> State:
         updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
         return State(add_mean(state.models, updates), state.assignment)

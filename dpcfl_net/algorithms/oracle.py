@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.algorithms.shared_steps import FromModel
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import add_by_cluster
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
-from dpcfl_net.privacy.slots import Slot
 
 WITHOUT_CLIENTS = "the mean of a cluster is over its clients that answered; a cluster without an answer keeps its model"
 
 
-class Oracle(FromModel):
+class Oracle(Buffered):
     """Upper bound of clustered methods: R(i) is the true cluster from round 1.
 
     Source: O-DPCFL in Malekmohammadi et al., TMLR 2025.
@@ -34,14 +32,11 @@ class Oracle(FromModel):
             without_clients=WITHOUT_CLIENTS,
         )  # fmt: skip
 
-    def plan(self, client: ClientEntry) -> list[Slot]:
-        return [*self.training(client, client.rounds_there(1, self.protocol.rounds))]
-
     def start(self, fed: Federation) -> State:
         assert self.protocol.oracle is not None
         models = np.repeat(fed.initial_model()[None], self.setting.true_clusters, axis=0)
         return State(models, [*self.protocol.oracle], diagnostics={"phase": "fixed"})
 
-    def round(self, state: State, t: int, fed: Federation) -> State:
+    def synchronous_round(self, state: State, fed: Federation) -> State:
         updates = self.train_each(fed, state.models, state.assignment)
         return replace(state, models=add_by_cluster(state.models, state.assignment, updates))

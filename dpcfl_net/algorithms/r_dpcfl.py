@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import MODEL, UPDATE, Options, on_client
+from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
 from dpcfl_net.clustering import mixture
 from dpcfl_net.core.errors import RunFailed
@@ -186,7 +186,7 @@ class RDPCFL(Choosing):
         rng = fed.rng("soft assignment")
         return [int(rng.choice(len(pi), p=pi)) for pi in posteriors]
 
-    @on_client(charges=["first"], takes={"model": MODEL}, gives={"update": UPDATE})
+    @on_client(charges=["first"], takes={"model": MODEL}, gives={"update": EXACT_UPDATE})
     def first_round_update(self, me: Client, model: np.ndarray) -> Release:
         """Run K full-batch noisy steps, which have the least noise per coordinate for given z: line 7, Lemma 4.1."""
         return Release(update=me.dpsgd("first", model) - model)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.attacks.recorded_messages import decoded_messages
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Job, client_slice
@@ -20,7 +21,6 @@ from dpcfl_net.privacy.slots import SelectionSlot, UnprotectedSlot
 from dpcfl_net.report.figures import axis, colour, spec
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.summary import read_run_job
-from dpcfl_net.transport import transcript
 
 REPETITIONS = 4000  # simulated runs of every client's choices for each predicted probability
 SHOWN = (1, 2, 5, 10, 20, 50, 100)  # numbers of choices with a row in the table
@@ -226,7 +226,7 @@ def read_choices(folder: Path) -> Recording:
     asked: dict[str, str] = {}
     models: dict[str, np.ndarray] = {}
     released: dict[tuple[int, int], tuple[int, str]] = {}
-    for record, header, tensors in transcript.messages(path):
+    for record, header, tensors in decoded_messages(path, algorithm):
         if header.task not in asking or (header.chunks and tensors is None):
             continue
         if header.kind == "TASK" and tensors is not None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from dpcfl_net.attacks.recorded_messages import decoded_messages
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import LocalTraining
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot
-from dpcfl_net.transport import transcript
 from dpcfl_net.transport.messages import Header
 
 Tensors = Mapping[str, np.ndarray]
@@ -71,7 +71,7 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
     asked: dict[str, Tensors] = {}
     models: dict[str, Tensors] = {}
     updates: dict[tuple[int, int], Update] = {}
-    for client, header, tensors in _early(path, rounds):
+    for client, header, tensors in _early(path, job, rounds):
         if header.kind == "TASK":
             # Many clients get the same model: keep one copy of each.
             asked[header.id] = models.setdefault(header.sha256, tensors)
@@ -86,9 +86,9 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
     return {client: [updates[key] for key in sorted(updates) if key[1] == client] for client in clients}
 
 
-def _early(path: Path, rounds: int) -> Iterator[tuple[int, Header, Tensors]]:
+def _early(path: Path, job: Job, rounds: int) -> Iterator[tuple[int, Header, Tensors]]:
     """Tasks and results of the first rounds that still have their tensors."""
-    for record, header, tensors in transcript.messages(path):
+    for record, header, tensors in decoded_messages(path, job.algorithm):
         if header.kind in ("TASK", "RESULT") and header.round <= rounds and header.tensors and tensors is not None:
             yield int(record.peer.removeprefix("client ")), header, tensors
 

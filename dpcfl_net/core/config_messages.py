@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -33,10 +34,26 @@ def sentences(error: ValidationError, hint: Callable[[str], str], prefix: str = 
     Returns:
         One sentence per field.
     """
+    return [sentence for _, sentence in located_sentences(error, hint, prefix)]
+
+
+def located_sentences(
+    error: ValidationError, hint: Callable[[str], str], prefix: str = ""
+) -> list[tuple[tuple[str | int, ...], str]]:
+    """Describe each invalid field as `sentences` does, with the keys and indices that lead to it.
+
+    Args:
+        error: Validation error of pydantic.
+        hint: As in `sentences`.
+        prefix: As in `sentences`.
+
+    Returns:
+        Place and sentence per field.
+    """
     by_field: dict[str, list[Mapping[str, Any]]] = {}
     for item in error.errors():
         by_field.setdefault(_field(item, prefix), []).append(item)
-    return [_sentence(field, items, hint) for field, items in by_field.items()]
+    return [(items[0]["loc"], _sentence(field, items, hint)) for field, items in by_field.items()]
 
 
 def missing_option(algorithm: str, field: str, example: Any) -> str:
@@ -54,7 +71,7 @@ def example_of(options: type[BaseModel], path: Sequence[str | int]) -> Any:
     """Return the first example in the schema of a field, or a value of its type."""
     model: Any = options
     for name in path[:-1]:
-        model = model.model_fields[name].annotation
+        model = _section(model.model_fields[name].annotation)
     info = model.model_fields[path[-1]]
     return info.examples[0] if info.examples else {int: 1, float: 0.1, bool: True}.get(info.annotation, "...")
 
@@ -64,9 +81,15 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name, info in model.model_fields.items():
         keys.append(f"{prefix}{name}")
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            keys += known_keys(info.annotation, f"{prefix}{name}.")
+        if (section := _section(info.annotation)) is not None:
+            keys += known_keys(section, f"{prefix}{name}.")
     return keys
+
+
+def _section(annotation: Any) -> Any:
+    """Model of a section, also of one that may be null; None for any other field."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def allowed_keys(path: str, keys: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from dpcfl_net.core.canonical import canonical_json
@@ -138,6 +139,36 @@ class ModelTemplate(FrozenModel):
     initial_seed: int
 
 
+class Upload(FrozenModel):
+    """Form in which a client sends its updates; applied to what its mechanism released, so it costs no privacy."""
+
+    form: Literal["float32", "int8", "top-k"] = Field(
+        default="float32",
+        description="int8: one byte a coordinate and a scale for each block; top-k: the largest coordinates and their indices",
+    )
+    fraction: float | None = Field(default=None, gt=0, le=1, description="top-k: fraction of the coordinates that is sent")
+    error_feedback: bool = Field(
+        default=False, description="top-k: the client adds the coordinates that it did not send to its next release"
+    )
+
+    @model_validator(mode="after")
+    def _check_form(self) -> Upload:
+        if (self.fraction is not None) != (self.form == "top-k"):
+            raise ValueError(f"fraction is {self.fraction}: required with form top-k and only there, form is {self.form!r}")
+        if self.error_feedback and self.form != "top-k":
+            raise ValueError(f"error_feedback is true: belongs to form top-k, form is {self.form!r}")
+        return self
+
+
+class Communication(FrozenModel):
+    """Forms in which models and updates cross the wire."""
+
+    down: Literal["float32", "float16", "bfloat16"] = Field(
+        default="float32", description="form of the models that the server sends; clients train from the rounded model"
+    )
+    up: Upload = Field(default=Upload(), description="form of the updates that clients send")
+
+
 class Protocol(FrozenModel):
     """Public part of a job, the only part that the coordinator reads."""
 
@@ -159,7 +190,14 @@ class Protocol(FrozenModel):
     oracle: list[int] | None = None
     curator_noise_multiplier: float | None = Field(default=None, gt=0)  # of a round, if a trusted server adds the noise
     unprotected: list[str] = []  # reasons why there is no finite epsilon; signed
+    communication: Communication = Communication()
     experiment_hash: str
+
+    @model_serializer(mode="wrap")
+    def _without_usual_communication(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `communication` when it is the default so that the job hash is unchanged.
+        usual = self.communication == Communication()
+        return {key: value for key, value in standard(self).items() if key != "communication" or not usual}
 
     @property
     def kept_delta(self) -> float:

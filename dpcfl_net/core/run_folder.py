@@ -11,7 +11,7 @@ METRICS, CLUSTERS, MESSAGES, SPANS, WARNINGS = (
 )  # fmt: skip
 TRANSCRIPT, FIRST_ROUND, REPORT = "transcript.msgpack", "first_round.npz", "report.html"
 KEYS, LEDGERS, CHECKPOINTS, LOGS, ADDRESSES, ATTACKS = "keys", "ledgers", "checkpoints", "logs", "addresses", "attacks"
-SWEEP = "sweep.json"
+SWEEP, CHAOS = "sweep.json", "chaos.yaml"
 
 
 class RunFolder:
@@ -26,6 +26,7 @@ class RunFolder:
         operator_key: Public key of the operator who signed the job.
         config: Resolved configuration.
         run: Summary of the run.
+        chaos: Faults that were injected; only for runs with `--chaos`.
         placement: Hosts of the workers; only for runs on several hosts.
         lock: Lock file of the process that runs the folder.
         metrics: Metrics per round, one JSON object a line.
@@ -48,7 +49,7 @@ class RunFolder:
         self.path = Path(path)
         self.protocol, self.experiment = self.path / PROTOCOL, self.path / EXPERIMENT
         self.operator_key = self.path / OPERATOR_KEY
-        self.config, self.run = self.path / CONFIG, self.path / RUN
+        self.config, self.run, self.chaos = self.path / CONFIG, self.path / RUN, self.path / CHAOS
         self.placement, self.lock = self.path / PLACEMENT, self.path / LOCK
         self.metrics, self.clusters = self.path / METRICS, self.path / CLUSTERS
         self.messages, self.spans, self.warnings = self.path / MESSAGES, self.path / SPANS, self.path / WARNINGS

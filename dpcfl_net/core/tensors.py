@@ -8,14 +8,23 @@ from typing import Any
 import msgpack
 import numpy as np
 
-DTYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "i8": np.dtype("<i8")}
+# b2 is bfloat16, the upper half of a float32; numpy has no such type, so its bits are held as whole numbers.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f4": np.dtype("<f4"),
+    "i8": np.dtype("<i8"),
+    "f2": np.dtype("<f2"),
+    "b2": np.dtype("<u2"),
+    "i1": np.dtype("i1"),
+    "i4": np.dtype("<i4"),
+}
+_BFLOAT16_EXPONENT = 0x7F80  # all bits set: an infinity or a NaN
 
 
 def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:
     """Describe arrays as rows [name, dtype, shape, bytes] in name order.
 
     Raises:
-        ValueError: If an array is neither float32 nor int64.
+        ValueError: If an array has another dtype than those of `DTYPES`.
     """
     rows: list[list[Any]] = []
     for name in sorted(tensors):
@@ -25,6 +34,13 @@ def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:
             raise ValueError(f"tensor {name!r} has dtype {array.dtype}, allowed: {', '.join(DTYPES)}")
         rows.append([name, code, list(array.shape), array.nbytes])
     return rows
+
+
+def finite(array: np.ndarray) -> bool:
+    """Return whether an array of one of `DTYPES` holds no NaN and no infinity."""
+    if array.dtype == DTYPES["b2"]:
+        return bool(((array & _BFLOAT16_EXPONENT) != _BFLOAT16_EXPONENT).all())
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def buffers(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:

@@ -138,6 +138,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
         server_seed=hashlib.sha256(b"server\0" + root).hexdigest(),
         ledger_scope=config.ledger.scope,
         security=config.runtime.transport.security,
+        communication=config.communication.signed(),
         oracle=experiment.true_clusters if config.capabilities.uses_oracle else None,
         experiment_hash=digest(experiment),
     )

@@ -11,6 +11,7 @@ from dpcfl_net.core.plugins import is_plugin, load
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.build import model_template
+from dpcfl_net.experiment.communication_settings import communication_problems
 from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
 from dpcfl_net.experiment.network_settings import NetworkSettings, links_of
 from dpcfl_net.training import models
@@ -59,7 +60,12 @@ def combination_problems(config: Config) -> list[str]:
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
     problems += _audit_problems(config)
+    if config.availability.clients and config.capabilities.asynchronous:
+        problems.append(
+            "availability names rounds of clients: algorithm.asynchronous must be null, since clients have no common rounds"
+        )
     problems += _network_problems(config)
+    problems += communication_problems(config.communication, config.privacy, config.audit.canaries)
     if config.output.personal_models and not config.capabilities.personal:
         problems.append(
             f"output.personal_models is true: must be false, since {config.algorithm['name']} has no personal models"

@@ -20,6 +20,7 @@ from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
 from dpcfl_net.experiment.availability_settings import AvailabilitySettings
+from dpcfl_net.experiment.communication_settings import CommunicationSettings
 from dpcfl_net.experiment.network_settings import NetworkSettings
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
@@ -208,6 +209,7 @@ class Config(Section):
     rounds: int = Field(ge=2, le=MOST_ROUNDS, description="rounds of the whole run (E)")
     local: LocalTraining = Field(default=LocalTraining(), description="local training")
     privacy: PrivacySection = Field(description="guarantee to every client")
+    communication: CommunicationSettings = Field(default=CommunicationSettings(), description="forms of messages")
     algorithm: dict[str, Any] = Field(description="name and options of the algorithm")
     algorithms: dict[str, dict[str, Any]] = Field(default={}, description="options and `local` overrides by algorithm")
     ledger: LedgerSettings = Field(default=LedgerSettings(), description="scope of the ledgers")
@@ -223,9 +225,10 @@ class Config(Section):
     def _without_unused_sections(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Omit these sections when unset so that the configuration's bytes are unchanged.
         used = {
-            "audit": self.audit.canaries,
+            "audit": bool(self.audit.canaries),
+            "communication": not self.communication.usual,
             "network": self.network != NetworkSettings(),
-            "availability": self.availability.clients,
+            "availability": bool(self.availability.clients),
         }
         return {key: value for key, value in standard(self).items() if used.get(key, True)}
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot, given
 
 # Measured with the small CNN: memory of the shared libraries, and of each further worker.
@@ -41,7 +42,7 @@ def estimate(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         models_down = asked * (able.max_models - 1)
     else:
         gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
-        share = asked / (n * protocol.rounds)  # a plan holds every round, though a round may sample clients
+        share = asked / max(1, len(gradient))  # a plan holds every round, though a round may sample clients
         steps = round(share * sum(slot.steps for slot, _ in gradient))
         seen = int(share * sum(s.steps * s.rate * e.records for s, e in gradient))
         selections = sum(
@@ -50,16 +51,25 @@ def estimate(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         models_down = selections * (able.max_models - 1)  # for a selection a client gets every model
     given_back = [spec for step in client_steps(algorithm).values() for spec in step.gives.values()]
     sends = any(isinstance(side, str) for spec in given_back for side in spec.shape)  # a whole model or a part of it
-    up = round(4 * p * asked) if sends else 0
+    encoding = MessageEncoding(algorithm)
+    releases = asked if sends else 0.0
+    exact = _exact_updates(algorithm) if encoding.update_bytes(p) != 4 * p else 0
     return {
         "clients": n,
         "parameters": p,
         "steps": steps,
         "records": seen,
-        "bytes_up": up,
-        "bytes_down": round(up + 4 * p * models_down),
+        "bytes_up": round(encoding.update_bytes(p) * (releases - exact) + 4 * p * exact),
+        "bytes_down": round(encoding.model_bytes(p) * (releases + models_down)),
         "memory": base_memory(min(n, live or n)) + 8 * p * min(n, live or n) + 12 * p * round(asked / protocol.rounds),
     }
+
+
+def _exact_updates(algorithm: Algorithm) -> int:
+    """Updates over the whole run that are sent as float32 even where updates are compressed."""
+    steps = [step for step in client_steps(algorithm).values() if any(spec.exact for spec in step.gives.values())]
+    plans = [[slot.name for slot in algorithm.plan(entry)] for entry in algorithm.protocol.roster]
+    return sum(plan.count(step.charges[0]) for plan in plans for step in steps)
 
 
 def base_memory(workers: int) -> int:

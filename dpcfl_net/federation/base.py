@@ -10,7 +10,9 @@ import numpy as np
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
+from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts
 from dpcfl_net.privacy.slots import Slot
 
@@ -159,7 +161,9 @@ class Federation:
         asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
         tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
         self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
-        answers = self._exchange(method.client_step.kind, tasks)
+        step, encoding = method.client_step, MessageEncoding(method.__self__)
+        encoded = self._exchange(step.kind, encoding.encode_tasks(step, tasks))
+        answers = {client: encoding.decode_release(step, tensors) for client, tensors in encoded.items()}
         self.counts.add_call(asked, answers)
         if (count := len(answers) + len(self.lost)) < self.needed:
             raise RunFailed(
@@ -186,7 +190,19 @@ class Federation:
         return self.central_server.release(self, method.central_step.kind, tensors)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        """Deliver tasks and collect releases; sets `lost`."""
+        """Deliver encoded tasks and collect encoded releases; sets `lost`."""
+        raise NotImplementedError
+
+    def submit(self, work: Participation) -> None:
+        """Give a client a task without waiting for its answer; nothing happens if the client has an open one.
+
+        Args:
+            work: The task.
+        """
+        raise NotImplementedError
+
+    def next_outcome(self) -> Outcome:
+        """Wait until the next open task ends, in order of arrival."""
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:

@@ -71,6 +71,8 @@ class Capabilities:
         published_models: Most rows of `State.models`.
         model_per_client: True if row i of `State.models` is the model of client i, for any cluster.
         shared_models: First rows of `State.models` whose outputs are added to those of every cluster's model.
+        asynchronous: True if a request's round is the number of the client's participation, and models change while clients
+            work.
         sides: Named sides of tensors besides "p" and "M", as functions of the model template.
     """
 
@@ -89,6 +91,7 @@ class Capabilities:
     published_models: int = 1
     model_per_client: bool = False
     shared_models: int = 0
+    asynchronous: bool = False
     sides: Mapping[str, Callable[[ModelTemplate], int]] = field(default_factory=dict)
 
     def rows_for(self, client: int, cluster: int | None) -> tuple[int, ...]:

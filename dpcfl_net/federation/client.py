@@ -15,11 +15,12 @@ import numpy as np
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import Protocol, digest
-from dpcfl_net.core.tensors import describe
+from dpcfl_net.core.tensors import describe, finite
 from dpcfl_net.core.types import Answer, Release, Task
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.gate import Charge, Gate, GateSpec
+from dpcfl_net.federation.message_encoding import RESIDUAL, MessageEncoding
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
@@ -300,7 +301,7 @@ class ClientHost:
     ) -> None:
         self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
         entry = self.protocol.client(client)
-        self._steps = client_steps(algorithm)
+        self._steps, self._encoding = client_steps(algorithm), MessageEncoding(algorithm)
         self._plan = algorithm.plan(entry)
         self._rooms: dict[DPSGDSlot, int] = {}
         self._open_data, self._make_engine = open_data, engine
@@ -384,20 +385,22 @@ class ClientHost:
         step = self._steps.get(task.kind)
         if step is None:
             raise Refused("task", f"no task {task.kind!r} in algorithm {self.algorithm.name}")
-        match_template(describe(task.tensors), resolve(step.takes, tensor_sides(self.algorithm)))
+        match_template(describe(task.tensors), self._encoding.task_template(step))
         for name, array in task.tensors.items():
-            if not np.isfinite(array).all():
+            if not finite(array):
                 raise Refused("non-finite", f"tensor {name!r} holds a value that is not finite")
 
     def _compute(self, task: Task, charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
+        step = self._steps[task.kind]
+        residuals = {name: array for name, array in state.items() if name.startswith(RESIDUAL)}
+        own = {name: array for name, array in state.items() if name not in residuals}
         with self.turn():
-            me = Client(
-                self.protocol, state, self.engine, self.data("train"), lambda: self.data("validation"), charge, self.room
-            )
-            release = getattr(self.algorithm, task.kind)(me, **task.tensors)
+            me = Client(self.protocol, own, self.engine, self.data("train"), lambda: self.data("validation"), charge, self.room)
+            release = getattr(self.algorithm, task.kind)(me, **self._encoding.decode_task(step, task.tensors))
         if isinstance(release, Release):
-            match_template(describe(release.tensors), resolve(self._steps[task.kind].gives, tensor_sides(self.algorithm)))
-        return release, me.state, me.ran
+            match_template(describe(release.tensors), resolve(step.gives, tensor_sides(self.algorithm)))
+            release, residuals = self._encoding.encode_release(step, self.client, release, residuals)
+        return release, {**me.state, **residuals} if residuals else me.state, me.ran
 
 
 def slot_key(task_key: bytes, slot: str) -> bytes:

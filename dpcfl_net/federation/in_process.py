@@ -9,6 +9,7 @@ import numpy as np
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Task
+from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.client import ClientHost
 
@@ -25,6 +26,20 @@ class InProcessFederation(Federation):
     def __init__(self, protocol: Protocol, hosts: Mapping[int, ClientHost], *, quorum: float = 1.0) -> None:
         super().__init__(protocol, quorum=quorum)
         self.hosts = hosts
+        self._open: dict[int, Participation] = {}
+
+    def submit(self, work: Participation) -> None:
+        """See `Federation`."""
+        self.hosts[work.client]  # the client starts now and opens its ledger, though it may never come to its turn
+        self._open.setdefault(work.client, work)
+
+    def next_outcome(self) -> Outcome:
+        """Compute the open task that ends first by its virtual time; of equal times the one of the first client."""
+        work = min(self._open.values(), key=lambda work: (work.ends, work.client))
+        answer = self.hosts[work.client].answer(Task(work.participation, work.kind, dict(work.tensors)))
+        del self._open[work.client]
+        release = unpack(answer.release) if answer.status == "release" else None
+        return Outcome(work.client, release, answer.status == "lost", work.ends)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
         answers = {client: self.hosts[client].answer(Task(self.round, kind, tensors)) for client, tensors in tasks.items()}

@@ -190,7 +190,8 @@ def _busy(view: RunView) -> str:
     spent: defaultdict[str, float] = defaultdict(float)
     for span in view.spans:
         start, end = number(span.get("start")), number(span.get("end"))
-        if start is not None and end is not None and str(span.get("who", "")).startswith("client"):
+        injected = str(span.get("what")).startswith("fault ")  # by dpcfl run --chaos
+        if start is not None and end is not None and str(span.get("who", "")).startswith("client") and not injected:
             spent[str(span.get("what"))] += end - start
     total = sum(spent.values())
     if not total:

@@ -76,6 +76,8 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     """
     algorithm = algorithm_of(protocol)
     groups = _groups(clusters, protocol)
+    if algorithm.capabilities.asynchronous:
+        return _more_than_versions(found, protocol, groups)
     sent: dict[tuple[int, str], dict[int, set[str]]] = {}
     for client, header in found.tasks:
         if header.sha256:
@@ -124,6 +126,31 @@ def _most_models(algorithm: Algorithm, task: str) -> int:
     step = client_steps(algorithm).get(task)
     whole = step is None or any("M" in spec.shape for spec in step.takes.values())
     return 1 if whole else algorithm.capabilities.published_models
+
+
+def _more_than_versions(found: Given, protocol: Protocol, groups: Mapping[int, Mapping[int, int]]) -> list[str]:
+    """Find a cluster that was given more models than an asynchronous run has versions, and clients asked twice for one number.
+
+    A participation may start from any version, but a model that is not a version adds one.
+    """
+    problems = [f"record {number} of the transcript is no message of this protocol" for number in found.odd]
+    cluster = next(iter(groups.values()), {})  # clusters are fixed
+    by_cluster: dict[int, set[str]] = {}
+    by_task: dict[tuple[int, int, str], set[str]] = {}
+    for client, header in found.tasks:
+        by_cluster.setdefault(cluster.get(client, 0), set()).add(header.sha256)
+        by_task.setdefault((client, header.round, header.task), set()).add(header.sha256)
+    problems += [
+        f"cluster {m}: its clients were given {len(models)} different models, the run has {protocol.rounds} versions"
+        for m, models in sorted(by_cluster.items())
+        if len(models) > protocol.rounds
+    ]
+    problems += [
+        f"participation {number} {task}: client {client} was given {len(models)} models"
+        for (client, number, task), models in sorted(by_task.items())
+        if len(models) > 1
+    ]
+    return problems
 
 
 def _groups(path: Path, protocol: Protocol) -> dict[int, dict[int, int]]:

@@ -276,11 +276,20 @@ def _curve(charged: tuple[tuple[Event, ...], ...], rounds: int, privacy: Privacy
 
 
 def write_epsilon_lines(folder: Path, job: Job) -> None:
-    """Append the epsilon spent by each client to metrics.jsonl, for each round that lacks it."""
+    """Append the epsilon spent by each client to metrics.jsonl, for each round that lacks it.
+
+    In an asynchronous run a ledger's rounds are its client's participations: the line is what is spent now, at the newest version.
+    """
     metrics = RunFolder(folder).metrics
     written = max((line["round"] for line in runlog.read(metrics) if "epsilon_spent_by_client" in line), default=0)
     curves = epsilon_curves(folder, job)
     lines = runlog.Lines(metrics)
+    if job.algorithm.capabilities.asynchronous:
+        done = max((line["round"] for line in runlog.read(metrics) if "bytes_up" in line), default=0)
+        if done > written:
+            spent = [curve[-1] if curve else 0.0 for curve in curves]
+            lines.write({"view": "server", "round": done, "epsilon_spent_by_client": spent})
+        curves = []
     for t in range(written, min(map(len, curves), default=0)):
         lines.write({"view": "server", "round": t + 1, "epsilon_spent_by_client": [curve[t] for curve in curves]})
     lines.close()

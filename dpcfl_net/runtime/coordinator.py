@@ -21,16 +21,16 @@ from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.signing import read_secret_file
 from dpcfl_net.core.types import ClientStep, State
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.central_dp import CentralDPServer
+from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
 from dpcfl_net.federation.pause import Pause, PauseListener
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint
+from dpcfl_net.transport.endpoint import Fault, FaultInjector, Link, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
-from dpcfl_net.transport.messages import resolve
 from dpcfl_net.transport.observer_link import ObserverOutbox
 from dpcfl_net.transport.transcript import Transcript
 
@@ -82,14 +82,15 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     files, records = RunFolder(spec.folder), Records(spec.folder, protocol, algorithm)
     transcript = Transcript(files.transcript, spec.transcript)
     pair = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
-    steps, sides = client_steps(algorithm), tensor_sides(algorithm)
+    steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
     endpoint = ServerEndpoint(
         spec.bind,
         Link.of(protocol, pair),
         clients={entry.id: entry.public_key for entry in protocol.roster},
-        result_template=lambda task: resolve(steps[task].gives, sides),
+        result_template=lambda task: encoding.release_template(steps[task]),
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
         log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
+        faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
     central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
     outbox = None
@@ -173,22 +174,25 @@ def lost_clients(pipe: Connection | None) -> Callable[[], list[int]]:
 
 
 def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: dict[str, np.ndarray]) -> None:
-    """Refuse a release with a tensor whose norm exceeds its bound, so that no client can move a model at will.
+    """Refuse a release that does not decode, or has a tensor whose decoded norm exceeds its bound.
+
+    So no client can move a model at will.
 
     Args:
         algorithm: The job's algorithm.
         step: The client step.
         client: Client id.
-        tensors: Tensors of the release.
+        tensors: Tensors of the release as they crossed the wire.
 
     Raises:
-        Refused: "norm", if the L2 norm of a tensor exceeds its `max_norm`.
+        Refused: "encoding", as `MessageEncoding.decode_release`; "norm", if the L2 norm of a tensor exceeds its `max_norm`.
     """
+    decoded = MessageEncoding(algorithm).decode_release(step, tensors)
     for name, spec in step.gives.items():
         if spec.max_norm is None:
             continue
         bound = spec.max_norm(algorithm, algorithm.protocol.client(client))
-        norm = float(np.linalg.norm(tensors[name].astype(np.float64)))
+        norm = float(np.linalg.norm(decoded[name].astype(np.float64)))
         if norm > bound:
             raise Refused("norm", f"{name} norm {norm:.3g} is over the bound {bound:.3g}")
 
@@ -239,6 +243,14 @@ class Records:
         """Record the header of a message, if its kind is logged."""
         if line.get("kind") in LOGGED:
             self._messages.write(line)
+
+    def fault(self, fault: Fault) -> None:
+        """Record an injected fault as a span of its client."""
+        now = time.time()
+        self._spans.write({
+            "who": f"client {fault.message.client}", "what": f"fault {fault.what}", "round": fault.message.round, "start": now,
+            "end": now + fault.seconds, "fault": fault.text,
+        })  # fmt: skip
 
     def joined(self) -> None:
         """Record that the clients have joined: the first round begins."""

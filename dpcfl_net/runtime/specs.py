@@ -9,6 +9,7 @@ from typing import Literal
 
 from dpcfl_net.core.types import USUAL_POLICY, Policy
 from dpcfl_net.training.devices import CPU, Device
+from dpcfl_net.transport.faults import MessageFaults
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class CoordinatorSpec:
         max_live: Most clients connected at once; None: all clients, and none is started on demand.
         commands: Descriptor of a pipe to the launcher, for start and stop commands.
         lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
+        faults: Message faults to inject, for tests; None: no faults.
     """
 
     protocol: Path
@@ -47,6 +49,7 @@ class CoordinatorSpec:
     max_live: int | None = None
     commands: int | None = None
     lost: int | None = None
+    faults: MessageFaults | None = None
     pause_s: float = 0.0
 
 

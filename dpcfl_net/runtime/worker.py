@@ -26,9 +26,10 @@ from dpcfl_net.data.partition import Split, open_client
 from dpcfl_net.experiment.job_files import Job, client_slice, read_job
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
-from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
+from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, RecordBook
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
@@ -37,7 +38,6 @@ from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.links.netem import enter
-from dpcfl_net.transport.messages import resolve
 from dpcfl_net.transport.observer_link import ObserverOutbox
 
 Turns = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -322,12 +322,12 @@ class Worker:
 
     def _converse(self) -> None:
         protocol, algorithm = self.job.protocol, self.host.algorithm
-        steps, sides = client_steps(algorithm), tensor_sides(algorithm)
+        steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
         endpoint = ClientEndpoint(
             self.spec.relayed.get(self.spec.client, self.spec.connect),
             Link.of(protocol, self._keys(), protocol.coordinator_key, self._context),
             client=self.spec.client,
-            task_template=lambda task: resolve(steps[task].takes, sides) if task in steps else None,
+            task_template=lambda task: encoding.task_template(steps[task]) if task in steps else None,
             on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
             times=ClientTimes(orphan_timeout_s=self.spec.orphan_timeout_s),
         )

@@ -9,11 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dpcfl_net.transport.messages import VERSION, WINDOW, Header, WireError, encode
+from dpcfl_net.transport.messages import CHUNK, VERSION, WINDOW, Header, WireError, encode
 from dpcfl_net.transport.payload import Assembly, Payload
 
 CONTROLS = 256  # small messages that may wait for a peer that does not read
 RECENT_MESSAGES = 256  # ids of messages kept to recognise a repetition
+DAMAGED = ("chunk", "hash")  # errors of a payload that arrived incomplete or changed: it is sent again
+PASSING = ("no-hello", "boot", "sequence", "stale-boot")  # errors of a message that came too late: nothing in it was read
+REPEATS = 64  # repetitions of one damaged message that a peer may ask for
+DOUBLINGS = 3  # of the time between repetitions
+SLOW = 1 << 20  # bytes per second; on a faster link nothing is sent again that is on its way
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -63,7 +68,8 @@ class Stream:
         started: True if the header was sent.
         sent: Chunks sent.
         credited: Chunks that the peer has confirmed.
-        handed_over: Time of the last chunk, monotonic clock, seconds.
+        moved: Time of the last progress, monotonic clock, seconds.
+        repeats: Repetitions without an answer so far.
     """
 
     fields: dict[str, Any]
@@ -72,10 +78,16 @@ class Stream:
     started: bool = False
     sent: int = 0
     credited: int = 0
-    handed_over: float = 0.0
+    moved: float = 0.0
+    repeats: int = 0
 
     def rewind(self) -> None:
-        self.started, self.sent, self.credited = False, 0, 0
+        self.started, self.sent, self.credited, self.moved = False, 0, 0, time.monotonic()
+
+    def overdue(self, now: float, resend_s: float) -> bool:
+        """Return whether the peer should have acknowledged the message by now; the time doubles with each repetition."""
+        on_its_way = min(self.payload.size, WINDOW * CHUNK) / SLOW
+        return now - self.moved > resend_s * 2 ** min(self.repeats, DOUBLINGS) + on_its_way
 
 
 class Channel:
@@ -90,7 +102,7 @@ class Channel:
         self._stamp, self._send = stamp, send
         self._controls: deque[dict[str, Any]] = deque()
         self._streams: deque[Stream] = deque()
-        self._ignored: OrderedDict[str, None] = OrderedDict()
+        self._ignored: OrderedDict[str, int] = OrderedDict()  # refused message to its last chunk that arrived, -1: none
         self.assembly: Assembly | None = None
         self.sequence = 0
 
@@ -112,6 +124,16 @@ class Channel:
             stream.rewind()
             self._streams.append(stream)
 
+    def repeat(self, stream: Stream) -> None:
+        """Send a message again from its beginning, also while it is being sent."""
+        self.drop(stream.id)
+        self.push(stream)
+
+    def repeat_overdue(self, stream: Stream) -> None:
+        """Send a message again because its peer is silent; the next repetition waits longer."""
+        stream.repeats += 1
+        self.repeat(stream)
+
     def drop(self, message_id: str) -> None:
         """Stop sending a message."""
         self._streams = deque(stream for stream in self._streams if stream.id != message_id)
@@ -125,6 +147,7 @@ class Channel:
         for stream in self._streams:
             if stream.id == message_id:
                 stream.credited = max(stream.credited, min(arrived, stream.sent))
+                stream.moved = time.monotonic()
 
     def pump(self) -> bool:
         """Send as much as credit allows; returns False if the socket refused a message, which must be retried soon."""
@@ -140,7 +163,6 @@ class Channel:
                 return False
             if stream.sent < len(stream.payload.chunks):
                 return True
-            stream.handed_over = time.monotonic()
             if self._streams:
                 self._streams.popleft()
         return True
@@ -155,12 +177,12 @@ class Channel:
             )
             if not self._send(header, encode(header), None):
                 return False
-            stream.started = True
+            stream.started, stream.moved = True, time.monotonic()
         while stream.sent < min(len(chunks), stream.credited + WINDOW):
             header = self._stamp.header(kind="CHUNK", parent=stream.id, index=stream.sent)
             if not self._send(header, encode(header), chunks[stream.sent]):
                 return False
-            stream.sent += 1
+            stream.sent, stream.moved = stream.sent + 1, time.monotonic()
         return True
 
     def admit(self, header: Header) -> None:
@@ -187,11 +209,11 @@ class Channel:
         self.assembly = assembly
         return None
 
-    def ignore(self, message_id: str) -> None:
-        """Discard the chunks of a refused message that are still on their way."""
+    def ignore(self, message_id: str, seen: int = -1) -> None:
+        """Discard the chunks of a refused message that are still on their way, after chunk `seen`."""
         if self.assembly is not None and self.assembly.header.id == message_id:
             self.assembly = None
-        remember(self._ignored, message_id, None)
+        remember(self._ignored, message_id, seen)
 
     def take(self, header: Header, chunk: memoryview) -> Assembly | None:
         """Add a chunk to the arriving message.
@@ -208,8 +230,11 @@ class Channel:
         """
         assembly = self.assembly
         if assembly is None or assembly.header.id != header.parent:
-            if header.parent in self._ignored:
+            known = self._ignored.get(header.parent)
+            remember(self._ignored, header.parent, header.index)
+            if known is not None and header.index > known:
                 return None
+            # The first one, or a chunk that was here before: the message was sent again, and its header did not arrive.
             raise WireError("chunk", "no message expects this chunk")
         if assembly.add(header.index, chunk):
             self.assembly = None

@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
-from dpcfl_net.transport.channel import Channel, Stamp, Stream, remember
+from dpcfl_net.transport.channel import DAMAGED, PASSING, Channel, Stamp, Stream, remember
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import (
     PHASES,
@@ -35,7 +35,6 @@ from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join
 BATCH = 256  # messages read before queued messages are sent
 HANDSHAKES = 5  # failures in a row after which the server is not the expected one
 HELLO_S = 1.0
-PASSING = ("no-hello", "boot", "sequence", "stale-boot")  # errors of messages that cross a reconnection, which are sent again
 _FAILED = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 
@@ -70,14 +69,14 @@ class ClientTimes:
 
     Attributes:
         heartbeat_s: Interval of heartbeats.
-        resend_s: Time without acknowledgement after which a result is sent again.
+        resend_s: Time without acknowledgement after which a result is sent again; it doubles with each repetition.
         orphan_timeout_s: Silence of the coordinator after which `poll` raises RunFailed.
         handshake_limit_s: Time without a completed handshake after which `poll` raises Refused.
         duplicate_grace_s: Time during which the coordinator may report the key as connected already.
     """
 
     heartbeat_s: float = 2.0
-    resend_s: float = 30.0
+    resend_s: float = 2.0
     orphan_timeout_s: float = 300.0
     handshake_limit_s: float = 30.0
     duplicate_grace_s: float = 35.0
@@ -310,8 +309,8 @@ class ClientEndpoint:
             self._channel.say("HEARTBEAT", code=self._phase)
         if self.welcomed:
             for stream in self._results.values():
-                if not self._channel.sending(stream.id) and now - stream.handed_over > self._times.resend_s:
-                    self._channel.push(stream)
+                if stream.overdue(now, self._times.resend_s):
+                    self._channel.repeat_overdue(stream)
         return self._pump()
 
     def _pump(self) -> bool:
@@ -386,13 +385,20 @@ class ClientEndpoint:
         elif kind == "ACK":
             self._settle(header.parent)
         elif kind == "ERROR":
-            if header.code not in PASSING:
-                self._settle(header.parent)
-                self._events.append(ClientEvent("error", header.parent, code=header.code, reason=header.reason))
+            self._refused(header)
         elif kind == "BYE":
             self._events.append(ClientEvent("bye"))
         elif kind not in ("HEARTBEAT", "WELCOME"):
             raise WireError("kind", f"a coordinator does not send {kind}")
+
+    def _refused(self, header: Header) -> None:
+        """Send a damaged result again; forget one that is refused for another reason."""
+        damaged = self._results.get(header.parent) if header.code in DAMAGED else None
+        if damaged is not None:
+            self._channel.repeat(damaged)
+        elif header.code not in PASSING:
+            self._settle(header.parent)
+            self._events.append(ClientEvent("error", header.parent, code=header.code, reason=header.reason))
 
     def _settle(self, result_id: str) -> None:
         """Forget a result that the coordinator has received or refused."""
@@ -430,7 +436,7 @@ class ClientEndpoint:
         if header is None or not self.welcomed or header.kind not in ("TASK", "CHUNK") or error.code in PASSING:
             return
         about = header.parent if header.kind == "CHUNK" else header.id
-        self._channel.ignore(about)
+        self._channel.ignore(about, header.index if header.kind == "CHUNK" else -1)
         self._channel.say("ERROR", parent=about, code=word(error.code), reason=plain(error.reason))
         if self._phase == "receiving":
             self.heartbeat("idle")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dpcfl_net.transport.client import ClientEndpoint, ClientEvent, ClientTimes
+from dpcfl_net.transport.faults import Fault, FaultInjector, MessageFaults
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.payload import Payload
 from dpcfl_net.transport.peers import ServerEvent
 from dpcfl_net.transport.server import ServerEndpoint
 from dpcfl_net.transport.sockets import Link
 
-__all__ = ["ClientEndpoint", "ClientEvent", "ClientTimes", "Link", "MessageLog", "Payload", "ServerEndpoint", "ServerEvent"]
+__all__ = [
+    "ClientEndpoint", "ClientEvent", "ClientTimes", "Fault", "FaultInjector", "Link", "MessageFaults", "MessageLog", "Payload", "ServerEndpoint",
+    "ServerEvent",
+]  # fmt: skip

@@ -32,7 +32,7 @@ Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 Reason = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")]
 Shape = Annotated[tuple[Whole, ...], Field(strict=False, max_length=8)]
-Row = Annotated[tuple[Name, Literal["f4", "i8"], Shape, Whole], Field(strict=False)]
+Row = Annotated[tuple[Name, Literal["f4", "i8", "f2", "b2", "i1", "i4"], Shape, Whole], Field(strict=False)]
 
 
 class WireError(Refused):

@@ -40,7 +40,7 @@ class Payload:
         """Create a payload from named arrays.
 
         Args:
-            tensors: float32 or int64 arrays.
+            tensors: Arrays of a dtype in `core.tensors.DTYPES`.
 
         Raises:
             ValueError: For another dtype.
@@ -132,7 +132,7 @@ class Assembly:
             raise WireError("hash", "the payload is not the one that the header announced")
         found = named.split([list(row) for row in self.header.tensors], self._buffer)
         for name, array in found.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if not named.finite(array):
                 raise WireError("non-finite", f"tensor {name} holds a NaN or an infinity")
         return {name: array if array.flags.aligned else _aligned(array) for name, array in found.items()}
 

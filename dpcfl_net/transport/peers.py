@@ -50,11 +50,25 @@ class ServerEvent:
 
 @dataclass
 class OpenTask:
-    """A task without an answer."""
+    """A task without an answer.
+
+    Attributes:
+        round: Its round.
+        task: Its name.
+        stream: The message.
+        damaged: Number of times that the task or its answer arrived damaged.
+        arrived: Whether the client has acknowledged it on this connection.
+    """
 
     round: int
     task: str
     stream: Stream
+    damaged: int = 0
+    arrived: bool = False
+
+    def is_overdue(self, phase: str, now: float, resend_s: float) -> bool:
+        """Return whether the task is to be sent again to a client that reports this phase."""
+        return (not self.arrived or phase == "idle") and self.stream.overdue(now, resend_s)
 
     @property
     def id(self) -> str:

@@ -6,19 +6,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 import numpy as np
 import zmq
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.transport.channel import Stamp, Stream, remember
+from dpcfl_net.transport.channel import DAMAGED, PASSING, REPEATS, Stamp, Stream, remember
+from dpcfl_net.transport.faults import FaultInjector
 from dpcfl_net.transport.message_log import CLIENT_PREFIX, MessageLog
 from dpcfl_net.transport.messages import Header, Template, WireError, decode, encode, match_template, plain, word
 from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
 from dpcfl_net.transport.peers import OpenTask, Peer, ServerEvent
 from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, Listener, receive
 
+Frame = bytes | memoryview
 BATCH = 256  # messages read before queued messages are sent
 FRESH_BEATS = 5  # missed heartbeats after which a client's phase is outdated
 FAILURES = 200  # broken messages after which a connection is cut
@@ -37,8 +40,10 @@ class ServerEndpoint:
         result_template: Returns the tensors of a "release" by the name of its task; other answers hold none.
         check: Called with (client, task name, tensors) before a result is accepted; raises Refused to reject it.
         log: Receives failures, messages and the transcript.
+        faults: Injects faults into the messages of known clients, for tests; None: no faults.
         heartbeat_s: Interval of heartbeats, seconds.
-        resend_s: Time after which a task is sent again to an idle client, seconds.
+        resend_s: Time without progress after which a task is sent again to a client that does not work on it, seconds; it
+            doubles with each repetition.
 
     Attributes:
         ready: Connected clients.
@@ -60,15 +65,16 @@ class ServerEndpoint:
         result_template: Callable[[str], Template | None],
         check: Callable[[int, str, dict[str, np.ndarray]], None] | None = None,
         log: MessageLog | None = None,
+        faults: FaultInjector | None = None,
         heartbeat_s: float = 2.0,
-        resend_s: float = 5.0,
+        resend_s: float = 2.0,
     ) -> None:
         self.ready: set[int] = set()
         self._message_log = log or MessageLog()
         self.failures = self._message_log.failures
         self.bytes_up = self.bytes_down = 0
         self._stamp = Stamp(link.run, link.job)
-        self._template, self._check = result_template, check
+        self._template, self._check, self._faults = result_template, check, faults
         self._heartbeat_s, self._resend_s = heartbeat_s, resend_s
         self._curve = link.security == "curve"
         self._by_key = {key: client for client, key in clients.items()} if self._curve else {}
@@ -110,6 +116,8 @@ class ServerEndpoint:
             Message id of the task.
         """
         peer = self._peers[client]
+        if self._faults is not None:
+            self._faults.begin(round)
         self.cancel(client)
         stream = Stream({"kind": "TASK", "round": round, "task": task}, as_payload(tensors))
         peer.open = OpenTask(round, task, stream)
@@ -137,6 +145,7 @@ class ServerEndpoint:
         """
         deadline = time.monotonic() + timeout_s
         while True:
+            self._read()  # first: an acknowledgement may have arrived while nobody read
             blocked = self._tend()
             wait = max(0.0, min(deadline - time.monotonic(), 0.02 if blocked else 0.25))
             if self._socket.poll(0 if self._events else int(wait * 1000)):
@@ -165,20 +174,27 @@ class ServerEndpoint:
 
     def _send(self, peer: Peer, header: Header, data: bytes, chunk: memoryview | None) -> bool:
         """Pass a peer's message to the socket; False if the peer's queue is full."""
-        if peer.route is None:
+        route = peer.route
+        if route is None:
             return True
-        sent = self._send_to(peer.route, data, chunk)
-        if sent is None:
-            self._left(peer)
-            return True
-        if sent:
-            size = len(data) + (chunk.nbytes if chunk is not None else 0)
-            self.bytes_down += size
+        if self._faults is not None:
+            self._faults.carry("down", peer.client, header, data, chunk, partial(self._forward, peer, route))
+        elif not self._forward(peer, route, data, chunk):
+            return False
+        if peer.route == route:
+            self.bytes_down += len(data) + (chunk.nbytes if chunk is not None else 0)
             self._message_log.crossed("down", peer.name, data, chunk)
             self._message_log.message("down", peer.name, header, len(data) + header.size)
-        return sent
+        return True
 
-    def _send_to(self, route: bytes, data: bytes, chunk: memoryview | None) -> bool | None:
+    def _forward(self, peer: Peer, route: bytes, data: Frame, chunk: Frame | None) -> bool:
+        """Pass a message to the connection that it was written for; False if its queue is full."""
+        sent = self._send_to(route, data, chunk)
+        if sent is None and peer.route == route:
+            self._left(peer)
+        return sent is not False
+
+    def _send_to(self, route: bytes, data: Frame, chunk: Frame | None) -> bool | None:
         """True if the socket accepted it, False if the peer's queue is full, None if the peer has left."""
         try:
             self._socket.send_multipart([route, data] if chunk is None else [route, data, chunk], zmq.DONTWAIT, copy=False)
@@ -196,20 +212,22 @@ class ServerEndpoint:
         return bool(refused)
 
     def _tend(self) -> bool:
-        """Send heartbeats (which detect lost peers) and repetitions when due; True if a socket refused a message."""
+        """Send heartbeats (which detect lost peers) and repetitions when due; True if messages wait."""
         now = time.monotonic()
+        held = self._faults is not None and self._faults.release()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + self._heartbeat_s
             for client in sorted(self.ready):
                 self._peers[client].channel.say("HEARTBEAT", code="idle")
         for client in sorted(self.ready):
             peer = self._peers[client]
-            if peer.open is not None and peer.phase == "idle" and now - peer.open.stream.handed_over > self._resend_s:
-                peer.channel.push(peer.open.stream)
+            task = peer.open
+            if task is not None and task.is_overdue(peer.phase, now, self._resend_s):
+                peer.channel.repeat_overdue(task.stream)
         for error in self._listener.news():
             self._message_log.failed("unknown", error)
         self._message_log.tick()
-        return self._pump()
+        return self._pump() or held
 
     def _read(self) -> None:
         for _ in range(BATCH):
@@ -217,14 +235,38 @@ class ServerEndpoint:
             if arrived is None:
                 return
             self.bytes_up += arrived.header.nbytes + (arrived.chunk.nbytes if arrived.chunk is not None else 0)
+            if self._faults is None:
+                self._handle(arrived)
+            else:
+                self._handle_with_faults(self._faults, arrived)
+
+    def _handle_with_faults(self, faults: FaultInjector, arrived: Arrived) -> None:
+        """Handle a message of a known client as the faults decide; any other is handled at once."""
+        client = self._client_of(arrived)
+        try:
+            header = decode(arrived.header) if client is not None and not arrived.malformed else None
+        except WireError:
+            header = None
+        if client is None or header is None:
             self._handle(arrived)
+            return
+
+        def forward(data: Frame, chunk: Frame | None) -> bool:
+            parts = memoryview(data), None if chunk is None else memoryview(chunk)
+            self._handle(replace(arrived, header=parts[0], chunk=parts[1]))
+            return True
+
+        faults.carry("up", client, header, arrived.header, arrived.chunk, forward)
+
+    def _client_of(self, arrived: Arrived) -> int | None:
+        return self._by_key.get(arrived.user) if self._curve else self._by_route.get(arrived.route)
 
     def _handle(self, arrived: Arrived) -> None:
         """Check one message in the order of the threat model and act on it; messages of a cut connection are dropped."""
         if self._route_failures.get(arrived.route, 0) > FAILURES:
             return
         header: Header | None = None
-        client = self._by_key.get(arrived.user) if self._curve else self._by_route.get(arrived.route)
+        client = self._client_of(arrived)
         try:
             if self._curve and client is None:
                 raise WireError("unknown-key", "a message without an authenticated key of the roster")
@@ -296,6 +338,7 @@ class ServerEndpoint:
         self._message_log.message("up", peer.name, header, len(encode(header)))
         peer.channel.say("WELCOME", parent=header.id)
         if peer.open is not None:
+            peer.open.arrived = False
             peer.channel.push(peer.open.stream)
         if peer.client not in self.ready:
             self.ready.add(peer.client)
@@ -323,7 +366,7 @@ class ServerEndpoint:
         elif kind == "ACK":
             peer.channel.drop(header.parent)
             if peer.open is not None and peer.open.id == header.parent:
-                peer.open.stream.handed_over = time.monotonic()
+                peer.open.arrived, peer.open.stream.moved = True, time.monotonic()
         elif kind == "HEARTBEAT":
             if header.code != peer.phase:
                 peer.phase = header.code
@@ -394,10 +437,21 @@ class ServerEndpoint:
         self._events.append(replace(late, bytes=len(encode(header)) + header.size, sha256=header.sha256))
 
     def _client_refused(self, peer: Peer, header: Header) -> None:
-        """Handle a client's ERROR; if it concerns the open task, no answer will come."""
+        """Handle a client's ERROR; if it concerns the open task, no answer will come, unless the task arrived damaged."""
         error = WireError(header.code, header.reason)
         self._message_log.failed(peer.name, WireError(f"{CLIENT_PREFIX}{header.code}"[:64], header.reason))
-        self._events.append(self._failed(peer, error, peer.open is not None and peer.open.id == header.parent))
+        concerned = peer.open is not None and peer.open.id == header.parent
+        again = concerned and self._once_more(peer, header.code)
+        if again and peer.open is not None:
+            peer.channel.repeat(peer.open.stream)
+        self._events.append(self._failed(peer, error, concerned and not again))
+
+    def _once_more(self, peer: Peer, code: str) -> bool:
+        """Whether the open task stays open after damage, so that the damaged message is sent again."""
+        if peer.open is None or code not in DAMAGED or peer.open.damaged >= REPEATS:
+            return False
+        peer.open.damaged += 1
+        return True
 
     def _refuse(self, arrived: Arrived, client: int | None, header: Header | None, error: WireError) -> None:
         """Count, log and answer a broken message; close the task that it answered."""
@@ -418,9 +472,12 @@ class ServerEndpoint:
         if peer is None:
             self._events.append(ServerEvent("failed", client, code=error.code, reason=error.reason))
             return
-        if about:
-            peer.channel.ignore(about)
-        self._events.append(self._failed(peer, error, bool(about) and about == peer.answering and peer.open is not None))
+        if error.code in PASSING:
+            about = ""  # the message that is arriving goes on
+        if about and header is not None:
+            peer.channel.ignore(about, header.index if header.kind == "CHUNK" else -1)
+        concerned = bool(about) and about == peer.answering and peer.open is not None
+        self._events.append(self._failed(peer, error, concerned and not self._once_more(peer, error.code)))
 
     def _failed(self, peer: Peer, error: WireError, closes: bool) -> ServerEvent:
         task = peer.open

@@ -31,7 +31,7 @@ from dpcfl_net.results.number_format import duration
 from dpcfl_net.transport.keys import make_keys
 
 
-def new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False) -> int:
+def new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False, chaos: Path | None = None) -> int:
     """Run a configuration on this machine.
 
     Args:
@@ -39,20 +39,24 @@ def new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False)
         overrides: Settings to change, as key=value.
         out: Parent of the new run folder.
         debug: Run everything in this process.
+        chaos: File of faults to inject; None: no faults.
 
     Returns:
         The exit code.
     """
-    return _new(path, overrides, out, debug=debug)[0]
+    return _new(path, overrides, out, debug=debug, chaos=chaos)[0]
 
 
-def _new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False) -> tuple[int, dict[str, Any]]:
+def _new(
+    path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False, chaos: Path | None = None
+) -> tuple[int, dict[str, Any]]:
     with Interrupts(until_exit=True) as interrupts:
         with interrupts.raising():
             config = configuration.load(path, overrides)
             if debug:
                 config = configuration.load(config, IN_PROCESS)
-        return run_and_report(new_folder(config, out), config, RunOptions(interrupts=interrupts, in_calling_process=debug))
+        options = RunOptions(interrupts=interrupts, in_calling_process=debug, chaos=chaos)
+        return run_and_report(new_folder(config, out), config, options)
 
 
 def quickstart(path: Path, out: Path) -> int:
@@ -69,12 +73,13 @@ def quickstart(path: Path, out: Path) -> int:
     return 0
 
 
-def resume(folder: Path, *, debug: bool = False) -> int:
+def resume(folder: Path, *, debug: bool = False, chaos: Path | None = None) -> int:
     """Resume a run on this machine with its signed job, ledgers and checkpoints.
 
     Args:
         folder: The run folder.
         debug: The run was started with everything in this process.
+        chaos: File of faults to inject; None: no faults.
 
     Returns:
         The exit code.
@@ -82,10 +87,12 @@ def resume(folder: Path, *, debug: bool = False) -> int:
     saved = read_saved_run(folder, warn=_warn)
     if debug and saved.config.runtime.federation != "in-process":
         raise ConfigError(f"--debug: the run in {folder} has runtime.federation 'network'; resume it without --debug")
-    return resume_saved(folder, saved, debug=debug)
+    return resume_saved(folder, saved, debug=debug, chaos=chaos)
 
 
-def resume_saved(folder: Path, saved: SavedRun, placement: Placement | None = None, *, debug: bool = False) -> int:
+def resume_saved(
+    folder: Path, saved: SavedRun, placement: Placement | None = None, *, debug: bool = False, chaos: Path | None = None
+) -> int:
     """Resume a run unless it is finished.
 
     Args:
@@ -93,6 +100,7 @@ def resume_saved(folder: Path, saved: SavedRun, placement: Placement | None = No
         saved: Its configuration and run.json.
         placement: Hosts of the workers; None: this machine.
         debug: Run everything in this process.
+        chaos: File of faults to inject; None: no faults.
 
     Returns:
         The exit code.
@@ -100,7 +108,7 @@ def resume_saved(folder: Path, saved: SavedRun, placement: Placement | None = No
     if saved.finished:
         print(f"{folder} is finished ({saved.document.get('rounds_done', 'all')} rounds): nothing to resume")
         return 0
-    options = RunOptions(saved.seconds, placement, in_calling_process=debug)
+    options = RunOptions(saved.seconds, placement, in_calling_process=debug, chaos=chaos)
     return run_and_report(folder, saved.config, options)[0]
 
 

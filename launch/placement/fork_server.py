@@ -149,15 +149,18 @@ def run(title: str, content: bytes) -> None:
         kind = next(hint for name, hint in typing.get_type_hints(function).items() if name != "return")
         function(TypeAdapter(kind).validate_json(start.argument))
     except DpcflError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         code = error.exit_code
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     except BaseException:
+        code = 70
         import traceback
 
         traceback.print_exc()
-        code = 70
-    sys.stdout.flush()
-    os._exit(code)  # forked children skip the parent's exit handlers
+    finally:  # also if its log cannot be written, on a full disk
+        try:
+            sys.stdout.flush()
+        finally:
+            os._exit(code)  # forked children skip the parent's exit handlers
 
 
 def _exit_with_launcher() -> None:

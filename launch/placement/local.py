@@ -22,6 +22,8 @@ from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.training.devices import CPU, Device
 
 STOP_S = 4.0
+# Main functions of a worker process of one client, and of several.
+WORKER_MAIN, GROUP_MAIN = "dpcfl_net.runtime.worker:run_worker", "dpcfl_net.runtime.worker_group:run_group"
 
 
 def cores() -> int:
@@ -129,10 +131,10 @@ class LocalLauncher:
         if process.group:
             receiver, sender = multiprocessing.Pipe(duplex=False)
             with receiver:
-                child = self._fork(process, "dpcfl_net.runtime.worker_group:run_group", worker, receiver.fileno())
+                child = self._fork(process, GROUP_MAIN, worker, receiver.fileno())
             handle = LocalHandle(child, sender)
         else:
-            handle = LocalHandle(self._fork(process, "dpcfl_net.runtime.worker:run_worker", worker), None)
+            handle = LocalHandle(self._fork(process, WORKER_MAIN, worker), None)
         self._started = [*(other for other in self._started if other.poll() is None), handle]
         return handle
 

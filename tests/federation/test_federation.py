@@ -14,26 +14,40 @@ from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.federation.asynchronous import Participation, gather
 from dpcfl_net.federation.base import Results
-from dpcfl_net.federation.capabilities import client_steps, tensor_sides
+from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.network import CallLimits, NetworkFederation
 from dpcfl_net.runtime.coordinator import check_release
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
-from dpcfl_net.transport.messages import resolve
+
+
+def made(folder, **changes):
+    document = {**SMALL, "data": {"dataset": "digits", "clients": [2, 2]}, "algorithm": {"name": "global"}, "rounds": 2}
+    make_keys(folder, 4)
+    return make_job(config.resolve({**document, **changes}), folder), folder
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("federation")
-    document = {**SMALL, "data": {"dataset": "digits", "clients": [2, 2]}, "algorithm": {"name": "global"}, "rounds": 2}
-    make_keys(folder, 4)
-    return make_job(config.resolve(document), folder), folder
+    return made(tmp_path_factory.mktemp("federation"))
+
+
+@pytest.fixture(scope="module")
+def int8_job(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("int8"), communication={"down": "bfloat16", "up": "int8"})
+
+
+@pytest.fixture(scope="module")
+def top_k_job(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("top-k"), communication={"up": "topk:0.01"})
 
 
 class Actor(threading.Thread):
-    """A scripted worker: answers every task with what `answer(model)` returns, or not at all for None."""
+    """A scripted worker: answers every task with the update (or the tensors) that `answer(model)` returns; None: not at all."""
 
     def __init__(self, job, folder, client, address, answer):
         super().__init__(daemon=True)
@@ -44,19 +58,19 @@ class Actor(threading.Thread):
 
     def run(self):
         protocol, algorithm = self.job.protocol, algorithm_of(self.job.protocol)
-        name, steps = client_key(self.client), client_steps(algorithm)
+        name, steps, encoding = client_key(self.client), client_steps(algorithm), MessageEncoding(algorithm)
         entry = protocol.client(self.client)
         endpoint = ClientEndpoint(
             self.address, Link.of(protocol, keys.read_pair(self.folder, name, entry.public_key), protocol.coordinator_key),
-            client=self.client, task_template=lambda task: resolve(steps[task].takes, tensor_sides(algorithm)),
+            client=self.client, task_template=lambda task: encoding.task_template(steps[task]),
         )  # fmt: skip
         with contextlib.closing(endpoint):
             while not self.stop.is_set():
                 for event in endpoint.poll(0.1):
                     if event.kind == "task":
                         endpoint.heartbeat("computing")
-                        if (update := self.answer(event.tensors["model"])) is not None:
-                            endpoint.send_result(event.id, "release", {"update": update})
+                        if (said := self.answer(event.tensors["model"])) is not None:
+                            endpoint.send_result(event.id, "release", said if isinstance(said, dict) else {"update": said})
                     elif event.kind == "error":
                         self.errors.append(event.code)
 
@@ -65,11 +79,11 @@ class Actor(threading.Thread):
 def federation(job, folder, answers, join_s=20, listeners=None, **options):
     """A network federation over the given scripted workers."""
     protocol, algorithm = job.protocol, algorithm_of(job.protocol)
-    steps = client_steps(algorithm)
+    steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
     endpoint = ServerEndpoint(
         "tcp://127.0.0.1:*", Link.of(protocol, keys.read_pair(folder, COORDINATOR, protocol.coordinator_key)),
         clients={e.id: e.public_key for e in protocol.roster},
-        result_template=lambda task: resolve(steps[task].gives, tensor_sides(algorithm)),
+        result_template=lambda task: encoding.release_template(steps[task]),
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
@@ -132,6 +146,80 @@ def test_a_hostile_update_is_quarantined_and_the_round_goes_on(job, what, bad, c
         assert list(fed.call(algorithm.train, common={"model": theta})) == [0, 1, 2, 3]
 
 
+def int8(level, scale, blocks=6, size=6090):
+    def answer(model):
+        levels, scales = np.zeros(size, np.int8), np.zeros(blocks, np.float32)
+        levels[0], scales[0] = level, scale
+        return {"update": levels, "update.scale": scales}
+
+    return answer
+
+
+def top_k(indices, value=0.0, count=61):
+    def answer(model):
+        listed = np.arange(count, dtype="<i4")
+        listed[: len(indices)] = indices
+        values = np.zeros(count, np.float32)
+        values[0] = value
+        return {"update": values, "update.index": listed}
+
+    return answer
+
+
+INT8 = [
+    ("level", int8(-128, 1e-6), "encoding"),
+    ("negative scale", int8(1, -1e-6), "encoding"),
+    ("infinite number", int8(127, 3e38), "encoding"),
+    ("scale NaN", int8(0, np.nan), "non-finite"),
+    ("norm", int8(127, 1e5), "norm"),
+    ("too many scales", int8(0, 0.0, blocks=7), "template"),
+    ("too many levels", int8(0, 0.0, size=6091), "template"),
+    ("float32", lambda model: np.zeros(6090, np.float32), "template"),
+]
+TOP_K = [
+    ("repeated index", top_k([0, 0]), "encoding"),
+    ("falling indices", top_k([9, 8]), "encoding"),
+    ("negative index", top_k([-1]), "encoding"),
+    (
+        "index beyond the update",
+        lambda model: top_k([])(model) | {"update.index": np.arange(6030, 6091, dtype="<i4")},
+        "encoding",
+    ),
+    ("norm", top_k([], 1e6), "norm"),
+    ("NaN", top_k([], np.nan), "non-finite"),
+    ("too many values", top_k([], count=62), "template"),
+    ("no indices", lambda model: np.zeros(61, np.float32), "template"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "bad", "code"), [("int8_job", *case) for case in INT8] + [("top_k_job", *case) for case in TOP_K]
+)
+def test_a_hostile_compressed_update_is_quarantined(kind, what, bad, code, request):
+    job = request.getfixturevalue(kind)
+    honest = int8(64, 2.0**-10) if kind == "int8_job" else top_k([], 2.0**-4)
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    with federation(*job, {0: honest, 1: bad, 2: honest, 3: honest}, quorum=0.7, timeout_s=20) as (fed, algorithm, actors):
+        results = fed.call(algorithm.train, common={"model": theta})
+        assert (list(results), results.missing) == ([0, 2, 3], [1])
+        assert fed.endpoint.failures[code] == 1, fed.endpoint.failures
+        expected = np.zeros(6090, np.float32)
+        expected[0] = 2.0**-4
+        assert all(np.array_equal(update, expected) for update in results.column("update").values())
+        # Control: the same client with an honest answer takes part in the next round.
+        actors[1].answer = honest
+        fed.round = 2
+        assert list(fed.call(algorithm.train, common={"model": theta})) == [0, 1, 2, 3]
+
+
+def test_a_model_that_float16_cannot_hold_ends_the_run_with_the_setting_s_name(tmp_path):
+    job = made(tmp_path, communication={"down": "float16"})
+    fed, algorithm = NetworkFederation(job[0].protocol, None), algorithm_of(job[0].protocol)
+    theta = np.full(job[0].protocol.model.parameters, 7e4, np.float32)
+    with pytest.raises(RunFailed, match=r"communication\.down is 'float16': a model holds 70000: float16 ends at 65504"):
+        fed.call(algorithm.train, common={"model": theta})
+
+
 def test_silent_clients_are_missing_and_the_quorum_decides(job):
     theta = np.zeros(job[0].protocol.model.parameters, np.float32)
     answers = {0: shifted(0), 1: lambda m: None, 2: shifted(0), 3: shifted(0)}
@@ -153,3 +241,52 @@ def test_absent_clients_are_named(job):
 def test_results_say_who_is_missing():
     results = Results([2, 0, 1], {1: {"x": np.zeros(1)}, 0: {"x": np.ones(1)}})
     assert (list(results), results.missing) == ([0, 1], [2])
+
+
+def open_task(client, number, theta):
+    return Participation(client, number, "train", {"model": theta})
+
+
+def test_open_tasks_end_in_order_of_arrival_and_outlive_a_round(job):
+    may_answer = {client: threading.Event() for client in range(4)}
+
+    def when_allowed(client, by):
+        def answer(model):
+            may_answer[client].wait(60)
+            return model + np.float32(by)
+
+        return answer
+
+    def next_client(fed, client):
+        may_answer[client].set()
+        return fed.next_outcome()
+
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    with federation(*job, {client: when_allowed(client, client / 10) for client in range(4)}) as (fed, _, _):
+        for client in range(4):
+            fed.submit(open_task(client, 1, theta))
+        assert [next_client(fed, client).client for client in (2, 1)] == [2, 1]
+        fed.round = 2
+        fed.submit(open_task(2, 2, theta + np.float32(0.1)))
+        fed.submit(open_task(0, 1, theta))  # it is open: nothing is sent again
+        ended = [next_client(fed, client) for client in (2, 3, 0)]
+        assert [outcome.client for outcome in ended] == [2, 3, 0]
+        assert [round(float(outcome.release["update"][0]), 3) for outcome in ended] == [0.3, 0.3, 0.0]
+        assert not fed.endpoint.failures
+
+
+def test_open_tasks_that_fail_end_without_a_release_and_hold_no_other_up(job):
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    answers = {0: shifted(0), 1: lambda m: None, 2: lambda m: np.full_like(m, np.nan), 3: shifted(0)}
+    with federation(*job, answers, quorum=0.5, timeout_s=2.5) as (fed, _, actors):
+        for client in range(4):
+            fed.submit(open_task(client, 1, theta))
+        first = [fed.next_outcome() for _ in range(3)]
+        assert {outcome.client: outcome.release is None for outcome in first} == {0: False, 2: True, 3: False}
+        silent = fed.next_outcome()
+        assert (silent.client, silent.release, silent.lost) == (1, None, False)
+        # Control: the same client with an honest answer takes part again.
+        actors[1].answer = shifted(0)
+        fed.submit(open_task(1, 2, theta))
+        assert [outcome.client for outcome in gather(fed, 1)] == [1]
+        assert (fed.missing, fed.answered) == ([], 1)

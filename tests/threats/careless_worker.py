@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import replace
-from types import SimpleNamespace
-
-import numpy as np
 
 from dpcfl_net.algorithms.shared_steps import FromModel
+from dpcfl_net.core import tensors
 from dpcfl_net.federation import client as clients
 from dpcfl_net.federation.client import ClientHost
 from dpcfl_net.federation.gate import Gate
 from dpcfl_net.launch.cli import main
 from dpcfl_net.privacy.ledger.entries import History
 from dpcfl_net.transport import client as wire
-from dpcfl_net.transport import messages, payload
+from dpcfl_net.transport import messages
 from dpcfl_net.transport.channel import Stamp
 
 told = {"result": "", "error": ""}
@@ -44,7 +42,7 @@ messages.Header.model_config["extra"] = "ignore"
 messages.Header.model_rebuild(force=True)
 Stamp.require_same = nothing
 wire.match_template = clients.match_template = nothing
-clients.np = payload.np = SimpleNamespace(**{**vars(np), "isfinite": np.ones_like})
+clients.finite = tensors.finite = lambda array: True
 
 # The gate and the ledger: no round, no repetition, no quota is looked at, and keys are fresh each time.
 Gate._admit = Gate._known = nothing

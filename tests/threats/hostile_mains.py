@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dpcfl_net.runtime.specs import CoordinatorSpec
+from dpcfl_net.runtime.specs import CoordinatorSpec, WorkerSpec
 
 STEPS = "hostile-steps"  # file of the run folder: client, steps
 
@@ -24,7 +24,7 @@ def careless_coordinator(spec: CoordinatorSpec) -> None:
     coordinator.run_coordinator(spec)
 
 
-def worker_or_worse(spec: Any) -> None:
+def worker_or_worse(spec: WorkerSpec) -> None:
     """Run `run_worker`, or the hostile worker for the client that the folder's STEPS names."""
     from dpcfl_net.adversaries import hostile_worker
     from dpcfl_net.runtime.worker import run_worker

@@ -19,11 +19,20 @@ from dpcfl_net.adversaries.fuzz_readers import Finding
 from dpcfl_net.core import protocol, signing, tensors
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.transport import channel, client, message_log, messages, payload, server, transcript
+from dpcfl_net.transport import channel, client, encodings, message_log, messages, payload, server, transcript
 from dpcfl_net.transport.messages import Header, WireError, decode, unpack_strict
 from dpcfl_net.transport.payload import Assembly
 
-INPUTS = {"codec": 8000, "chunks": 1500, "server": 6000, "client": 3000, "flood": 3500, "transcript": 500, "job": 500}
+INPUTS = {
+    "codec": 8000,
+    "encodings": 1500,
+    "chunks": 1500,
+    "server": 6000,
+    "client": 3000,
+    "flood": 3500,
+    "transcript": 500,
+    "job": 500,
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +92,17 @@ def _anywhere(self: Assembly, index: int, chunk: memoryview) -> bool:
     return self.received == self.header.chunks
 
 
+def _unordered(indices: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    decoded = np.zeros(size, np.float32)
+    decoded[indices.clip(0, size - 1)] = values
+    return decoded
+
+
+def _unscaled(levels: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    decoded: np.ndarray = levels * np.repeat(scales, encodings.BLOCK)[: levels.size].clip(-1, 1)
+    return decoded
+
+
 def _any_boot(self: server.ServerEndpoint, route: bytes, number: int, header: Header) -> Any:
     peer = self._peers[number]
     if peer.route != route:
@@ -132,6 +152,8 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "no field twice": ("codec", messages, "_unique_keys", dict),
     "no unknown field": ("codec", messages, "Header", _open_schema()),
     "the hash of a payload": ("chunks", payload.Assembly, "tensors", _unhashed),
+    "the order of indices": ("encodings", encodings, "from_top_k", _unordered),
+    "the range of scales and levels": ("encodings", encodings, "from_int8", _unscaled),
     "the order of chunks": ("chunks", payload.Assembly, "add", _anywhere),
     "rising sequence numbers, server": ("server", channel.Channel, "admit", _nothing),
     "run, job and version, server": ("server", channel.Stamp, "require_same", _nothing),
@@ -155,7 +177,16 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "the operator's signature": ("job", signing, "verify", _yes),
     "the canonical form": ("job", protocol, "_is_canonical", _yes),
 }  # fmt: skip
-MOST = {"codec": 6000, "chunks": 3000, "server": 60_000, "client": 60_000, "flood": 35_000, "transcript": 4000, "job": 2000}
+MOST = {
+    "codec": 6000,
+    "encodings": 2000,
+    "chunks": 3000,
+    "server": 60_000,
+    "client": 60_000,
+    "flood": 35_000,
+    "transcript": 4000,
+    "job": 2000,
+}
 
 
 SLOW = ("a bound on stored message ids", "a bound on queued messages")

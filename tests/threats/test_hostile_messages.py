@@ -373,7 +373,7 @@ def real_run(folder: Path, steps: str, *, careless: bool = False) -> DpcflError 
     running.prepare(folder, settings)
     (folder / hostile_mains.STEPS).write_text(f"3 {steps}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "_serve_one", hostile_mains.worker_or_worse)
+        patch.setattr(local, "WORKER_MAIN", "hostile_mains:worker_or_worse")
         if careless:
             patch.setitem(processes.MAINS, "coordinator", "hostile_mains:careless_coordinator")
         _, failure = running.run_in(folder, settings, SimpleNamespace(update=lambda view: None, close=lambda: None))

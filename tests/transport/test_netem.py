@@ -34,6 +34,7 @@ def test_the_commands_of_one_client() -> None:
         "ip link set dev d01234567h1 gso_max_segs 1 up",
         "ip -n dpcfl-01234567-1 link set dev d01234567c1 gso_max_segs 1 up",
         "ip -n dpcfl-01234567-1 link set dev lo up",
+        "ip -n dpcfl-01234567-1 route add default via 10.200.0.5",
         "tc qdisc replace dev d01234567h1 root netem limit 103 delay 50000us 5000us loss 1% rate 8000000bit",
         "tc -n dpcfl-01234567-1 qdisc replace dev d01234567c1 root netem limit 32 delay 50000us 5000us loss 1% rate 1000000bit",
     ]

@@ -41,7 +41,7 @@ from wire_ends import (
 )
 
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
-from dpcfl_net.transport.channel import new_id
+from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, encode
 from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, ObserverOutbox, Personal, Span
@@ -331,7 +331,7 @@ def test_a_poisoned_result_fails_for_its_client_alone(server: ServerEndpoint, up
         assert ends.round(bad, 0, 2, UPDATE).kind == "result"
 
 
-def test_payload_that_is_not_the_announced_one_fails(server: ServerEndpoint) -> None:
+def test_payload_that_is_not_the_announced_one_is_asked_for_again_and_fails_in_the_end(server: ServerEndpoint) -> None:
     ends = Ends(server)
     with Liar(server.address) as liar:
         liar.hello(ends)
@@ -339,9 +339,12 @@ def test_payload_that_is_not_the_announced_one_fails(server: ServerEndpoint) -> 
         ends.until(lambda: liar.hears(kind="TASK"))
         payload = Payload.of({"update": UPDATE})
         payload.sha256 = "0" * 64
-        deliver(liar, payload, parent=task, round=1, task="small", code="release")
-        ends.until(lambda: ends.of("failed"))
-        assert (ends.of("failed")[0].code, ends.of("failed")[0].id) == ("hash", task)
+        for times in range(1, REPEATS + 2):
+            deliver(liar, payload, parent=task, round=1, task="small", code="release")
+            ends.until(lambda times=times: len(ends.of("failed")) == times)
+        assert {event.code for event in ends.of("failed")} == {"hash"}
+        assert [event.id for event in ends.of("failed")] == [""] * REPEATS + [task]
+        assert not ends.of("result")
 
 
 def test_answers_to_other_tasks_rounds_and_statuses_are_refused(server: ServerEndpoint) -> None:

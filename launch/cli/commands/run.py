@@ -19,6 +19,7 @@ def run(
     debug: Annotated[
         bool, typer.Option("--debug", help="run everything in one process, for breakpoints; no transcript")
     ] = False,
+    chaos: Annotated[Path | None, typer.Option(help="YAML file of faults to inject, for tests (docs/chaos.md)")] = None,
 ) -> None:
     """Run an experiment on this machine.
 
@@ -35,13 +36,13 @@ def run(
     if resume is not None:
         if config is not None or overrides or dry_run:
             raise ConfigError("--resume takes no configuration, no overrides and no --dry-run: the job is signed")
-        raise typer.Exit(runs.resume(resume, debug=debug))
+        raise typer.Exit(runs.resume(resume, debug=debug, chaos=chaos))
     if config is None:
         raise ConfigError(NO_CONFIG)
     if dry_run:
         runs.dry_run(config, overrides or [])
         return
-    raise typer.Exit(runs.new(config, overrides or [], out, debug=debug))
+    raise typer.Exit(runs.new(config, overrides or [], out, debug=debug, chaos=chaos))
 
 
 def quickstart(

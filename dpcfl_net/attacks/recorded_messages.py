@@ -1,0 +1,44 @@
+"""Messages of a transcript with decoded models and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.tensors import describe
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.transport import transcript
+from dpcfl_net.transport.messages import Header, match_template
+from dpcfl_net.transport.transcript import Record
+
+
+def decoded_messages(path: Path, algorithm: ClientSide) -> Iterator[tuple[Record, Header, dict[str, np.ndarray] | None]]:
+    """Yield the messages of a transcript as `transcript.messages`, with tensors as client steps take and give them.
+
+    Args:
+        path: The transcript.
+        algorithm: The job's algorithm.
+
+    Yields:
+        First record, header and tensors. Tensors are None where they were not kept or do not fit the job (the receiver refused
+        them).
+    """
+    steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
+    for record, header, tensors in transcript.messages(path):
+        step = steps.get(header.task)
+        if tensors and step is not None:
+            try:
+                if header.kind == "TASK":
+                    match_template(describe(tensors), encoding.task_template(step))
+                    tensors = encoding.decode_task(step, tensors)
+                else:
+                    match_template(describe(tensors), encoding.release_template(step))
+                    tensors = encoding.decode_release(step, tensors)
+            except Refused:
+                tensors = None
+        yield record, header, tensors

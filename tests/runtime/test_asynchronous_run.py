@@ -1,0 +1,148 @@
+"""An asynchronous run over the network whose processes are killed: it ends, charges nothing twice, and its files can be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, processes_of, write_config
+
+from dpcfl_net.core import runlog
+from dpcfl_net.core.protocol import digest
+from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.federation.gate import request_id
+from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.results.split_models import NOTHING, given, split_models
+from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.transport import transcript
+
+CLIENTS, ROUNDS, MOST = 4, 24, 16
+SETTINGS = {
+    "data": {"dataset": "digits", "clients": [2, 2], "train_per_client": 200, "test_per_client": 40},
+    "local": {"batch_size": 20, "lr": 0.3}, "rounds": ROUNDS, "privacy": {"epsilon": 5, "delta": 1e-4},
+    "algorithm": {"name": "oracle", "asynchronous": {"buffer": 2, "participations": MOST}},
+}  # fmt: skip
+
+
+def wait_for_version(folder: Path, t: int, run: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and run.poll() is None:
+        if max(Checkpoints(folder / "checkpoints").rounds(), default=0) >= t:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"version {t} was not reached")
+
+
+def kill(folder: Path, *names: str) -> None:
+    victims = [
+        process for process in processes_of(folder) if any(f"dpcfl {name}" in " ".join(process.cmdline()) for name in names)
+    ]
+    assert victims
+    for process in victims:
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory) -> Path:
+    """A run that lost a worker, its coordinator, then all processes, and was resumed to its end."""
+    out = tmp_path_factory.mktemp("asynchronous")
+    run = subprocess.Popen(
+        [*DPCFL, "run", str(write_config(out / "c", **SETTINGS)), "--out", str(out / "runs")],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not [*(out / "runs").glob("*/checkpoints")] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    folder = only_run(out / "runs")
+    wait_for_version(folder, 3, run)
+    kill(folder, "client 3")
+    wait_for_version(folder, 7, run)
+    kill(folder, "coordinator")
+    wait_for_version(folder, 13, run)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate(timeout=20)
+    assert_nothing_left(folder)
+    assert max(Checkpoints(folder / "checkpoints").rounds()) < ROUNDS
+    again = dpcfl("run", "--resume", folder)
+    assert again.returncode == 0, again.stderr + again.stdout
+    return folder
+
+
+def job_of(folder):
+    return read_job(folder, (folder / "operator.pub").read_text().strip())
+
+
+def test_it_ends_with_every_version_and_every_participation_charged_once(killed_run):
+    assert json.loads((killed_run / "run.json").read_text())["state"] == "finished"
+    metrics = runlog.read(killed_run / "metrics.jsonl")
+    assert {line["round"] for line in metrics if line["view"] == "server"} == set(range(1, ROUNDS + 1))
+    lines = [line for line in runlog.read(killed_run / "clusters.jsonl") if line["view"] == "server"]
+    counts = lines[-1]["diagnostics"]["participations"]
+    for client in range(CLIENTS):
+        debits = read_ledger(killed_run / "ledgers" / f"client_{client:04d}")
+        numbers = [line.round for line in debits if line.type == "debit"]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert counts[client] - 1 <= len(numbers) <= counts[client] <= MOST  # the last task may find its client gone
+    assert sum(counts) >= 2 * ROUNDS
+    spent = next(line for line in reversed(metrics) if "epsilon_spent_by_client" in line)
+    assert (spent["round"], max(spent["epsilon_spent_by_client"]) <= 5) == (ROUNDS, True)
+
+
+def test_open_tasks_came_again_as_they_were(killed_run):
+    """No answer was refused or lost, and all tasks of one participation have one request id: the charged one."""
+    assert all("restarted" in line["text"] for line in runlog.read(killed_run / "warnings.jsonl"))
+    job = digest(job_of(killed_run).protocol)
+    charged = {
+        (client, line.round): line.id
+        for client in range(CLIENTS)
+        for line in read_ledger(killed_run / "ledgers" / f"client_{client:04d}")
+        if line.type == "debit"
+    }
+    sent = given(transcript.read(killed_run / "transcript.msgpack")).tasks
+    ids = {}
+    for client, task in sent:
+        rows = [list(row) for row in task.tensors]
+        request = request_id(job, client, task.round, task.task, rows, task.sha256 or NOTHING)
+        ids.setdefault((client, task.round), set()).add(request)
+    assert len(sent) > len(ids)  # some were sent again
+    assert all(len(requests) == 1 for requests in ids.values())
+    assert all(ids[key] == {request} for key, request in charged.items() if key in ids)
+    assert len(ids.keys() & charged.keys()) >= 2 * ROUNDS
+
+
+def test_verify_and_report_read_it(killed_run):
+    assert [check for check in verify_run(killed_run) if check.holds is not True] == []
+    assert "staleness" in (killed_run / "report.html").read_text()
+
+
+def test_a_model_that_is_no_version_is_found(killed_run):
+    protocol = job_of(killed_run).protocol
+    found = given(transcript.read(killed_run / "transcript.msgpack"))
+    clusters = killed_run / "clusters.jsonl"
+    assert split_models(found, protocol, clusters) == []
+    client, task = next((client, task) for client, task in found.tasks if task.round == 1)
+    twice = dataclasses.replace(found, tasks=[*found.tasks, (client, task.model_copy(update={"sha256": "5" * 64}))])
+    assert f"participation 1 train: client {client} was given 2 models" in split_models(twice, protocol, clusters)
+    own = [(client, task.model_copy(update={"sha256": f"{k:064x}", "round": 100 + k})) for k in range(ROUNDS)]
+    problems = split_models(dataclasses.replace(found, tasks=[*found.tasks, *own]), protocol, clusters)
+    assert any("different models, the run has 24 versions" in problem for problem in problems)
+
+
+@pytest.mark.slow
+def test_clients_that_are_started_when_they_are_asked(tmp_path):
+    settings = {**SETTINGS, "rounds": 16, "runtime": {"max_live_workers": 2}}
+    done = dpcfl("run", write_config(tmp_path / "c", **settings), "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    folder = only_run(tmp_path / "runs")
+    assert runlog.read(folder / "warnings.jsonl") == []
+    served = [line for line in runlog.read(folder / "metrics.jsonl") if "live" in line]
+    assert max(line["live"] for line in served) <= 2
+    assert sum(line["started"] for line in served) > CLIENTS
+    assert [check for check in verify_run(folder) if check.holds is not True] == []
