@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import SMALL
+from conftest import ROOT, SMALL
 from test_algorithms import MATRIX, changes_of
 from test_r_dpcfl import Scripted
 
@@ -67,7 +67,9 @@ def moved(before, after):
 def test_every_algorithm_states_what_it_does_without_some_clients(job_of):
     said = {case: job_of(case).algorithm.capabilities.without_clients for case in MATRIX}
     assert {options.get("name", case) for case, options in MATRIX.items()} == set(registry())
+    table = (ROOT / "docs/processes.md").read_text()
     for case, text in said.items():
+        assert f"| {text} |" in table, case
         assert 20 < len(text) < 400, case
         assert not text.endswith("."), case
     assert max(Counter(said.values()).values()) <= 5  # each family has its own sentence; the client-level ones share theirs
