@@ -62,8 +62,9 @@ def pauses(folder):
     return [line for line in runlog.read(folder / "warnings.jsonl") if line.get("view") == "pause"]
 
 
-def test_a_stopped_client_pauses_the_run_and_its_return_continues_it_with_the_same_bits(tmp_path):
-    run = start(tmp_path, round_timeout_s=2, join_timeout_s=2, pause_s=120)
+@pytest.mark.parametrize("live", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stopped_client_pauses_the_run_and_its_return_continues_it_with_the_same_bits(tmp_path, live):
+    run = start(tmp_path, round_timeout_s=2, join_timeout_s=3 if live == 3 else 20, pause_s=120, max_live_workers=live)
     try:
         worker = stop_one_worker(run, tmp_path)
         folder = only_run(tmp_path / "runs")
