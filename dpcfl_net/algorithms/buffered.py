@@ -162,9 +162,11 @@ def buffered_round(how: Asynchronous, kind: str, planned: int, state: State, t: 
     tasks = _OpenTasks(state, len(fed.clients))
     for client in _chosen(how, planned, tasks, fed):
         tasks.begin(client, t - 1, _duration(how, client, tasks.counts[client] + 1, fed))
+    models = {base: [{"model": model} for model in rows] for base, rows in tasks.bases.items()}
     for client, (number, base, ends) in tasks.working.items():
-        model = tasks.bases[base][state.assignment[client]]
-        fed.submit(Participation(client, number, kind, {"model": model}, ends))
+        row = state.assignment[client]
+        assert row is not None
+        fed.submit(Participation(client, number, kind, models[base][row], ends))
     outcomes = gather(fed, min(how.buffer, len(tasks.working)))
     staleness = {outcome.client: t - 1 - tasks.working[outcome.client][1] for outcome in outcomes}
     moved = _moved(how, state, outcomes, staleness)

@@ -12,7 +12,6 @@ import numpy as np
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.client_pool import ClientPool, Word
 from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
@@ -90,7 +89,6 @@ class NetworkFederation(Federation):
         self.endpoint, self.timeout_s, self.join_timeout_s = endpoint, limits.timeout_s, limits.join_timeout_s
         self._warn, self._read_lost, self._unreachable = warn, launcher.lost, set[int]()
         self._clock = AwakeClock()
-        self._open, self._open_call = dict[int, Participation](), _Call([])  # of asynchronous rounds
         self._pool: ClientPool | None = None
         if launcher.tell is not None and limits.max_live is not None and limits.max_live < len(self.clients):
             self._pool = ClientPool(limits.max_live, launcher.tell, endpoint.bye)
@@ -146,52 +144,22 @@ class NetworkFederation(Federation):
         payloads: dict[tuple[Any, ...], Payload] = {}
         call = _Call(self._pool.in_turn(tasks) if self._pool is not None else list(tasks))
         while call.queue or call.waiting:
-            self._advance(call, lambda client: (self.round, kind, tasks[client]), payloads)
+            self._drop_lost(call)
+            for client in self._admit(call):
+                tensors = tasks[client]
+                arrays = tuple(
+                    (name, a.__array_interface__["data"][0], a.shape, a.strides) for name, a in sorted(tensors.items())
+                )
+                if arrays not in payloads:  # a payload that many clients get is hashed once
+                    payloads[arrays] = Payload.of(tensors)
+                self.endpoint.send_task(client, self.round, kind, payloads[arrays])
+            nearest = min(call.waiting.values(), default=0.0) - self._clock.now()
+            for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
+                self._handle(event, call)
+            self._drop_late(call)
         self.lost = sorted(call.lost)
         self.missing, self.answered = sorted(set(tasks) - set(call.answers)), len(call.answers)
         return call.answers
-
-    def submit(self, work: Participation) -> None:
-        """See `Federation`. The task stays open between rounds, and its deadline is that of a round."""
-        if work.client not in self._open:
-            self._open[work.client] = work
-            self._open_call.queue.append(work.client)
-
-    def next_outcome(self) -> Outcome:
-        """See `Federation`."""
-        call = self._open_call
-        payloads: dict[tuple[Any, ...], Payload] = {}
-
-        def task(client: int) -> tuple[int, str, Mapping[str, np.ndarray]]:
-            work = self._open[client]
-            return work.participation, work.kind, work.tensors
-
-        while not (ended := [*call.answers, *(self._open.keys() - call.queue - call.waiting.keys())]):
-            self._advance(call, task, payloads)
-        client = ended[0]
-        del self._open[client]
-        call.met.discard(client)
-        lost, call.lost = client in call.lost, [other for other in call.lost if other != client]
-        return Outcome(client, call.answers.pop(client, None), lost)
-
-    def _advance(
-        self,
-        call: _Call,
-        task: Callable[[int], tuple[int, str, Mapping[str, np.ndarray]]],
-        payloads: dict[tuple[Any, ...], Payload],
-    ) -> None:
-        """Send tasks to admitted clients, move messages for at most a second, and drop clients that are lost or late."""
-        self._drop_lost(call)
-        for client in self._admit(call):
-            number, kind, tensors = task(client)
-            arrays = tuple((name, a.__array_interface__["data"][0], a.shape, a.strides) for name, a in sorted(tensors.items()))
-            if arrays not in payloads:  # a payload that many clients get is hashed once
-                payloads[arrays] = Payload.of(tensors)
-            self.endpoint.send_task(client, number, kind, payloads[arrays])
-        nearest = min(call.waiting.values(), default=0.0) - self._clock.now()
-        for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
-            self._handle(event, call)
-        self._drop_late(call)
 
     def _admit(self, call: _Call) -> list[int]:
         """Remove clients that can get their task from the queue; their time begins when they are connected."""

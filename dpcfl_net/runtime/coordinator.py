@@ -23,7 +23,8 @@ from dpcfl_net.core.types import ClientStep, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.central_dp import CentralDPServer
-from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
+from dpcfl_net.federation.network import CallLimits, LauncherLink
+from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import keys
@@ -101,7 +102,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         loading.start()  # the first model needs torch; it loads while clients start and join
         limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live)
         launcher = LauncherLink(command_sender(_pipe(spec.commands, readable=False)), lost_clients(_pipe(spec.lost)))
-        fed = NetworkFederation(protocol, endpoint, limits, launcher, records.warn)
+        fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn)
         fed.central_server = central_server
         fed.join()
         loading.join()

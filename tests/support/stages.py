@@ -9,6 +9,7 @@ UNIT_FOLDERS = ("core", "clustering", "data", "privacy", "transport", "federatio
 WHOLE_RUNS = (
     "experiment/test_worker_policy.py",
     "federation/test_federation.py",
+    "federation/test_open_tasks.py",
     "privacy/test_composition.py",
     "privacy/test_record_book.py",
     "training/test_devices.py",
