@@ -24,7 +24,8 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
+from dpcfl_net.federation.network import CallLimits, LauncherLink
+from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
 from dpcfl_net.federation.pause import Pause, PauseListener
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
@@ -104,7 +105,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live, spec.pause_s)
         launcher = LauncherLink(command_sender(_pipe(spec.commands, readable=False)), lost_clients(_pipe(spec.lost)))
         pauses = PauseListener(records.pause, records.resume)
-        fed = NetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
+        fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
         checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
         fed.join(max(checkpoints.rounds(), default=0) + 1)
