@@ -14,6 +14,7 @@ WHOLE_RUNS = (
     "training/test_devices.py",
     "training/test_pace.py",
     "training/test_real_models.py",
+    "transport/test_relay.py",
 )  # files in those folders that start processes or train for long
 
 
