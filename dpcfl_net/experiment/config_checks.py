@@ -12,6 +12,7 @@ from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.build import model_template
 from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
+from dpcfl_net.experiment.network_settings import links_of
 from dpcfl_net.training import models
 
 # Larger numbers are mistakes; within these limits making a job takes about a minute at most.
@@ -55,6 +56,7 @@ def combination_problems(config: Config) -> list[str]:
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
     problems += _audit_problems(config)
+    problems += _network_problems(config)
     if config.output.personal_models and not config.capabilities.personal:
         problems.append(
             f"output.personal_models is true: must be false, since {config.algorithm['name']} has no personal models"
@@ -148,6 +150,36 @@ def _audit_problems(config: Config) -> list[str]:
         problems.append(f"{asked} canaries are not records: ledger.scope must be 'run', got 'dataset'")
     if audit.client != "all" and not 0 <= audit.client < clients:
         problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
+    return problems
+
+
+def _network_problems(config: Config) -> list[str]:
+    """Problems of links, and of links with the federation."""
+    network, federation, problems = config.network, config.runtime.federation, []
+    if network.clock == "virtual" and federation != "in-process":
+        problems.append(
+            f"network.clock is 'virtual': runtime.federation must be 'in-process', got {federation!r}; over the network "
+            "transfers take their real time"
+        )
+    if network.clock == "virtual" and network.how != "off":
+        problems.append(f"network.how is {network.how!r}: must be 'off' where network.clock is 'virtual', which sends nothing")
+    if network.how != "off" and federation != "network":
+        problems.append(f"network.how is {network.how!r}: runtime.federation must be 'network', got {federation!r}")
+    for name in ("cores", "compute_factors"):
+        if getattr(network, name) and network.clock != "virtual":
+            problems.append(f"network.{name} is {getattr(network, name)}: belongs to network.clock virtual, got 'real'")
+    if network.model_fields_set and not network.model_fields_set & {"how", "clock"}:  # written off is a choice
+        problems.append("network.how is missing: links need 'relay' or 'netem', or network.clock 'virtual'; 'off' ignores them")
+    clients = sum(config.data.clients)
+    problems += [
+        f"network.compute_factors.{key}: must be 0 to {clients - 1}, as data.clients has {clients} clients"
+        for key in network.compute_factors
+        if int(key) >= clients
+    ]
+    try:
+        links_of(network, config.data.clients)
+    except ConfigError as error:
+        problems += error.problems
     return problems
 
 

@@ -19,6 +19,7 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
+from dpcfl_net.experiment.network_settings import NetworkSettings
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.training import models
 
@@ -190,6 +191,20 @@ class AuditSettings(Section):
     )
 
 
+class NetworkSection(NetworkSettings):
+    """The `network` section: links, and the speed of the clients in virtual time."""
+
+    cores: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None, description="clock virtual: cores that all clients share; null: each client has a device of its own"
+    )
+    compute_factors: Annotated[
+        dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")], Annotated[float, Field(gt=0, le=1e6)]],
+        BeforeValidator(lambda given: {str(key): value for key, value in given.items()} if isinstance(given, dict) else given),
+    ] = Field(
+        default={}, description="clock virtual: factor on the processor time of a client step, by client from 0; others: 1"
+    )
+
+
 class Config(Section):
     """An experiment, one YAML file; `dpcfl schema` prints this with every algorithm's options."""
 
@@ -205,12 +220,14 @@ class Config(Section):
     ledger: LedgerSettings = Field(default=LedgerSettings(), description="scope of the ledgers")
     runtime: RuntimeSettings = Field(default=RuntimeSettings(), description="processes and transport")
     output: OutputSettings = Field(default=OutputSettings(), description="files that a run writes")
+    network: NetworkSection = Field(default=NetworkSection(), description="links of the clients; not part of the signed job")
     audit: AuditSettings = Field(default=AuditSettings(), description="canaries for a lower bound on epsilon")
 
     @model_serializer(mode="wrap")
-    def _without_empty_audit(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `audit` when unset so that the configuration's bytes are unchanged.
-        return {key: value for key, value in standard(self).items() if key != "audit" or self.audit.canaries}
+    def _without_unset_sections(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `audit` and `network` when unset so that the configuration's bytes are unchanged.
+        unset = {"audit": not self.audit.canaries, "network": self.network == NetworkSection()}
+        return {key: value for key, value in standard(self).items() if not unset.get(key)}
 
     @property
     def algorithm_class(self) -> type[Algorithm]:

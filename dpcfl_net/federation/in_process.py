@@ -8,7 +8,7 @@ import numpy as np
 
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import unpack
-from dpcfl_net.core.types import Task
+from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.client import ClientHost
 
@@ -27,10 +27,13 @@ class InProcessFederation(Federation):
         self.hosts = hosts
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        answers = {client: self.hosts[client].answer(Task(self.round, kind, tensors)) for client, tensors in tasks.items()}
+        answers = {client: self._answer(client, Task(self.round, kind, tensors)) for client, tensors in tasks.items()}
         released: dict[int, Arrays] = {
             client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"
         }
         self.lost = sorted(client for client, answer in answers.items() if answer.status == "lost")
         self.missing, self.answered = sorted(set(tasks) - set(released)), len(released)
         return released
+
+    def _answer(self, client: int, task: Task) -> Answer:
+        return self.hosts[client].answer(task)
