@@ -64,6 +64,7 @@ class Stream:
         sent: Chunks sent.
         credited: Chunks that the peer has confirmed.
         handed_over: Time of the last chunk, monotonic clock, seconds.
+        created: Time when the message was ready, monotonic clock, seconds.
     """
 
     fields: dict[str, Any]
@@ -73,6 +74,7 @@ class Stream:
     sent: int = 0
     credited: int = 0
     handed_over: float = 0.0
+    created: float = field(default_factory=time.monotonic)
 
     def rewind(self) -> None:
         self.started, self.sent, self.credited = False, 0, 0
