@@ -155,9 +155,9 @@ class SweepResult(Sequence[Run]):
     def __len__(self) -> int:
         return len(self._runs)
 
-    def compare(self, *, force: bool = False, fairness: bool = False) -> Comparison:
+    def compare(self, *, force: bool = False, fairness: bool = False, target: float | None = None) -> Comparison:
         """Compare the runs as `dpcfl.compare` does."""
-        return Comparison.of([self.path], force=force, fairness=fairness)
+        return Comparison.of([self.path], force=force, fairness=fairness, target=target)
 
     def report(self) -> Path:
         """Write report.html of the sweep; return its path."""
@@ -208,7 +208,11 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], out: Path | str = "
 
 
 def compare(
-    runs: Iterable[Run | SweepResult | Path | str] | SweepResult, *, force: bool = False, fairness: bool = False
+    runs: Iterable[Run | SweepResult | Path | str] | SweepResult,
+    *,
+    force: bool = False,
+    fairness: bool = False,
+    target: float | None = None,
 ) -> Comparison:
     """Compare finished runs over seeds.
 
@@ -216,6 +220,7 @@ def compare(
         runs: Runs, sweeps, or their folders.
         force: Compare runs whose privacy or data differ; they are marked.
         fairness: Add F_acc and F_loss, measured against models trained without privacy.
+        target: Mean accuracy in (0, 1]: rounds and seconds until it was first reached; None: one that all runs reached.
 
     Returns:
         A table with `.rows`, `.records` and `.to_csv(path)`, which a notebook shows as HTML.
@@ -224,11 +229,11 @@ def compare(
         ConfigError: If a run has not finished, or if privacy or data differ and `force` is not set.
     """
     if isinstance(runs, SweepResult):
-        return runs.compare(force=force, fairness=fairness)
+        return runs.compare(force=force, fairness=fairness, target=target)
     folders = [one.path if isinstance(one, Run | SweepResult) else Path(one) for one in runs]
     if not folders:
         raise ConfigError("nothing to compare: give runs, sweeps or their folders")
-    return Comparison.of(folders, force=force, fairness=fairness)
+    return Comparison.of(folders, force=force, fairness=fairness, target=target)
 
 
 def account(

@@ -42,6 +42,19 @@ def spans(run: dpcfl.Run) -> Iterator[tuple[str, str, float]]:
         yield line["who"], line["what"], line["end"] - line["start"]
 
 
+def transfers(run: dpcfl.Run, what: str) -> dict[str, float]:
+    """Median seconds by client from the server's sending of a task to its arrival, or from an answer to its arrival."""
+    messages = {(x["kind"], x["peer"], x["round"]): x["time"] for x in runlog.read(run.path / "messages.jsonl")}
+    found: dict[str, list[float]] = {}
+    for line in runlog.read(run.path / "spans.jsonl"):
+        who, t = line["who"], line["round"]
+        if line["what"] == what:
+            down = what == "receive"
+            taken = line["end"] - messages["TASK", who, t] if down else messages["RESULT", who, t] - line["start"]
+            found.setdefault(who, []).append(taken)
+    return {who: statistics.median(values) for who, values in found.items()}
+
+
 @pytest.fixture(scope="module")
 def virtual(tmp_path_factory: pytest.TempPathFactory) -> dpcfl.Run:
     return run_virtual(tmp_path_factory.mktemp("virtual"), NETWORK)
@@ -122,12 +135,6 @@ def test_virtual_time_is_that_of_a_run_through_the_relay(tmp_path: Path) -> None
     print(f"mean seconds of a round: relay {means[0]:.3f}, virtual {means[1]:.3f}")
     assert means[1] == pytest.approx(means[0], rel=0.1)
     for what in ("receive", "send"):
-        times = []
-        for run in (relayed, virtual):
-            by_client: dict[str, list[float]] = {}
-            for who, kind, seconds in spans(run):
-                if kind == what:
-                    by_client.setdefault(who, []).append(seconds)
-            times.append({who: statistics.median(values) for who, values in by_client.items()})
+        times = [transfers(run, what) for run in (relayed, virtual)]
         print(what, times)
         assert times[1] == pytest.approx(times[0], rel=0.15)
