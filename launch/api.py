@@ -82,7 +82,7 @@ def run(
     """
     with caller.restored(), Interrupts() as interrupts:
         with interrupts.raising():
-            settings = _with_federation(load(config), federation)
+            settings = _with_federation(config, federation)
         try:
             folder = running.new_folder(settings, Path(out))
         except OSError as error:
@@ -279,12 +279,12 @@ def _event(event: Event | Mapping[str, Any]) -> Any:
     return dict(event) if isinstance(event, Mapping) else event
 
 
-def _with_federation(config: Config, federation: str | None) -> Config:
-    """Set the federation of a configuration; in one process there is no transcript."""
+def _with_federation(config: Source, federation: str | None) -> Config:
+    """Load a configuration with a federation, which other settings may need; in one process there is no transcript."""
     if federation not in (None, *FEDERATIONS):
         raise ConfigError(f"federation is {shown(federation)}: must be {' or '.join(FEDERATIONS)}")
-    if federation in (None, config.runtime.federation):
-        return config
+    if federation is None or (isinstance(config, Config) and config.runtime.federation == federation):
+        return load(config)
     return load(config, running.IN_PROCESS if federation == "in-process" else {"runtime.federation": federation})
 
 

@@ -193,8 +193,12 @@ def _by_row(key: str, title: str, rows: Sequence[Row], names: Sequence[str]) -> 
     if not data:
         return Figure(key, title, why="no run has measured it")
     layout = {"xaxis": axis("accuracy, %"), "yaxis": axis("", autorange="reversed", type="category"), "showlegend": False}
-    lines = sum(max(2, 1 + name.count("<br>")) for name in names)
-    return Figure(key, title, POINTS, spec(data, 110 + 21 * lines, **layout))
+    return Figure(key, title, POINTS, spec(data, 110 + max(42, _label_height(names)) * len(rows), **layout))
+
+
+def _label_height(names: Sequence[str]) -> int:
+    """Pixels of the highest label."""
+    return 8 + 15 * max(1 + name.count("<br>") for name in names)
 
 
 def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], Callable[[Row], str]]]) -> Figure:
@@ -221,6 +225,7 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
     if not data:
         return Figure(key, title, why="no algorithm here clusters clients")
     bars = sum(len(trace["y"]) for trace in data)
+    room = max(30, _label_height([where for trace in data for where in trace["y"]]))
     layout = {
         "xaxis": axis("share of runs", range=[0, 1.02], tickvals=[0, 0.5, 1], tickformat=".0%"),
         "yaxis": axis("", autorange="reversed", type="category", showgrid=False),
@@ -229,5 +234,5 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
         "bargap": 0.35,
     }
     return Figure(
-        key, title, "After the last round; runs that differ only in their seed.", spec(data, 120 + 30 * bars, **layout)
+        key, title, "After the last round; runs that differ only in their seed.", spec(data, 120 + room * bars, **layout)
     )

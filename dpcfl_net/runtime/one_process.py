@@ -133,7 +133,7 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
         clock=clock,
     )  # fmt: skip
     with (
-        closing(Records(spec.folder, job.protocol, algorithm, clock and clock.time)) as records,
+        closing(Records(spec.folder, job.protocol, algorithm, None if clock is None else clock.time)) as records,
         closing(Observer(observer_spec, job, writes_spans=clock is None)) as observer,
         opened as fed,
     ):

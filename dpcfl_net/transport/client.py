@@ -436,8 +436,10 @@ class ClientEndpoint:
         remember(self._tasks, header.id, _Task(header.round, header.task))
         self._channel.say("ACK", parent=header.id)
         self.heartbeat("waiting")
-        times = {"begun": self._task_begun, "arrived": time.monotonic()}
-        self._events.append(ClientEvent("task", header.id, header.round, header.task, tensors, **times))
+        event = ClientEvent(
+            "task", header.id, header.round, header.task, tensors, begun=self._task_begun, arrived=time.monotonic()
+        )
+        self._events.append(event)
 
     def _refuse(self, header: Header | None, error: WireError) -> None:
         """Count and log a broken message; report it to the coordinator if it belongs to a task."""

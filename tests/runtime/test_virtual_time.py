@@ -21,10 +21,9 @@ NETWORK = {"default": "4g", "clients": {1: SLOW}}
 
 
 def run_virtual(folder: Path, network: dict[str, Any], *, rounds: int = 3, timeout_s: float = 600, **more: Any) -> dpcfl.Run:
-    runtime = {"federation": "in-process", "round_timeout_s": timeout_s}
-    output = {"transcript": "off"}
-    settings = {**TINY, "rounds": rounds, "network": {"clock": "virtual", **network}, "runtime": runtime, "output": output}
-    return dpcfl.run(settings, folder, progress=False, **more)
+    runtime = {"round_timeout_s": timeout_s}
+    settings = {**TINY, "rounds": rounds, "network": {"clock": "virtual", **network}, "runtime": runtime}
+    return dpcfl.run(settings, folder, "in-process", progress=False, **more)
 
 
 def served(run: dpcfl.Run) -> list[dict[str, Any]]:
