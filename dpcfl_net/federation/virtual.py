@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.core.tensors import describe, unpack
+from dpcfl_net.core.tensors import describe
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.federation.base import Arrays
 from dpcfl_net.federation.client import ClientHost
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.virtual_clock import Trip, VirtualClock, Work, trips
-from dpcfl_net.transport.messages import WINDOW
+from dpcfl_net.transport.messages import WINDOW, plain
 from dpcfl_net.transport.wire_size import MessageBytes, control_bytes, message_bytes
 
 HEARTBEAT_S = 2.0  # interval of both sides
@@ -62,7 +62,9 @@ class VirtualFederation(InProcessFederation):
         with self.clock.paused():
             released = super()._exchange(kind, tasks)
             tasks_bytes = {client: self._size("TASK", kind, tensors) for client, tensors in tasks.items()}
-            results_bytes = {client: self._result(kind, answer) for client, (answer, _) in self._answers.items()}
+            results_bytes = {
+                client: self._result(kind, answer, released.get(client, {})) for client, (answer, _) in self._answers.items()
+            }
             work = {
                 client: Work(tasks_bytes[client].parts, seconds, results_bytes[client].parts)
                 for client, (_, seconds) in self._answers.items()
@@ -84,10 +86,9 @@ class VirtualFederation(InProcessFederation):
         about |= {"run": self.protocol.run, "round": self.round, "task": task}
         return message_bytes(kind, describe(tensors), security=self.protocol.security, **about)
 
-    def _result(self, task: str, answer: Answer) -> MessageBytes:
+    def _result(self, task: str, answer: Answer, tensors: Arrays) -> MessageBytes:
         reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
-        tensors = unpack(answer.release) if answer.status == "release" else {}
-        return self._size("RESULT", task, tensors, status=answer.status, reason=reason[:500])
+        return self._size("RESULT", task, tensors, status=answer.status, reason=plain(reason))
 
     def _record(self, client: int, trip: Trip, task: MessageBytes, result: MessageBytes) -> None:
         """Pass on spans and messages of one client, and count its bytes."""

@@ -225,7 +225,7 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
     if not data:
         return Figure(key, title, why="no algorithm here clusters clients")
     bars = sum(len(trace["y"]) for trace in data)
-    room = max(30, _label_height([where for trace in data for where in trace["y"]]))
+    room = max(30, _label_height([str(where) for trace in data for where in trace["y"]]))
     layout = {
         "xaxis": axis("share of runs", range=[0, 1.02], tickvals=[0, 0.5, 1], tickformat=".0%"),
         "yaxis": axis("", autorange="reversed", type="category", showgrid=False),

@@ -75,7 +75,8 @@ def message_bytes(
     """
     size = sum(row[3] for row in rows)
     chunks = -(-size // CHUNK)
-    fields: dict[str, Any] = {"round": round, "task": task, "tensors": tuple(tuple(row) for row in rows), "chunks": chunks}
+    tensors = tuple((name, dtype, tuple(shape), part) for name, dtype, shape, part in rows)
+    fields: dict[str, Any] = {"round": round, "task": task, "tensors": tensors, "chunks": chunks}
     if size:
         fields["sha256"] = "0" * 64
     if kind == "RESULT":
@@ -83,24 +84,20 @@ def message_bytes(
     header = control_bytes(kind, run, **fields)
     parts, headers = [frame_bytes(header, security)], header
     for index in range(chunks):
-        chunk_header = _chunk_header(run, index)
+        chunk_header = control_bytes("CHUNK", run, parent="0" * 32, index=index)
         headers += chunk_header
         parts.append(frame_bytes(chunk_header, security) + frame_bytes(min(CHUNK, size - index * CHUNK), security))
     return MessageBytes(headers + size, header + size, tuple(parts))
 
 
+@lru_cache(maxsize=4096)
 def control_bytes(kind: str, run: str, **fields: Any) -> int:
     """Compute the bytes of a header.
 
     Args:
         kind: Kind of the message.
         run: Run id, hex.
-        fields: Further fields of the header.
+        fields: Further fields of the header, hashable.
     """
     envelope = {"version": VERSION, "run": run, "job": "0" * 64, "boot": "0" * 32, "sequence": _SEQUENCE, "id": "0" * 32}
     return len(encode(Header.model_validate({**envelope, "kind": kind, **fields})))
-
-
-@lru_cache(maxsize=4096)
-def _chunk_header(run: str, index: int) -> int:
-    return control_bytes("CHUNK", run, parent="0" * 32, index=index)
