@@ -82,7 +82,7 @@ def run(
     """
     with caller.restored(), Interrupts() as interrupts:
         with interrupts.raising():
-            settings = _with_federation(load(config), federation)
+            settings = _with_federation(config, federation)
         try:
             folder = running.new_folder(settings, Path(out))
         except OSError as error:
@@ -155,9 +155,9 @@ class SweepResult(Sequence[Run]):
     def __len__(self) -> int:
         return len(self._runs)
 
-    def compare(self, *, force: bool = False, fairness: bool = False) -> Comparison:
+    def compare(self, *, force: bool = False, fairness: bool = False, target: float | None = None) -> Comparison:
         """Compare the runs as `dpcfl.compare` does."""
-        return Comparison.of([self.path], force=force, fairness=fairness)
+        return Comparison.of([self.path], force=force, fairness=fairness, target=target)
 
     def report(self) -> Path:
         """Write report.html of the sweep; return its path."""
@@ -208,7 +208,11 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], out: Path | str = "
 
 
 def compare(
-    runs: Iterable[Run | SweepResult | Path | str] | SweepResult, *, force: bool = False, fairness: bool = False
+    runs: Iterable[Run | SweepResult | Path | str] | SweepResult,
+    *,
+    force: bool = False,
+    fairness: bool = False,
+    target: float | None = None,
 ) -> Comparison:
     """Compare finished runs over seeds.
 
@@ -216,6 +220,7 @@ def compare(
         runs: Runs, sweeps, or their folders.
         force: Compare runs whose privacy or data differ; they are marked.
         fairness: Add F_acc and F_loss, measured against models trained without privacy.
+        target: Mean accuracy in (0, 1]: rounds and seconds until it was first reached; None: one that all runs reached.
 
     Returns:
         A table with `.rows`, `.records` and `.to_csv(path)`, which a notebook shows as HTML.
@@ -224,11 +229,11 @@ def compare(
         ConfigError: If a run has not finished, or if privacy or data differ and `force` is not set.
     """
     if isinstance(runs, SweepResult):
-        return runs.compare(force=force, fairness=fairness)
+        return runs.compare(force=force, fairness=fairness, target=target)
     folders = [one.path if isinstance(one, Run | SweepResult) else Path(one) for one in runs]
     if not folders:
         raise ConfigError("nothing to compare: give runs, sweeps or their folders")
-    return Comparison.of(folders, force=force, fairness=fairness)
+    return Comparison.of(folders, force=force, fairness=fairness, target=target)
 
 
 def account(
@@ -274,12 +279,12 @@ def _event(event: Event | Mapping[str, Any]) -> Any:
     return dict(event) if isinstance(event, Mapping) else event
 
 
-def _with_federation(config: Config, federation: str | None) -> Config:
-    """Set the federation of a configuration; in one process there is no transcript."""
+def _with_federation(config: Source, federation: str | None) -> Config:
+    """Load a configuration with a federation, which other settings may need; in one process there is no transcript."""
     if federation not in (None, *FEDERATIONS):
         raise ConfigError(f"federation is {shown(federation)}: must be {' or '.join(FEDERATIONS)}")
-    if federation in (None, config.runtime.federation):
-        return config
+    if federation is None or (isinstance(config, Config) and config.runtime.federation == federation):
+        return load(config)
     return load(config, running.IN_PROCESS if federation == "in-process" else {"runtime.federation": federation})
 
 

@@ -19,6 +19,8 @@ from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.network_settings import links_of
+from dpcfl_net.federation.virtual_clock import VirtualNetwork
 from dpcfl_net.launch.chaos import Chaos
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.links import RELAY, Links, require_netem
@@ -413,5 +415,15 @@ def one_process_spec(folder: Path, config: Config) -> OneProcessSpec:
     files = RunFolder(folder)
     return OneProcessSpec(
         folder, read_operator_key(files.operator_key), files.ledgers, terms_of(config), config.data.root,
-        config.output.keep_checkpoints, config.runtime.quorum, config.output.evaluate_every,
+        config.output.keep_checkpoints, config.runtime.quorum, config.output.evaluate_every, virtual_network(config),
     )  # fmt: skip
+
+
+def virtual_network(config: Config) -> VirtualNetwork | None:
+    """Return links and speeds of the clients for a run in virtual time; None in real time."""
+    network = config.network
+    if network.clock != "virtual":
+        return None
+    links = dict(enumerate(links_of(network, config.data.clients)))
+    factors = {int(client): factor for client, factor in network.compute_factors.items()}
+    return VirtualNetwork(links, network.cores, factors, config.runtime.round_timeout_s)

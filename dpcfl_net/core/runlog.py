@@ -19,7 +19,7 @@ from dpcfl_net.core.run_folder import CLUSTERS, METRICS
 REQUIRED = {METRICS: ("view", "round"), CLUSTERS: ("view", "round")}
 # Fields that the program reads; the others are for the user.
 FIELDS: dict[str, tuple[type, ...]] = {
-    "view": (str,), "round": (int,), "time": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,), "diagnostics": (dict,),
+    "view": (str,), "round": (int,), "time": (float,), "seconds": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,), "diagnostics": (dict,),
     "label_accuracy": (dict,),
     "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from dpcfl_net.data.partition import open_set, plan_slices, shift_problems
 from dpcfl_net.experiment.build import model_template
 from dpcfl_net.experiment.communication_settings import communication_problems
 from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
-from dpcfl_net.experiment.network_settings import NetworkSettings, links_of
+from dpcfl_net.experiment.network_settings import links_of
 from dpcfl_net.training import models
 
 # Larger numbers are mistakes; within these limits making a job takes about a minute at most.
@@ -138,33 +138,6 @@ def _ledger_problems(config: Config) -> list[str]:
     ]
 
 
-def _network_problems(config: Config) -> list[str]:
-    """Problems of the network section, and of its combination with the processes."""
-    network, runtime, problems = config.network, config.runtime, []
-    try:
-        links_of(network, config.data.clients)
-    except ConfigError as error:
-        problems += error.problems
-    if network.how != "off" and runtime.federation == "in-process":
-        problems.append(f"network.how is {network.how!r}: needs runtime.federation 'network', got 'in-process'")
-    if network.how != "off" and network.clock == "virtual":
-        problems.append(f"network.clock is 'virtual': needs network.how 'off', got {network.how!r}")
-    if network.clock == "virtual" and runtime.federation != "in-process":
-        problems.append(f"network.clock is 'virtual': needs runtime.federation 'in-process', got {runtime.federation!r}")
-    if network.how == "off" and network.clock == "real" and network != NetworkSettings():
-        problems.append(
-            "network.how is 'off': the links have no effect; must be 'relay' or 'netem', or network.clock 'virtual'"
-        )
-    if network.how == "netem" and runtime.clients_per_worker > 1:
-        problems.append(
-            f"network.how is 'netem': each client has its own network; runtime.clients_per_worker must be 1, got "
-            f"{runtime.clients_per_worker}"
-        )
-    if network.how == "netem" and runtime.transport.security != "curve":
-        problems.append("network.how is 'netem': its addresses are not loopback; runtime.transport.security must be 'curve'")
-    return problems
-
-
 def _audit_problems(config: Config) -> list[str]:
     """Problems of an audit that are known before the plan."""
     audit, privacy, clients = config.audit, config.privacy, sum(config.data.clients)
@@ -186,6 +159,45 @@ def _audit_problems(config: Config) -> list[str]:
         problems.append(f"{asked} canaries are not records: ledger.scope must be 'run', got 'dataset'")
     if audit.client != "all" and not 0 <= audit.client < clients:
         problems.append(f"audit.client is {audit.client}: must be 0 to {clients - 1}, or all")
+    return problems
+
+
+def _network_problems(config: Config) -> list[str]:
+    """Problems of links, and of links with the federation."""
+    network, federation, problems = config.network, config.runtime.federation, []
+    if network.clock == "virtual" and federation != "in-process":
+        problems.append(
+            f"network.clock is 'virtual': runtime.federation must be 'in-process', got {federation!r}; over the network "
+            "transfers take their real time"
+        )
+    if network.clock == "virtual" and config.capabilities.asynchronous:
+        problems.append("network.clock is 'virtual': algorithm.asynchronous must be null; it has virtual durations of its own")
+    if network.clock == "virtual" and network.how != "off":
+        problems.append(f"network.how is {network.how!r}: must be 'off' where network.clock is 'virtual', which sends nothing")
+    if network.how != "off" and federation != "network":
+        problems.append(f"network.how is {network.how!r}: runtime.federation must be 'network', got {federation!r}")
+    for name in ("cores", "compute_factors"):
+        if getattr(network, name) and network.clock != "virtual":
+            problems.append(f"network.{name} is {getattr(network, name)}: belongs to network.clock virtual, got 'real'")
+    if network.model_fields_set and not network.model_fields_set & {"how", "clock"}:  # written off is a choice
+        problems.append("network.how is missing: links need 'relay' or 'netem', or network.clock 'virtual'; 'off' ignores them")
+    clients = sum(config.data.clients)
+    problems += [
+        f"network.compute_factors.{key}: must be 0 to {clients - 1}, as data.clients has {clients} clients"
+        for key in network.compute_factors
+        if int(key) >= clients
+    ]
+    if network.how == "netem" and config.runtime.clients_per_worker > 1:
+        problems.append(
+            f"network.how is 'netem': each client has its own network; runtime.clients_per_worker must be 1, got "
+            f"{config.runtime.clients_per_worker}"
+        )
+    if network.how == "netem" and config.runtime.transport.security != "curve":
+        problems.append("network.how is 'netem': its addresses are not loopback; runtime.transport.security must be 'curve'")
+    try:
+        links_of(network, config.data.clients)
+    except ConfigError as error:
+        problems += error.problems
     return problems
 
 

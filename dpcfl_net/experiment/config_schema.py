@@ -199,6 +199,20 @@ class AuditSettings(Section):
     )
 
 
+class NetworkSection(NetworkSettings):
+    """The `network` section: links, and the speed of the clients in virtual time."""
+
+    cores: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None, description="clock virtual: cores that all clients share; null: each client has a device of its own"
+    )
+    compute_factors: Annotated[
+        dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")], Annotated[float, Field(gt=0, le=1e6)]],
+        BeforeValidator(lambda given: {str(key): value for key, value in given.items()} if isinstance(given, dict) else given),
+    ] = Field(
+        default={}, description="clock virtual: factor on the processor time of a client step, by client from 0; others: 1"
+    )
+
+
 class Config(Section):
     """An experiment, one YAML file; `dpcfl schema` prints this with every algorithm's options."""
 
@@ -215,8 +229,8 @@ class Config(Section):
     ledger: LedgerSettings = Field(default=LedgerSettings(), description="scope of the ledgers")
     runtime: RuntimeSettings = Field(default=RuntimeSettings(), description="processes and transport")
     output: OutputSettings = Field(default=OutputSettings(), description="files that a run writes")
+    network: NetworkSection = Field(default=NetworkSection(), description="links of the clients; not part of the signed job")
     audit: AuditSettings = Field(default=AuditSettings(), description="canaries for a lower bound on epsilon")
-    network: NetworkSettings = Field(default=NetworkSettings(), description="links of the clients")
     availability: AvailabilitySettings = Field(
         default=AvailabilitySettings(), description="rounds in which clients are there; public"
     )
@@ -227,7 +241,7 @@ class Config(Section):
         used = {
             "audit": bool(self.audit.canaries),
             "communication": not self.communication.usual,
-            "network": self.network != NetworkSettings(),
+            "network": self.network != NetworkSection(),
             "availability": bool(self.availability.clients),
         }
         return {key: value for key, value in standard(self).items() if used.get(key, True)}

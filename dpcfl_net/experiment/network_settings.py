@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.transport.links.link import MOST_BPS, MOST_LATENCY_S, MOST_LOSS, MOST_RESETS_PER_HOUR, MOST_S, Link
@@ -72,6 +81,11 @@ LinkChoice = Annotated[LinkSettings, BeforeValidator(_named)]
 Links = Annotated[dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")], LinkChoice], BeforeValidator(_by_number)]
 
 
+def _absolute(path: str) -> str:
+    """A path that is the same when the run is resumed from another folder."""
+    return str(Path(path).expanduser().absolute())
+
+
 class NetworkSettings(BaseModel):
     """The `network` section."""
 
@@ -90,7 +104,7 @@ class NetworkSettings(BaseModel):
         default={}, description="links by group of data.clients: a list in their order (null: default), or by number from 0"
     )
     clients: Links = Field(default={}, description="links by client, from 0")
-    trace: str | None = Field(
+    trace: Annotated[str, AfterValidator(_absolute)] | None = Field(
         default=None, description="CSV of rates and delays over time: client,from_s,to_s,up_bps,down_bps,latency_s"
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import unpack
-from dpcfl_net.core.types import Task
+from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.client import ClientHost
@@ -36,15 +36,18 @@ class InProcessFederation(Federation):
     def next_outcome(self) -> Outcome:
         """Compute the open task that ends first by its virtual time; of equal times the one of the first client."""
         work = min(self._open.values(), key=lambda work: (work.ends, work.client))
-        answer = self.hosts[work.client].answer(Task(work.participation, work.kind, dict(work.tensors)))
+        answer = self._answer(work.client, Task(work.participation, work.kind, dict(work.tensors)))
         del self._open[work.client]
         release = unpack(answer.release) if answer.status == "release" else None
         return Outcome(work.client, release, answer.status == "lost", work.ends)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        answers = {client: self.hosts[client].answer(Task(self.round, kind, tensors)) for client, tensors in tasks.items()}
+        answers = {client: self._answer(client, Task(self.round, kind, tensors)) for client, tensors in tasks.items()}
         released: dict[int, Arrays] = {
             client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"
         }
         self.lost = sorted(client for client, answer in answers.items() if answer.status == "lost")
         return released
+
+    def _answer(self, client: int, task: Task) -> Answer:
+        return self.hosts[client].answer(task)

@@ -12,7 +12,6 @@ import numpy as np
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.call_state import CallState
 from dpcfl_net.federation.client_pool import ClientPool, Word
@@ -84,7 +83,6 @@ class NetworkFederation(Federation):
         self.endpoint, self.timeout_s, self.join_timeout_s = endpoint, limits.timeout_s, limits.join_timeout_s
         self._warn, self._read_lost, self._unreachable = warn, launcher.lost, set[int]()
         self._clock = AwakeClock()
-        self._open, self._open_call = dict[int, Participation](), CallState([])  # of asynchronous rounds
         self._pool: ClientPool | None = None
         if launcher.tell is not None and limits.max_live is not None and limits.max_live < len(self.clients):
             self._pool = ClientPool(limits.max_live, launcher.tell, endpoint.bye)
@@ -189,33 +187,6 @@ class NetworkFederation(Federation):
             call.asked.update(dict.fromkeys(back, call.paused_at))
             call.waiting = dict.fromkeys(back, call.deadline(0.0))
         return True
-
-    def submit(self, work: Participation) -> None:
-        """See `Federation`. The task stays open between rounds, and its deadline is that of a round."""
-        if work.client not in self._open:
-            self._open[work.client] = work
-            self._open_call.queue.append(work.client)
-
-    def next_outcome(self) -> Outcome:
-        """See `Federation`."""
-        call = self._open_call
-        payloads: dict[tuple[Any, ...], Payload] = {}
-
-        def task(client: int) -> tuple[int, str, Mapping[str, np.ndarray]]:
-            work = self._open[client]
-            return work.participation, work.kind, work.tensors
-
-        while not (ended := [*call.answers, *(self._open.keys() - call.queue - call.waiting.keys())]):
-            self._advance(call, task, payloads)
-        client = ended[0]
-        del self._open[client]
-        call.met.discard(client)
-        call.sent.discard(client)
-        if client in call.overdue:
-            call.overdue.discard(client)
-            self.endpoint.cancel(client)
-        lost, call.lost = client in call.lost, [other for other in call.lost if other != client]
-        return Outcome(client, call.answers.pop(client, None), lost)
 
     def _advance(
         self,

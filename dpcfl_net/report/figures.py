@@ -15,6 +15,7 @@ from dpcfl_net.results.run_view import FirstRound, RunView, letter, minority, si
 COLOURS = 8
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
 DASHES = ("solid", "dash", "dashdot", "longdash")
+LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def spec(data: list[dict[str, Any]], height: int = 340, **layout: Any) -> dict[s
         "hovermode": "closest",
         "dragmode": False,
         "hoverlabel": {"bgcolor": "@surface", "bordercolor": "@grid", "font": {"color": "@ink"}},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+        "legend": LEGEND,
     }
     return {"data": data, "layout": {**common, **layout, "autosize": True}, "height": height}
 

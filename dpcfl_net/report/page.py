@@ -12,6 +12,7 @@ from dpcfl_net.report import figures
 from dpcfl_net.report.diagnostics import diagnostics
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.pages import html, numeric_columns
+from dpcfl_net.report.time_section import accuracy_over_time, time_of_clients, time_tables
 from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.attack_results import results
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, yes
@@ -40,6 +41,7 @@ def render(view: RunView) -> str:
     """Render the page as HTML, including plotly's script."""
     shown = [
         figures.accuracy(view),
+        accuracy_over_time(view),
         figures.epsilon_spent(view),
         figures.traffic(view),
         figures.first_round(view),
@@ -47,6 +49,7 @@ def render(view: RunView) -> str:
         figures.assignments(view),
         figures.labels(view),
         *diagnostics(view),
+        time_of_clients(view),
         timeline(view),
     ]
     found = results(view.folder, view.notes)
@@ -62,6 +65,7 @@ def render(view: RunView) -> str:
         statement=statement(privacy if isinstance(privacy, Mapping) else None),
         key_figures=key_figures(view),
         views=two_views(view),
+        times=[(table, numeric_columns(table)) for table in time_tables(view)],
     )
 
 
@@ -93,7 +97,8 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     agreement = view.agreement[max(view.agreement)] if view.agreement else {}
     judged = f"; agreement with the server's clusters (ARI) {plain(agreement.get('ari'), 3)}" if agreement else ""
     seconds = [found for line in served if (found := number(line.get("seconds"))) is not None]
-    taken = f", {duration(sum(seconds) / len(seconds))} each" if seconds else ""
+    clock = " of virtual time" if view.virtual else ""
+    taken = f", {duration(sum(seconds) / len(seconds))}{clock} each" if seconds else ""
     accuracies = (
         ", ".join(
             f"{word} {percent(last.get(key))}"
@@ -123,6 +128,8 @@ def _state(view: RunView) -> str:
     done = max([whole(view.run.get("rounds_done")) or 0, *view.served])
     of = f" of {view.rounds}" if view.rounds else ""
     took = f", {duration(view.run.get('wall_s'))}" if number(view.run.get("wall_s")) is not None else ""
+    if view.virtual:
+        took = f", {duration(max(view.elapsed.values(), default=None))} of virtual time{took and f', computed in{took[1:]}'}"
     return f"{view.state}, {done}{of} rounds{took}"
 
 

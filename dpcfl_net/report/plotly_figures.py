@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report import figures
 from dpcfl_net.report.figures import Figure
+from dpcfl_net.report.time_section import accuracy_over_time, time_of_clients
 from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.run_view import RunView
 
@@ -59,8 +60,16 @@ class Figures:
         """Share of correct cluster labels by round (rr-cluster)."""
         return draw(figures.labels(self._read()))
 
+    def accuracy_over_time(self) -> go.Figure:
+        """Mean accuracy and worst client by seconds since round 1 began."""
+        return draw(accuracy_over_time(self._read()))
+
+    def time_of_clients(self) -> go.Figure:
+        """Time of each client over all rounds: computing, receiving, sending, waiting."""
+        return draw(time_of_clients(self._read()))
+
     def timeline(self) -> go.Figure:
-        """Computing, sending and waiting of each process over the last rounds."""
+        """Computing, receiving, sending and waiting of each process over the last rounds."""
         return draw(timeline(self._read()))
 
 

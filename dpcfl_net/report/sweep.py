@@ -11,6 +11,7 @@ from typing import Any
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
 from dpcfl_net.report.pages import write_page
+from dpcfl_net.report.time_section import over_time
 from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.compare import Row
 from dpcfl_net.results.result import Result, read_document, read_sweep, swept_terms
@@ -23,6 +24,7 @@ MEASURES = (
 RECOVERED = (("clusters_recovered", "Every cluster recovered"), ("minority_recovered", "Minority cluster recovered"))
 BAND = "Line: mean over seeds; band: one standard deviation; points: single runs."
 POINTS = "Bar: mean over seeds; points: single runs."
+LINE = 34  # letters in a line of a label
 Series = tuple[str, list[Row]]
 
 
@@ -43,7 +45,14 @@ def write_sweep(folder: Path) -> Path:
     return write_comparison(SweepFolder(folder).report, folder.name, lead, results, swept_terms(document))
 
 
-def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[Result], apart: Collection[str] = ()) -> Path:
+def write_comparison(
+    path: Path,
+    title: str,
+    lead: list[str],
+    results: Sequence[Result],
+    apart: Collection[str] = (),
+    target: float | None = None,
+) -> Path:
     """Write the comparison page of some runs; runs that are not comparable (see `compare.unequal`) are marked.
 
     Args:
@@ -52,6 +61,7 @@ def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[
         lead: Paragraphs.
         results: The runs.
         apart: Dotted keys; runs with different values of them are not compared with each other.
+        target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
 
     Returns:
         The page.
@@ -63,8 +73,8 @@ def write_comparison(path: Path, title: str, lead: list[str], results: Sequence[
         path,
         title=title,
         lead=[*lead, f"Privacy: {'; '.join(promises)}."],
-        figures=figures(rows),
-        tables=[compare_table.table(rows, marked)],
+        figures=[*figures(rows), over_time(rows, _names(rows), compare_table.chosen_target(results, target))],
+        tables=[compare_table.table(rows, marked, target)],
         alerts=alerts,
     )
 
@@ -94,17 +104,28 @@ def _series(rows: Sequence[Row]) -> list[Series]:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """Label of each row without epsilon."""
+    """Label of each row without epsilon; long ones have several lines."""
     keys = compare.telling(rows)
     return [
-        ", ".join(
+        _in_lines(
             [
                 row.algorithm,
-                *(f"{key.rsplit('.', 1)[-1]} {compare.word(row.settings[key])}" for key in keys if key in row.settings),
+                *(f"{compare.short_key(key)} {compare.word(row.settings[key])}" for key in keys if key in row.settings),
             ]
         )
         for row in rows
     ]
+
+
+def _in_lines(words: Sequence[str]) -> str:
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) < LINE:
+            lines[-1] += f", {word}"
+        else:
+            lines[-1] += ","
+            lines.append(word)
+    return "<br>".join(lines)
 
 
 def _against_epsilon(key: str, title: str, series: Sequence[Series]) -> Figure:
@@ -172,7 +193,12 @@ def _by_row(key: str, title: str, rows: Sequence[Row], names: Sequence[str]) -> 
     if not data:
         return Figure(key, title, why="no run has measured it")
     layout = {"xaxis": axis("accuracy, %"), "yaxis": axis("", autorange="reversed", type="category"), "showlegend": False}
-    return Figure(key, title, POINTS, spec(data, 110 + 42 * len(rows), **layout))
+    return Figure(key, title, POINTS, spec(data, 110 + max(42, _label_height(names)) * len(rows), **layout))
+
+
+def _label_height(names: Sequence[str]) -> int:
+    """Pixels of the highest label."""
+    return 8 + 15 * max(1 + name.count("<br>") for name in names)
 
 
 def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], Callable[[Row], str]]]) -> Figure:
@@ -199,6 +225,7 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
     if not data:
         return Figure(key, title, why="no algorithm here clusters clients")
     bars = sum(len(trace["y"]) for trace in data)
+    room = max(30, _label_height([str(where) for trace in data for where in trace["y"]]))
     layout = {
         "xaxis": axis("share of runs", range=[0, 1.02], tickvals=[0, 0.5, 1], tickformat=".0%"),
         "yaxis": axis("", autorange="reversed", type="category", showgrid=False),
@@ -207,5 +234,5 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
         "bargap": 0.35,
     }
     return Figure(
-        key, title, "After the last round; runs that differ only in their seed.", spec(data, 120 + 30 * bars, **layout)
+        key, title, "After the last round; runs that differ only in their seed.", spec(data, 120 + room * bars, **layout)
     )

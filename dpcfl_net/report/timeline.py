@@ -11,11 +11,13 @@ from dpcfl_net.results.run_files import JsonLine, whole
 from dpcfl_net.results.run_view import RunView
 
 ROUNDS, BARS, ROWS = 10, 1500, 40
-KINDS = {"train": "@c0", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "evaluate": "@c4", "wait": "@grid"}
+KINDS = {
+    "train": "@c0", "receive": "@c4", "send": "@c1", "aggregate": "@c2", "cluster": "@c3", "evaluate": "@c5", "wait": "@grid"
+}  # fmt: skip
 
 
 def timeline(view: RunView) -> Figure:
-    """Bars of computing, sending and waiting over the last rounds, one row per process."""
+    """Bars of computing, receiving, sending and waiting over the last rounds, one row per process."""
     title = "Timeline of the processes"
     spans = [span for span in view.spans if _valid(span)]
     if not spans:
@@ -32,7 +34,9 @@ def timeline(view: RunView) -> Figure:
     ]
     everyone = len({span["who"] for span in spans if span["round"] in rounds})
     part = f", {len(rows)} of {everyone} processes" if len(rows) < everyone else ""
-    caption = f"Rounds {min(rounds)} to {max(rounds)}{part}. Seconds since the first of them began."
+    caption = f"Rounds {min(rounds)} to {max(rounds)}{part}. Seconds since the first of them began{', virtual time' if view.virtual else ''}."
+    if any(span["what"] == "receive" for span in shown):
+        caption += " Blank at a client: it waits for the others."
     layout = {
         "xaxis": axis("seconds"),
         "barmode": "overlay",
@@ -84,6 +88,6 @@ def _bars(kind: str, spans: list[JsonLine], origin: float) -> dict[str, Any]:
         "base": [round(span["start"] - origin, 4) for span in spans],
         "x": [round(span["end"] - span["start"], 4) for span in spans],
         "y": [span["who"] for span in spans],
-        "marker": {"color": KINDS.get(kind, "@c5"), "line": {"width": 0}},
+        "marker": {"color": KINDS.get(kind, "@c6"), "line": {"width": 0}},
         "hovertemplate": f"%{{y}}, {kind}: %{{x:.3g}} s<extra></extra>",
     }

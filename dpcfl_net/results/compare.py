@@ -113,6 +113,12 @@ def word(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
+def short_key(key: str) -> str:
+    """Return the last word of a dotted key; with the one before if it is the number of a client or group."""
+    *_, before, last = ["", *key.split(".")]
+    return f"{before} {last}" if last.isdecimal() and before else last
+
+
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return settings by dotted key, without those that do not change the experiment."""
     found: dict[str, Any] = {}

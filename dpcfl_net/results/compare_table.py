@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from dpcfl_net.results.compare import TERMS, Row, differing, dotted, rows, word
+from dpcfl_net.results.compare import TERMS, Row, differing, dotted, rows, short_key, word
 from dpcfl_net.results.number_format import plain
 from dpcfl_net.results.result import Result
+from dpcfl_net.results.round_times import first_reached, usual_target
 from dpcfl_net.results.tables import Table
 
 PRIVACY = (*TERMS, "epsilon_spent", "epsilon_replace_one")
@@ -24,15 +25,17 @@ SHARES = (
     ("accuracy_p10", "p10 %"),
 )
 COUNTS = (("clusters_recovered", "clusters found"), ("minority_recovered", "minority found"))
+TIMES = ("target_accuracy", "rounds_to_target", "seconds_to_target")
 FAIRNESS = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
 
 
-def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
+def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | None = None) -> Table:
     """Build the comparison table: settings that differ, then figures as mean +- standard deviation.
 
     Args:
         shown: Rows of the table.
         marked: Folders of runs that are not comparable (see `unequal`); their rows are marked in an extra column.
+        target: Mean accuracy for rounds and time until it was reached; None: one that all runs reached.
     """
     keys = differing(shown)
     columns = [("algorithm", [row.algorithm for row in shown]), ("epsilon", [_epsilon(row) for row in shown])]
@@ -43,6 +46,7 @@ def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
     for key, title, scale, digits in FAIRNESS:
         if any(row.values(key) for row in shown):
             columns += [(title, [_spread(row.values(key), scale, digits) for row in shown])]
+    columns += _time_to_accuracy(shown, target)
     if marked:
         odd = [any(result.folder in marked for result in row.results) for row in shown]
         columns += [("", ["NOT COMPARABLE" if one else "" for one in odd])]
@@ -51,27 +55,67 @@ def table(shown: Sequence[Row], marked: Collection[Path] = ()) -> Table:
     return Table("Comparison", [title for title, _ in columns], lines, caption)
 
 
-def write_csv(file: TextIO, results: Sequence[Result]) -> None:
-    """Write one line per run: folder, settings that differ, privacy, and scalar final figures unrounded."""
+def chosen_target(results: Sequence[Result], target: float | None = None) -> float | None:
+    """Return the given target, or a mean accuracy that all runs reached; None if no run has times and accuracies."""
+    usual = usual_target([result.curve for result in results])
+    return None if usual is None else target if target is not None else usual
+
+
+def _time_to_accuracy(shown: Sequence[Row], target: float | None) -> list[tuple[str, list[str]]]:
+    """Columns of the rounds and the seconds until the mean accuracy was first at least the target."""
+    target = chosen_target([result for row in shown for result in row.results], target)
+    if target is None:
+        return []
+    points = [[first_reached(result.curve, target) for result in row.results] for row in shown]
+    goal = f"{100 * target:g} %"
+    return [
+        (f"rounds to {goal}", [_reached([None if one is None else one.round for one in row], 0) for row in points]),
+        (f"seconds to {goal}", [_reached([None if one is None else one.seconds for one in row], 1) for row in points]),
+    ]
+
+
+def _reached(values: Sequence[float | None], digits: int) -> str:
+    """Mean +- deviation over the runs that reached the target, and how many did if not all."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return "never"
+    return _spread(found, 1, digits) + ("" if len(found) == len(values) else f" ({len(found)}/{len(values)})")
+
+
+def write_csv(file: TextIO, results: Sequence[Result], target: float | None = None) -> None:
+    """Write one line per run: folder, settings that differ, privacy, and scalar final figures unrounded.
+
+    Args:
+        file: The file.
+        results: The runs.
+        target: As for `table`; the last columns are the target, and rounds and seconds until it was reached.
+    """
+    target = chosen_target(results, target)
     keys = differing(rows(results))
     figures = list(
         dict.fromkeys(key for result in results for key, value in result.final.items() if not isinstance(value, list))
     )
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["folder", "name", "algorithm", "seed", *keys, "epsilon", *PRIVACY, *figures])
+    writer.writerow(["folder", "name", "algorithm", "seed", *keys, "epsilon", *PRIVACY, *figures, *TIMES])
     for result in results:
         own = dotted(result.settings)
         writer.writerow(
             [result.folder, result.name, result.algorithm, result.seed, *(_cell(own.get(key)) for key in keys), result.epsilon]
             + [_cell(result.privacy.get(key)) for key in PRIVACY]
             + [_cell(result.final.get(key)) for key in figures]
+            + _times(result, target)
         )
+
+
+def _times(result: Result, target: float | None) -> list[Any]:
+    point = first_reached(result.curve, target) if target is not None else None
+    return [_cell(target), *(("", "") if point is None else (point.round, point.seconds))]
 
 
 def _title(key: str, keys: Sequence[str]) -> str:
     """Last word of a dotted key if it is unique."""
-    last = key.rsplit(".", 1)[-1]
-    return last if [other.rsplit(".", 1)[-1] for other in keys].count(last) == 1 else key
+    last = short_key(key)
+    return last if [short_key(other) for other in keys].count(last) == 1 else key
 
 
 def _cell(value: Any) -> Any:

@@ -27,27 +27,34 @@ class Comparison:
         results: The runs.
         apart: Dotted keys of swept settings: runs with different values there are not compared with each other.
         marked: Runs that are not comparable with the others, each with the differences.
+        target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
     """
 
     results: tuple[Result, ...]
     apart: tuple[str, ...]
     marked: dict[Path, str]
+    target: float | None = None
 
     @classmethod
-    def of(cls, folders: Sequence[Path], *, force: bool = False, fairness: bool = False) -> Comparison:
+    def of(
+        cls, folders: Sequence[Path], *, force: bool = False, fairness: bool = False, target: float | None = None
+    ) -> Comparison:
         """Read the folders of runs and sweeps.
 
         Args:
             folders: Run folders, and folders of sweeps for all their finished runs.
             force: Keep runs whose privacy or data differ, with a mark.
             fairness: Add F_acc and F_loss; trains models without privacy unless this host has them cached.
+            target: Mean accuracy in (0, 1] whose first reaching is timed; None: one that all runs reached.
 
         Returns:
             The comparison.
 
         Raises:
-            ConfigError: If a folder has no finished run, or if runs are not comparable and `force` is not set.
+            ConfigError: If the target is out of range, if a folder has no finished run, or if runs are not comparable and `force` is not set.
         """
+        if target is not None and not 0 < target <= 1:
+            raise ConfigError(f"target is {target:g}: must be an accuracy above 0 and up to 1, such as 0.7")
         results: list[Result] = []
         apart: list[str] = []
         problems: list[str] = []
@@ -62,7 +69,7 @@ class Comparison:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
-        found = cls(tuple(results), tuple(apart), compare.unequal(results, apart))
+        found = cls(tuple(results), tuple(apart), compare.unequal(results, apart), target)
         if found.marked and not force:
             raise compare.refusal(found.marked)
         return found._with_fairness() if fairness else found
@@ -75,7 +82,7 @@ class Comparison:
     @property
     def table(self) -> Table:
         """The table as text: settings that differ, then mean and standard deviation of the figures over seeds."""
-        return compare_table.table(compare.rows(self.results), self.marked)
+        return compare_table.table(compare.rows(self.results), self.marked, self.target)
 
     @property
     def rows(self) -> list[dict[str, str]]:
@@ -107,7 +114,7 @@ class Comparison:
             The text.
         """
         text = io.StringIO()
-        compare_table.write_csv(text, self.results)
+        compare_table.write_csv(text, self.results, self.target)
         if path is not None:
             write_text(Path(path), text.getvalue())
         return text.getvalue()

@@ -13,7 +13,9 @@ from dpcfl_net.core.files import check_fields
 from dpcfl_net.core.locks import is_running
 from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.results.number_format import number
+from dpcfl_net.results.round_times import Point, accuracy_curve, elapsed_by_round
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, mapping, read_mapping, whole
+from dpcfl_net.results.run_view import sort_metrics
 
 # Required fields.
 RUN_FIELDS = {"name": (str,), "algorithm": (str,), "seed": (int,)}
@@ -35,6 +37,7 @@ class Result:
         settings: Content of config.yaml.
         privacy: Privacy section of run.json.
         final: Final figures of run.json and of the observer's last lines; shares in [0, 1].
+        curve: Mean accuracy by round and seconds; virtual seconds if the run had a virtual clock.
     """
 
     folder: Path
@@ -45,6 +48,7 @@ class Result:
     settings: dict[str, Any]
     privacy: dict[str, Any]
     final: dict[str, Any]
+    curve: tuple[Point, ...] = ()
 
     @property
     def epsilon(self) -> float:
@@ -77,11 +81,12 @@ def read_result(folder: Path) -> Result:
     privacy, path = {"epsilon": None, **mapping(settings, "privacy")}, f"{files.config}, privacy"
     check_fields(privacy, path, {"epsilon": (float,)})
     final = mapping(run, "final")
-    seen = _observed(folder)
+    metrics = JsonlTail(files.metrics).new()
+    seen = _observed([*metrics, *JsonlTail(files.clusters).new()])
     added = {key: seen[key] for key in OBSERVED if key in seen and final.get(key) is None}
     return Result(
         folder, run["name"], run["algorithm"], run["seed"], "finished", settings, mapping(run, "privacy"),
-        {**final, **added},
+        {**final, **added}, _curve(metrics),
     )  # fmt: skip
 
 
@@ -131,9 +136,13 @@ def swept_terms(document: Mapping[str, Any]) -> list[str]:
     return [key for key, values in document["axes"].items() if len(values) > 1 and key.startswith(("privacy.", "data."))]
 
 
-def _observed(folder: Path) -> JsonLine:
+def _curve(metrics: list[JsonLine]) -> tuple[Point, ...]:
+    observed: dict[int, JsonLine] = {}
+    sort_metrics(metrics, {}, observed, {})
+    return tuple(accuracy_curve(elapsed_by_round(metrics), observed))
+
+
+def _observed(lines: list[JsonLine]) -> JsonLine:
     """Newest value of each field in the observer's lines."""
-    files = RunFolder(folder)
-    lines = [*JsonlTail(files.metrics).new(), *JsonlTail(files.clusters).new()]
     seen = [line for line in lines if line.get("view") == "observer" and whole(line.get("round")) is not None]
     return {key: value for line in sorted(seen, key=lambda line: line["round"]) for key, value in line.items()}

@@ -31,7 +31,7 @@ class RoundMetrics:
         ari: Adjusted Rand index of the server's clusters against the true ones.
         epsilon_spent: Largest epsilon that a client has spent; not computed in every round, but always at the end.
         missing: Clients that did not answer.
-        seconds: Wall-clock time of the round.
+        seconds: Duration of the round; virtual seconds with `network.clock: virtual`.
         bytes_up: Bytes from the clients.
         bytes_down: Bytes to the clients.
     """

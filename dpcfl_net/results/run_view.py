@@ -12,6 +12,7 @@ from pathlib import Path
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.results.number_format import number
+from dpcfl_net.results.round_times import elapsed_by_round
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, numbers, read_mapping, whole
 
 # Errors of damaged npz files besides OSError, ValueError and KeyError.
@@ -64,6 +65,7 @@ class RunView:
         spent: Epsilon by client after each round.
         grouping: The server's assignment by round.
         agreement: The observer's comparison of the assignment with the true clusters, by round.
+        elapsed: Seconds from the start of round 1 to the end of each round.
         messages: Lines of messages.jsonl.
         spans: Lines of spans.jsonl.
         first_round: Clustering of the first round; None if the run has none.
@@ -80,6 +82,7 @@ class RunView:
     spent: dict[int, list[float | None]] = field(default_factory=dict)
     grouping: dict[int, JsonLine] = field(default_factory=dict)
     agreement: dict[int, JsonLine] = field(default_factory=dict)
+    elapsed: dict[int, float] = field(default_factory=dict)
     messages: list[JsonLine] = field(default_factory=list)
     spans: list[JsonLine] = field(default_factory=list)
     first_round: FirstRound | None = None
@@ -99,6 +102,11 @@ class RunView:
     def state(self) -> str:
         """running, finished, failed or interrupted; `unknown` without run.json."""
         return str(self.run.get("state") or "unknown")
+
+    @property
+    def virtual(self) -> bool:
+        """True if the times are those of a virtual clock."""
+        return any(line.get("clock") == "virtual" for line in self.served.values())
 
     @property
     def rounds(self) -> int | None:
@@ -133,7 +141,9 @@ def read_run(folder: Path | str) -> RunView:
     view = RunView(files.path)
     view.run, view.protocol = read_mapping(files.run, view.notes), read_mapping(files.protocol, view.notes)
     view.experiment, view.config = read_mapping(files.experiment, view.notes), read_mapping(files.config, view.notes)
-    sort_metrics(_lines(files.metrics, view.notes), view.served, view.observed, view.spent)
+    metrics = _lines(files.metrics, view.notes)
+    sort_metrics(metrics, view.served, view.observed, view.spent)
+    view.elapsed = elapsed_by_round(metrics)
     sort_clusters(_lines(files.clusters, view.notes), view.grouping, view.agreement)
     view.messages, view.spans = _lines(files.messages, view.notes), _lines(files.spans, view.notes)
     view.first_round = _first_round(files.first_round, view.notes)

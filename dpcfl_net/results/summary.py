@@ -116,6 +116,7 @@ def run_document(
         "state": state,
         "rounds_done": max((line["round"] for line in server), default=0),
         "wall_s": round(wall_s, 3),
+        **_virtual(server),
         "processes": processes,
         "devices": devices,
         "bytes_up": sum(line["bytes_up"] for line in server),
@@ -139,6 +140,13 @@ def run_document(
         },
         "seed": job.experiment.seed,
     }
+
+
+def _virtual(server: list[dict[str, Any]]) -> dict[str, Any]:
+    """Clock and seconds of a run in virtual time; empty for one in real time."""
+    if not any(line.get("clock") == "virtual" for line in server):
+        return {}
+    return {"clock": "virtual", "virtual_s": round(sum(line.get("seconds", 0.0) for line in server), 3)}
 
 
 def last_numbers(lines: list[dict[str, Any]]) -> dict[str, float]:

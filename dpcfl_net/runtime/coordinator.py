@@ -24,7 +24,8 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.federation.network import CallLimits, LauncherLink, NetworkFederation
+from dpcfl_net.federation.network import CallLimits, LauncherLink
+from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
 from dpcfl_net.federation.pause import Pause, PauseListener
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
@@ -104,7 +105,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live, spec.pause_s)
         launcher = LauncherLink(command_sender(_pipe(spec.commands, readable=False)), lost_clients(_pipe(spec.lost)))
         pauses = PauseListener(records.pause, records.resume)
-        fed = NetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
+        fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
         checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
         fed.join(max(checkpoints.rounds(), default=0) + 1)
@@ -204,16 +205,20 @@ class Records:
         folder: Run folder.
         protocol: The signed protocol.
         algorithm: The job's algorithm.
+        virtual_time: Clock of a run in virtual time, in seconds since the epoch; None: the real time.
     """
 
-    def __init__(self, folder: Path, protocol: Protocol, algorithm: Algorithm) -> None:
+    def __init__(
+        self, folder: Path, protocol: Protocol, algorithm: Algorithm, virtual_time: Callable[[], float] | None = None
+    ) -> None:
         self.protocol, self.algorithm = protocol, algorithm
+        self._virtual, self._clock = virtual_time is not None, virtual_time or time.time
         self._files = files = RunFolder(folder)
         files.addresses.mkdir(parents=True, exist_ok=True)
         self._messages = Lines(files.messages)
         self._metrics, self._clusters = Lines(files.metrics), Lines(files.clusters)
         self._spans, self._warnings = Lines(files.spans), Lines(files.warnings)
-        self._round_start = time.time()
+        self._round_start, self._wall_start = self._clock(), time.time()
         self._bytes, self._started = (0, 0), 0
 
     def warn(self, text: str) -> None:
@@ -252,9 +257,13 @@ class Records:
             "end": now + fault.seconds, "fault": fault.text,
         })  # fmt: skip
 
+    def span(self, who: str, what: str, t: int, start: float, end: float) -> None:
+        """Record a period of work of one process in round t, in seconds since the epoch."""
+        self._spans.write({"who": who, "what": what, "round": t, "start": start, "end": end})
+
     def joined(self) -> None:
         """Record that the clients have joined: the first round begins."""
-        self._round_start = time.time()
+        self._round_start, self._wall_start = self._clock(), time.time()
         say(f"{len(self.protocol.roster)} clients in the roster; round 1 begins")
 
     def round(self, t: int, state: State, fed: Federation) -> None:
@@ -265,7 +274,7 @@ class Records:
             state: State after the round.
             fed: The federation, for traffic and missing clients.
         """
-        now, counts = time.time(), fed.counts
+        now, wall, counts = self._clock(), time.time(), fed.counts
         up, down = (total - before for total, before in zip(fed.traffic, self._bytes, strict=True))
         self._bytes = fed.traffic
         clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
@@ -274,9 +283,10 @@ class Records:
         arrays = {name: value for name, value in state.diagnostics.items() if isinstance(value, Mapping)}
         figures = {name: value for name, value in state.diagnostics.items() if name not in arrays}
         self._metrics.write(
-            {"view": "server", "round": t, "time": now, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
+            {"view": "server", "round": t, "time": wall, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
              "answered": fed.answered, "missing": fed.missing, "away": counts.away, "late": counts.late, "paused_s": counts.paused_s,
-             "live": fed.live, "started": fed.started - self._started}
+             "live": fed.live, "started": fed.started - self._started,
+             **({"clock": "virtual", "wall_s": wall - self._wall_start} if self._virtual else {})}
         )  # fmt: skip
         self._started = fed.started
         self._clusters.write(
@@ -288,7 +298,7 @@ class Records:
                 "diagnostics": default_figures | figures,
             }
         )
-        self._spans.write({"who": "coordinator", "what": "wait", "round": t, "start": self._round_start, "end": now})
+        self.span("coordinator", "wait", t, self._round_start, now)
         for name, group in arrays.items():
             np.savez(self._files.path / f"{name}.npz", **group)
-        self._round_start = now
+        self._round_start, self._wall_start = now, time.time()

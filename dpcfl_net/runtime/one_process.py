@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
+from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import State
 from dpcfl_net.data.partition import open_client
@@ -13,6 +14,8 @@ from dpcfl_net.experiment.job_files import Job, client_slice, read_job
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.client import ClientHost
 from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.federation.virtual import VirtualFederation
+from dpcfl_net.federation.virtual_clock import VirtualClock
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.coordinator import Records, drive
 from dpcfl_net.runtime.observer import Observer
@@ -76,6 +79,7 @@ def federation(
     terms: Terms = USUAL_TERMS,
     quorum: float = 1.0,
     before_step: Callable[[], None] = lambda: None,
+    clock: VirtualClock | None = None,
 ) -> Iterator[InProcessFederation]:
     """Open a federation in this process and one thread; its clients and its trusted server are closed at the end.
 
@@ -86,9 +90,10 @@ def federation(
         terms: Terms on which the clients serve.
         quorum: Fraction of the asked clients that must answer.
         before_step: See `Hosts`.
+        clock: Clock of a run in virtual time; None: no virtual time.
 
     Yields:
-        The federation.
+        The federation; a `VirtualFederation` with a clock.
 
     Raises:
         Refused: If a client refuses the job.
@@ -99,7 +104,10 @@ def federation(
     torch.set_num_threads(1)
     with ExitStack() as stack:
         hosts = stack.enter_context(closing(Hosts(job, ledgers, data_root, terms, before_step)))
-        fed = InProcessFederation(job.protocol, hosts, quorum=quorum)
+        if clock is None:
+            fed = InProcessFederation(job.protocol, hosts, quorum=quorum)
+        else:
+            fed = VirtualFederation(job.protocol, hosts, clock, quorum=quorum)
         fed.central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=False)
         if fed.central_server is not None:
             stack.enter_context(closing(fed.central_server))
@@ -119,17 +127,25 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
     observer_spec = ObserverSpec(
         spec.folder, spec.operator_key, "", files.keys, spec.folder, spec.data_root, spec.evaluate_every
     )
+    clock = None if spec.network is None else VirtualClock(spec.network, _elapsed_s(files.metrics))
     opened = federation(
-        job, spec.ledgers, data_root=spec.data_root, terms=spec.terms, quorum=spec.quorum, before_step=lambda: attend(False)
-    )
+        job, spec.ledgers, data_root=spec.data_root, terms=spec.terms, quorum=spec.quorum, before_step=lambda: attend(False),
+        clock=clock,
+    )  # fmt: skip
     with (
-        closing(Records(spec.folder, job.protocol, algorithm)) as records,
-        closing(Observer(observer_spec, job)) as observer,
+        closing(Records(spec.folder, job.protocol, algorithm, None if clock is None else clock.time)) as records,
+        closing(Observer(observer_spec, job, writes_spans=clock is None)) as observer,
         opened as fed,
     ):
+        if isinstance(fed, VirtualFederation):
+            fed.on_span, fed.on_message, fed.on_late = records.span, records.message, records.warn
 
         def on_round(t: int, state: State) -> None:
             records.round(t, state, fed)
+            with clock.paused() if clock is not None else nullcontext():
+                publish(t, state)
+
+        def publish(t: int, state: State) -> None:
             shown = fed.central_server.shown if fed.central_server is not None else {}
             if algorithm.capabilities.personal:
                 for client in shown.get("clients", [i for i in fed.clients if i not in fed.counts.away]):
@@ -138,8 +154,15 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
             observer.take(Models(t, state.assignment, state.models, **shown))
             attend(True)
 
+        if clock is not None:
+            clock.start()
         records.joined()
         drive(algorithm, fed, Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn), on_round)
+
+
+def _elapsed_s(metrics: Path) -> float:
+    """Seconds of the rounds before the run was resumed."""
+    return sum(line["seconds"] for line in runlog.read(metrics) if "seconds" in line)
 
 
 def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None) -> Personal | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpcfl_net.core.types import USUAL_POLICY, Policy
+from dpcfl_net.federation.virtual_clock import VirtualNetwork
 from dpcfl_net.training.devices import CPU, Device
 from dpcfl_net.transport.faults import MessageFaults
 
@@ -160,6 +161,7 @@ class OneProcessSpec:
         keep_checkpoints: Number of newest checkpoints to keep.
         quorum: Fraction of clients that must answer a round.
         evaluate_every: Interval of the observer's evaluations in rounds.
+        network: Links of the clients for a run in virtual time; None: no virtual time.
     """
 
     folder: Path
@@ -170,3 +172,4 @@ class OneProcessSpec:
     keep_checkpoints: int = 2
     quorum: float = 1.0
     evaluate_every: int = 1
+    network: VirtualNetwork | None = None

@@ -40,6 +40,8 @@ from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.links.netem import enter
 from dpcfl_net.transport.observer_link import ObserverOutbox
 
+LEAST_WAIT_S = 0.001  # a shorter wait for a core is not reported
+
 Turns = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
@@ -221,7 +223,10 @@ class Worker:
             while (event := self._newest()) is not None:
                 if isinstance(event, BaseException):
                     raise event
-                self._work(event)
+                if event.kind == "sent":
+                    self._report_transfer("send", event)
+                else:
+                    self._work(event)
         finally:
             self.stop()
             self._wake()
@@ -252,11 +257,20 @@ class Worker:
         self._answers.append((event.id, answer))
         self._wake()
         if outbox is not None:
+            self._report_transfer("receive", event)
             if self._span is not None:
+                arrived = _epoch(event.arrived)
+                if self._span[0] - arrived > LEAST_WAIT_S:
+                    outbox.span("wait", event.round, arrived, self._span[0])
                 outbox.span("train", event.round, *self._span)
             self._report_personal(outbox, event.round)
         self._span = None
         memory.give_back_freed()  # many idle workers share one machine
+
+    def _report_transfer(self, what: str, event: ClientEvent) -> None:
+        outbox = self._link()
+        if outbox is not None:
+            outbox.span(what, event.round, _epoch(event.begun), _epoch(event.arrived))
 
     def _wait_for_the_deadline(self, arrived: float) -> None:
         """Wait for the next multiple of local.deadline_s, so that the time of the answer does not reveal the computing time."""
@@ -337,7 +351,7 @@ class Worker:
             endpoint.heartbeat("idle")
             while not self._stop:
                 for event in endpoint.poll(1.0):
-                    if event.kind == "task":
+                    if event.kind in ("task", "sent"):
                         self._tasks.put(event)
                     elif event.kind == "bye":
                         endpoint.bye()
@@ -358,3 +372,8 @@ class Worker:
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
             endpoint.send_result(task_id, answer.status, answer.release, reason)
             endpoint.heartbeat("idle")
+
+
+def _epoch(monotonic: float) -> float:
+    """Seconds since the epoch of a time of the monotonic clock."""
+    return time.time() - (time.monotonic() - monotonic)

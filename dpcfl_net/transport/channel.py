@@ -70,6 +70,7 @@ class Stream:
         credited: Chunks that the peer has confirmed.
         moved: Time of the last progress, monotonic clock, seconds.
         repeats: Repetitions without an answer so far.
+        created: Time when the message was ready, monotonic clock, seconds.
     """
 
     fields: dict[str, Any]
@@ -80,6 +81,7 @@ class Stream:
     credited: int = 0
     moved: float = 0.0
     repeats: int = 0
+    created: float = field(default_factory=time.monotonic)
 
     def rewind(self) -> None:
         self.started, self.sent, self.credited, self.moved = False, 0, 0, time.monotonic()

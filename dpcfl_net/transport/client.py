@@ -43,24 +43,27 @@ class ClientEvent:
     """Event that `ClientEndpoint.poll` reports.
 
     Attributes:
-        kind: "welcome" (after each new connection), "task", "error" (the coordinator refused a message) or "bye".
-        id: Message id of the task, or of the refused message.
-        round: Round of the task.
+        kind: "welcome" (after each new connection), "task", "sent" (the coordinator has received a result), "error" (the
+            coordinator refused a message) or "bye".
+        id: Message id of the task, of the result, or of the refused message.
+        round: Round of the task or result.
         task: Name of the task.
         tensors: Tensors of the task.
         code: Code of an error.
         reason: Reason of an error.
-        arrived: Time when the task was complete, monotonic clock, seconds.
+        begun: Time when a task's first byte arrived, or a result was ready to be sent; monotonic clock, seconds.
+        arrived: Time when the task was complete, or the result's receipt was confirmed; monotonic clock, seconds.
     """
 
-    kind: Literal["welcome", "task", "error", "bye"]
+    kind: Literal["welcome", "task", "sent", "error", "bye"]
     id: str = ""
     round: int = 0
     task: str = ""
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     code: str = ""
     reason: str = ""
-    arrived: float = 0.0  # of a task: when it was complete, by the monotonic clock
+    begun: float = 0.0
+    arrived: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class ClientEndpoint:
         self._sources: dict[Any, Callable[[], None]] = {}
         self._connected, self._server_boot, self._hellos = False, "", set[str]()
         self._handshakes, self._handshake_since, self._duplicate_since = 0, 0.0, 0.0
-        self._next_heartbeat = self._next_hello = 0.0
+        self._next_heartbeat = self._next_hello = self._task_begun = 0.0
         self._clock = AwakeClock()  # a pause of this process does not count as silence of the coordinator
         self._heard = self._clock.now()
         self._own_context = link.context is None
@@ -383,7 +386,7 @@ class ClientEndpoint:
         elif kind == "CREDIT":
             self._channel.credit(header.parent, header.index)
         elif kind == "ACK":
-            self._settle(header.parent)
+            self._confirmed(header.parent)
         elif kind == "ERROR":
             self._refused(header)
         elif kind == "BYE":
@@ -399,6 +402,16 @@ class ClientEndpoint:
         elif header.code not in PASSING:
             self._settle(header.parent)
             self._events.append(ClientEvent("error", header.parent, code=header.code, reason=header.reason))
+
+    def _confirmed(self, result_id: str) -> None:
+        """Report a result that the coordinator has received, and forget it."""
+        result = self._results.get(result_id)
+        if result is not None:
+            about, now = result.fields, time.monotonic()
+            self._events.append(
+                ClientEvent("sent", result_id, about["round"], about["task"], begun=result.created, arrived=now)
+            )
+        self._settle(result_id)
 
     def _settle(self, result_id: str) -> None:
         """Forget a result that the coordinator has received or refused."""
@@ -416,6 +429,7 @@ class ClientEndpoint:
         if template is None:
             raise WireError("unknown-task", f"no task {header.task!r} in this job")
         match_template(header.tensors, template)
+        self._task_begun = time.monotonic()
         complete = self._channel.begin(header)
         if complete is not None:
             self._deliver(complete)
@@ -428,7 +442,10 @@ class ClientEndpoint:
         remember(self._tasks, header.id, _Task(header.round, header.task))
         self._channel.say("ACK", parent=header.id)
         self.heartbeat("waiting")
-        self._events.append(ClientEvent("task", header.id, header.round, header.task, tensors, arrived=time.monotonic()))
+        event = ClientEvent(
+            "task", header.id, header.round, header.task, tensors, begun=self._task_begun, arrived=time.monotonic()
+        )
+        self._events.append(event)
 
     def _refuse(self, header: Header | None, error: WireError) -> None:
         """Count and log a broken message; report it to the coordinator if it belongs to a task."""

@@ -40,7 +40,7 @@ BATCH = 256
 END_LINGER_MS = 30_000
 AHEAD = 4  # rounds of models that the coordinator may send ahead of the observer
 Kind = Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,19}$")]  # of labels: a phrase for the report
-Work = Literal["train", "wait", "send", "aggregate", "cluster", "evaluate"]
+Work = Literal["receive", "train", "wait", "send", "aggregate", "cluster", "evaluate"]
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Cluster = Annotated[int, Field(ge=0, le=10**6)]

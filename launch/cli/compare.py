@@ -29,7 +29,13 @@ def show(folder: Path) -> None:
 
 
 def compare_runs(
-    folders: Sequence[Path], *, force: bool = False, csv: Path | None = None, page: Path | None = None, fairness: bool = False
+    folders: Sequence[Path],
+    *,
+    force: bool = False,
+    csv: Path | None = None,
+    page: Path | None = None,
+    fairness: bool = False,
+    target: float | None = None,
 ) -> None:
     """Print the table of runs and sweeps.
 
@@ -39,18 +45,19 @@ def compare_runs(
         csv: File for one line per run.
         page: HTML file for plots and table.
         fairness: Add F_acc and F_loss.
+        target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
 
     Raises:
         ConfigError: As `Comparison.of`.
     """
-    comparison = Comparison.of(folders, force=force, fairness=fairness)
+    comparison = Comparison.of(folders, force=force, fairness=fairness, target=target)
     _print(comparison)
     if csv is not None:
         comparison.to_csv(csv)
         print(f"wrote {len(comparison)} runs to {csv}")
     if page is not None:
         lead = [f"{len(comparison)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
-        print(f"plots: {write_comparison(page, 'Comparison', lead, comparison.results, comparison.apart)}")
+        print(f"plots: {write_comparison(page, 'Comparison', lead, comparison.results, comparison.apart, target)}")
 
 
 def _print(comparison: Comparison) -> None:

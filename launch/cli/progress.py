@@ -213,7 +213,9 @@ class ProgressTail:
         return max((value for value in self._spent.get(at, []) if value is not None), default=None)
 
     def _left(self, view: ProgressView) -> float | None:
-        recent = [number(self._served[at].get("seconds")) for at in sorted(self._served)[-10:]]
+        # In virtual time `seconds` are virtual, and `wall_s` are the real ones.
+        lines = [self._served[at] for at in sorted(self._served)[-10:]]
+        recent = [number(line.get("wall_s", line.get("seconds"))) for line in lines]
         known = [seconds for seconds in recent if seconds is not None]
         return sum(known) / len(known) * max(view.rounds - view.round, 0) if known and view.rounds else None
 

@@ -16,6 +16,7 @@ from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.asynchronous import Outcome
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.privacy.ledger.ledger import read_ledger
@@ -182,6 +183,13 @@ def test_the_gate_refuses_a_participation_beyond_the_plan_and_a_second_one_of_a_
     assert host.answer(Task(4, "train", {"model": theta + 4})).release == answers[3].release
     assert len(charged(tmp_path, 0)) == 4
     host.close()
+
+
+def test_the_statement_names_the_order_of_arrival_unless_a_deadline_hides_it(tmp_path):
+    timed = {**TINY["local"], "pace": "constant", "deadline_s": 2.0}
+    jobs = job_for(tmp_path, asynchronous=PAIRS), job_for(tmp_path), job_for(tmp_path, asynchronous=PAIRS, local=timed)
+    named = ["order of arrival" in str(privacy_statement(job.protocol, None)["not_covered"]) for job in jobs]
+    assert named == [True, False, False]
 
 
 @pytest.mark.parametrize("name", ["global", "oracle"])

@@ -203,6 +203,20 @@ WORDS = [
 
 # (changes, words): settings that each pass alone.
 TOGETHER = [
+    ({"network.clock": "virtual"}, ["network.clock is 'virtual'", "runtime.federation must be 'in-process', got 'network'"]),
+    (
+        {"network.clock": "virtual", "runtime.federation": "in-process", "network.cores": "0"},
+        ["network.cores is 0", "greater than or equal to 1"],
+    ),
+    (
+        {"network.clock": "virtual", "runtime.federation": "in-process", "network.compute_factors": "{9: 2.0}"},
+        ["network.compute_factors.9", "must be 0 to 3"],
+    ),
+    ({"network.how": "relay", "runtime.federation": "in-process"}, ["network.how is 'relay'", "must be 'network'"]),
+    ({"network.default": "4g"}, ["network.how is missing", "'relay' or 'netem'", "network.clock 'virtual'"]),
+    ({"network.how": "relay", "network.cores": "2"}, ["network.cores is 2", "belongs to network.clock virtual"]),
+    ({"network.how": "relay", "network.clients": "{9: 4g}"}, ["network.clients.9", "must be 0 to 3"]),
+    ({"network.how": "relay", "network.trace": "nowhere.csv"}, ["network.trace", "nowhere.csv"]),
     ({"rounds": "100000"}, ["rounds is 100000", "must be at most 500,000"]),
     ({"local.epochs": "10000"}, ["local.epochs 10000", "must be at most 500,000"]),
     (

@@ -14,7 +14,6 @@ from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
-from dpcfl_net.federation.asynchronous import Participation, gather
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
@@ -76,7 +75,7 @@ class Actor(threading.Thread):
 
 
 @contextlib.contextmanager
-def federation(job, folder, answers, join_s=20, listeners=None, **options):
+def federation(job, folder, answers, join_s=20, listeners=None, kind=NetworkFederation, **options):
     """A network federation over the given scripted workers."""
     protocol, algorithm = job.protocol, algorithm_of(job.protocol)
     steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
@@ -87,7 +86,7 @@ def federation(job, folder, answers, join_s=20, listeners=None, **options):
         check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
-    fed = NetworkFederation(protocol, endpoint, CallLimits(join_timeout_s=join_s, **options), **(listeners or {}))
+    fed = kind(protocol, endpoint, CallLimits(join_timeout_s=join_s, **options), **(listeners or {}))
     fed.round = 1
     try:
         fed.join()
@@ -241,52 +240,3 @@ def test_absent_clients_are_named(job):
 def test_results_say_who_is_missing():
     results = Results([2, 0, 1], {1: {"x": np.zeros(1)}, 0: {"x": np.ones(1)}})
     assert (list(results), results.missing) == ([0, 1], [2])
-
-
-def open_task(client, number, theta):
-    return Participation(client, number, "train", {"model": theta})
-
-
-def test_open_tasks_end_in_order_of_arrival_and_outlive_a_round(job):
-    may_answer = {client: threading.Event() for client in range(4)}
-
-    def when_allowed(client, by):
-        def answer(model):
-            may_answer[client].wait(60)
-            return model + np.float32(by)
-
-        return answer
-
-    def next_client(fed, client):
-        may_answer[client].set()
-        return fed.next_outcome()
-
-    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
-    with federation(*job, {client: when_allowed(client, client / 10) for client in range(4)}) as (fed, _, _):
-        for client in range(4):
-            fed.submit(open_task(client, 1, theta))
-        assert [next_client(fed, client).client for client in (2, 1)] == [2, 1]
-        fed.round = 2
-        fed.submit(open_task(2, 2, theta + np.float32(0.1)))
-        fed.submit(open_task(0, 1, theta))  # it is open: nothing is sent again
-        ended = [next_client(fed, client) for client in (2, 3, 0)]
-        assert [outcome.client for outcome in ended] == [2, 3, 0]
-        assert [round(float(outcome.release["update"][0]), 3) for outcome in ended] == [0.3, 0.3, 0.0]
-        assert not fed.endpoint.failures
-
-
-def test_open_tasks_that_fail_end_without_a_release_and_hold_no_other_up(job):
-    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
-    answers = {0: shifted(0), 1: lambda m: None, 2: lambda m: np.full_like(m, np.nan), 3: shifted(0)}
-    with federation(*job, answers, quorum=0.5, timeout_s=2.5) as (fed, _, actors):
-        for client in range(4):
-            fed.submit(open_task(client, 1, theta))
-        first = [fed.next_outcome() for _ in range(3)]
-        assert {outcome.client: outcome.release is None for outcome in first} == {0: False, 2: True, 3: False}
-        silent = fed.next_outcome()
-        assert (silent.client, silent.release, silent.lost) == (1, None, False)
-        # Control: the same client with an honest answer takes part again.
-        actors[1].answer = shifted(0)
-        fed.submit(open_task(1, 2, theta))
-        assert [outcome.client for outcome in gather(fed, 1)] == [1]
-        assert (fed.missing, fed.answered) == ([], 1)

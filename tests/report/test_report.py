@@ -67,7 +67,7 @@ def test_page_says_what_is_protected_and_what_is_not(finished: Path) -> None:
 
 def test_every_figure_of_a_finished_run_has_data(finished: Path) -> None:
     drawn = specs(own_part(write_report(finished)))
-    usual = {"accuracy", "epsilon", "bytes", "first-round", "candidates", "assignments", "timeline"}
+    usual = {"accuracy", "accuracy-time", "epsilon", "bytes", "first-round", "candidates", "assignments", "timeline"}
     assert set(drawn) == usual | {"diagnostics-sizes"}  # its numbers never change, so the summary at the top has them
     names = [trace["name"] for trace in drawn["accuracy"]["data"]]
     assert names == ["A (3 clients, minority)", "B (6 clients)", "C (6 clients)", "D (6 clients)", "mean", "worst client"]
@@ -283,3 +283,40 @@ def test_diagnostics_are_drawn_whatever_they_are_called(tmp_path: Path) -> None:
     assert set(by_name) == {"Diagnostics of the algorithm", "Diagnostics: by client"}
     assert heat[0]["z"] == [[1, 2, 3]] * 21
     assert by_name["Diagnostics: by client"]["layout"]["yaxis"]["title"]["text"] == "client"
+
+
+def transfers(t: int) -> list[dict]:
+    """Spans of two clients in a round of 5 s; client 1 sends for longer."""
+    parts = ((0, (("receive", 1.0), ("train", 1.0), ("send", 0.5))), (1, (("receive", 1.0), ("train", 1.0), ("send", 3.0))))
+    lines = []
+    for client, work in parts:
+        at = 5.0 * t
+        for what, seconds in work:
+            lines.append({"who": f"client {client}", "what": what, "round": t, "start": at, "end": at + seconds})
+            at += seconds
+    return lines
+
+
+def test_time_and_traffic_of_a_run_in_virtual_time(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    for t in (1, 2, 3):
+        write_lines(folder / "spans.jsonl", transfers(t))
+        served = {"view": "server", "round": t, "seconds": 400.0, "bytes_up": 300, "bytes_down": 500, "clock": "virtual"}
+        write_lines(folder / "metrics.jsonl", [served, {"view": "observer", "round": t, "accuracy_mean": t / 4}])
+        for client, last in ((0, 2.5), (1, 5.0)):
+            task = {"time": 5.0 * t, "direction": "down", "peer": f"client {client}", "kind": "TASK", "round": t, "bytes": 200}
+            result = {**task, "time": 5.0 * t + last, "direction": "up", "kind": "RESULT", "bytes": 100}
+            write_lines(folder / "messages.jsonl", [task, result])
+    text = own_part(write_report(folder))
+    drawn = specs(text)
+    assert "20:00 of virtual time" in text
+    assert drawn["accuracy-time"]["data"][0]["x"] == pytest.approx([400 / 60, 800 / 60, 20])
+    bars = {trace["name"]: trace["x"] for trace in drawn["client-time"]["data"]}
+    assert bars["send"] == pytest.approx([1.5 / 60, 9 / 60], abs=1e-4)
+    assert bars["wait for others"][0] > bars["wait for others"][1]
+    assert [trace["name"] for trace in drawn["timeline"]["data"]] == ["train", "receive", "send"]
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", text)
+    assert ["71 %", "3", "20.0"] in [cells[i : i + 3] for i in range(len(cells))]  # 95 % of 75 %
+    assert ["1", "3", "7.50", "2.50", "2.50"] in [cells[i : i + 5] for i in range(len(cells))]  # client 1 was last
+    assert ["tasks", "6", "–", "1.2"] in [cells[i : i + 4] for i in range(len(cells))]  # kB
+    assert ["control", "–", "0.3", "0.3"] in [cells[i : i + 4] for i in range(len(cells))]

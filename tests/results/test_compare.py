@@ -21,6 +21,7 @@ from dpcfl_net.report import figures, pages
 from dpcfl_net.report.sweep import figures as sweep_figures
 from dpcfl_net.report.sweep import write_sweep
 from dpcfl_net.results import compare, compare_table
+from dpcfl_net.results.comparison import Comparison
 from dpcfl_net.results.result import read_result, read_sweep
 
 
@@ -322,3 +323,54 @@ def test_compare_writes_plots_and_fairness(finished_run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "F_acc %" in done.stdout
     assert drawn(tmp_path / "page.html")
+
+
+def with_times(folder: Path, seconds: float, accuracies: list[float], **more) -> Path:
+    """A finished run whose rounds take `seconds` each and reach these mean accuracies."""
+    write_result(folder, accuracy=accuracies[-1], **more)
+    (folder / "metrics.jsonl").unlink()
+    for t, accuracy in enumerate(accuracies, 1):
+        write_lines(
+            folder / "metrics.jsonl",
+            [
+                {"view": "server", "round": t, "seconds": seconds, "bytes_up": 1},
+                {"view": "observer", "round": t, "accuracy_mean": accuracy},
+            ],
+        )
+    return folder
+
+
+def test_time_to_accuracy_is_beside_the_rounds_to_it(tmp_path):
+    runs = [
+        with_times(tmp_path / "a", 2.0, [0.3, 0.5, 0.7]),
+        with_times(tmp_path / "b", 2.0, [0.5, 0.6, 0.65], seed=1),
+        with_times(tmp_path / "c", 10.0, [0.62, 0.8, 0.8], algorithm="local"),
+    ]
+    usual, other = Comparison.of(runs).rows
+    assert (usual["rounds to 61 %"], usual["seconds to 61 %"]) == ("3 +- 0", "6.0 +- 0.0")  # 95 % of 65 %
+    assert (other["rounds to 61 %"], other["seconds to 61 %"]) == ("1", "10.0")
+    first, second = Comparison.of(runs, target=0.7).rows
+    assert (first["rounds to 70 %"], first["seconds to 70 %"]) == ("3 (1/2)", "6.0 (1/2)")
+    assert (second["rounds to 70 %"], second["seconds to 70 %"]) == ("2", "20.0")
+    assert "never" in Comparison.of(runs, target=0.9).rows[0].values()
+    table = list(csv.DictReader(io.StringIO(Comparison.of(runs, target=0.7).to_csv())))
+    assert [(line["rounds_to_target"], line["seconds_to_target"]) for line in table] == [("3", "6.0"), ("", ""), ("2", "20.0")]
+    with pytest.raises(ConfigError, match="target is 70: must be an accuracy above 0 and up to 1"):
+        Comparison.of(runs, target=70)
+    page = tmp_path / "page.html"
+    done = dpcfl("compare", *runs, "--target", "0.7", "--page", page)
+    assert (done.returncode, "seconds to 70 %" in done.stdout) == (0, True), done.stderr
+    traces = drawn(page)["accuracy-time"]["data"]
+    assert [trace["x"][-1] for trace in traces[:3]] == [6.0, 6.0, 30.0]
+    assert traces[-1]["name"] == "target 70 %"
+
+
+def test_settings_of_one_client_have_readable_columns(tmp_path):
+    network = {"runtime": {"federation": "in-process"}, "output": {"transcript": "off"}}
+    folders = [
+        write_result(tmp_path / f"{factor:g}", network={"clock": "virtual", "compute_factors": {"2": factor}}, **network)
+        for factor in (1.0, 4.0)
+    ]
+    table = compare_table.table(compare.rows(map(read_result, folders)))
+    assert table.columns[2] == "compute_factors 2"
+    assert [row[2] for row in table.rows] == ["1.0", "4.0"]

@@ -10,8 +10,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, processes_of, write_config
+from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, write_config
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.protocol import digest
@@ -40,13 +41,11 @@ def wait_for_version(folder: Path, t: int, run: subprocess.Popen) -> None:
     raise AssertionError(f"version {t} was not reached")
 
 
-def kill(folder: Path, *names: str) -> None:
-    victims = [
-        process for process in processes_of(folder) if any(f"dpcfl {name}" in " ".join(process.cmdline()) for name in names)
+def process(run: subprocess.Popen, title: str) -> psutil.Process:
+    (found,) = [
+        child for child in psutil.Process(run.pid).children(recursive=True) if f"dpcfl {title}" in " ".join(child.cmdline())
     ]
-    assert victims
-    for process in victims:
-        process.kill()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +60,12 @@ def killed_run(tmp_path_factory) -> Path:
     while not [*(out / "runs").glob("*/checkpoints")] and time.monotonic() < deadline:
         time.sleep(0.01)
     folder = only_run(out / "runs")
+    wait_for_version(folder, 1, run)
+    worker, coordinator = process(run, "client 3"), process(run, "coordinator")
     wait_for_version(folder, 3, run)
-    kill(folder, "client 3")
+    worker.kill()
     wait_for_version(folder, 7, run)
-    kill(folder, "coordinator")
+    coordinator.kill()
     wait_for_version(folder, 13, run)
     os.killpg(run.pid, signal.SIGKILL)
     run.communicate(timeout=20)

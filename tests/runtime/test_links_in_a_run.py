@@ -71,8 +71,8 @@ def test_netem_runs_where_the_machine_allows_it_and_is_refused_before_anything_i
 @pytest.mark.parametrize(
     ("network", "runtime", "message"),
     [
-        ({"how": "off", "default": "cable"}, {}, "the links have no effect"),
-        ({"clock": "virtual"}, {}, "needs runtime.federation 'in-process'"),
+        ({"default": "cable"}, {}, "network.how is missing"),
+        ({"clock": "virtual"}, {}, "runtime.federation must be 'in-process'"),
         ({"how": "netem"}, {"clients_per_worker": 4}, "runtime.clients_per_worker must be 1"),
         ({"how": "netem"}, {"transport": {"security": "none"}}, "runtime.transport.security must be 'curve'"),
         ({"how": "relay", "clients": {"8": "cable"}}, {}, "must be 0 to 7"),

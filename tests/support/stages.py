@@ -10,6 +10,7 @@ WHOLE_RUNS = (
     "experiment/test_worker_policy.py",
     "federation/test_deadlines.py",
     "federation/test_federation.py",
+    "federation/test_open_tasks.py",
     "privacy/test_composition.py",
     "privacy/test_record_book.py",
     "training/test_devices.py",

@@ -625,3 +625,18 @@ def test_missing_observer_stops_nobody() -> None:
 
 def test_wire_error_is_a_refusal() -> None:
     assert issubclass(WireError, Refused)
+
+
+def test_a_client_reports_when_a_task_began_to_arrive_and_when_its_result_was_received(server: ServerEndpoint) -> None:
+    with make_client(server.address) as client:
+        ends = Ends(server, client).joined()
+        before = time.monotonic()
+        server.send_task(0, 2, "train", {"models": np.zeros((4, P), "f4")})
+        ends.until(lambda: ends.tasks(client))
+        (task,) = ends.tasks(client)
+        assert before < task.begun < task.arrived
+        client.send_result(task.id, "release", {"update": np.zeros(P, "f4")})
+        ends.until(lambda: not client.pending)
+        (sent,) = [event for event in ends.told[client] if event.kind == "sent"]
+        assert (sent.round, sent.task) == (2, "train")
+        assert task.arrived < sent.begun < sent.arrived < time.monotonic()

@@ -16,6 +16,12 @@ def compare(
     fairness: Annotated[
         bool, typer.Option("--fairness", help="add F_acc and F_loss, measured against models trained without privacy")
     ] = False,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="mean accuracy such as 0.7: rounds and seconds until it was reached; default: 95 % of the least best"
+        ),
+    ] = None,
 ) -> None:
     """Compare finished runs over seeds.
 
@@ -23,4 +29,4 @@ def compare(
     """
     from dpcfl_net.launch.cli import compare as comparison
 
-    comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness)
+    comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness, target=target)

@@ -1,0 +1,178 @@
+"""Time and traffic of a run: figures of accuracy over time and of each client's time, and tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpcfl_net.report.figures import COLOURS, DASHES, LEGEND, Figure, axis, colour, spec
+from dpcfl_net.results.compare import Row
+from dpcfl_net.results.number_format import number, percent
+from dpcfl_net.results.round_times import (
+    TARGET_SHARE,
+    accuracy_curve,
+    bytes_by_kind,
+    client_times,
+    first_reached,
+    stragglers,
+    usual_target,
+)
+from dpcfl_net.results.run_view import RunView
+from dpcfl_net.results.tables import Table
+
+CLIENTS, STRAGGLERS = 40, 10  # shown at most
+SHADES = {"receive": "@c4", "train": "@c0", "send": "@c1", "wait": "@c7", "idle": "@grid"}
+SAID = {"train": "compute", "receive": "receive", "send": "send", "wait": "wait for a core", "idle": "wait for others"}
+KINDS = {"TASK": "tasks", "RESULT": "results", "control": "control"}
+
+
+def accuracy_over_time(view: RunView) -> Figure:
+    """Mean accuracy and that of the worst client against the seconds since round 1 began."""
+    title, curve = "Accuracy over time", accuracy_curve(view.elapsed, view.observed)
+    if len(curve) < 2:
+        return Figure("accuracy-time", title, why="the times of fewer than two evaluated rounds are known")
+    unit, scale = time_unit(curve[-1].seconds)
+    data: list[dict[str, Any]] = []
+    for name, key, dash in (("mean", "accuracy_mean", "solid"), ("worst client", "accuracy_worst", "dot")):
+        values = [number(view.observed[point.round].get(key)) for point in curve]
+        if any(value is not None for value in values):
+            data.append({
+                "type": "scatter", "mode": "lines+markers", "name": name, "x": [point.seconds / scale for point in curve],
+                "y": [None if value is None else 100 * value for value in values], "text": [point.round for point in curve],
+                "line": {"color": "@ink", "width": 2, "dash": dash}, "marker": {"size": 4},
+                "hovertemplate": f"{name}, round %{{text}}, %{{x:.3g}} {unit}: %{{y:.1f}} %<extra></extra>",
+            })  # fmt: skip
+    target = usual_target([curve])
+    found = first_reached(curve, target) if target is not None else None
+    layout = {"xaxis": axis(unit, rangemode="tozero"), "yaxis": axis("accuracy, %")}
+    if found is not None:
+        data.append({
+            "type": "scatter", "mode": "markers", "name": f"{percent(target)} reached", "x": [found.seconds / scale],
+            "y": [100 * found.accuracy], "marker": {"size": 12, "color": "@c1", "symbol": "diamond"},
+            "hovertemplate": f"round {found.round}, %{{x:.3g}} {unit}<extra></extra>",
+        })  # fmt: skip
+    return Figure("accuracy-time", title, f"{_clock(view)}, from the start of round 1.", spec(data, 320, **layout))
+
+
+def over_time(rows: Sequence[Row], names: Sequence[str], target: float | None) -> Figure:
+    """Mean accuracy of several runs against their seconds.
+
+    Args:
+        rows: Rows of a comparison; each has a colour, and each of its runs a line.
+        names: Name of each row.
+        target: Accuracy to mark; None: none.
+    """
+    title = "Mean accuracy over time"
+    curves = [(index, row, result.curve) for index, row in enumerate(rows) for result in row.results if len(result.curve) > 1]
+    if not curves:
+        return Figure("accuracy-time", title, why="no run has the times of two evaluated rounds")
+    longest = max(curve[-1].seconds for _, _, curve in curves)
+    unit, scale = time_unit(longest)
+    data: list[dict[str, Any]] = []
+    for index, row, curve in curves:
+        epsilon = "" if len({other.epsilon for other in rows}) == 1 else f", epsilon {row.epsilon:g}"
+        name = f"{names[index]}{epsilon}"
+        data.append({
+            "type": "scatter", "mode": "lines", "name": name, "legendgroup": f"{index}",
+            "showlegend": all(trace["legendgroup"] != f"{index}" for trace in data),
+            "x": [point.seconds / scale for point in curve], "y": [100 * point.accuracy for point in curve],
+            "text": [point.round for point in curve],
+            "line": {"color": colour(index), "width": 2, "dash": DASHES[index // COLOURS % len(DASHES)]},
+            "hovertemplate": f"{name}, round %{{text}}, %{{x:.3g}} {unit}: %{{y:.1f}} %<extra></extra>",
+        })  # fmt: skip
+    if target is not None:
+        data.append({
+            "type": "scatter", "mode": "lines", "name": f"target {100 * target:g} %", "legendgroup": "target",
+            "x": [0, longest / scale], "y": [100 * target] * 2, "hoverinfo": "skip",
+            "line": {"color": "@ink", "width": 1.5, "dash": "dot"},
+        })  # fmt: skip
+    layout = {"xaxis": axis(unit, rangemode="tozero"), "yaxis": axis("accuracy, %")}
+    caption = "One line per run, from the start of round 1; virtual seconds for runs in virtual time."
+    return Figure("accuracy-time", title, caption, spec(data, 380, **layout))
+
+
+def time_of_clients(view: RunView) -> Figure:
+    """Bars of each client's time over all rounds: computing, receiving, sending, waiting."""
+    title, total_s = "Time of each client", max(view.elapsed.values(), default=0.0)
+    found = client_times(view.spans, total_s)
+    if not found or not any(own["receive"] for own in found.values()):
+        return Figure("client-time", title, why="the workers have reported no transfers")
+    busy = {client: sum(own.values()) - own["idle"] for client, own in found.items()}
+    shown = sorted(sorted(found, key=lambda client: -busy[client])[:CLIENTS])
+    unit, scale = time_unit(total_s)
+    names = [f"client {client}" for client in shown]
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": SAID[what], "y": names,
+            "x": [round(found[client][what] / scale, 4) for client in shown], "marker": {"color": shade, "line": {"width": 0}},
+            "hovertemplate": f"%{{y}}, {SAID[what]}: %{{x:.3g}} {unit}<extra></extra>",
+        }
+        for what, shade in SHADES.items()
+        if any(found[client][what] for client in shown)
+    ]  # fmt: skip
+    part = f" The {len(shown)} busiest of {len(found)} clients." if len(shown) < len(found) else ""
+    layout = {
+        "xaxis": axis(unit),
+        "yaxis": axis("", autorange="reversed", type="category", showgrid=False, tickfont={"size": 11}, dtick=1),
+        "barmode": "stack",
+        "bargap": 0.3,
+        "legend": {**LEGEND, "traceorder": "normal"},
+    }
+    caption = f"All rounds, {_clock(view).lower()}.{part}"
+    return Figure("client-time", title, caption, spec(data, 130 + 20 * len(shown), **layout))
+
+
+def time_tables(view: RunView) -> list[Table]:
+    """Build the tables: seconds until accuracies, clients that held up rounds, bytes by kind of message."""
+    return [table for table in (_reached(view), _held_up(view), _bytes(view)) if table.rows]
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Return a readable unit for a duration, and its seconds."""
+    return ("hours", 3600.0) if seconds > 3 * 3600 else ("minutes", 60.0) if seconds > 300 else ("seconds", 1.0)
+
+
+def _clock(view: RunView) -> str:
+    return "Virtual time" if view.virtual else "Wall-clock time"
+
+
+def _reached(view: RunView) -> Table:
+    curve = accuracy_curve(view.elapsed, view.observed)
+    best = max((point.accuracy for point in curve), default=0.0)
+    unit, scale = time_unit(max(view.elapsed.values(), default=0.0))
+    rows = []
+    for share in (0.5, 0.8, 0.9, TARGET_SHARE):
+        target = math.floor(100 * share * best) / 100
+        point = first_reached(curve, target)
+        if point is not None and target > 0:
+            rows.append([f"{100 * target:.0f} %", str(point.round), f"{point.seconds / scale:.1f}"])
+    caption = f"50, 80, 90 and 95 % of the best mean accuracy, {percent(best)}. {_clock(view)} from the start of round 1."
+    return Table("Time to accuracy", ["mean accuracy", "round", unit], rows, caption)
+
+
+def _held_up(view: RunView) -> Table:
+    calls, held = stragglers(view.messages)
+    rows = [
+        [f"{one.client}", f"{one.times}", f"{one.total_s:.2f}", f"{one.total_s / one.times:.2f}", f"{one.most_s:.2f}"]
+        for one in held[:STRAGGLERS]
+    ]
+    most = f"The first {STRAGGLERS} of {len(held)} clients" if len(held) > STRAGGLERS else "Clients"
+    caption = f"{most} whose answer came last, of {calls} calls of a client step; time from the last answer but one to theirs."
+    return Table("Clients that held up rounds", ["client", "times last", "total, s", "mean, s", "longest, s"], rows, caption)
+
+
+def _bytes(view: RunView) -> Table:
+    found = bytes_by_kind(view.messages, view.served.values())
+    most = max((part for _, up, down in found.values() for part in (up, down)), default=0)
+    unit, scale = next(
+        (unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= scale or scale == 1
+    )
+    rows = [
+        [KINDS[kind], f"{count}" if count else "–", *(f"{part / scale:.3g}" if part else "–" for part in (up, down))]
+        for kind, (count, up, down) in found.items()
+    ]
+    caption = "Control: headers of chunks, confirmations, heartbeats and handshakes."
+    return Table(
+        "Bytes by kind of message", ["kind", "messages", f"from clients, {unit}", f"to clients, {unit}"], rows, caption
+    )
