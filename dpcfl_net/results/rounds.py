@@ -30,7 +30,10 @@ class RoundMetrics:
         clusters: Number of clusters that the server keeps.
         ari: Adjusted Rand index of the server's clusters against the true ones.
         epsilon_spent: Largest epsilon that a client has spent; not computed in every round, but always at the end.
-        missing: Clients that did not answer.
+        missing: Clients that did not answer in time.
+        late: Clients whose answer to an earlier round arrived in this round.
+        away: Clients that were away by schedule.
+        paused_s: Seconds that the round waited below its quorum.
         seconds: Duration of the round; virtual seconds with `network.clock: virtual`.
         bytes_up: Bytes from the clients.
         bytes_down: Bytes to the clients.
@@ -49,6 +52,9 @@ class RoundMetrics:
     ari: float | None = None
     epsilon_spent: float | None = None
     missing: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+    away: tuple[int, ...] = ()
+    paused_s: float = 0.0
     seconds: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
@@ -84,11 +90,18 @@ class Tables:
             clusters=whole(group.get("clusters")),
             ari=number(self.agreement.get(t, {}).get("ari")),
             epsilon_spent=max((value for value in self.spent.get(t, []) if value is not None), default=None),
-            missing=tuple(client for item in listed(served, "missing") if (client := whole(item)) is not None),
+            missing=_clients(served, "missing"),
+            late=_clients(served, "late"),
+            away=_clients(served, "away"),
+            paused_s=number(served.get("paused_s")) or 0.0,
             seconds=number(served.get("seconds")),
             bytes_up=whole(served.get("bytes_up")) or 0,
             bytes_down=whole(served.get("bytes_down")) or 0,
         )
+
+
+def _clients(line: JsonLine, name: str) -> tuple[int, ...]:
+    return tuple(client for item in listed(line, name) if (client := whole(item)) is not None)
 
 
 class RoundTail:
