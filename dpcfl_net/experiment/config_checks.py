@@ -18,6 +18,7 @@ from dpcfl_net.training import models
 
 # Larger numbers are mistakes; within these limits making a job takes about a minute at most.
 MOST_ANSWERS = 2_000_000  # rounds times clients
+MOST_REAL_LATENCY_S = 1.0  # a handshake of CURVE over TCP takes about 9 one-way trips
 MOST_STEPS = 500_000  # of one client's local training over the whole run
 
 
@@ -195,9 +196,17 @@ def _network_problems(config: Config) -> list[str]:
     if network.how == "netem" and config.runtime.transport.security != "curve":
         problems.append("network.how is 'netem': its addresses are not loopback; runtime.transport.security must be 'curve'")
     try:
-        links_of(network, config.data.clients)
+        schedules = links_of(network, config.data.clients)
     except ConfigError as error:
-        problems += error.problems
+        return problems + error.problems
+    if network.how != "off":
+        problems += [
+            f"network: the latency of client {client} is {longest * 1000:g} ms: must be at most {MOST_REAL_LATENCY_S * 1000:g} where "
+            f"network.how is {network.how!r}, since a handshake must be over after 10 s; network.clock 'virtual' takes any"
+            for client, schedule in enumerate(schedules)
+            if (longest := max([schedule.link.latency_s, *(step.latency_s or 0.0 for step in schedule.steps)]))
+            > MOST_REAL_LATENCY_S
+        ]
     return problems
 
 

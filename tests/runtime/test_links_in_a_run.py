@@ -76,6 +76,7 @@ def test_netem_runs_where_the_machine_allows_it_and_is_refused_before_anything_i
         ({"how": "netem"}, {"clients_per_worker": 4}, "runtime.clients_per_worker must be 1"),
         ({"how": "netem"}, {"transport": {"security": "none"}}, "runtime.transport.security must be 'curve'"),
         ({"how": "relay", "clients": {"8": "cable"}}, {}, "must be 0 to 7"),
+        ({"how": "relay", "clients": {"2": {"latency_ms": 1500}}}, {}, "client 2 is 1500 ms: must be at most 1000"),
         ({"how": "relay", "default": "cabel"}, {}, "did you mean 'cable'?"),
     ],
 )
