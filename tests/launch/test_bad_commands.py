@@ -167,7 +167,7 @@ KEYS: list[Case] = [
         2,
         ["{file}/protocol.json", "a part of this path"],
     ),
-    (COORDINATOR + " --join-timeout 0.2 --operator-key {operator}", 4, ["clients [0, 1] did not join within 0.2 s"]),
+    (COORDINATOR + " --join-timeout 0.2 --pause 0 --operator-key {operator}", 4, ["clients [0, 1] did not join within 0.2 s"]),
 ]
 ADDRESSES: list[Case] = [
     *(
