@@ -42,6 +42,7 @@ class _Planned:
     Attributes:
         name: Identity in spans.jsonl; equal in every replay.
         title: Title of its process, as in process lists.
+        who: Title of the client whose step counts; "" for the first client that reaches it.
         moment: When it happens.
         action: "kill", "stop" or "full".
         seconds: How long a stop or a full disk lasts.
@@ -51,6 +52,7 @@ class _Planned:
 
     name: str
     title: str
+    who: str
     moment: Moment
     action: str
     seconds: float
@@ -88,7 +90,7 @@ class Chaos:
         """Start the faults that are due and end those that have lasted."""
         if self._left:
             self._progress.update()
-        for fault in [fault for fault in self._left if self._progress.reached(fault.moment, fault.title)]:
+        for fault in [fault for fault in self._left if self._progress.reached(fault.moment, fault.who)]:
             self._left.remove(fault)
             if not self._begin(fault):
                 self._missed.append(fault)
@@ -195,7 +197,8 @@ def planned(plan: ChaosFile, clients: int) -> Iterator[_Planned]:
         digest = hashlib.sha256(repr((plan.seed, "process", index)).encode()).digest()
         for title in _titles(fault, clients, random.Random(int.from_bytes(digest))):
             name = f"{index + 1}. {fault.action} {title} at {fault.at}"
-            yield _Planned(name, title, fault.at, fault.action, fault.seconds or 0.0)
+            who = title if title.startswith("client ") and fault.target != "all" else ""
+            yield _Planned(name, title, who, fault.at, fault.action, fault.seconds or 0.0)
 
 
 def _titles(fault: ProcessFault | DiskFault, clients: int, generator: random.Random) -> list[str]:
@@ -279,15 +282,14 @@ class RunProgress:
             for line in tail.new():
                 take(line)
 
-    def reached(self, moment: Moment, title: str) -> bool:
-        """Return whether a process has reached a moment; a process that is no client reaches it with the first client.
+    def reached(self, moment: Moment, who: str) -> bool:
+        """Return whether a client has reached a moment.
 
         Args:
             moment: The moment.
-            title: Title of the process.
+            who: Title of the client; "" for any.
         """
-        name = title if title.startswith("client ") and moment.step != "done" else ""
-        return (moment.step, name, moment.round) in self._reached
+        return (moment.step, "" if moment.step == "done" else who, moment.round) in self._reached
 
     def _note(self, step: str, title: str, round: Any) -> None:
         self._reached |= {(step, title, round), (step, "", round)}
