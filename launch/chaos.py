@@ -122,8 +122,13 @@ class Chaos:
         return True
 
     def _hit(self, fault: _Planned) -> bool:
-        if time.monotonic() - self._looked > FRESH_S:
+        """Apply a fault to its processes; False if none runs. A list without them may be older than their start."""
+        if time.monotonic() - self._looked > FRESH_S or not self._apply_to_running(fault):
             self._running, self._looked = running_processes(self._files.logs), time.monotonic()
+            self._apply_to_running(fault)
+        return bool(fault.hit)
+
+    def _apply_to_running(self, fault: _Planned) -> bool:
         for process in self._running.get(fault.title, []):
             if process in fault.hit:
                 continue
