@@ -79,7 +79,7 @@ class Chaos:
         self._running: dict[str, list[psutil.Process]] = {}
         self._looked = -math.inf
         self._missed: list[_Planned] = []  # their processes did not run then
-        self._progress = RunProgress(self._files, clients, {fault.moment.step for fault in self._left})
+        self._progress = RunProgress(self._files, clients, {(fault.moment.step, fault.moment.round) for fault in self._left})
 
     @property
     def interval_s(self) -> float:
@@ -269,13 +269,14 @@ class RunProgress:
     Args:
         files: The run folder.
         clients: Number of clients.
-        steps: Steps that matter; ledgers are read for "charged" alone.
+        moments: Steps and rounds that matter; ledgers are read for "charged" alone.
     """
 
-    def __init__(self, files: RunFolder, clients: int, steps: set[str]) -> None:
+    def __init__(self, files: RunFolder, clients: int, moments: set[tuple[str, int]]) -> None:
+        self._moments = moments
         self._reached: set[tuple[str, str, int]] = set()  # step, title ("" for any client), round
         self._tails = [(JsonlTail(files.messages), self._message), (JsonlTail(files.metrics), self._metric)]
-        if "charged" in steps:
+        if any(step == "charged" for step, _ in moments):
             for client in range(clients):
                 self._tails.append((JsonlTail(files.ledger(client_key(client)) / "ledger.jsonl"), partial(self._debit, client)))
         for tail, _ in self._tails:
@@ -297,7 +298,8 @@ class RunProgress:
         return (moment.step, "" if moment.step == "done" else who, moment.round) in self._reached
 
     def _note(self, step: str, title: str, round: Any) -> None:
-        self._reached |= {(step, title, round), (step, "", round)}
+        if (step, round) in self._moments:
+            self._reached |= {(step, title, round), (step, "", round)}
 
     def _message(self, line: JsonLine) -> None:
         step = {"TASK": "sent", "RESULT": "answered"}.get(str(line.get("kind")))
