@@ -42,6 +42,7 @@ class _Planned:
     Attributes:
         name: Identity in spans.jsonl; equal in every replay.
         title: Title of its process, as in process lists.
+        who: Title of the client whose step counts; "" for the first client that reaches it.
         moment: When it happens.
         action: "kill", "stop" or "full".
         seconds: How long a stop or a full disk lasts.
@@ -51,6 +52,7 @@ class _Planned:
 
     name: str
     title: str
+    who: str
     moment: Moment
     action: str
     seconds: float
@@ -77,7 +79,7 @@ class Chaos:
         self._running: dict[str, list[psutil.Process]] = {}
         self._looked = -math.inf
         self._missed: list[_Planned] = []  # their processes did not run then
-        self._progress = RunProgress(self._files, clients, {fault.moment.step for fault in self._left})
+        self._progress = RunProgress(self._files, clients, {(fault.moment.step, fault.moment.round) for fault in self._left})
 
     @property
     def interval_s(self) -> float:
@@ -88,7 +90,7 @@ class Chaos:
         """Start the faults that are due and end those that have lasted."""
         if self._left:
             self._progress.update()
-        for fault in [fault for fault in self._left if self._progress.reached(fault.moment, fault.title)]:
+        for fault in [fault for fault in self._left if self._progress.reached(fault.moment, fault.who)]:
             self._left.remove(fault)
             if not self._begin(fault):
                 self._missed.append(fault)
@@ -120,8 +122,13 @@ class Chaos:
         return True
 
     def _hit(self, fault: _Planned) -> bool:
-        if time.monotonic() - self._looked > FRESH_S:
+        """Apply a fault to its processes; False if none runs. A list without them may be older than their start."""
+        if time.monotonic() - self._looked > FRESH_S or not self._apply_to_running(fault):
             self._running, self._looked = running_processes(self._files.logs), time.monotonic()
+            self._apply_to_running(fault)
+        return bool(fault.hit)
+
+    def _apply_to_running(self, fault: _Planned) -> bool:
         for process in self._running.get(fault.title, []):
             if process in fault.hit:
                 continue
@@ -195,7 +202,8 @@ def planned(plan: ChaosFile, clients: int) -> Iterator[_Planned]:
         digest = hashlib.sha256(repr((plan.seed, "process", index)).encode()).digest()
         for title in _titles(fault, clients, random.Random(int.from_bytes(digest))):
             name = f"{index + 1}. {fault.action} {title} at {fault.at}"
-            yield _Planned(name, title, fault.at, fault.action, fault.seconds or 0.0)
+            who = title if title.startswith("client ") and fault.target != "all" else ""
+            yield _Planned(name, title, who, fault.at, fault.action, fault.seconds or 0.0)
 
 
 def _titles(fault: ProcessFault | DiskFault, clients: int, generator: random.Random) -> list[str]:
@@ -261,13 +269,14 @@ class RunProgress:
     Args:
         files: The run folder.
         clients: Number of clients.
-        steps: Steps that matter; ledgers are read for "charged" alone.
+        moments: Steps and rounds that matter; ledgers are read for "charged" alone.
     """
 
-    def __init__(self, files: RunFolder, clients: int, steps: set[str]) -> None:
+    def __init__(self, files: RunFolder, clients: int, moments: set[tuple[str, int]]) -> None:
+        self._moments = moments
         self._reached: set[tuple[str, str, int]] = set()  # step, title ("" for any client), round
         self._tails = [(JsonlTail(files.messages), self._message), (JsonlTail(files.metrics), self._metric)]
-        if "charged" in steps:
+        if any(step == "charged" for step, _ in moments):
             for client in range(clients):
                 self._tails.append((JsonlTail(files.ledger(client_key(client)) / "ledger.jsonl"), partial(self._debit, client)))
         for tail, _ in self._tails:
@@ -279,18 +288,18 @@ class RunProgress:
             for line in tail.new():
                 take(line)
 
-    def reached(self, moment: Moment, title: str) -> bool:
-        """Return whether a process has reached a moment; a process that is no client reaches it with the first client.
+    def reached(self, moment: Moment, who: str) -> bool:
+        """Return whether a client has reached a moment.
 
         Args:
             moment: The moment.
-            title: Title of the process.
+            who: Title of the client; "" for any.
         """
-        name = title if title.startswith("client ") and moment.step != "done" else ""
-        return (moment.step, name, moment.round) in self._reached
+        return (moment.step, "" if moment.step == "done" else who, moment.round) in self._reached
 
     def _note(self, step: str, title: str, round: Any) -> None:
-        self._reached |= {(step, title, round), (step, "", round)}
+        if (step, round) in self._moments:
+            self._reached |= {(step, title, round), (step, "", round)}
 
     def _message(self, line: JsonLine) -> None:
         step = {"TASK": "sent", "RESULT": "answered"}.get(str(line.get("kind")))

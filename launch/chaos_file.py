@@ -54,7 +54,7 @@ def _target(*words: str) -> Any:
 
 Clients = Annotated[Annotated[list[ClientId], Field(min_length=1)] | None, BeforeValidator(_without_all)]
 Rounds = Annotated[list[Round], Field(min_length=2, max_length=2), AfterValidator(_in_order)]
-Target: Any = _target("coordinator", "observer", "parent")
+Target: Any = _target("coordinator", "observer", "relay", "parent", "parent of all processes", "all")
 DiskTarget: Any = _target("coordinator", "observer", "all")
 
 
@@ -111,7 +111,7 @@ class Moment(Section):
     step: Literal["sent", "charged", "answered", "done"] = Field(
         default="sent",
         description="sent: the client's task was sent; charged: its ledger was charged; answered: its result arrived; "
-        "done: the round's figures were written; of a process that is no client: the first client's",
+        "done: the round's figures were written; of all processes, or one that is no client: the first client's",
     )
 
     def __str__(self) -> str:

@@ -20,6 +20,7 @@ from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]
 MOST_LISTED = 20  # client ids in a message
+RETURN_S = 5.0  # time for clients to come back to a coordinator that was restarted after the last round
 WAITS = 10  # at most so many times timeout_s while a client waits for a core
 
 
@@ -105,6 +106,8 @@ class NetworkFederation(Federation):
     def join(self, t: int = 1) -> None:
         """Wait until every client that is there in round t has connected, unless clients are started on demand.
 
+        After the last round nobody needs to: clients that were told to leave do not come back, others do at once.
+
         Args:
             t: First round to run.
 
@@ -112,6 +115,9 @@ class NetworkFederation(Federation):
             RunFailed: If fewer clients than the quorum connect within `join_timeout_s`; names the missing ones.
         """
         if self._pool is not None:
+            return
+        if t > self.protocol.rounds:
+            self._wait_for(set(self.clients), len(self.clients), RETURN_S)
             return
         expected = set(self.clients) - set(self.away(t))
         needed = int(np.ceil(self.quorum * len(expected)))

@@ -108,9 +108,10 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
         checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
-        fed.join(max(checkpoints.rounds(), default=0) + 1)
+        first = max(checkpoints.rounds(), default=0) + 1
+        fed.join(first)
         loading.join()
-        records.joined()
+        records.joined(first)
 
         def on_round(t: int, state: State) -> None:
             records.round(t, state, fed)
@@ -261,10 +262,11 @@ class Records:
         """Record a period of work of one process in round t, in seconds since the epoch."""
         self._spans.write({"who": who, "what": what, "round": t, "start": start, "end": end})
 
-    def joined(self) -> None:
-        """Record that the clients have joined: the first round begins."""
+    def joined(self, t: int) -> None:
+        """Record that the clients have joined before round t."""
         self._round_start, self._wall_start = self._clock(), time.time()
-        say(f"{len(self.protocol.roster)} clients in the roster; round 1 begins")
+        begins = f"round {t} begins" if t <= self.protocol.rounds else "all rounds are done"
+        say(f"{len(self.protocol.roster)} clients in the roster; {begins}")
 
     def round(self, t: int, state: State, fed: Federation) -> None:
         """Record the figures of a round.

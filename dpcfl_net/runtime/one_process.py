@@ -156,8 +156,9 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
 
         if clock is not None:
             clock.start()
-        records.joined()
-        drive(algorithm, fed, Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn), on_round)
+        checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
+        records.joined(max(checkpoints.rounds(), default=0) + 1)
+        drive(algorithm, fed, checkpoints, on_round)
 
 
 def _elapsed_s(metrics: Path) -> float:

@@ -15,6 +15,7 @@ from dpcfl_net.results.run_view import letter, minority, sizes, sort_clusters, s
 
 WAITING, TRAINING, SENDING, GONE, AWAY = "waiting", "training", "sending", "gone", "away"
 NAMED, GROUPS = 10, 12
+RECENT = 10  # rounds whose mean time is the expected time of a round
 PAUSE_SLACK_S = 600.0  # a pause lasts longer while a client computes; a crash in it leaves no end
 Row = tuple[str, int, float | None, float | None]
 
@@ -111,6 +112,7 @@ class ProgressTail:
         self._workers = Workers()
         self._started: float | None = None
         self._lines: list[str] = []
+        self._last_line = 0  # round of the last of them
         self._warnings: list[str] = []
         self._pause: tuple[str, float] = "", 0.0  # message, and the time at which it ends in any case
 
@@ -198,34 +200,46 @@ class ProgressTail:
 
     def _groups(self, at: int) -> str:
         for earlier in sorted((other for other in self._grouping if other <= at), reverse=True):
-            counts = [
-                count
-                for size in listed(mapping(self._grouping[earlier], "diagnostics"), "sizes")
-                if (count := whole(size)) is not None
-            ]
-            if any(counts) and len(counts) > GROUPS:
+            counts = self._sizes(earlier)
+            if len(counts) > GROUPS:
                 return f"{len(counts)} of {min(counts)} to {max(counts)}"
-            if any(counts):
+            if counts:
                 return "/".join(map(str, sorted(counts)))
         return ""
+
+    def _sizes(self, at: int) -> list[int]:
+        """Sizes of the server's clusters after a round; empty if it had none."""
+        sizes = listed(mapping(self._grouping[at], "diagnostics"), "sizes")
+        counts = [count for size in sizes if (count := whole(size)) is not None]
+        return counts if any(counts) else []
 
     def _spent_after(self, at: int) -> float | None:
         return max((value for value in self._spent.get(at, []) if value is not None), default=None)
 
     def _left(self, view: ProgressView) -> float | None:
         # In virtual time `seconds` are virtual, and `wall_s` are the real ones.
-        lines = [self._served[at] for at in sorted(self._served)[-10:]]
+        lines = [self._served[at] for at in sorted(self._served)[-RECENT:]]
         recent = [number(line.get("wall_s", line.get("seconds"))) for line in lines]
         known = [seconds for seconds in recent if seconds is not None]
         return sum(known) / len(known) * max(view.rounds - view.round, 0) if known and view.rounds else None
 
     def _finish_rounds(self, view: ProgressView) -> None:
         ended = view.state != "running"
-        for at in sorted(self._served)[len(self._lines) :]:
+        for at in sorted(at for at in self._served if at > self._last_line):
             # The observer lags behind the server: the line of a round waits up to two rounds for its accuracy.
             if at not in self._observed and not ended and view.round < at + 2:
-                return
+                break
             self._lines.append(self._line(at, view))
+            self._last_line = at
+        self._forget(self._last_line - RECENT)
+
+    def _forget(self, before: int) -> None:
+        """Drop the figures of rounds that have their line, but for the newest ones that are still shown."""
+        last_sizes = max((at for at in self._grouping if at < before and self._sizes(at)), default=before)
+        shown = {id(self._observed): set(sorted(self._observed)[-2:]), id(self._grouping): {last_sizes}}
+        for table in (self._served, self._observed, self._spent, self._grouping, self._agreement):
+            for at in [at for at in table if at < before and at not in shown.get(id(table), ())]:
+                del table[at]
 
     def _line(self, at: int, view: ProgressView) -> str:
         seen, seconds = self._observed.get(at, {}), number(self._served[at].get("seconds"))

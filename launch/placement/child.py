@@ -60,9 +60,9 @@ class Child:
         self.title, self.log, self.pid, self.sentinel, self._channel = title, log, pid, sentinel, channel
         self._code: int | None = None
 
-    def alive(self) -> bool:
-        """Return True if it runs."""
-        return not wait([self.sentinel], 0)
+    def alive(self, patience_s: float = 0) -> bool:
+        """Return True if it still runs after `patience_s` seconds."""
+        return not wait([self.sentinel], patience_s)
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it runs."""
@@ -114,12 +114,16 @@ class ForkServer:
                 env=role_environment(), pass_fds=[theirs.fileno()],
             )  # fmt: skip
 
-    def alive(self) -> bool:
-        """Return True if it runs."""
+    def alive(self, patience_s: float = 0) -> bool:
+        """Return True if it still runs after `patience_s` seconds."""
         if self._child is not None:
-            return self._child.alive()
+            return self._child.alive(patience_s)
         assert self._process is not None
-        return self._process.poll() is None
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
 
     def fork(self, title: str, start: Start, log: Path, descriptors: Sequence[int] = ()) -> Child:
         """Fork a process.

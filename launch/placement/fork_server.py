@@ -3,11 +3,13 @@
 It runs no thread, opens no network socket, draws no random number and never starts CUDA: children would inherit it. A request is
 one message on a Unix socket: the title of the child, with file descriptors of its channel, its log, its arguments and whatever
 else it needs. The arguments are read by the child alone, so that a fork server never holds a configuration that it was not
-started with. On the channel the child sends a handle of itself, and the fork server sends its exit code when it has ended.
+started with. On the channel the child sends a handle of itself and its exit code; the fork server sends that of a child that was
+killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -102,7 +104,7 @@ def serve(channel: int = CHANNEL) -> None:
 
 
 def _report_end(pid: int, channel: socket.socket) -> None:
-    """Send the exit code of a child that has ended, negative for a signal."""
+    """Send the exit code of a child that has ended, negative for a signal; one that exited by itself has sent it first."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with channel:
         try:
@@ -158,9 +160,16 @@ def run(title: str, content: bytes) -> None:
         traceback.print_exc()
     finally:  # also if its log cannot be written, on a full disk
         try:
+            _tell(code)
             sys.stdout.flush()
         finally:
             os._exit(code)  # forked children skip the parent's exit handlers
+
+
+def _tell(code: int) -> None:
+    """Send the exit code to the launcher: the fork server, which would send it, may have been killed."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(CHANNEL)) as end:  # the launcher no longer waits for it
+        end.send(str(code).encode())
 
 
 def _exit_with_launcher() -> None:

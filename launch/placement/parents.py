@@ -16,6 +16,7 @@ from dpcfl_net.launch.placement.fork_server import Start
 
 # Folder, operator's key and data folder of a job.
 JobSource = tuple[Path, str, str | None]
+ENDING_S = 1.0  # a process that is killed closes its sockets before it counts as ended
 _libraries: ForkServer | None = None
 _workers: ForkServer | None = None
 
@@ -57,10 +58,11 @@ def fork_worker(title: str, start: Start, log: Path, descriptors: Sequence[int] 
 
 def _fork(parent: Callable[[], ForkServer], title: str, start: Start, log: Path, descriptors: Sequence[int]) -> Child:
     """Fork a process; once again if its parent has ended in the meantime."""
+    server = parent()
     try:
-        return parent().fork(title, start, log, descriptors)
+        return server.fork(title, start, log, descriptors)
     except RunFailed:
-        if parent().alive():
+        if server.alive(ENDING_S):
             raise
         return parent().fork(title, start, log, descriptors)
 

@@ -8,28 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import yaml
+from chaos_runs import ROUNDS, TINY, chaos, charges, faults, kinds, models, run
 from cli_cases import call
 from conftest import assert_nothing_left, dpcfl, only_run, write_config
 
 from dpcfl_net.core import runlog
 from dpcfl_net.launch.chaos import Chaos
 from dpcfl_net.launch.chaos_file import read_chaos
-from dpcfl_net.privacy.ledger.ledger import read_ledger
-from dpcfl_net.runtime.checkpoint import Checkpoints
 
-ROUNDS = 6
-TINY = {
-    "data": {"dataset": "digits", "clients": [1, 1, 1], "train_per_client": 200, "test_per_client": 40},
-    "model": {"name": "linear"}, "rounds": ROUNDS, "algorithm": {"name": "dp-ifca", "clusters": 2},
-}  # fmt: skip
 EVERYTHING = {
     "drop": 0.05,
     "duplicate": 0.02,
@@ -37,45 +29,6 @@ EVERYTHING = {
     "reorder": 0.02,
     "corrupt": 0.02,
 }
-
-
-def chaos(folder: Path, **sections: Any) -> Path:
-    path = folder / "chaos.yaml"
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump({"seed": 7, **sections}))
-    return path
-
-
-def models(folder: Path) -> bytes:
-    found = Checkpoints(folder / "checkpoints").newest()
-    assert found is not None
-    return bytes(found[1].models.tobytes())
-
-
-def faults(folder: Path) -> list[dict[str, Any]]:
-    return [span for span in runlog.read(folder / "spans.jsonl") if span["what"].startswith("fault ")]
-
-
-def kinds(folder: Path) -> Counter[str]:
-    return Counter(span["what"].removeprefix("fault ") for span in faults(folder))
-
-
-def charges(folder: Path) -> dict[str, list[tuple[int, str]]]:
-    """What each ledger charged: (round, kind) in order."""
-    return {
-        ledger.name: [(line.round, line.kind) for line in read_ledger(ledger) if line.type == "debit"]
-        for ledger in sorted((folder / "ledgers").iterdir())
-    }
-
-
-def run(out: Path, plan: Path | None, settings: dict[str, Any], code: int = 0) -> tuple[Path, str]:
-    """Run a configuration. Returns its folder, and what the command printed."""
-    more = [] if plan is None else ["--chaos", plan]
-    done = dpcfl("run", write_config(out / "c", **settings), "--out", out / "runs", *more, timeout=180)
-    assert done.returncode == code, done.stdout + done.stderr
-    folder = only_run(out / "runs")
-    assert_nothing_left(folder)
-    return folder, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,10 @@ from wire_ends import (
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
-from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, encode
+from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, decode, encode
 from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, ObserverOutbox, Personal, Span
 from dpcfl_net.transport.server import FAILURES
+from dpcfl_net.transport.transcript import Transcript, read
 
 
 @pytest.fixture
@@ -533,6 +535,22 @@ def test_message_log_has_one_row_a_message() -> None:
         assert row.keys() == {"time", "direction", "peer", "kind", "round", "bytes", "id"}
         assert row["peer"] == "client 0"
     assert all(5_000_000 < row["bytes"] < 5_001_000 and row["round"] == 3 for row in rows if row["kind"] in ("TASK", "RESULT"))
+
+
+def test_the_transcript_has_a_task_on_file_before_a_client_can_answer_it(tmp_path: Path) -> None:
+    """A coordinator that is killed loses what it has not written; `dpcfl verify` needs the task of every answer."""
+    with (
+        closing(Transcript(tmp_path / "t", "headers")) as transcript,
+        make_server(transcript=transcript) as server,
+        make_client(server.address) as client,
+    ):
+        ends = Ends(server, client).joined()
+        for number in range(1, 4):
+            sent = server.send_task(0, number, "train", {"models": np.zeros((1, P), "f4")})
+            ends.until(lambda number=number: len(ends.tasks(client)) == number)
+            assert sent in [decode(record.header).id for record in read(tmp_path / "t")]
+            client.send_result(ends.tasks(client)[-1].id, "release", {"update": np.zeros(P, "f4")})
+            ends.until(lambda: not client.pending)
 
 
 def observer(**changes: Any) -> ObserverInbox:
