@@ -185,9 +185,8 @@ class ServerEndpoint:
             self.bytes_down += len(data) + (chunk.nbytes if chunk is not None else 0)
             self._message_log.crossed("down", peer.name, data, chunk)
             self._message_log.message("down", peer.name, header, len(data) + header.size)
-            if (
-                header.kind == "TASK"
-            ):  # its header is on file before its chunks leave: no crash makes an answer to an unknown task
+            if header.kind == "TASK":
+                # On file before its chunks leave, so that no crash makes an answer to an unknown task.
                 self._message_log.tick(flush=True)
         return True
 
