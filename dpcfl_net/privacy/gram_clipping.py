@@ -1,0 +1,95 @@
+"""Gradients of a layer that adds up outer products over places, clipped by norms from Gram matrices (ghost clipping).
+
+The weight gradient of a convolution is B^T A for a record's output gradients B, (places, o), and patches A, (places, d). It is
+never formed: ||B^T A||^2 = <A A^T, B B^T> (Lee and Kifer 2021), and one product over all slots and places gives the clipped sum.
+
+Proof of the sensitivity, in the notation of clipping.py, for P slots and T places; m = ||A|| ||B|| in Frobenius norm:
+
+- The Gram matrices are computed in float64. By the inequality of Cauchy and Schwarz the rounding of <A A^T, B B^T> is at most
+  gamma_{d + o + T^2} m^2, which is added: the result bounds the norm in exact arithmetic.
+- The terms of one record may cancel in B^T A, but they are added in working precision together with those of all records, in
+  any order. The sum of factor * gradient is therefore off by at most gamma_{P T + 4} sum(factor * m), relative to m and not to
+  the norm. Two adjacent sums differ by that of one record, at most max(factor * norm), and by at most
+  max(factor * 2 P gamma_{P T + 4} m), the `squared_rounding` of a slot; over layers both add up in squares.
+- `clipping.clipped_sum` keeps the first below (1 - share) clip' and the second below share * clip'. So crafted weights under
+  which gradients cancel are scaled down, and cannot pass rounding off as a small norm.
+- The product of a factor and a signal is lost below the smallest normal number. A slot with ||A|| or ||B|| above 2^40 is
+  removed, so that this moves the sum by less than 1e-19, which the last 2^-19 of the share cover for all clip norms from 1e-9.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_LARGEST = 2.0**40
+
+
+@dataclass
+class PlaceSums:
+    """Gradients of a weight as sums of outer products over places.
+
+    Attributes:
+        signals: Gradients of the outputs, (slots, places, o); overwritten by `add_clipped`.
+        inputs: Inputs or patches, (slots, places, d); overwritten by `add_clipped`.
+        at: Index of the first parameter of the weight.
+        sides: Shape of the weight, (o, ...).
+        window: Part of the last dimensions of `sides` that `inputs` covers; the rest of the gradient is zero.
+    """
+
+    signals: torch.Tensor
+    inputs: torch.Tensor
+    at: int
+    sides: tuple[int, ...]
+    window: tuple[slice, ...]
+
+    def __post_init__(self) -> None:
+        signals, inputs = (values.double() for values in (self.signals, self.inputs))
+        grams = torch.bmm(signals, signals.transpose(1, 2)), torch.bmm(inputs, inputs.transpose(1, 2))
+        # ||B||^2 and ||A||^2 are the traces.
+        lengths = [gram.diagonal(dim1=1, dim2=2).sum(1) for gram in grams]
+        self._norms = (grams[0] * grams[1]).sum((1, 2))
+        self._sides = lengths[0] * lengths[1]
+        self._huge = ~((lengths[0] <= _LARGEST**2) & (lengths[1] <= _LARGEST**2))
+
+    def squared_norms(self) -> torch.Tensor:
+        """See `GradientBlock`."""
+        places, out, deep = self.signals.shape[1], self.signals.shape[2], self.inputs.shape[2]
+        limits = torch.finfo(torch.float64)
+        terms = deep + out + places**2 + 8
+        bound = self._norms.clamp(min=0) + self._sides * (terms * limits.eps) + terms * limits.tiny
+        return bound.masked_fill(self._huge, math.inf)
+
+    def squared_rounding(self) -> torch.Tensor:
+        """See `GradientBlock`."""
+        slots, places = self.signals.shape[:2]
+        unit = torch.finfo(self.signals.dtype).eps / 2
+        terms = (slots * places + 4) * unit
+        worst = 2 * slots * terms / (1 - terms)
+        return self._sides * (worst**2 * (1 + 2.0**-18))
+
+    def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
+        """See `GradientBlock`."""
+        for values in (self.signals, self.inputs):
+            bits = values.view(keep.dtype)
+            bits &= keep[:, None, None]
+        signals = self.signals.mul_(factors[:, None, None]).flatten(0, 1)
+        inputs = self.inputs.flatten(0, 1)
+        self._write(out[self.at : self.at + math.prod(self.sides)], signals.t(), inputs)
+
+    def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
+        """See `GradientBlock`."""
+        place = self.signals.new_empty(math.prod(self.sides))
+        self._write(place, self.signals[slot].t(), self.inputs[slot])
+        return self.at, place
+
+    def _write(self, place: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+        if right.shape[1] * self.sides[0] == len(place):
+            torch.mm(left, right, out=place.view(self.sides[0], -1))
+            return
+        window: Any = (..., *self.window)
+        covered = place.zero_().view(self.sides)[window]
+        covered.copy_((left @ right).view(covered.shape))
