@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 
 BLOCK = 512
-_SHARE_UNITS = 2**16  # 0.8 % of the clip norm in float32
+_SHARE_UNITS = 2**15  # 0.4 % of the clip norm in float32
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 

@@ -7,10 +7,11 @@ Proof of the sensitivity, in the notation of clipping.py, for P slots and T plac
 
 - The Gram matrices are computed in float64. By the inequality of Cauchy and Schwarz the rounding of <A A^T, B B^T> is at most
   gamma_{d + o + T^2} m^2, which is added: the result bounds the norm in exact arithmetic.
-- The terms of one record may cancel in B^T A, but they are added in working precision together with those of all records, in
-  any order. The sum of factor * gradient is therefore off by at most gamma_{P T + 4} sum(factor * m), relative to m and not to
-  the norm. Two adjacent sums differ by that of one record, at most max(factor * norm), and by at most
-  max(factor * 2 P gamma_{P T + 4} m), the `squared_rounding` of a slot; over layers both add up in squares.
+- The terms of one record may cancel in B^T A, but they are added in working precision together with those of other records:
+  products over c slots each add up c T terms in any order, and their results are added one by one. With depth
+  k = c T + P / c + 4, the sum of factor * gradient is off by at most gamma_k sum(factor * m), relative to m and not to the norm.
+  Two adjacent sums differ by the gradient of one record, at most max(factor * norm), and by at most
+  max(factor * 2 P gamma_k m), the `squared_rounding` of a slot; over layers both add up in squares.
 - `clipping.clipped_sum` keeps the first below (1 - share) clip' and the second below share * clip'. So crafted weights under
   which gradients cancel are scaled down, and cannot pass rounding off as a small norm.
 - The product of a factor and a signal is lost below the smallest normal number. A slot with ||A|| or ||B|| above 2^40 is
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 
 _LARGEST = 2.0**40
+_TERMS = 128  # of one product: few, so that their rounding takes little of the clip norm
 
 
 @dataclass
@@ -67,7 +69,8 @@ class PlaceSums:
         """See `GradientBlock`."""
         slots, places = self.signals.shape[:2]
         unit = torch.finfo(self.signals.dtype).eps / 2
-        terms = (slots * places + 4) * unit
+        step = self._step()
+        terms = (min(step, slots) * places + math.ceil(slots / step) + 4) * unit
         worst = 2 * slots * terms / (1 - terms)
         return self._sides * (worst**2 * (1 + 2.0**-18))
 
@@ -76,20 +79,28 @@ class PlaceSums:
         for values in (self.signals, self.inputs):
             bits = values.view(keep.dtype)
             bits &= keep[:, None, None]
-        signals = self.signals.mul_(factors[:, None, None]).flatten(0, 1)
-        inputs = self.inputs.flatten(0, 1)
-        self._write(out[self.at : self.at + math.prod(self.sides)], signals.t(), inputs)
+        self.signals *= factors[:, None, None]
+        self._write(out[self.at : self.at + math.prod(self.sides)], self.signals, self.inputs)
 
     def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
         """See `GradientBlock`."""
         place = self.signals.new_empty(math.prod(self.sides))
-        self._write(place, self.signals[slot].t(), self.inputs[slot])
+        self._write(place, self.signals[slot][None], self.inputs[slot][None])
         return self.at, place
 
-    def _write(self, place: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-        if right.shape[1] * self.sides[0] == len(place):
-            torch.mm(left, right, out=place.view(self.sides[0], -1))
-            return
-        window: Any = (..., *self.window)
-        covered = place.zero_().view(self.sides)[window]
-        covered.copy_((left @ right).view(covered.shape))
+    def _step(self) -> int:
+        """Slots of one product."""
+        return max(1, _TERMS // self.signals.shape[1])
+
+    def _write(self, place: torch.Tensor, signals: torch.Tensor, inputs: torch.Tensor) -> None:
+        whole = math.prod(self.sides) == signals.shape[2] * inputs.shape[2]
+        total = place.view(self.sides[0], -1) if whole else place.new_empty(self.sides[0], inputs.shape[2])
+        left, right = (values.split(self._step()) for values in (signals, inputs))
+        torch.mm(left[0].flatten(0, 1).t(), right[0].flatten(0, 1), out=total)
+        for some, more in zip(left[1:], right[1:], strict=True):
+            # A product of its own: added up in one, all terms could pass through one chain of additions.
+            total += some.flatten(0, 1).t() @ more.flatten(0, 1)
+        if not whole:
+            window: Any = (..., *self.window)
+            covered = place.zero_().view(self.sides)[window]
+            covered.copy_(total.view(covered.shape))

@@ -202,6 +202,18 @@ def test_crafted_cancellation_does_not_pass_the_clip(cancel: float) -> None:
         assert cancel or torch.linalg.vector_norm(found[0] - found[1]) > 0.98
 
 
+def test_rounding_takes_no_more_than_its_share_of_a_full_batch() -> None:
+    make, shape = CASES["torchvision ResNet-10"]
+    torch.manual_seed(0)
+    module = make()
+    ours, data = trainer(module, 1.0, batch_size=33), Images(42, shape, CLASSES)
+    assert ours.slots == 42
+    _, parts = ours._engine.gradients(torch.from_numpy(flatten(module)), data.x, data.y)
+    norms = torch.stack([part.squared_norms() for part in parts]).sum(0).sqrt()
+    rounding = torch.stack([more for part in parts if (more := part.squared_rounding()) is not None]).sum(0).sqrt()
+    assert (rounding < clipping.rounding_share(torch.float32) * norms / 2).all()
+
+
 def test_factors_too_large_for_the_proof_are_removed() -> None:
     part = sums(4, 4, 0.0)
     part = PlaceSums(
