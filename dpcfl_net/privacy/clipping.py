@@ -23,6 +23,7 @@ from typing import Protocol
 import torch
 
 BLOCK = 512
+_SHARE_UNITS = 2**15  # 0.4 % of the clip norm in float32
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -31,6 +32,12 @@ class GradientBlock(Protocol):
 
     def squared_norms(self) -> torch.Tensor:
         """Bound each squared norm from above: (slots,) float64, inf or NaN where it overflows or is not a number."""
+
+    def squared_rounding(self) -> torch.Tensor | None:
+        """Bound the square of what rounding in the sum may change per unit of factor, (slots,) float64 (gram_clipping.py).
+
+        None if `reserved_clip` covers it: the sum adds up numbers whose own norms were bounded.
+        """
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
         """Write the sum over slots of factor * gradient into `out`.
@@ -77,6 +84,9 @@ class Rows:
             squares += _squares(self.values[..., whole:])
         return squares.mul_(inflation)
 
+    def squared_rounding(self) -> None:
+        """See `GradientBlock`."""
+
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
         """See `GradientBlock`."""
         bits = self.values.view(keep.dtype)
@@ -122,6 +132,9 @@ class Outer:
         limits = torch.finfo(torch.float64)
         return signals.mul_(inputs).mul_(1 + (terms + 8) * limits.eps).add_(terms * limits.tiny)
 
+    def squared_rounding(self) -> None:
+        """See `GradientBlock`."""
+
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
         """See `GradientBlock`."""
         signals = _selected(self.signals, keep).mul_(factors[:, None])
@@ -139,9 +152,7 @@ class Outer:
         return self.at, torch.cat([weight, signal]) if self.bias else weight
 
 
-def clipped_sum(
-    parts: list[GradientBlock], usable: torch.Tensor, clip: float, parameters: int, dtype: torch.dtype
-) -> torch.Tensor:
+def clipped_sum(parts: list[GradientBlock], usable: torch.Tensor, clip: float, out: torch.Tensor) -> torch.Tensor:
     """Clip each slot's gradient and sum.
 
     Slots that are not usable, or have no finite norm, are removed by selection, which is always executed: multiplying by zero
@@ -151,22 +162,27 @@ def clipped_sum(
         parts: Gradients, block by block.
         usable: Slots that hold a record, (slots,) bool.
         clip: Clip norm C.
-        parameters: Number of parameters p.
-        dtype: Dtype of the sum.
+        out: Memory for the sum, (p,); its dtype is the working precision.
 
     Returns:
-        The sum, (p,), with an L2 sensitivity of at most `clip` under zero-out.
+        `out`: the sum, (p,), with an L2 sensitivity of at most `clip` under zero-out.
     """
     squares = torch.zeros(usable.shape[0], dtype=torch.float64, device=usable.device)
     for part in parts:
         squares += part.squared_norms()
     # NaN is not below infinity, so it is removed too.
     removed = ~(usable & (squares < math.inf))
+    dtype = out.dtype
     target = reserved_clip(clip, usable.shape[0], dtype)
+    rounding = [each for part in parts if (each := part.squared_rounding()) is not None]
+    if rounding:
+        share = rounding_share(dtype)
+        # The larger of the two bounds decides.
+        squares = torch.maximum(squares.div_((1 - share) ** 2), torch.stack(rounding).sum(0).div_(share**2))
+        removed |= ~(squares < math.inf)
     factors = (target / squares.sqrt_()).clamp_(max=1.0).masked_fill_(removed, 0.0).to(dtype)
     # A mask of bits selects six times as fast as masked_fill.
     keep = removed.to(_BITS[dtype]).sub_(1)
-    out = torch.empty(parameters, dtype=dtype, device=usable.device)
     for part in parts:
         part.add_clipped(factors, keep, out)
     return out
@@ -194,3 +210,12 @@ def reserved_clip(clip: float, slots: int, dtype: torch.dtype) -> float:
     unit = torch.finfo(dtype).eps / 2
     gamma = (slots + 2) * unit / (1 - (slots + 2) * unit)
     return clip / ((1 + 4 * unit) * (1 + unit) * (1 + 2 * slots * gamma))
+
+
+def rounding_share(dtype: torch.dtype) -> float:
+    """Return the share of clip' that covers `GradientBlock.squared_rounding`.
+
+    Args:
+        dtype: Working precision.
+    """
+    return _SHARE_UNITS * torch.finfo(dtype).eps

@@ -153,11 +153,13 @@ class Trainer:
         total = torch.zeros(self.parameters, dtype=torch.float64, device=weights.device)
         size, batches = (self.slots, pieces(rows, self.slots)) if room is None else padded(rows[:room], room)
         slots = torch.arange(size, device=weights.device)
+        # One memory for all pieces: new pages of a large model cost as much as a layer.
+        part = torch.empty_like(weights)
         for piece in batches:
             x, y = (values.to(weights.device) for values in data.batch(piece, size))
             logits, parts = self._engine.gradients(weights, x, y)
             usable = _finite(logits) & (slots < len(piece))
-            total += clipping.clipped_sum(parts, usable, self.clip, self.parameters, weights.dtype)
+            memory.add(total, clipping.clipped_sum(parts, usable, self.clip, part))
         return total.cpu().numpy()
 
 

@@ -74,7 +74,7 @@ class FastPath:
     def _backward(self, i: int, weights: Weights, signal: torch.Tensor, kept: Any, parts: list[GradientBlock]) -> torch.Tensor:
         layer = self._layers[i]
         if isinstance(layer, Conv):
-            parts += _conv_rows(layer, signal, kept)
+            parts += conv_rows(layer, signal, kept)
             return signal if i == self._first else _conv_signal(layer, weights[0], signal, kept)
         if isinstance(layer, Dense):
             parts.append(Outer(signal, kept, layer.at, layer.bias))
@@ -92,7 +92,17 @@ def _conv_signal(layer: Conv, weight: torch.Tensor, signal: torch.Tensor, inputs
     return _convolution_backward(signal, inputs, weight, None, *geometry)[0]
 
 
-def _conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[GradientBlock]:
+def conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[GradientBlock]:
+    """Compute per-record gradients of a convolution.
+
+    Args:
+        layer: The convolution.
+        signal: Gradients of the outputs, (n, out, height, width), channels_last.
+        inputs: Inputs, (n, channels, height, width).
+
+    Returns:
+        Rows of the weight and of any bias.
+    """
     out, deep, _, wide = layer.shape
     # (n, places, out): channels_last makes it a view.
     signal = signal.permute(0, 2, 3, 1)

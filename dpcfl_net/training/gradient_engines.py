@@ -12,11 +12,14 @@ from torch import nn
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy import clipping, synthetic
-from dpcfl_net.training import devices, gradient_errors, layer_rules
+from dpcfl_net.training import deep_layers, devices, gradient_errors, layer_rules
+from dpcfl_net.training.deep_path import DeepPath
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.opacus_path import OpacusPath
 from dpcfl_net.training.vmap_path import VmapPath
+
+PATHS = ("fast", "deep", "opacus", "vmap")
 
 
 class Forward(Protocol):
@@ -49,9 +52,9 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
 
     Args:
         module: The model.
-        path: "fast", "opacus" or "vmap"; "auto" takes the fast path where possible, else the first of Opacus and vmap whose
-            gradients equal autograd's on synthetic records.
-        input_shape: Shape of one record; with None, "auto" takes Opacus without a comparison.
+        path: "fast", "deep", "opacus" or "vmap"; "auto" takes the fast path where possible, then the deep path, then the first
+            of Opacus and vmap whose gradients equal autograd's on synthetic records.
+        input_shape: Shape of one record; with None, "auto" takes Opacus without a comparison where the first two do not apply.
 
     Returns:
         Name of the engine, and the engine.
@@ -59,14 +62,21 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
     Raises:
         ConfigError: If the name is unknown or no engine can train the model.
     """
-    if path not in ("auto", "fast", "opacus", "vmap"):
-        raise ConfigError(f"unknown path {path!r}, known: auto, fast, opacus, vmap")
+    if path not in ("auto", *PATHS):
+        raise ConfigError(f"unknown path {path!r}, known: auto, {', '.join(PATHS)}")
     processor()
     layers = fast_layers(module, input_shape) if path in ("auto", "fast") else None
     if layers is not None:
         return "fast", FastPath(layers)
     if path == "fast":
         raise ConfigError("the fast path takes a Sequential of Conv2d (one group), ReLU, MaxPool2d, Flatten, with Linear last")
+    if path in ("auto", "deep") and deep_layers.supported(module, input_shape):
+        return "deep", DeepPath(module)
+    if path == "deep":
+        raise ConfigError(
+            "the deep path takes Conv2d with zero padding, GroupNorm and Linear, each called once, with activations, pooling, "
+            "flattening and sums between them"
+        )
     if path == "vmap":
         return path, VmapPath(module)
     if path == "opacus" or input_shape is None:

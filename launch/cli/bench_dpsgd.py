@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
-RECORDS = 8000
-SHAPE = (1, 28, 28)
+from dpcfl_net.core.errors import ConfigError
+
+SHAPES = {"cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
+_RECORDS = {"cnn": 8000, "resnet18": 1000}
+_LEAST_STEPS = {"cnn": 4, "resnet18": 2}
 CLIP, NOISE, RATE = 1.0, 1.0, 0.005
 
 
 def dpsgd(
-    reps: int = 7, batches: Sequence[int] = (32, 64, 256), seconds: float = 0.4, epoch: bool = True
+    reps: int = 7, batches: Sequence[int] = (32, 64, 256), seconds: float = 0.4, epoch: bool = True, model: str = "cnn"
 ) -> list[dict[str, Any]]:
-    """Measure steps and an epoch of DP-SGD on the CNN with 28,938 parameters, and print a table.
+    """Measure steps and an epoch of DP-SGD on a model, and print a table.
 
     "dpcfl" is `Trainer.train`: Poisson sampling, padded batches, AES-CTR noise in float64. "opacus" is Opacus' hooks on
     Poisson batches without padding, with torch's noise. "plain" is SGD without privacy on batches of the expected size.
@@ -30,12 +33,20 @@ def dpsgd(
         batches: Expected batch sizes.
         seconds: Processor seconds per repetition of a batch size.
         epoch: Also measure an epoch.
+        model: "cnn" (28,938 parameters) or "resnet18" (11,181,642).
 
     Returns:
         The rows: medians of processor time in milliseconds per step or epoch, and medians of the ratios to dpcfl within a
         repetition; above 1, dpcfl is faster. Processor time depends less on other processes than elapsed time.
+
+    Raises:
+        ConfigError: For another model.
     """
     import torch
+
+    if model not in SHAPES:
+        raise ConfigError(f"unknown model {model!r} of a benchmark, known: {', '.join(SHAPES)}")
+    data = _Records(model)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -43,12 +54,12 @@ def dpsgd(
         with warnings.catch_warnings():
             # torch warns about Opacus' hooks because images need no gradient.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            rows = [_steps(batch, reps, seconds) for batch in batches]
+            rows = [_steps(data, batch, reps, seconds) for batch in batches]
             if epoch:
-                rows.append(_epoch(max(1, reps // 2)))
+                rows.append(_epoch(data, max(1, reps // 2)))
     finally:
         torch.set_num_threads(threads)
-    print(_TITLE)
+    print(_TITLE.format(model=model, parameters=data.parameters, records=len(data)))
     print(" " * 14 + "".join(f"{title:>{width}}" for title, _, width, _ in _COLUMNS))
     for row in rows:
         print(f"{row['case']:<14}" + "".join(f"{row[key]:>{width}.{digits}f}" for _, key, width, digits in _COLUMNS))
@@ -56,8 +67,8 @@ def dpsgd(
 
 
 _TITLE = """\
-DP-SGD on a CNN of 28,938 parameters, one thread: milliseconds of processor time, medians of interleaved repetitions.
-batch N: a step at expected batch size N. epoch of 32s: an epoch of 8,000 records, with the loaders of opacus and torch.
+DP-SGD on {model} ({parameters:,} parameters), one thread: milliseconds of processor time, medians of interleaved repetitions.
+batch N: a step at expected batch size N. epoch of 32s: an epoch of {records:,} records, with the loaders of opacus and torch.
 dpcfl: Poisson batches, padded, AES-CTR noise in float64. opacus: its hooks on Poisson batches, torch's noise.
 plain: SGD without privacy on batches of the expected size. speed-up: their time / time of dpcfl; above 1, dpcfl is faster.
 """
@@ -71,43 +82,48 @@ _COLUMNS = (
 
 
 class _Records:
-    """Random images in memory."""
+    """Random images in memory, and the model that reads them."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
         import torch
 
         generator = torch.Generator().manual_seed(0)
-        self.x = torch.rand(RECORDS, *SHAPE, generator=generator)
-        self.y = torch.randint(0, 10, (RECORDS,), generator=generator)
+        self.model, count = model, _RECORDS[model]
+        self.x = torch.rand(count, *SHAPES[model], generator=generator)
+        self.y = torch.randint(0, 10, (count,), generator=generator)
+        self.parameters = sum(parameter.numel() for parameter in self.build().parameters())
 
     def __len__(self) -> int:
-        return RECORDS
+        return len(self.y)
+
+    def build(self) -> Any:
+        from dpcfl_net.training import models
+
+        return models.build(self.model, SHAPES[self.model], 10)
 
     def batch(self, rows: np.ndarray, size: int) -> tuple[Any, Any]:
         import torch
 
         index = torch.from_numpy(rows)
-        x, y = torch.zeros(size, *SHAPE), torch.zeros(size, dtype=torch.int64)
+        x, y = torch.zeros(size, *SHAPES[self.model]), torch.zeros(size, dtype=torch.int64)
         x[: len(rows)], y[: len(rows)] = self.x[index], self.y[index]
         return x, y
 
 
-def _steps(batch: int, reps: int, seconds: float) -> dict[str, Any]:
-    data = _Records()
+def _steps(data: _Records, batch: int, reps: int, seconds: float) -> dict[str, Any]:
     ways = {"dpcfl": _ours(data, batch), "opacus": _opacus(data, batch), "plain": _plain(data, batch)}
-    counts = {}
+    counts, few = {}, _LEAST_STEPS[data.model]
     for name, run in ways.items():
-        run(4)
+        run(few)
         begin = time.process_time()
-        run(4)
-        counts[name] = max(4, int(4 * seconds / (time.process_time() - begin)))
+        run(few)
+        counts[name] = max(few, int(few * seconds / (time.process_time() - begin)))
     times = _interleave({name: partial(run, counts[name]) for name, run in ways.items()}, reps)
     return _row(f"batch {batch}", {name: [t / counts[name] for t in times[name]] for name in ways})
 
 
-def _epoch(reps: int) -> dict[str, Any]:
-    data = _Records()
-    steps = RECORDS // 32
+def _epoch(data: _Records, reps: int) -> dict[str, Any]:
+    steps = len(data) // 32
     ours = _ours(data, 32)
     ways = {"dpcfl": lambda: ours(steps), "opacus": _opacus_epoch(data, 32), "plain": _plain_epoch(data, 32)}
     return _row("epoch of 32s", _interleave(ways, reps))
@@ -136,20 +152,18 @@ def _ours(data: _Records, batch: int) -> Callable[[int], Any]:
     from dpcfl_net.training import models
     from dpcfl_net.training.dpsgd import Trainer
 
-    trainer = Trainer(models.build("cnn", SHAPE, 10), clip=CLIP, learning_rate=RATE, batch_size=batch)
-    theta = models.initial("cnn", SHAPE, 10, 0)
-    return lambda steps: trainer.train(theta, data, DPSGDSlot("train", batch / RECORDS, steps), NOISE, b"a key of a bench")
+    trainer = Trainer(data.build(), clip=CLIP, learning_rate=RATE, batch_size=batch)
+    theta = models.initial(data.model, SHAPES[data.model], 10, 0)
+    return lambda steps: trainer.train(theta, data, DPSGDSlot("train", batch / len(data), steps), NOISE, b"a key of a bench")
 
 
 def _opacus_parts(data: _Records, batch: int, poisson: bool) -> tuple[Any, Any, Any]:
     import torch
     from opacus import PrivacyEngine
 
-    from dpcfl_net.training import models
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = models.build("cnn", SHAPE, 10)
+        module = data.build()
         optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data.x, data.y), batch_size=batch)
         return PrivacyEngine(accountant="rdp").make_private(
@@ -168,7 +182,7 @@ def _opacus(data: _Records, batch: int) -> Callable[[int], Any]:
     def run(steps: int) -> None:
         draw = np.random.default_rng(0)
         for _ in range(steps):
-            rows = torch.from_numpy(np.flatnonzero(draw.random(RECORDS) < batch / RECORDS))
+            rows = torch.from_numpy(np.flatnonzero(draw.random(len(data)) < batch / len(data)))
             optimizer.zero_grad()
             F.cross_entropy(module(data.x[rows]), data.y[rows]).backward()
             optimizer.step()
@@ -180,14 +194,12 @@ def _plain(data: _Records, batch: int) -> Callable[[int], Any]:
     import torch
     import torch.nn.functional as F
 
-    from dpcfl_net.training import models
-
-    module = models.build("cnn", SHAPE, 10)
+    module = data.build()
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
 
     def run(steps: int) -> None:
         for step in range(steps):
-            begin = step * batch % (RECORDS - batch)
+            begin = step * batch % (len(data) - batch)
             optimizer.zero_grad()
             F.cross_entropy(module(data.x[begin : begin + batch]), data.y[begin : begin + batch]).backward()
             optimizer.step()
@@ -214,9 +226,7 @@ def _plain_epoch(data: _Records, batch: int) -> Callable[[], Any]:
     import torch
     import torch.nn.functional as F
 
-    from dpcfl_net.training import models
-
-    module = models.build("cnn", SHAPE, 10)
+    module = data.build()
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data.x, data.y), batch_size=batch, shuffle=True)
 

@@ -552,7 +552,7 @@ ROWS = GOOD.replace("nn.Flatten(), nn.Linear(36, WIDE), nn.ReLU()", "nn.Linear(6
 )
 
 
-@pytest.mark.parametrize(("text", "path"), [(IN_PLACE, "vmap"), (ROWS.replace("WIDE", "5"), "opacus")])
+@pytest.mark.parametrize(("text", "path"), [(IN_PLACE, "deep"), (ROWS.replace("WIDE", "5"), "opacus")])
 def test_an_own_model_of_any_engine_runs_and_is_checked_once(module, tmp_path, monkeypatch, text, path):
     module("mine", data())
     module("net", text)

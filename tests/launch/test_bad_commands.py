@@ -303,6 +303,7 @@ NAMES: list[Case] = [
     ("launch {config} --sbatch {base}/s", 2, ["--sbatch belongs to --on slurm"]),
     ("launch {config} --on slurm --dry-run", 2, ["--on slurm works inside an allocation"]),
     ("coordinator {protocol}", 2, ["Missing option"]),
+    ("bench dpsgd --model vgg", 2, ["unknown model 'vgg'", "cnn, resnet18"]),
     ("bench flying", 2, ["unknown benchmark 'flying'", "must be dpsgd, live or gpu"]),
     ("reproduce", 2, ["give one or more figures"]),
     ("reproduce r-dpcfl/fgi3", 2, ["unknown figure 'r-dpcfl/fgi3'", "did you mean 'r-dpcfl/fig3'?"]),

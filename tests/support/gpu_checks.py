@@ -23,9 +23,9 @@ from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, models
 from dpcfl_net.training.devices import Device
 from dpcfl_net.training.dpsgd import Evaluator, Trainer
+from dpcfl_net.training.gradient_engines import PATHS
 from dpcfl_net.training.sgd import PlainSGD
 
-PATHS = ("fast", "opacus", "vmap")
 ROWS = np.array([11, 0, 3, 4, 7, 8, 2, 19, 21, 5, 6, 12, 13, 14, 15])
 
 

@@ -155,7 +155,7 @@ def test_the_fast_path_refuses_what_it_cannot_do() -> None:
     grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4 * 36, 10))
     with pytest.raises(ConfigError, match="fast path"):
         Trainer(grouped, clip=1.0, learning_rate=0.1, batch_size=8, path="fast")
-    assert Trainer(grouped, clip=1.0, learning_rate=0.1, batch_size=8).path == "opacus"
+    assert Trainer(grouped, clip=1.0, learning_rate=0.1, batch_size=8).path == "deep"
 
 
 @pytest.mark.parametrize(

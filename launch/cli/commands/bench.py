@@ -19,6 +19,7 @@ def bench(
         int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per round, and largest number of connected clients")
     ] = 100,
     per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per process")] = 1,
+    model: Annotated[str, typer.Option(help="dpsgd: cnn or resnet18")] = "cnn",
     slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at the same time")] = 1,
 ) -> None:
     """Measure speed and memory on this machine.
@@ -34,5 +35,7 @@ def bench(
         bench_live.live(clients, sampled, group=per_worker)
     elif what == "gpu":
         bench_gpu.gpu(slots_per_gpu)
+    elif model == "resnet18":
+        bench_dpsgd.dpsgd(reps=3, batches=(16, 64), epoch=False, model=model)
     else:
-        bench_dpsgd.dpsgd()
+        bench_dpsgd.dpsgd(model=model)
