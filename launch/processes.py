@@ -197,11 +197,15 @@ class FederationRun:
 
     def _start_coordinator(self, bind: str) -> None:
         runtime, output = self.config.runtime, self.config.output
+        listens = OBSERVER in {
+            *self.children,
+            *self._due,
+        }  # False for a restart after it has measured the last round, or is lost
         spec = CoordinatorSpec(
             self._files.protocol,
             self._operator_key,
             bind,
-            self._observer,
+            self._observer if listens else None,
             self._files.keys,
             self.folder,
             output.transcript,
