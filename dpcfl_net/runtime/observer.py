@@ -29,6 +29,7 @@ from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, Person
 
 # After the end the observer exits when no message came for QUIET_S, or when figures are LATE_S late.
 QUIET_S, LATE_S = 0.5, 15.0
+SILENT_S = 30.0  # silence after the checkpoint of the last round that counts as the end
 
 
 def run_observer(spec: ObserverSpec) -> None:
@@ -104,8 +105,12 @@ class Observer:
             inbox: Socket of the observer.
         """
         ended: float | None = None
+        heard = time.monotonic()
         while True:
             notes = inbox.poll(1.0 if ended is None else QUIET_S)
+            heard = time.monotonic() if notes else heard
+            if ended is None and time.monotonic() - heard > SILENT_S and self._last_round_is_done():
+                ended = heard  # the coordinator could not reach this observer, and its message of the end is lost
             for note in notes:
                 if isinstance(note, End):
                     ended = time.monotonic()
@@ -114,6 +119,9 @@ class Observer:
             if ended is not None and not notes and (not self._waiting() or time.monotonic() - ended > LATE_S):
                 self.evaluate_last_round()
                 return
+
+    def _last_round_is_done(self) -> bool:
+        return (self._checkpoints / f"round_{self.job.protocol.rounds:05d}").is_dir()
 
     def evaluate_last_round(self) -> None:
         """Evaluate the last round from its checkpoint if its models were lost in a crash of the observer.
