@@ -3,8 +3,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 SLOW ?= 0
-# Two test processes, each file whole in one of them: much of the time is spent waiting for the processes of small runs.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Three test processes, each file whole in one of them: much of the time is spent waiting for the processes of small runs.
+PYTEST_ARGS ?= -n 3 --dist loadfile
 
 .PHONY: quickstart test lint clean
 

@@ -264,6 +264,7 @@ def test_what_cannot_run_asynchronously_is_refused_with_the_reason(algorithm, pr
     assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_with_a_slow_client_the_accuracy_of_synchronous_rounds_is_there_ten_times_sooner_at_equal_epsilon(tmp_path):
     """Three seeds of eight clients, one of them ten times slower; every client may take part 20 times in both runs."""
 

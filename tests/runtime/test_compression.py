@@ -111,6 +111,7 @@ def test_every_check_of_verify_holds_and_attacks_read_the_decoded_updates(run):
         assert np.array_equal(from_half(to_half(model, "bfloat16")), model)  # what the client trained from
 
 
+@pytest.mark.slow
 def test_kill_of_all_processes_then_resume_gives_the_same_bits(tmp_path):
     settings = write_config(tmp_path / "c", communication=FORMS["feedback"], rounds=6)
     killed = subprocess.Popen(

@@ -41,6 +41,7 @@ def test_a_run_over_relayed_links_gives_the_same_bits_and_takes_the_time_of_its_
     assert dpcfl("verify", folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_relay_that_dies_starts_again_on_its_ports(finished_run, tmp_path):
     settings = write_config(tmp_path / "c", network={"how": "relay", "default": {"latency_ms": 30}})
     run = at_a_terminal("run", settings, "--out", tmp_path / "runs")

@@ -89,7 +89,8 @@ def test_a_stopped_client_pauses_the_run_and_its_return_continues_it_with_the_sa
     assert_nothing_left(folder)
 
 
-@pytest.mark.parametrize("ended", ["time", pytest.param("ctrl-c", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ended", ["time", "ctrl-c"])
+@pytest.mark.slow
 def test_a_pause_ends_in_a_run_that_can_be_resumed(tmp_path, ended):
     run = start(tmp_path, round_timeout_s=2, join_timeout_s=2, pause_s=3 if ended == "time" else 300)
     try:

@@ -224,6 +224,7 @@ def test_a_role_that_dies_starts_again_and_the_run_gives_the_same_bits(undisturb
     assert dpcfl("verify", folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_all_processes_but_the_launcher_die_at_once_and_the_run_gives_the_same_bits(undisturbed, tmp_path):
     run, folder = started_and_in_a_round(tmp_path)
     for parent in psutil.Process(run.pid).children():
