@@ -140,7 +140,7 @@ class Choosing(FromModel):
             As `choose`.
         """
         updates: dict[int, np.ndarray] = {}
-        if joining:  # nobody waits for a client that has never been there
+        if joining:  # quorum 0: the round does not wait for a client that has never been there
             results = fed.call(
                 self.select_and_train, common={"models": models}, each={client: {} for client in joining}, quorum=0.0
             )

@@ -37,7 +37,7 @@ class CommunicationSettings(Communication):
 
     @property
     def usual(self) -> bool:
-        """Whether every message holds float32, as without this section."""
+        """True if every message holds float32, as without this section."""
         return self.signed() == Communication()
 
     def signed(self) -> Communication:

@@ -172,7 +172,7 @@ def _network_problems(config: Config) -> list[str]:
             "transfers take their real time"
         )
     if network.clock == "virtual" and config.capabilities.asynchronous:
-        problems.append("network.clock is 'virtual': algorithm.asynchronous must be null; it has virtual durations of its own")
+        problems.append("network.clock is 'virtual': algorithm.asynchronous must be null, which has separate virtual durations")
     if network.clock == "virtual" and network.how != "off":
         problems.append(f"network.how is {network.how!r}: must be 'off' where network.clock is 'virtual', which sends nothing")
     if network.how != "off" and federation != "network":

@@ -203,7 +203,7 @@ class NetworkSection(NetworkSettings):
     """The `network` section: links, and the speed of the clients in virtual time."""
 
     cores: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
-        default=None, description="clock virtual: cores that all clients share; null: each client has a device of its own"
+        default=None, description="clock virtual: cores that all clients share; null: each client has a separate device"
     )
     compute_factors: Annotated[
         dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")], Annotated[float, Field(gt=0, le=1e6)]],
