@@ -136,7 +136,7 @@ class ProcessFault(Section):
 
     @property
     def action(self) -> str:
-        """What happens: "kill" or "stop"."""
+        """Kind of the fault: "kill" or "stop"."""
         return "kill" if self.stop is None else "stop"
 
     @property
@@ -154,7 +154,7 @@ class DiskFault(Section):
 
     @property
     def action(self) -> str:
-        """What happens."""
+        """Kind of the fault."""
         return "full"
 
     @property

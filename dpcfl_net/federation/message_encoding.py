@@ -167,7 +167,7 @@ class MessageEncoding:
         return decoded
 
     def _encodes(self, spec: TensorSpec) -> bool:
-        """Whether a tensor of a release is an update in another form than float32."""
+        """True if a tensor of a release is an update in another form than float32."""
         return self._up.form != "float32" and spec.max_norm is not None and not spec.exact
 
     def _kept(self, size: int) -> int:
@@ -181,7 +181,7 @@ class MessageEncoding:
 
 
 def _is_model(pinned: TensorTemplate) -> bool:
-    """Whether a tensor of a task holds models, which may cross the wire in 16 bits."""
+    """True if a tensor of a task holds models, which may cross the wire in 16 bits."""
     return pinned.dtype == "f4" and bool(pinned.shape)
 
 
@@ -198,7 +198,7 @@ def _within(values: np.ndarray, bound: float) -> np.ndarray:
 
 
 def _remainder(update: np.ndarray, indices: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """What of an update was not sent; nothing of a number that is not finite, which would stay for ever."""
+    """Return the unsent part of an update; zero where a number is not finite, since it would never leave the residual."""
     rest = update.copy()
     rest[indices] -= values
     rest[~np.isfinite(rest)] = 0

@@ -106,7 +106,7 @@ class NetworkFederation(Federation):
     def join(self, t: int = 1) -> None:
         """Wait until every client that is there in round t has connected, unless clients are started on demand.
 
-        After the last round nobody needs to: clients that were told to leave do not come back, others do at once.
+        After the last round it waits at most RETURN_S: clients that were told to leave do not connect again.
 
         Args:
             t: First round to run.

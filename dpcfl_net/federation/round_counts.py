@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class RoundCounts:
-    """What the clients of a round did, over all calls of the round.
+    """Counts of clients over all calls of a round.
 
     Attributes:
         round: The round.

@@ -22,7 +22,7 @@ class VirtualNetwork:
 
     Attributes:
         links: Link by client id.
-        cores: Cores that all clients share; None: each client computes on a device of its own.
+        cores: Cores that all clients share; None: each client computes on a separate device.
         compute_factors: Factor on the measured processor time by client id; 1 for the others.
         timeout_s: Seconds after which a real run counts a client as missing; only a warning here.
     """

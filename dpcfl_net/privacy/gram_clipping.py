@@ -98,7 +98,7 @@ class PlaceSums:
         left, right = (values.split(self._step()) for values in (signals, inputs))
         torch.mm(left[0].flatten(0, 1).t(), right[0].flatten(0, 1), out=total)
         for some, more in zip(left[1:], right[1:], strict=True):
-            # A product of its own: added up in one, all terms could pass through one chain of additions.
+            # A separate product: in a joint one, all terms could pass through one chain of additions.
             total += some.flatten(0, 1).t() @ more.flatten(0, 1)
         if not whole:
             window: Any = (..., *self.window)

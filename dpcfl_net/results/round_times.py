@@ -31,7 +31,7 @@ class Point:
 
 @dataclass(frozen=True)
 class HeldUp:
-    """How one client held up calls of client steps: its answer came last.
+    """Delays by one client, whose answer to a call of a client step came last.
 
     Attributes:
         client: Client id.

@@ -88,7 +88,7 @@ class MessageFaults:
 
 
 class Message(NamedTuple):
-    """What identifies a message in every replay: nothing in it is random or depends on time."""
+    """Identity of a message in every replay; no field is random or depends on time."""
 
     client: int
     direction: Direction
@@ -264,7 +264,7 @@ class FaultInjector:
         return bool(link)
 
     def _is_parted(self, message: Message) -> bool:
-        """Whether a partition stops a message; the first one in a round and direction is reported."""
+        """True if a partition stops a message; the first one in a round and direction is reported."""
         for partition in self._faults.partitions:
             first, last = partition.rounds
             if first <= self.round <= last and (partition.clients is None or message.client in partition.clients):

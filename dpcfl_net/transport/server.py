@@ -145,7 +145,7 @@ class ServerEndpoint:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            self._read()  # first: an acknowledgement may have arrived while nobody read
+            self._read()  # first: an acknowledgement may have arrived since the last read
             blocked = self._tend()
             wait = max(0.0, min(deadline - time.monotonic(), 0.02 if blocked else 0.25))
             if self._socket.poll(0 if self._events else int(wait * 1000)):
@@ -450,7 +450,7 @@ class ServerEndpoint:
         self._events.append(self._failed(peer, error, concerned and not again))
 
     def _once_more(self, peer: Peer, code: str) -> bool:
-        """Whether the open task stays open after damage, so that the damaged message is sent again."""
+        """Return True if the open task stays open after damage, so that the damaged message is sent again."""
         if peer.open is None or code not in DAMAGED or peer.open.damaged >= REPEATS:
             return False
         peer.open.damaged += 1
