@@ -32,7 +32,7 @@ from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Fault, FaultInjector, Link, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
-from dpcfl_net.transport.observer_link import ObserverOutbox
+from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.transcript import Transcript
 
 LOGGED = {"HELLO", "WELCOME", "TASK", "RESULT", "ERROR", "BYE"}

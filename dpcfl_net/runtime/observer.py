@@ -25,7 +25,8 @@ from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link
 from dpcfl_net.transport.keys import OBSERVER
-from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, Personal, Span
+from dpcfl_net.transport.observer_inbox import ObserverInbox
+from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 
 # After the end the observer exits when no message came for QUIET_S, or when figures are LATE_S late.
 QUIET_S, LATE_S = 0.5, 15.0

@@ -21,7 +21,7 @@ from dpcfl_net.runtime.coordinator import Records, drive
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, Terms
 from dpcfl_net.runtime.worker import make_host
-from dpcfl_net.transport.observer_link import Models, Personal
+from dpcfl_net.transport.observer_notes import Models, Personal
 
 
 class Hosts(Mapping[int, ClientHost]):

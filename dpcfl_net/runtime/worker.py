@@ -38,7 +38,7 @@ from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.links.netem import enter
-from dpcfl_net.transport.observer_link import ObserverOutbox
+from dpcfl_net.transport.observer_outbox import ObserverOutbox
 
 LEAST_WAIT_S = 0.001  # a shorter wait for a core is not reported
 

@@ -129,9 +129,9 @@ def test_a_model_that_is_no_version_is_found(killed_run):
     clusters = killed_run / "clusters.jsonl"
     assert split_models(found, protocol, clusters) == []
     client, task = next((client, task) for client, task in found.tasks if task.round == 1)
-    twice = dataclasses.replace(found, tasks=[*found.tasks, (client, task.model_copy(update={"sha256": "5" * 64}))])
+    twice = dataclasses.replace(found, tasks=[*found.tasks, (client, dataclasses.replace(task, sha256="5" * 64))])
     assert f"participation 1 train: client {client} was given 2 models" in split_models(twice, protocol, clusters)
-    own = [(client, task.model_copy(update={"sha256": f"{k:064x}", "round": 100 + k})) for k in range(ROUNDS)]
+    own = [(client, dataclasses.replace(task, sha256=f"{k:064x}", round=100 + k)) for k in range(ROUNDS)]
     problems = split_models(dataclasses.replace(found, tasks=[*found.tasks, *own]), protocol, clusters)
     assert any("different models, the run has 24 versions" in problem for problem in problems)
 

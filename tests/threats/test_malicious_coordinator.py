@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -350,7 +350,7 @@ def forged(folder, path, show_to, the_task_of):
         header = _decoded(record.header)
         data = record.header
         if header is not None and header.sha256 == heads[show_to].sha256:
-            data = encode(header.model_copy(update={"sha256": shown}))
+            data = encode(replace(header, sha256=shown))
         written.record(record.direction, record.peer, data)
     written.close()
     return path
