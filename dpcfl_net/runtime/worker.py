@@ -371,7 +371,6 @@ class Worker:
             task_id, answer = self._answers.popleft()
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
             endpoint.send_result(task_id, answer.status, answer.release, reason)
-            endpoint.heartbeat("idle")
 
 
 def _epoch(monotonic: float) -> float:

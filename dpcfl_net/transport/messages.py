@@ -21,7 +21,11 @@ WINDOW = 16  # unconfirmed chunks in flight to one peer
 
 STATUSES = ("release", "lost", "stale", "refused")
 PHASES = ("idle", "receiving", "waiting", "computing", "sending")  # waiting: for a core
-CODES: dict[str, tuple[str, ...]] = {"RESULT": STATUSES, "HEARTBEAT": PHASES}  # allowed codes by kind
+CODES: dict[str, tuple[str, ...]] = {  # allowed codes by kind
+    "RESULT": STATUSES,
+    "HEARTBEAT": PHASES,
+    "ACK": ("", *PHASES),  # of a task with the client's phase
+}
 
 
 class WireError(Refused):
@@ -156,7 +160,7 @@ def decode(data: bytes | memoryview) -> Header:
     header = Header(**found)
     allowed = CODES.get(header.kind)
     if allowed and header.code not in allowed:
-        raise WireError("schema", f"code: {header.kind} allows {', '.join(allowed)}")
+        raise WireError("schema", f"code: {header.kind} allows {', '.join(filter(None, allowed))}")
     _check_payload(header)
     return header
 

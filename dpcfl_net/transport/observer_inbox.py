@@ -17,7 +17,7 @@ from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import CHUNK, VERSION, Header, WireError
 from dpcfl_net.transport.observer_notes import End, Models, Note, Personal, Span, decode_note, sender_name
 from dpcfl_net.transport.payload import Assembly
-from dpcfl_net.transport.sockets import Arrived, Link, Listener, receive
+from dpcfl_net.transport.sockets import Arrived, Link, Listener
 
 BATCH = 256
 AHEAD = 4  # rounds of models that the coordinator may send ahead of the observer
@@ -104,7 +104,7 @@ class ObserverInbox:
 
     def _read(self, found: list[Models | Personal | Span | End]) -> None:
         for _ in range(BATCH):
-            arrived = receive(self._socket, self._listener.guard)
+            arrived = self._listener.receive()
             if arrived is None:
                 return
             name = "unknown"
