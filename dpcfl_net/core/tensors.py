@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -17,6 +18,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "i1": np.dtype("i1"),
     "i4": np.dtype("<i4"),
 }
+_BLOCK = 1 << 16  # elements
 _BFLOAT16_EXPONENT = 0x7F80  # all bits set: an infinity or a NaN
 
 
@@ -37,10 +39,22 @@ def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:
 
 
 def finite(array: np.ndarray) -> bool:
-    """Return whether an array of one of `DTYPES` holds no NaN and no infinity."""
+    """Return True if an array of one of `DTYPES` holds no NaN and no infinity."""
     if array.dtype == DTYPES["b2"]:
-        return bool(((array & _BFLOAT16_EXPONENT) != _BFLOAT16_EXPONENT).all())
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+        return all(bool(((block & _BFLOAT16_EXPONENT) != _BFLOAT16_EXPONENT).all()) for block in _blocks(array))
+    return array.dtype.kind != "f" or all(bool(np.isfinite(block).all()) for block in _blocks(array))
+
+
+def norm(array: np.ndarray) -> float:
+    """Compute the L2 norm of an array in float64, without a copy of the array."""
+    flat = array.reshape(-1)
+    return math.sqrt(float(np.einsum("i,i->", flat, flat, dtype=np.float64)))
+
+
+def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Pieces of the flattened array that fit a processor's cache."""
+    flat = array.reshape(-1)
+    return (flat[at : at + _BLOCK] for at in range(0, flat.size, _BLOCK))
 
 
 def buffers(tensors: Mapping[str, np.ndarray]) -> list[memoryview]:

@@ -191,7 +191,8 @@ class NetworkFederation(Federation):
             call.queue = back
         else:
             call.asked.update(dict.fromkeys(back, call.paused_at))
-            call.waiting = dict.fromkeys(back, call.deadline(0.0))
+            for client in back:
+                call.wait_until(client, call.deadline(0.0))
         return True
 
     def _advance(
@@ -211,7 +212,7 @@ class NetworkFederation(Federation):
             if arrays not in payloads:  # a payload that many clients get is hashed once
                 payloads[arrays] = Payload.of(tensors)
             self.endpoint.send_task(client, number, kind, payloads[arrays])
-        nearest = min(call.waiting.values(), default=0.0) - self._clock.now()
+        nearest = call.earliest - self._clock.now()
         for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
             self._handle(event, call)
         self._drop_late(call)
@@ -222,11 +223,13 @@ class NetworkFederation(Federation):
         if self._pool is not None:
             self._pool.tend()
             admitted = self._pool.admit(call.queue, call.waiting)
+        if not admitted:
+            return []
         for client in admitted:
             if self._pool is None or self._pool.here(client):
                 call.met.add(client)
             call.asked[client] = now
-            call.waiting[client] = call.deadline(now + (self.timeout_s if client in call.met else self.join_timeout_s))
+            call.wait_until(client, call.deadline(now + (self.timeout_s if client in call.met else self.join_timeout_s)))
         call.queue = [client for client in call.queue if client not in call.waiting]
         return admitted
 
@@ -237,12 +240,14 @@ class NetworkFederation(Federation):
             if client in call.waiting and client not in call.met:
                 call.met.add(client)
                 call.asked[client] = self._clock.now()
-                call.waiting[client] = call.deadline(call.asked[client] + self.timeout_s)
+                call.wait_until(client, call.deadline(call.asked[client] + self.timeout_s))
         elif kind == "left":
             pool.left(client, busy=client in call.waiting)
 
     def _drop_lost(self, call: CallState) -> None:
         self._unreachable.update(self._read_lost())
+        if not self._unreachable:
+            return
         call.queue = [client for client in call.queue if client not in self._unreachable]
         for client in sorted(self._unreachable & set(call.waiting)):
             del call.waiting[client]
@@ -253,9 +258,9 @@ class NetworkFederation(Federation):
 
     def _drop_late(self, call: CallState) -> None:
         now = self._clock.now()
-        for client in sorted(client for client, deadline in call.waiting.items() if deadline <= now):
+        for client in call.late(now):
             if self.endpoint.waits(client) and now < call.asked[client] + WAITS * self.timeout_s:
-                call.waiting[client] = now + 1.0  # it waits for a core: its time has not begun
+                call.wait_until(client, now + 1.0)  # it waits for a core: its time has not begun
                 continue
             del call.waiting[client]
             call.overdue.add(client)
@@ -276,9 +281,9 @@ class NetworkFederation(Federation):
             self._update_pool(self._pool, event.kind, client, call)
         if client not in call.waiting and client not in call.overdue:
             return
-        if event.kind == "phase" and event.phase == "computing" and client in call.met & set(call.waiting):
+        if event.kind == "phase" and event.phase == "computing" and client in call.met and client in call.waiting:
             limit = call.asked[client] + WAITS * self.timeout_s
-            call.waiting[client] = call.deadline(min(self._clock.now() + self.timeout_s, limit))
+            call.wait_until(client, call.deadline(min(self._clock.now() + self.timeout_s, limit)))
         closes = event.kind == "result" or (event.kind == "failed" and bool(event.task))
         if closes:
             call.waiting.pop(client, None)
