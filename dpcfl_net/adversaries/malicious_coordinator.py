@@ -28,7 +28,7 @@ from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.privacy.ledger.ledger import LINES
+from dpcfl_net.privacy.ledger.chain import LINES
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint, ServerEvent, ServerTimes
 from dpcfl_net.transport.keys import COORDINATOR, client_key

@@ -66,6 +66,7 @@ def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_ro
         state = algorithm.round(state, t, fed)
         checkpoints.write(t, state)
         on_round(t, state)
+    checkpoints.flush()
     return state
 
 

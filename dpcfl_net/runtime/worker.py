@@ -35,7 +35,7 @@ from dpcfl_net.runtime.specs import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link
+from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, Payload
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.links.netem import enter
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
@@ -251,7 +251,7 @@ class Worker:
 
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects in parallel with the computation
-        answer = self.host.answer(Task(event.round, event.task, event.tensors))
+        answer = self.host.answer(Task(event.round, event.task, event.tensors, event.sha256))
         self._wait_for_the_deadline(event.arrived)
         self._at_work = False
         self._answers.append((event.id, answer))
@@ -370,7 +370,7 @@ class Worker:
         while self._answers:
             task_id, answer = self._answers.popleft()
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
-            endpoint.send_result(task_id, answer.status, answer.release, reason)
+            endpoint.send_result(task_id, answer.status, Payload.from_packed(answer.release, answer.sha256), reason)
 
 
 def _epoch(monotonic: float) -> float:

@@ -51,6 +51,7 @@ class ClientEvent:
         tensors: Tensors of the task.
         code: Code of an error.
         reason: Reason of an error.
+        sha256: Hash of a task's tensors, verified; hex, "" for a task without bytes.
         begun: Time when a task's first byte arrived, or a result was ready to be sent; monotonic clock, seconds.
         arrived: Time when the task was complete, or the result's receipt was confirmed; monotonic clock, seconds.
     """
@@ -62,6 +63,7 @@ class ClientEvent:
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     code: str = ""
     reason: str = ""
+    sha256: str = ""
     begun: float = 0.0
     arrived: float = 0.0
 
@@ -444,7 +446,14 @@ class ClientEndpoint:
         remember(self._tasks, header.id, _Task(header.round, header.task))
         self._acknowledge(header.id, "waiting")
         event = ClientEvent(
-            "task", header.id, header.round, header.task, tensors, begun=self._task_begun, arrived=time.monotonic()
+            "task",
+            header.id,
+            header.round,
+            header.task,
+            tensors,
+            sha256=header.sha256,
+            begun=self._task_begun,
+            arrived=time.monotonic(),
         )
         self._events.append(event)
 

@@ -19,7 +19,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.asynchronous import Outcome
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.results import summary
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate

@@ -21,7 +21,7 @@ from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.claim import claimed_events, verify_claim
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.privacy.accounting import accountant
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run

@@ -18,7 +18,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.gate import request_id
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.results.split_models import NOTHING, given, split_models
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
