@@ -38,6 +38,7 @@ from dpcfl_net.transport.sockets import Arrived, Link, Listener, dial, join_curv
 COORDINATOR = "coordinator"
 BATCH = 256
 END_LINGER_MS = 30_000
+LOOK_S = 0.2  # between two questions for the observer's end
 AHEAD = 4  # rounds of models that the coordinator may send ahead of the observer
 Kind = Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,19}$")]  # of labels: a phrase for the report
 Work = Literal["receive", "train", "wait", "send", "aggregate", "cluster", "evaluate"]
@@ -303,6 +304,7 @@ class ObserverOutbox:
         link: Run, job, keys and security.
         sender: "coordinator" or a client id.
         patience_s: Longest wait, seconds; well below the `orphan_timeout_s` of workers, to whom the coordinator is silent meanwhile.
+        ended: Returns True once the observer has ended for good; nothing waits for it then.
 
     Attributes:
         dropped: Number of dropped messages.
@@ -318,6 +320,7 @@ class ObserverOutbox:
         *,
         sender: str | int,
         patience_s: float = 20.0,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
         require_safe(connect, link.security)
         if link.security == "curve" and (link.keys is None or link.server_key is None):
@@ -325,7 +328,7 @@ class ObserverOutbox:
         self.dropped = 0
         self._run, self._job, self._boot, self._sequence = link.run, link.job, new_id(), 0
         self._sender = -1 if sender == COORDINATOR else int(sender)
-        self._patience_s, self._gave_up = patience_s, False
+        self._patience_s, self._gave_up, self._ended = patience_s, False, ended
         self._own_context = link.context is None
         self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.PUSH)
@@ -385,8 +388,8 @@ class ObserverOutbox:
         self.dropped += not self._send("END", round=round, reason=plain(reason))
 
     def close(self, abort: bool = False) -> None:
-        """Close the socket; queued messages are sent for up to 30 s unless `abort`."""
-        self._socket.close(linger=0 if abort or self._gave_up else END_LINGER_MS)
+        """Close the socket; queued messages are sent for up to 30 s, unless `abort` or the observer has ended."""
+        self._socket.close(linger=0 if abort or self._gave_up or self._ended() else END_LINGER_MS)
         if self._own_context:
             self._context.term()
 
@@ -410,11 +413,18 @@ class ObserverOutbox:
             **fields,
         )
         data = msgpack.packb(note.model_dump(exclude_defaults=True))
-        patience = 0.0 if self._gave_up else self._patience_s
-        self._gave_up = not self._socket.poll(int(patience * 1000), zmq.POLLOUT)
+        self._gave_up = not self._wait(0.0 if self._gave_up else self._patience_s)
         if not self._gave_up:
             self._socket.send_multipart([data] if chunk is None else [data, chunk], zmq.DONTWAIT, copy=False)
         return not self._gave_up
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until a message can be sent; False after some seconds, or once the observer has ended."""
+        deadline = time.monotonic() + seconds
+        while not self._socket.poll(int(1000 * min(LOOK_S, max(0.0, deadline - time.monotonic()))), zmq.POLLOUT):
+            if time.monotonic() >= deadline or self._ended():
+                return False
+        return True
 
 
 def _as_header(note: Note, parameters: int) -> Header:
