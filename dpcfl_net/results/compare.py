@@ -114,7 +114,7 @@ def word(value: Any) -> str:
 
 
 def short_key(key: str) -> str:
-    """Return the last word of a dotted key; with the one before if it is the number of a client or group."""
+    """Return the last word of a dotted key; with the words before if one is the number of a client or group."""
     *_, group, before, last = ["", "", *key.split(".")]
     if before.isdecimal():  # a field of one client
         return f"{group} {before} {last}".strip()
