@@ -178,7 +178,7 @@ def _network_problems(config: Config) -> list[str]:
     if network.how != "off" and federation != "network":
         problems.append(f"network.how is {network.how!r}: runtime.federation must be 'network', got {federation!r}")
     if network.clock != "virtual":
-        virtual = [("cores", network.cores)] if network.cores else []
+        virtual: list[tuple[str, float]] = [("cores", network.cores)] if network.cores else []
         virtual += [
             (f"{field}.compute_factor", link.compute_factor)
             for field, link in [
