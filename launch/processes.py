@@ -19,7 +19,7 @@ from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
-from dpcfl_net.experiment.network_settings import links_of
+from dpcfl_net.experiment.network_settings import compute_factors, links_of
 from dpcfl_net.federation.virtual_clock import VirtualNetwork
 from dpcfl_net.launch.chaos import Chaos
 from dpcfl_net.launch.interrupts import Interrupts
@@ -164,7 +164,7 @@ class FederationRun:
             clients,
             PoolLimits(runtime.clients_per_worker, runtime.max_live_workers, runtime.max_restarts, runtime.quorum == 1),
             report=self._report,
-            on_lost=self._send_loss,
+            on_lost=self._tell_coordinator,
         )
         if clients <= runtime.max_live_workers:
             self._pool.start_worker(range(clients))
@@ -186,7 +186,8 @@ class FederationRun:
 
     def _start_relay(self, coordinator: str) -> None:
         assert self._links is not None
-        self._fork(RELAY, self._links.relay_spec(coordinator, self.placement.bind(COORDINATOR)), role_environment())
+        spec = self._links.relay_spec(coordinator, self.placement.bind(COORDINATOR), self.placement.first_relay_port())
+        self._fork(RELAY, spec, role_environment())
 
     def _start_observer(self, bind: str, *, after_the_end: bool = False) -> None:
         spec = ObserverSpec(
@@ -267,6 +268,8 @@ class FederationRun:
         if not code:
             if title == COORDINATOR:
                 self._pool.finish()
+            elif COORDINATOR in self.children:
+                self._tell_coordinator(OBSERVER)
         elif not crashed:
             raise error
         elif (count := self._restarts[title]) < (most := self.config.runtime.max_restarts):
@@ -292,7 +295,7 @@ class FederationRun:
                 continue
             self._start_coordinator(address)
             for client in self._pool.lost():
-                self._send_loss(client)
+                self._tell_coordinator(client)
 
     def _read_commands(self) -> None:
         """Execute the commands that the coordinator has sent."""
@@ -338,11 +341,11 @@ class FederationRun:
         """See `Run`."""
         return worker_processes(self.config, sum(self.config.data.clients)) + 2
 
-    def _send_loss(self, client: int) -> None:
-        """Send a lost client to the coordinator."""
+    def _tell_coordinator(self, gone: int | str) -> None:
+        """Send a lost client, or the observer that has ended, to the coordinator."""
         assert self._losses is not None
         with contextlib.suppress(BrokenPipeError):  # the coordinator has ended
-            self._losses.send_bytes(str(client).encode())
+            self._losses.send_bytes(str(gone).encode())
 
     def _report(self, text: str) -> None:
         self._warnings.write({"view": "launcher", "time": time.time(), "text": text})
@@ -428,6 +431,5 @@ def virtual_network(config: Config) -> VirtualNetwork | None:
     network = config.network
     if network.clock != "virtual":
         return None
-    links = dict(enumerate(links_of(network, config.data.clients)))
-    factors = {int(client): factor for client, factor in network.compute_factors.items()}
+    links, factors = dict(enumerate(links_of(network, config.data.clients))), compute_factors(network, config.data.clients)
     return VirtualNetwork(links, network.cores, factors, config.runtime.round_timeout_s)

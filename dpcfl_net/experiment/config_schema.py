@@ -200,16 +200,10 @@ class AuditSettings(Section):
 
 
 class NetworkSection(NetworkSettings):
-    """The `network` section: links, and the speed of the clients in virtual time."""
+    """The `network` section: links, and the cores of the clients in virtual time."""
 
     cores: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None, description="clock virtual: cores that all clients share; null: each client has a separate device"
-    )
-    compute_factors: Annotated[
-        dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")], Annotated[float, Field(gt=0, le=1e6)]],
-        BeforeValidator(lambda given: {str(key): value for key, value in given.items()} if isinstance(given, dict) else given),
-    ] = Field(
-        default={}, description="clock virtual: factor on the processor time of a client step, by client from 0; others: 1"
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,49 +12,16 @@ from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import Arrays, Federation
+from dpcfl_net.federation.call_limits import NO_LAUNCHER, USUAL_LIMITS, WAITS, CallLimits, LauncherLink
 from dpcfl_net.federation.call_state import CallState
-from dpcfl_net.federation.client_pool import ClientPool, Word
+from dpcfl_net.federation.client_pool import ClientPool
+from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.federation.pause import UNHEARD, Pause, PauseListener, below_quorum
 from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]
 MOST_LISTED = 20  # client ids in a message
 RETURN_S = 5.0  # time for clients to come back to a coordinator that was restarted after the last round
-WAITS = 10  # at most so many times timeout_s while a client waits for a core
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """Limits on the calls of a run.
-
-    Attributes:
-        quorum: Fraction of the asked clients that must answer.
-        timeout_s: Seconds for an answer, from the client's turn. Not counted: time that the client waits for a core of its
-            host (at most `WAITS` times as long) and time that this process was suspended.
-        join_timeout_s: Seconds for a started client to connect; after that it is missing from the round.
-        max_live: Most clients connected at once; a larger call runs in waves, and clients are started when they are asked.
-            None: all clients.
-        pause_s: Seconds that a call below the quorum waits for clients to return; 0: it fails at once.
-    """
-
-    quorum: float = 1.0
-    timeout_s: float = 600
-    join_timeout_s: float = 120
-    max_live: int | None = None
-    pause_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class LauncherLink:
-    """The federation's connection to the launcher of its clients.
-
-    Attributes:
-        tell: Passes the word to start or stop a client to the launcher; None: no launcher listens.
-        lost: Returns clients that became unreachable since the last call; the round does not wait for them.
-    """
-
-    tell: Callable[[Word, int], None] | None = None
-    lost: Callable[[], Iterable[int]] = tuple
 
 
 class NetworkFederation(Federation):
@@ -74,8 +40,8 @@ class NetworkFederation(Federation):
         self,
         protocol: Protocol,
         endpoint: ServerEndpoint,
-        limits: CallLimits = CallLimits(),
-        launcher: LauncherLink = LauncherLink(),
+        limits: CallLimits = USUAL_LIMITS,
+        launcher: LauncherLink = NO_LAUNCHER,
         warn: Report = lambda text: None,
         pauses: PauseListener = UNHEARD,
     ) -> None:
@@ -307,11 +273,7 @@ class NetworkFederation(Federation):
         if event.kind != "late" or event.client is None:
             return False
         self.counts.late.append(event.client)
-        stated = f" sha256 {event.sha256}" if event.sha256 else ""
-        self._warn(
-            f"client {event.client} answered round {event.round} ({event.task}: {event.status}) after its deadline, in round "
-            f"{self.round}: the answer is set aside{stated}"
-        )
+        self._warn(str(LateAnswer(event.client, event.round, event.task, event.status, self.round, event.sha256)))
         return True
 
 

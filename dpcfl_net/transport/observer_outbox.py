@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ from dpcfl_net.transport.payload import Payload
 from dpcfl_net.transport.sockets import Link, dial, join_curve, new_socket, require_safe
 
 END_LINGER_MS = 30_000
+LOOK_S = 0.2  # between two questions for the observer's end
 
 
 class ObserverOutbox:
@@ -33,6 +35,7 @@ class ObserverOutbox:
         link: Run, job, keys and security.
         sender: "coordinator" or a client id.
         patience_s: Longest wait, seconds; well below the `orphan_timeout_s` of workers, to whom the coordinator is silent meanwhile.
+        ended: Returns True once the observer has ended for good; nothing waits for it then.
 
     Attributes:
         dropped: Number of dropped messages.
@@ -48,6 +51,7 @@ class ObserverOutbox:
         *,
         sender: str | int,
         patience_s: float = 20.0,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
         require_safe(connect, link.security)
         if link.security == "curve" and (link.keys is None or link.server_key is None):
@@ -55,7 +59,7 @@ class ObserverOutbox:
         self.dropped = 0
         self._run, self._job, self._boot, self._sequence = link.run, link.job, new_id(), 0
         self._sender = -1 if sender == COORDINATOR else int(sender)
-        self._patience_s, self._gave_up = patience_s, False
+        self._patience_s, self._gave_up, self._ended = patience_s, False, ended
         self._own_context = link.context is None
         self._context = link.context or zmq.Context()
         self._socket = new_socket(self._context, zmq.PUSH)
@@ -115,8 +119,8 @@ class ObserverOutbox:
         self.dropped += not self._send("END", round=round, reason=plain(reason))
 
     def close(self, abort: bool = False) -> None:
-        """Close the socket; queued messages are sent for up to 30 s unless `abort`."""
-        self._socket.close(linger=0 if abort or self._gave_up else END_LINGER_MS)
+        """Close the socket; queued messages are sent for up to 30 s, unless `abort` or the observer has ended."""
+        self._socket.close(linger=0 if abort or self._gave_up or self._ended() else END_LINGER_MS)
         if self._own_context:
             self._context.term()
 
@@ -140,8 +144,15 @@ class ObserverOutbox:
             **fields,
         )
         data = msgpack.packb(note.model_dump(exclude_defaults=True))
-        patience = 0.0 if self._gave_up else self._patience_s
-        self._gave_up = not self._socket.poll(int(patience * 1000), zmq.POLLOUT)
+        self._gave_up = not self._wait(0.0 if self._gave_up else self._patience_s)
         if not self._gave_up:
             self._socket.send_multipart([data] if chunk is None else [data, chunk], zmq.DONTWAIT, copy=False)
         return not self._gave_up
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until a message can be sent; False after some seconds, or once the observer has ended."""
+        deadline = time.monotonic() + seconds
+        while not self._socket.poll(int(1000 * min(LOOK_S, max(0.0, deadline - time.monotonic()))), zmq.POLLOUT):
+            if time.monotonic() >= deadline or self._ended():
+                return False
+        return True

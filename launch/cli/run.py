@@ -21,6 +21,7 @@ from dpcfl_net.experiment.cost_estimate import estimate, step_seconds
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.federation.claim import noisy_plans
+from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement import local
 from dpcfl_net.launch.placement.placements import Placement
@@ -238,6 +239,7 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
     if protocol.unprotected:
         print(f"Without any privacy guarantee: {'; '.join(protocol.unprotected)}")
     print("   #  time      to the server  from the server  client  round  kind       task                 bytes  content")
+    late = _late_answers(RunFolder(folder))
     shown = left = 0
     reader = transcript.read(path)
     for record in reader:
@@ -257,12 +259,25 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
         tensors = ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape, _ in header.tensors)
         clock = time.strftime("%H:%M:%S", time.localtime(record.time))
         size = len(record.header) + header.size
+        is_late = (
+            record.direction == "up"
+            and header.kind == "RESULT"
+            and record.time <= late.get((peer, header.round, header.task), 0)
+        )
+        content = (tensors or header.code) + (" (late: set aside)" if is_late else "")
         print(f"{record.number:>4}  {clock}  {up:^13}  {down:^15}  {peer:>6}  {header.round:>5}  {header.kind:<9}  {header.task:<18} "
-              f"{size:>7}  {tensors or header.code}")  # fmt: skip
+              f"{size:>7}  {content}")  # fmt: skip
     if left:
         print(f"{left} more messages; use --limit, --client and --round to select")
     if reader.cut:
         print("the last message is incomplete because of a crash")
+
+
+def _late_answers(files: RunFolder) -> dict[tuple[str, int, str], float]:
+    """Time of the last warning about each late answer, by client, round and task."""
+    lines = runlog.read(files.warnings) if files.warnings.exists() else []
+    found = [(line["time"], answer) for line in lines if (answer := LateAnswer.read(line["text"])) is not None]
+    return {(str(answer.client), answer.round, answer.task): at for at, answer in found}
 
 
 def _print_job(job: Job, config: Config) -> None:

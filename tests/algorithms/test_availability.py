@@ -167,6 +167,12 @@ def test_processes_and_one_process_agree_on_a_schedule(tmp_path):
     assert {line["round"]: line["away"] for line in lines} == {
         1: [3], 2: [3], 3: [0, 3], 4: [0, 3], 5: [3], 6: [3], 7: [], 8: []
     }  # fmt: skip
+    clusters = {line["round"]: line for line in runlog.read(folder / "clusters.jsonl") if line["view"] == "server"}
+    assert [clusters[t]["assignment"][3] for t in range(1, 9)] == [None] * 6 + [
+        state.assignment[3]
+    ] * 2  # none yet, then chosen
+    assert [sum(clusters[t]["diagnostics"]["sizes"]) for t in range(1, 9)] == [3] * 6 + [4] * 2
+    assert all(None not in clusters[t]["assignment"][:3] for t in range(1, 9))
     assert all((line["missing"], line["late"], line["paused_s"]) == ([], [], 0) for line in lines)
     assert not [check for check in verify_run(folder, None) if check.holds is False]
     assert summary.read_document(folder)["state"] == "finished"

@@ -641,6 +641,9 @@ def test_missing_observer_stops_nobody() -> None:
             main.models(index, [0], np.zeros((1, P), "f4"))
         assert time.monotonic() - start < 5
         assert main.dropped == 50
+    with outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=3600, ended=lambda: True) as main:
+        main.end(1)
+        assert main.dropped == 1
     assert not hasattr(main, "poll")
 
 
