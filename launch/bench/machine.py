@@ -1,0 +1,50 @@
+"""The machine and the versions that figures belong to."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "numpy", "opacus", "scikit-learn", "flwr", "ray", "pfl", "grpcio", "pyzmq")
+
+
+def processor() -> str:
+    """Return the name of the processor, with family and model where the name alone is not telling."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    facts = {key.strip(): value.strip() for key, value in found.items()}
+    name = facts.get("model name", platform.machine())
+    if {"cpu family", "model"} <= facts.keys():
+        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
+    return name
+
+
+def describe() -> dict[str, Any]:
+    """Return processor, cores, memory and versions of packages."""
+    import psutil
+
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()}, Python {platform.python_version()}",
+        "versions": versions,
+    }
+
+
+def headline(machine: dict[str, Any]) -> str:
+    """Format the machine in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {machine['system']}; {versions}"
