@@ -5,24 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
+from dpcfl_net.experiment.host_costs import processor
+
 PACKAGES = ("torch", "numpy", "opacus", "scikit-learn", "flwr", "ray", "pfl", "grpcio", "pyzmq")
-
-
-def processor() -> str:
-    """Return the name of the processor, with family and model where the name alone is not telling."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
-    facts = {key.strip(): value.strip() for key, value in found.items()}
-    name = facts.get("model name", platform.machine())
-    if {"cpu family", "model"} <= facts.keys():
-        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
-    return name
 
 
 def describe() -> dict[str, Any]:

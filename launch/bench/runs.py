@@ -22,7 +22,12 @@ from dpcfl_net.launch import running
 from dpcfl_net.launch.bench import family, noop_algorithm
 from dpcfl_net.launch.bench.timing import Sample
 
-DATA = {"cnn": "dpcfl_net.launch.bench.synthetic:gray", "resnet18": "dpcfl_net.launch.bench.synthetic:color"}
+MODELS = {"wide": "dpcfl_net.launch.bench.host:wide"}  # those that the package does not name
+DATA = {
+    "wide": "dpcfl_net.launch.bench.synthetic:gray",
+    "cnn": "dpcfl_net.launch.bench.synthetic:gray",
+    "resnet18": "dpcfl_net.launch.bench.synthetic:color",
+}
 LOOK_S = 0.02
 WARM = 2  # rounds before the measured ones: workers load torch and build the model in them
 
@@ -35,12 +40,14 @@ class Cost:
         round: Seconds per round: processor time of coordinator, observer, workers and their parents.
         by_role: Processor seconds per round, by role.
         private: Median memory of a worker that no other process shares, in bytes.
+        started: Processor seconds of the same processes before the first round.
         total: Proportional memory of all processes of the run, in bytes.
     """
 
     round: Sample
     by_role: dict[str, float]
     private: float
+    started: float
     total: float
 
 
@@ -48,7 +55,7 @@ def config(model: str, clients: int, rounds: int, algorithm: dict[str, Any], **s
     """Build the configuration of a benchmark.
 
     Args:
-        model: "cnn" or "resnet18".
+        model: A key of `DATA`.
         clients: Number of clients, all connected.
         rounds: Measured rounds; `WARM` rounds and a last one come on top.
         algorithm: The `algorithm` section.
@@ -57,7 +64,7 @@ def config(model: str, clients: int, rounds: int, algorithm: dict[str, Any], **s
     return configuration.resolve({
         "name": "bench",
         "data": {"dataset": DATA[model], "clients": [clients], "shift": "none", "train_per_client": 1, "test_per_client": 1},
-        "model": {"name": model},
+        "model": {"name": MODELS.get(model, model)},
         "rounds": rounds + WARM + 1,
         "local": {"batch_size": 1},
         "privacy": {"epsilon": 5.0, "delta": 1e-5},
@@ -101,7 +108,7 @@ def run(config: Config) -> Cost:
         lines = [line for line in runlog.read(RunFolder(folder).metrics) if "started" in line]
     wall = statistics.median(line["seconds"] for line in lines if line["round"] > WARM)
     by_role = watcher.per_round()
-    return Cost(Sample(sum(by_role.values()), wall), by_role, watcher.private, watcher.total)
+    return Cost(Sample(sum(by_role.values()), wall), by_role, watcher.private, watcher.started(by_role), watcher.total)
 
 
 class _NoDisplay:
@@ -146,6 +153,11 @@ class _Watcher(threading.Thread):
             raise RunFailed(f"the run of {self._rounds} rounds ended before it could be measured: use more rounds")
         (first, before), (last, after) = self._marks[0], self._marks[-1]
         return {role: (after[role] - before.get(role, 0.0)) / (last - first) for role in sorted(after) if role != "launcher"}
+
+    def started(self, per_round: dict[str, float]) -> float:
+        """Processor seconds before the first round, given those per round."""
+        done, spent = self._marks[0]
+        return max(0.0, sum(spent[role] for role in per_round if role in spent) - done * sum(per_round.values()))
 
     def _rounds_done(self) -> int:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,13 +10,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch import running
 from dpcfl_net.launch.bench import noop_algorithm, runs
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
-from dpcfl_net.launch.bench.timing import interleave, timed
+from dpcfl_net.launch.bench.processes import dpcfl
+from dpcfl_net.launch.bench.timing import Sample, interleave, timed
 
 CLIENTS = 21
 MIB = 2**20
@@ -30,7 +29,7 @@ def measure(options: Options) -> list[Figure]:
     if options.quick:
         return [_memory(clients, options)]
     firsts: list[float] = []
-    ways = {OURS: timed(lambda: firsts.append(_run(clients))), "fresh torch processes": timed(partial(_spawn, clients))}
+    ways = {OURS: partial(_run, clients, firsts), "fresh torch processes": timed(partial(_spawn, clients))}
     samples = interleave(ways, options.times(3))
     targets = [Target(10.0, "fresh torch processes")]
     return [
@@ -46,17 +45,18 @@ def _memory(clients: int, options: Options) -> Figure:
     return Figure.of_values("private memory of a worker after a step", "MiB", {OURS: [cost.private / MIB]}, [Target(16.0)])
 
 
-def _run(clients: int) -> float:
-    """Run three no-op rounds as `dpcfl run` and return the seconds until the first task was sent."""
+def _run(clients: int, firsts: list[float]) -> Sample:
+    """Run three no-op rounds as `dpcfl run`; appends the seconds until the first task was sent to `firsts`."""
     with tempfile.TemporaryDirectory(prefix="dpcfl-bench-") as name:
         folder = Path(name) / "written"
         config = runs.config("cnn", clients, 0, {"name": noop_algorithm.NAME})
         running.write_config(folder, config)
         begin = time.time()
-        _dpcfl("run", RunFolder(folder).config, "--out", Path(name) / "runs")
+        sample = dpcfl("run", RunFolder(folder).config, "--out", Path(name) / "runs")
         (run,) = (Path(name) / "runs").iterdir()
         lines = map(json.loads, RunFolder(run).messages.read_text().splitlines())
-        return float(next(line["time"] for line in lines if line["kind"] == "TASK") - begin)
+        firsts.append(next(line["time"] for line in lines if line["kind"] == "TASK") - begin)
+        return sample
 
 
 def _spawn(count: int) -> None:
@@ -67,22 +67,12 @@ def _spawn(count: int) -> None:
 
 
 def _quickstart(options: Options) -> Figure:
-    samples = interleave({OURS: timed(_cold), "with caches": timed(_warm)}, min(2, options.times(2)))
+    samples = interleave(
+        {OURS: partial(_fresh, cold=True), "with caches": partial(_fresh, cold=False)}, min(2, options.times(2))
+    )
     return Figure.of_times("quickstart without caches", "s", samples, scale=1.0)
 
 
-def _cold() -> None:
+def _fresh(*, cold: bool) -> Sample:
     with tempfile.TemporaryDirectory(prefix="dpcfl-bench-") as name:
-        _dpcfl("quickstart", "--out", Path(name) / "runs", XDG_CACHE_HOME=name)
-
-
-def _warm() -> None:
-    with tempfile.TemporaryDirectory(prefix="dpcfl-bench-") as name:
-        _dpcfl("quickstart", "--out", Path(name) / "runs")
-
-
-def _dpcfl(*arguments: object, **environment: str) -> None:
-    command = [sys.executable, "-m", "dpcfl_net", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
-    if done.returncode:
-        raise RunFailed(f"{' '.join(command)} failed: {done.stderr[-500:]}")
+        return dpcfl("quickstart", "--out", Path(name) / "runs", **({"XDG_CACHE_HOME": name} if cold else {}))
