@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -110,7 +110,7 @@ def measure_step(job: Job, root: str | None, steps: int = 8) -> StepCost:
     run()
     peak = _peak(run)
     step_s = _seconds(run) / count
-    part = "test" if len(piece.test_rows) else "train"
+    part: Literal["test", "train"] = "test" if len(piece.test_rows) else "train"
     data, evaluator = open_client(settings, piece, root, part), Engine.of(job.protocol).evaluator
     evaluator.accuracy_and_loss(theta, data)
     return StepCost(step_s, _seconds(lambda: evaluator.accuracy_and_loss(theta, data)) / len(data), peak)

@@ -41,7 +41,7 @@ class Cost:
         by_role: Processor seconds per round, by role.
         private: Median memory of a worker that no other process shares, in bytes.
         started: Processor seconds of the same processes before the first round.
-        total: Proportional memory of all processes of the run, in bytes.
+        total: Private memory of all processes of the run, and shared pages once, in bytes.
     """
 
     round: Sample
@@ -166,11 +166,17 @@ class _Watcher(threading.Thread):
             return 0
 
     def _measure_memory(self, members: list[family.Member]) -> None:
-        private = []
+        """Read private memory of the workers, and of all processes with the shared pages of the one that shares most.
+
+        Proportional sizes (PSS) would depend on other programs that map the same libraries.
+        """
+        workers, private, shared = [], 0, 0
         for role, process in members:
             with contextlib.suppress(psutil.Error):
                 found = process.memory_full_info()
-                self.total += found.pss
+                private += found.uss
+                shared = max(shared, found.rss - found.uss)
                 if role == "worker":
-                    private.append(found.uss)
-        self.private = statistics.median(private) if private else 0.0
+                    workers.append(found.uss)
+        self.total = private + shared
+        self.private = statistics.median(workers) if workers else 0.0

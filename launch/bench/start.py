@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def measure(options: Options) -> list[Figure]:
     if options.quick:
         return [_memory(clients, options)]
     firsts: list[float] = []
-    ways = {OURS: partial(_run, clients, firsts), "fresh torch processes": timed(partial(_spawn, clients))}
+    ways: dict[str, Callable[[], Sample]] = {
+        OURS: partial(_run, clients, firsts),
+        "fresh torch processes": timed(partial(_spawn, clients)),
+    }
     samples = interleave(ways, options.times(3))
     targets = [Target(10.0, "fresh torch processes")]
     return [

@@ -84,7 +84,7 @@ def _by_unit(figures: Sequence[Figure]) -> list[tuple[str, list[Figure]]]:
 
 def _cells(figure: Figure, repeat: bool = False) -> list[tuple[str, ...]]:
     """Cells of a figure, one tuple per way."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for index, (name, way) in enumerate(figure.ways.items()):
         judged = [target for target in figure.targets if (target.against or "dpcfl") == name]
         verdicts = ", ".join(f"{target.text()}: {figure.verdict(target)}" for target in judged)

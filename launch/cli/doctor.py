@@ -23,6 +23,7 @@ Verdict = Literal["good", "note", "fails"]
 PACKAGES = ("torch", "torchvision", "opacus", "scikit-learn", "pyzmq", "msgpack", "numpy", "dp-accounting", "cryptography")
 PROGRAMS = {"ssh": "--on ssh", "srun": "--on slurm", "ray": "--on ray"}
 DESCRIPTORS_PER_CLIENT, DESCRIPTORS = 4, 128  # of the launcher per worker; of the coordinator without its connections
+LOADED = 2.0  # load per core above which elapsed times tell more about other programs
 STA_UNSYNC, TIME_ERROR = 0x0040, 5  # of Linux's sys/timex.h
 
 
@@ -121,6 +122,9 @@ def measure() -> int:
     print(
         f"memory per parameter: {costs.worker_parameter_bytes:.1f} bytes in a worker, {costs.server_parameter_bytes:.1f} in the server"
     )
+    load, usable = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > LOADED * usable:
+        print(f"note: the load is {load:.0f} on {usable} cores: elapsed times are too long; measure again on an idle host")
     print(f"kept for dpcfl job in {kept}")
     return 0
 
