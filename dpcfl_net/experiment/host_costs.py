@@ -59,11 +59,11 @@ class HostCosts:
                 raise ValueError(f"{field.name} is {value!r}: must be a number of at least 0")
 
 
-# Measured by `dpcfl doctor --measure` on two cores.
+# Measured on two cores; wall times on idle ones.
 SHIPPED = HostCosts(
     processor="AMD EPYC (family 26, model 2)",
-    start_s=4.5, start_wall_s=4.0, worker_s=0.12, round_s=0.02, round_wall_s=0.02, task_s=0.005, task_wall_s=0.006, byte_s=5e-9,
-    run_bytes=400 << 20, worker_bytes=17 << 20, worker_parameter_bytes=8.0, server_parameter_bytes=40.0,
+    start_s=3.2, start_wall_s=4.0, worker_s=0.25, round_s=0.004, round_wall_s=0.01, task_s=0.008, task_wall_s=0.007, byte_s=2.5e-9,
+    run_bytes=340 << 20, worker_bytes=17 << 20, worker_parameter_bytes=18.0, server_parameter_bytes=90.0,
 )  # fmt: skip
 
 
