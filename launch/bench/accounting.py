@@ -19,6 +19,9 @@ RATE, DELTA, EPSILON, NOISE = 32 / 1000, 1e-5, 5.0, 1.0
 def measure(options: Options) -> list[Figure]:
     """Measure DP-SGD of 40 rounds of 32 steps on 1,000 records in batches of 32; Opacus with its PRV accountant."""
     steps = 32 if options.quick else 32 * 40
+    _epsilon(NOISE, 1)  # imports
+    if options.uses("opacus"):
+        _opacus_epsilon(1)
     return [
         _case(f"one epsilon, {steps} steps", options, lambda nth: _epsilon(NOISE + nth, steps), lambda: _opacus_epsilon(steps)),
         _case(

@@ -27,6 +27,7 @@ def wide(input_shape: tuple[int, ...], classes: int) -> Any:
 def measure() -> HostCosts:
     """Measure this host; takes half a minute."""
     few, many = (runs.noop("cnn", clients, ROUNDS) for clients in (FEW, MANY))
+    trained = runs.run(runs.config("cnn", FEW, 10, {"name": "global"}))  # workers that have computed are larger
     large = runs.run(runs.config("wide", FEW, 6, {"name": noop_algorithm.NAME}))
     start_s, start_wall_s = _whole_run(few)
     size = 8 * (LARGE - SMALL)  # of a model and an update
@@ -47,8 +48,8 @@ def measure() -> HostCosts:
         task_s=task_s,
         task_wall_s=task_wall_s,
         byte_s=byte_s,
-        run_bytes=max(0.0, few.total - FEW * few.private),
-        worker_bytes=few.private,
+        run_bytes=max(0.0, trained.total - FEW * trained.private),
+        worker_bytes=trained.private,
         worker_parameter_bytes=by_parameter,
         server_parameter_bytes=max(0.0, beyond / (LARGE - SMALL) - 4 * FEW),
     )

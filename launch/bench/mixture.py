@@ -22,6 +22,8 @@ MIB = 2**20
 def measure(options: Options) -> list[Figure]:
     """Measure one fit and a search over 2 to 7 components; scikit-learn uses its default of one start."""
     found = []
+    for run in _search(_updates(100), options).values():
+        run()  # imports
     for p in (SMALL,) if options.quick else (SMALL, LARGE):
         updates = _updates(p)
         least = (15.0, 80.0) if p == LARGE else (None, None)
