@@ -62,8 +62,8 @@ class HostCosts:
 # Measured on two cores; wall times on idle ones.
 SHIPPED = HostCosts(
     processor="AMD EPYC (family 26, model 2)",
-    start_s=3.2, start_wall_s=4.0, worker_s=0.25, round_s=0.004, round_wall_s=0.01, task_s=0.008, task_wall_s=0.007, byte_s=2.5e-9,
-    run_bytes=340 << 20, worker_bytes=17 << 20, worker_parameter_bytes=18.0, server_parameter_bytes=90.0,
+    start_s=3.5, start_wall_s=4.0, worker_s=0.3, round_s=0.002, round_wall_s=0.01, task_s=0.008, task_wall_s=0.007, byte_s=4e-9,
+    run_bytes=450 << 20, worker_bytes=19 << 20, worker_parameter_bytes=17.0, server_parameter_bytes=80.0,
 )  # fmt: skip
 
 
