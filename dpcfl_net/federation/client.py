@@ -72,7 +72,7 @@ class Engine:
         shape = self._input_shape if is_plugin(self._template.name) else None
         return Trainer(
             self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task,
-            input_shape=shape,
+            input_shape=shape, precision=local.precision,
         )  # fmt: skip
 
     @cached_property

@@ -28,6 +28,7 @@ from dpcfl_net.training.gradient_engines import Engine, Forward, choose, process
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.losses import each_loss, each_right
 from dpcfl_net.training.plain_path import PlainPath
+from dpcfl_net.training.precision import in_precision
 from dpcfl_net.training.sgd import pieces
 
 EVALUATION_SLOTS = 128
@@ -56,6 +57,8 @@ class Trainer:
         task: Must be "classification".
         tap: Called with each step's noisy sum, (p,) float32, before the division.
         input_shape: Shape of one record, as for `gradient_engines.choose`.
+        precision: "float32", or "bfloat16" for the forward and backward passes (`bfloat16.py`); weights, clipping and noise
+            stay as they are.
 
     Attributes:
         path: Name of the engine.
@@ -63,14 +66,15 @@ class Trainer:
         slots: Records of a physical batch.
 
     Raises:
-        ConfigError: For another task, a number out of range, or a layer that has no per-record gradients (BatchNorm, LSTM) or
+        ConfigError: For another task, a number out of range, a precision that this processor or the model's engine does not
+            have, or a layer that has no per-record gradients (BatchNorm, LSTM) or
             does not fit the records.
     """
 
     def __init__(
         self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str | Engine = "auto",
         task: str = "classification", tap: Callable[[np.ndarray], None] | None = None,
-        input_shape: tuple[int, ...] | None = None,
+        input_shape: tuple[int, ...] | None = None, precision: str = "float32",
     ) -> None:  # fmt: skip
         if task != "classification":
             raise ConfigError(f"DP-SGD trains classification only, got the task {task!r}: protect whole clients (privacy.unit)")
@@ -83,6 +87,7 @@ class Trainer:
         self.clip, self.learning_rate = float(clip), float(learning_rate)
         self.slots = physical_slots(batch_size)
         self.path, self._engine = choose(module, path, input_shape) if isinstance(path, str) else (type(path).__name__, path)
+        self._engine = in_precision(self._engine, self.path, precision)
         self._tap = tap
         self.parameters = sum(p.numel() for p in module.parameters())
 
