@@ -19,6 +19,7 @@ from dpcfl_net.privacy.gram_clipping import PlaceSums
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.models import flatten
+from dpcfl_net.training.physical_batches import LARGEST
 
 torch.set_num_threads(1)
 
@@ -94,7 +95,7 @@ def effective(ours: Trainer, theta: np.ndarray, data: Images) -> float:
     """Norm to which `ours` clips."""
     _, parts = ours._engine.gradients(torch.from_numpy(theta), data.x, data.y)
     dtype = torch.from_numpy(theta).dtype
-    shared = any(part.squared_rounding() is not None for part in parts)
+    shared = any(part.squared_rounding(ours.slots) is not None for part in parts)
     return clipping.reserved_clip(ours.clip, ours.slots, dtype) * (1 - clipping.rounding_share(dtype) * shared)
 
 
@@ -184,7 +185,7 @@ def test_norms_bound_those_of_what_is_summed(slots: int, places: int, cancel: fl
     found = clipping.clipped_sum([part], usable, clip, torch.empty(24 * 40)).double()
     target = clipping.reserved_clip(clip, slots, torch.float32)
     share = clipping.rounding_share(torch.float32)
-    norms = torch.maximum(bound.sqrt() / (1 - share), sums(slots, places, cancel).squared_rounding().sqrt() / share)
+    norms = torch.maximum(bound.sqrt() / (1 - share), sums(slots, places, cancel).squared_rounding(slots).sqrt() / share)
     factors = (target / norms).clamp(max=1).float().double()
     assert torch.linalg.vector_norm(found - (factors @ each.flatten(1))) <= share * clip / 2
     assert (factors * exact.sqrt() <= (1 - share) * clip).all()
@@ -206,11 +207,11 @@ def test_rounding_takes_no_more_than_its_share_of_a_full_batch() -> None:
     make, shape = CASES["torchvision ResNet-10"]
     torch.manual_seed(0)
     module = make()
-    ours, data = trainer(module, 1.0, batch_size=33), Images(42, shape, CLASSES)
-    assert ours.slots == 42
+    ours, data = trainer(module, 1.0, batch_size=67), Images(80, shape, CLASSES)
+    assert ours.slots == LARGEST
     _, parts = ours._engine.gradients(torch.from_numpy(flatten(module)), data.x, data.y)
     norms = torch.stack([part.squared_norms() for part in parts]).sum(0).sqrt()
-    rounding = torch.stack([more for part in parts if (more := part.squared_rounding()) is not None]).sum(0).sqrt()
+    rounding = torch.stack([more for part in parts if (more := part.squared_rounding(ours.slots)) is not None]).sum(0).sqrt()
     assert (rounding < clipping.rounding_share(torch.float32) * norms / 2).all()
 
 
@@ -225,7 +226,7 @@ def test_factors_too_large_for_the_proof_are_removed() -> None:
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     module, data, theta = case("torchvision ResNet-10")
     ours = trainer(module, 1.0, batch_size=3)
-    x, y = data.batch(np.arange(ours.slots), ours.slots)
+    x, y = data.batch(np.arange(len(data)), ours.slots)
     other = torch.full_like(x, torch.inf)
     other[2] = x[2]
     (logits, parts), (others, mixed) = (ours._engine.gradients(torch.from_numpy(theta), each, y) for each in (x, other))
