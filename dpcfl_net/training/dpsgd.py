@@ -9,7 +9,7 @@ weights crafted to overflow on one record reveal nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, memory
-from dpcfl_net.training.dpsgd_steps import Sums, descend, tensor
+from dpcfl_net.training.dpsgd_steps import Sums, stepper, tensor
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.gradient_engines import Engine, Forward, choose, processor
 from dpcfl_net.training.layers import fast_layers
@@ -124,29 +124,18 @@ class Trainer:
         if records * slot.rate <= 0:
             raise ValueError(f"the expected batch is empty: {records} records at rate {slot.rate}")
         memory.keep_freed()
-        batches, noise = stream(key, "batches"), stream(key, "noise")
-        theta = theta.astype(np.float32, copy=True)
-        steps = 0
+        theta, batches, steps = theta.astype(np.float32, copy=True), stream(key, "batches"), 0
+        sums = Sums(theta)
+        take_step = stepper(
+            theta, sums, key, self._tap, deviation=noise_multiplier * self.clip, expected=slot.rate * records,
+            learning_rate=self.learning_rate, proximal=proximal,
+        )  # fmt: skip
         with np.errstate(all="ignore"):
-            for total in self._sums(theta, data, slot, batches, room):
-                noisy = None if self._tap is None else np.empty_like(theta)
-                descend(
-                    theta, total, deviation=noise_multiplier * self.clip, noise=noise, expected=slot.rate * records,
-                    learning_rate=self.learning_rate, proximal=proximal, noisy=noisy,
-                )  # fmt: skip
-                if self._tap is not None and noisy is not None:
-                    self._tap(noisy)
+            for _ in range(slot.steps):
+                take_step(self._sum(sums, data, poisson_rows(records, slot.rate, batches), room))
                 steps += 1
         memory.give_back_freed()
-        return theta, SampledGaussian(noise_multiplier, slot.rate, steps)
-
-    def _sums(
-        self, theta: np.ndarray, data: Records, slot: DPSGDSlot, batches: np.random.Generator, room: int | None
-    ) -> Iterator[np.ndarray]:
-        """Clipped sum of each step, (p,), at the values that theta then has."""
-        sums = Sums(theta)
-        for _ in range(slot.steps):
-            yield self._sum(theta, sums, data, poisson_rows(len(data), slot.rate, batches), room)
+        return sums.model(theta), SampledGaussian(noise_multiplier, slot.rate, steps)
 
     def clipped_sum(self, theta: np.ndarray, data: Records, rows: np.ndarray, room: int | None = None) -> np.ndarray:
         """Sum the clipped gradients of records.
@@ -160,20 +149,21 @@ class Trainer:
         Returns:
             The sum, (p,) float64.
         """
-        return self._sum(theta, Sums(theta), data, rows, room).astype(np.float64, copy=False)
+        total = self._sum(Sums(theta), data, rows, room).cpu().numpy()
+        return total.astype(np.float64, copy=False)
 
     @torch.no_grad()
-    def _sum(self, theta: np.ndarray, sums: Sums, data: Records, rows: np.ndarray, room: int | None) -> np.ndarray:
-        """Sum of clipped gradients, (p,): of one physical batch in the precision of theta, of several in float64."""
+    def _sum(self, sums: Sums, data: Records, rows: np.ndarray, room: int | None) -> torch.Tensor:
+        """Sum of clipped gradients, (p,): of one physical batch in the precision of the model, of several in float64."""
         processor()
-        sums.begin(theta)
+        sums.begin()
         batches = self._batches(rows, room)
         for size, piece in batches:
             logits, parts = self._engine.gradients(sums.weights, *self._batch(data, piece, size, sums.weights, room))
             usable = _finite(logits) & (torch.arange(len(logits), device=logits.device) < len(piece))
             clipping.clipped_sum(parts, usable, self.clip, sums.part, self.slots if room is None else size)
             if len(batches) == 1:
-                return sums.part.cpu().numpy()
+                return sums.part
             sums.add()
         return sums.total()
 
