@@ -9,9 +9,10 @@ its octant by three bits and its place in the octant, in steps of 2^-61. With r 
 sine of the angle. -ln u comes from u or, near 1, from 1 - u, both exact, so that r has a small relative error everywhere. The
 largest value is sqrt(2 * 96 * ln 2) = 11.54; an exact Gaussian exceeds it with probability 2^-99.
 
-Error, beside exact arithmetic on the same real uniforms: ln has at most 1 ulp (fdlibm), the square root halves its relative error,
-each conversion and product rounds once, sine and cosine have at most 1 ulp, so |x - exact| <= 8 * 2^-53 r where u lies within
-(2^-40, 1 - 2^-40).
+Error against exact arithmetic on the same words, in units of 2^-53: u is rounded twice, which moves -ln u by at most 5.8 of it
+(most at u = sqrt(1/2)), and fdlibm's logarithm by 2; the root halves both and rounds once, so r is off by at most 5 r. The angle is
+off by at most 3.4 of itself, sine and cosine by 3.7 with their own ulp. With the last product, |x - exact| <= 10 * 2^-53 r. The steps
+of u move r by at most 2^-96 / (u r), which is less than 2^-53 r unless u < 2^-40.
 """
 
 from __future__ import annotations

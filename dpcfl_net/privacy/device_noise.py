@@ -10,7 +10,7 @@ of the quotient and of the sum. So P(k) is that of the exact mechanism times 1 +
 2^-64 (484 + 8 (total / deviation)^2). All coordinates of a step together: E[sum d^2] <= S = 2^-64 (484 p + 8 |total|^2 / deviation^2),
 where |total| is a norm, at most the number of records * clip. The Renyi divergence of order a is at most a S / 2 in either direction
 (a < 2^20). T steps compose adaptively to a T S / 2, so that epsilon grows by at most 2 sqrt(2 T S ln(1 / d0)) + T S outside of
-probability d0. Values of u beyond the range of box_muller.py's bound (2^-80) occur with probability 2^-79 a pair.
+probability d0. The steps of u in box_muller.py add less than 2^-68 to E[d^2] where u > 2^-80; a smaller u has probability 2^-80.
 """
 
 from __future__ import annotations
