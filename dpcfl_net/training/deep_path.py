@@ -19,7 +19,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.clipping import GradientBlock, Outer, Rows
 from dpcfl_net.privacy.gram_clipping import PlaceSums
 from dpcfl_net.training.fast_path import conv_rows
-from dpcfl_net.training.layers import Conv, channels_last
+from dpcfl_net.training.layers import Conv
 from dpcfl_net.training.losses import at_least_single
 from dpcfl_net.training.plain_path import PlainPath
 
@@ -108,7 +108,7 @@ def _conv_blocks(layer: nn.Conv2d, at: list[int], inputs: torch.Tensor, signal: 
     else:
         assert not isinstance(layer.padding, str)
         geometry = list(layer.stride), list(layer.padding), list(layer.dilation)
-        return conv_rows(Conv((out, deep, high, wide), layer.bias is not None, *geometry, at[0]), channels_last(signal), inputs)
+        return conv_rows(Conv((out, deep, high, wide), layer.bias is not None, *geometry, at[0]), signal, inputs)
     if layer.bias is not None:
         rows.append(Rows(signal.sum((2, 3)), at[1]))
     return rows
