@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-NAMES = ("cnn", "small-cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear", "char-lstm")
+NAMES = ("cnn", "small-cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear", "char-lstm", "char-transformer")
 
 CHARACTER_WIDTH, HIDDEN_WIDTH = 8, 64  # of char-lstm: embedding of a character, state of the one LSTM layer
 
@@ -24,7 +24,8 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     "cnn" is the network of R's Table 2 (28,938 parameters at 1x28x28); "small-cnn" has 9,098 at 1x28x28, "digits-cnn" 6,090 at
     1x8x8, "resnet18" torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). "char-lstm"
-    reads d character codes and returns the next one's logits (26,025 for 97 codes). "linear" is the only model for regression.
+    and "char-transformer" read d character codes and return the next one's logits (26,025 and 112,609 for 97 codes). "linear" is
+    the only model for regression.
 
     Args:
         name: One of `NAMES`, or a plugin `package.module:function`, called as function(input_shape, classes).
@@ -49,6 +50,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         return _linear(shape, classes)
     if name == "char-lstm":
         return _char_lstm(shape, classes)
+    if name == "char-transformer":
+        from dpcfl_net.training.sequences import char_transformer
+
+        return char_transformer(shape, classes)
     smallest = {"cnn": 4, "small-cnn": 4, "digits-cnn": 4, "cifar-cnn": 8, "resnet18": 1}[name]
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(

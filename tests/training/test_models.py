@@ -11,13 +11,13 @@ from dpcfl_net.training import models
 
 SHAPES = {
     "cnn": (1, 28, 28), "small-cnn": (1, 28, 28), "digits-cnn": (1, 8, 8), "cifar-cnn": (3, 32, 32), "resnet18": (3, 32, 32),
-    "linear": (1, 8, 8), "char-lstm": (80,),
+    "linear": (1, 8, 8), "char-lstm": (80,), "char-transformer": (80,),
 }  # fmt: skip
 SIZES = {
     "cnn": 28_938, "small-cnn": 9_098, "digits-cnn": 6_090, "cifar-cnn": 66_570, "resnet18": 11_181_642, "linear": 650,
-    "char-lstm": 26_025,
+    "char-lstm": 26_025, "char-transformer": 112_609,
 }  # fmt: skip
-CLASSES = {"char-lstm": 97}
+CLASSES = {"char-lstm": 97, "char-transformer": 97}
 
 
 @pytest.mark.parametrize("name", models.NAMES)
@@ -53,8 +53,9 @@ def test_one_class_is_regression_with_one_output() -> None:
     assert module(torch.zeros(4, 1)).shape == (4, 1)
 
 
-def test_what_is_no_character_code_is_taken_for_the_nearest() -> None:
-    module = models.build("char-lstm", (3,), 5)
+@pytest.mark.parametrize("name", ["char-lstm", "char-transformer"])
+def test_what_is_no_character_code_is_taken_for_the_nearest(name: str) -> None:
+    module = models.build(name, (3,), 5)
     wild = module(torch.tensor([[-7.0, 1e9, 2.0], [torch.inf, -torch.inf, 2.0]]))
     assert torch.allclose(wild[0], module(torch.tensor([[0.0, 4.0, 2.0]]))[0], atol=1e-6)
     assert wild.isfinite().all()
