@@ -87,7 +87,7 @@ class Trainer:
         self.clip, self.learning_rate = float(clip), float(learning_rate)
         self.slots = slots_for(batch_size)
         self.path, self._engine = choose(module, path, input_shape) if isinstance(path, str) else (type(path).__name__, path)
-        self._engine = in_precision(self._engine, self.path, precision)
+        self._engine = in_precision(self._engine, module, self.path, precision)
         self._same_bits = SameBits(self._engine, module, self.slots)
         self._tap = tap
         self.parameters = sum(p.numel() for p in module.parameters())

@@ -9,6 +9,8 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.training import devices
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from dpcfl_net.training.gradient_engines import Engine
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
@@ -41,16 +43,17 @@ def hold_to_processor(protocol: Protocol) -> None:
         raise Refused("precision", f"the job's local.precision is {precision!r}: {reason}; it must be 'float32' here")
 
 
-def in_precision(engine: Engine, path: str, precision: str) -> Engine:
+def in_precision(engine: Engine, module: nn.Module, path: str, precision: str) -> Engine:
     """Return the engine with its passes in a precision.
 
     Args:
         engine: The engine.
+        module: The model.
         path: Its name, as for `gradient_engines.choose`.
         precision: "float32" or "bfloat16".
 
     Raises:
-        ConfigError: If the precision is unknown, or bfloat16 cannot be used with this engine or processor.
+        ConfigError: If the precision is unknown, or bfloat16 cannot be used with this model, engine or processor.
     """
     if precision == "float32":
         return engine
@@ -60,6 +63,8 @@ def in_precision(engine: Engine, path: str, precision: str) -> Engine:
         raise ConfigError(
             f"local.precision is 'bfloat16': works with models of the {' and '.join(PATHS)} engines, this model uses {path}"
         )
+    if any(type(layer).__name__ == "Embedding" for layer in module.modules()):
+        raise ConfigError("local.precision is 'bfloat16': it cannot hold the codes that an Embedding reads; use 'float32'")
     if reason := missing():
         raise ConfigError(f"local.precision is 'bfloat16': {reason}; use 'float32'")
     from dpcfl_net.training.bfloat16 import Bfloat16Engine

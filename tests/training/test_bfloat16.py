@@ -207,10 +207,10 @@ def test_settings_that_cannot_be_are_named(changes, words):
     assert any(words in problem for problem in caught.value.problems), caught.value.problems
 
 
-def test_a_model_of_another_engine_is_named():
-    grouped = models.build("char-lstm", (80,), 97)
-    with pytest.raises(ConfigError):
-        Trainer(grouped, clip=1.0, learning_rate=0.1, batch_size=8, precision="bfloat16")
+def test_models_that_bfloat16_cannot_train_are_named():
+    codes = models.build("char-transformer", (80,), 97)
+    with pytest.raises(ConfigError, match="codes that an Embedding reads"):
+        Trainer(codes, clip=1.0, learning_rate=0.1, batch_size=8, precision="bfloat16", input_shape=(80,))
     with pytest.raises(ConfigError, match="works with models of the fast and deep engines, this model uses vmap"):
         Trainer(CASES["odd"][0](), clip=1.0, learning_rate=0.1, batch_size=8, path="vmap", precision="bfloat16")
 
