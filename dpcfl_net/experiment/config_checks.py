@@ -60,6 +60,7 @@ def combination_problems(config: Config) -> list[str]:
     problems += _device_problems(config.runtime)
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
+    problems += _precision_problems(config)
     problems += _audit_problems(config)
     if config.availability.clients and config.capabilities.asynchronous:
         problems.append(
@@ -124,6 +125,22 @@ def _pace_problems(config: Config) -> list[str]:
         problems.append(
             "local.pace is 'constant': the cost of cut batches is reserved in one run's delta; ledger.scope must be 'run'"
         )
+    return problems
+
+
+def _precision_problems(config: Config) -> list[str]:
+    """Problems of local.precision, apart from the processor's."""
+    if config.local.precision == "float32":
+        return []
+    asked, problems = f"local.precision is {config.local.precision!r}:", []
+    if config.capabilities.plain_sgd:
+        problems.append(f"{asked} belongs to DP-SGD, which {config.algorithm['name']} does not run here")
+    if config.runtime.gpus or config.runtime.device not in ("auto", "cpu"):
+        problems.append(
+            f"{asked} it was checked on processors only; runtime.device must be cpu or auto, got {config.runtime.device!r}"
+        )
+    if config.audit.canaries:
+        problems.append(f"{asked} canaries have no forward pass; with audit.canaries it must be 'float32'")
     return problems
 
 

@@ -72,7 +72,7 @@ class Engine:
         shape = self._input_shape if is_plugin(self._template.name) else None
         return Trainer(
             self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task,
-            input_shape=shape,
+            input_shape=shape, precision=local.precision,
         )  # fmt: skip
 
     @cached_property
@@ -252,7 +252,12 @@ class Client:
         spec, z = self._charge.slots[slot], self._charge.z
         assert isinstance(spec, GaussianSlot)
         self.ran.append(spec.event(z, self._charge.adjacency))
-        return gaussian_on_grid(value, z * spec.ratio * sensitivity, stream(slot_key(self._charge.key, slot), "noise"))
+        key, deviation = slot_key(self._charge.key, slot), z * spec.ratio * sensitivity
+        if devices.repeatable():
+            return gaussian_on_grid(value, deviation, stream(key, "noise"))
+        from dpcfl_net.training.device_steps import noisy
+
+        return noisy(value, deviation, key)
 
     def _without_guarantee(self, slot: str) -> None:
         """Record the event of a raw slot, once in a task even if the step uses it several times."""

@@ -55,6 +55,9 @@ class GradientBlock(Protocol):
     def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
         """Return the index of the first parameter, and the flat gradient of one slot."""
 
+    def widen(self, dtype: torch.dtype) -> None:
+        """Convert the numbers to a wider format, which changes no value; clipping then works in that format."""
+
 
 @dataclass
 class Rows:
@@ -108,6 +111,10 @@ class Rows:
         row = self.values[slot]
         return self.at, (row.reshape(self.sides).permute(self.order) if self.sides else row).reshape(-1)
 
+    def widen(self, dtype: torch.dtype) -> None:
+        """See `GradientBlock`."""
+        self.values = self.values.to(dtype)
+
 
 @dataclass
 class Outer:
@@ -153,6 +160,10 @@ class Outer:
         signal = self.signals[slot]
         weight = torch.outer(signal, self.inputs[slot]).reshape(-1)
         return self.at, torch.cat([weight, signal]) if self.bias else weight
+
+    def widen(self, dtype: torch.dtype) -> None:
+        """See `GradientBlock`."""
+        self.signals, self.inputs = self.signals.to(dtype), self.inputs.to(dtype)
 
 
 def clipped_sum(

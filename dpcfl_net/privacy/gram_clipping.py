@@ -87,6 +87,10 @@ class PlaceSums:
         self._write(place, self.signals[slot][None], self.inputs[slot][None])
         return self.at, place
 
+    def widen(self, dtype: torch.dtype) -> None:
+        """See `GradientBlock`; the Gram matrices are in float64 already."""
+        self.signals, self.inputs = self.signals.to(dtype), self.inputs.to(dtype)
+
     def _step(self) -> int:
         """Slots of one product."""
         return max(1, _TERMS // self.signals.shape[1])

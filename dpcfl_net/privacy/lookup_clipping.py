@@ -51,6 +51,10 @@ class Lookups:
         self._write(place, self.values[slot], self.codes[slot])
         return self.at, place
 
+    def widen(self, dtype: torch.dtype) -> None:
+        """See `GradientBlock`."""
+        self.values = self.values.to(dtype)
+
     def _write(self, place: torch.Tensor, values: torch.Tensor, codes: torch.Tensor) -> None:
         table = place.zero_().view(self.rows, -1)
         table.index_add_(0, codes.reshape(-1), values.reshape(-1, values.shape[-1]))

@@ -34,6 +34,7 @@ from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, Rec
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
+from dpcfl_net.training.precision import hold_to_processor
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, Payload
 from dpcfl_net.transport.keys import client_key
@@ -73,10 +74,11 @@ def make_host(
         The client runtime.
 
     Raises:
-        Refused: If the job breaks its privacy claim, or the terms forbid it.
+        Refused: If the job breaks its privacy claim, the terms forbid it, or this processor lacks its precision.
         LedgerError: If the ledger is damaged, or belongs to another job.
     """
     algorithm = job.algorithm
+    hold_to_processor(job.protocol)
     verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
     settings, piece = client_slice(job, client, data_root)
 

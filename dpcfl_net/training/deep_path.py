@@ -21,6 +21,7 @@ from dpcfl_net.privacy.gram_clipping import PlaceSums
 from dpcfl_net.privacy.lookup_clipping import Lookups, merged
 from dpcfl_net.training.fast_path import conv_rows
 from dpcfl_net.training.layers import Conv
+from dpcfl_net.training.losses import at_least_single
 from dpcfl_net.training.plain_path import PlainPath
 
 # The rounding of `PlaceSums` grows with the places: beyond these, its share of the clip norm would be felt.
@@ -66,7 +67,7 @@ class DeepPath:
             parameter.data = values.view(self._shapes[parameter])
         with torch.enable_grad():
             logits = self._module(x.to(theta.dtype))
-            F.cross_entropy(logits, y, reduction="sum").backward()
+            F.cross_entropy(at_least_single(logits), y, reduction="sum").backward()
         for parameter in self._parameters:
             parameter.data = theta.new_empty(0)
         parts, self._parts = self._parts, []

@@ -9,7 +9,7 @@ weights crafted to overflow on one record reveal nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -22,13 +22,14 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, memory
-from dpcfl_net.training.dpsgd_steps import Sums, descend, tensor
+from dpcfl_net.training.dpsgd_steps import Sums, stepper, tensor
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.gradient_engines import Engine, Forward, choose, processor
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.losses import each_loss, each_right
 from dpcfl_net.training.physical_batches import SameBits, padded, sizes, slots_for
 from dpcfl_net.training.plain_path import PlainPath
+from dpcfl_net.training.precision import in_precision
 from dpcfl_net.training.sgd import pieces
 
 EVALUATION_SLOTS = 128
@@ -56,6 +57,8 @@ class Trainer:
         task: Must be "classification".
         tap: Called with each step's noisy sum, (p,) float32, before the division.
         input_shape: Shape of one record, as for `gradient_engines.choose`.
+        precision: "float32", or "bfloat16" for the forward and backward passes (`bfloat16.py`); weights, clipping and noise
+            stay as they are.
 
     Attributes:
         path: Name of the engine.
@@ -63,14 +66,15 @@ class Trainer:
         slots: Records of the largest physical batch.
 
     Raises:
-        ConfigError: For another task, a number out of range, or a layer that has no per-record gradients (BatchNorm, LSTM) or
+        ConfigError: For another task, a number out of range, a precision that this processor or the model's engine does not
+            have, or a layer that has no per-record gradients (BatchNorm, LSTM) or
             does not fit the records.
     """
 
     def __init__(
         self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str | Engine = "auto",
         task: str = "classification", tap: Callable[[np.ndarray], None] | None = None,
-        input_shape: tuple[int, ...] | None = None,
+        input_shape: tuple[int, ...] | None = None, precision: str = "float32",
     ) -> None:  # fmt: skip
         if task != "classification":
             raise ConfigError(f"DP-SGD trains classification only, got the task {task!r}: protect whole clients (privacy.unit)")
@@ -83,6 +87,7 @@ class Trainer:
         self.clip, self.learning_rate = float(clip), float(learning_rate)
         self.slots = slots_for(batch_size)
         self.path, self._engine = choose(module, path, input_shape) if isinstance(path, str) else (type(path).__name__, path)
+        self._engine = in_precision(self._engine, module, self.path, precision)
         self._same_bits = SameBits(self._engine, module, self.slots)
         self._tap = tap
         self.parameters = sum(p.numel() for p in module.parameters())
@@ -119,29 +124,18 @@ class Trainer:
         if records * slot.rate <= 0:
             raise ValueError(f"the expected batch is empty: {records} records at rate {slot.rate}")
         memory.keep_freed()
-        batches, noise = stream(key, "batches"), stream(key, "noise")
-        theta = theta.astype(np.float32, copy=True)
-        steps = 0
+        theta, batches, steps = theta.astype(np.float32, copy=True), stream(key, "batches"), 0
+        sums = Sums(theta)
+        take_step = stepper(
+            theta, sums, key, self._tap, deviation=noise_multiplier * self.clip, expected=slot.rate * records,
+            learning_rate=self.learning_rate, proximal=proximal,
+        )  # fmt: skip
         with np.errstate(all="ignore"):
-            for total in self._sums(theta, data, slot, batches, room):
-                noisy = None if self._tap is None else np.empty_like(theta)
-                descend(
-                    theta, total, deviation=noise_multiplier * self.clip, noise=noise, expected=slot.rate * records,
-                    learning_rate=self.learning_rate, proximal=proximal, noisy=noisy,
-                )  # fmt: skip
-                if self._tap is not None and noisy is not None:
-                    self._tap(noisy)
+            for _ in range(slot.steps):
+                take_step(self._sum(sums, data, poisson_rows(records, slot.rate, batches), room))
                 steps += 1
         memory.give_back_freed()
-        return theta, SampledGaussian(noise_multiplier, slot.rate, steps)
-
-    def _sums(
-        self, theta: np.ndarray, data: Records, slot: DPSGDSlot, batches: np.random.Generator, room: int | None
-    ) -> Iterator[np.ndarray]:
-        """Clipped sum of each step, (p,), at the values that theta then has."""
-        sums = Sums(theta)
-        for _ in range(slot.steps):
-            yield self._sum(theta, sums, data, poisson_rows(len(data), slot.rate, batches), room)
+        return sums.model(theta), SampledGaussian(noise_multiplier, slot.rate, steps)
 
     def clipped_sum(self, theta: np.ndarray, data: Records, rows: np.ndarray, room: int | None = None) -> np.ndarray:
         """Sum the clipped gradients of records.
@@ -155,20 +149,21 @@ class Trainer:
         Returns:
             The sum, (p,) float64.
         """
-        return self._sum(theta, Sums(theta), data, rows, room).astype(np.float64, copy=False)
+        total = self._sum(Sums(theta), data, rows, room).cpu().numpy()
+        return total.astype(np.float64, copy=False)
 
     @torch.no_grad()
-    def _sum(self, theta: np.ndarray, sums: Sums, data: Records, rows: np.ndarray, room: int | None) -> np.ndarray:
-        """Sum of clipped gradients, (p,): of one physical batch in the precision of theta, of several in float64."""
+    def _sum(self, sums: Sums, data: Records, rows: np.ndarray, room: int | None) -> torch.Tensor:
+        """Sum of clipped gradients, (p,): of one physical batch in the precision of the model, of several in float64."""
         processor()
-        sums.begin(theta)
+        sums.begin()
         batches = self._batches(rows, room)
         for size, piece in batches:
             logits, parts = self._engine.gradients(sums.weights, *self._batch(data, piece, size, sums.weights, room))
             usable = _finite(logits) & (torch.arange(len(logits), device=logits.device) < len(piece))
             clipping.clipped_sum(parts, usable, self.clip, sums.part, self.slots if room is None else size)
             if len(batches) == 1:
-                return sums.part.cpu().numpy()
+                return sums.part
             sums.add()
         return sums.total()
 

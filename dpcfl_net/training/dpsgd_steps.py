@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
+from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.training import devices, memory
+from dpcfl_net.training.device_steps import DeviceSteps
 
 _CHUNK = 2**17  # coordinates that are noised and applied together: their float64 numbers stay in the processor's cache
 
@@ -15,7 +20,8 @@ class Sums:
     """Model and sums of clipped gradients, in the same memory for all steps of a task.
 
     Args:
-        theta: The model, (p,); on the CPU `weights` are its memory, if it can be written.
+        theta: The model, (p,); on the CPU `weights` are its memory, if it can be written. On a GPU `weights` are a copy, which
+            stays there for all steps.
 
     Attributes:
         weights: The model on the device, (p,).
@@ -28,11 +34,9 @@ class Sums:
         self._total: torch.Tensor | None = None
         self._batches = 0
 
-    def begin(self, theta: np.ndarray) -> None:
-        """Begin a step from theta, (p,)."""
+    def begin(self) -> None:
+        """Begin a step."""
         self._batches = 0
-        if self.weights.device.type != "cpu":
-            self.weights.copy_(torch.from_numpy(theta))
 
     def add(self) -> None:
         """Add `part` to the step's total, in float64."""
@@ -44,11 +48,44 @@ class Sums:
             memory.add(self._total, self.part)
         self._batches += 1
 
-    def total(self) -> np.ndarray:
+    def total(self) -> torch.Tensor:
         """Return the total, (p,) float64; zero if nothing was added."""
         if self._total is None or self._batches == 0:
-            return np.zeros(len(self.part))
-        return self._total.cpu().numpy()
+            return torch.zeros_like(self.part, dtype=torch.float64)
+        return self._total
+
+    def model(self, theta: np.ndarray) -> np.ndarray:
+        """Return the model after all steps: theta, (p,), on the CPU, where steps change it."""
+        return theta if self.weights.device.type == "cpu" else self.weights.cpu().numpy()
+
+
+def stepper(
+    theta: np.ndarray, sums: Sums, key: bytes, tap: Callable[[np.ndarray], None] | None = None, **step: Any
+) -> Callable[[torch.Tensor], None]:
+    """Return a function that takes a step, given the clipped sum: `descend` on the CPU, `DeviceSteps` on a GPU.
+
+    Args:
+        theta: The model, (p,) float32; changed on the CPU.
+        sums: Its sums, whose `weights` are changed on a GPU.
+        key: Secret of the task.
+        tap: Called with each noisy sum, (p,) float32.
+        **step: `deviation`, `expected`, `learning_rate` and `proximal` of `descend`.
+    """
+    on_device = None if devices.repeatable() else DeviceSteps(sums.weights, key, **step)
+    noise = stream(key, "noise")
+
+    def take(total: torch.Tensor) -> None:
+        if on_device is not None:
+            released = on_device.descend(total)
+            if tap is not None:
+                tap(released.cpu().numpy())
+            return
+        noisy = None if tap is None else np.empty_like(theta)
+        descend(theta, total.numpy(), noise=noise, noisy=noisy, **step)
+        if tap is not None and noisy is not None:
+            tap(noisy)
+
+    return take
 
 
 def descend(

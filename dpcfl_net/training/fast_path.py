@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from dpcfl_net.privacy.clipping import GradientBlock, Outer, Rows
+from dpcfl_net.training import bfloat16
 from dpcfl_net.training.layers import Conv, Dense, Layer, Pool, Relu, Weights, channels_last, weights_of
+from dpcfl_net.training.losses import at_least_single
 
 _convolution_backward = torch.ops.aten.convolution_backward
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward
@@ -39,8 +41,9 @@ class FastPath:
         """Return logits and gradient blocks, as `Engine.gradients`."""
         weights = self._weights(theta)
         logits, kept = self._forward(weights, x)
-        signal = torch.softmax(logits, 1)
+        signal = torch.softmax(at_least_single(logits), 1)
         signal.scatter_add_(1, y[:, None], signal.new_full((1, 1), -1.0).expand(y.shape[0], 1))
+        signal = signal.to(logits.dtype)
         parts: list[GradientBlock] = []
         for i in range(len(self._layers) - 1, self._first - 1, -1):
             signal = self._backward(i, weights[i], signal, kept[i], parts)
@@ -111,7 +114,10 @@ def conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[G
     signal = channels_last(signal).permute(0, 2, 3, 1)
     columns = signal.reshape(signal.shape[0], -1, out)
     by_lines = layer.stride[0] == 1 and deep * wide >= 16
-    rows = [(_by_lines if by_lines else _by_patches)(layer, signal.shape[1:3], columns, inputs)]
+    if by_lines and signal.dtype == torch.bfloat16:
+        rows = [bfloat16.conv_rows(layer, signal, inputs)]
+    else:
+        rows = [(_by_lines if by_lines else _by_patches)(layer, signal.shape[1:3], columns, inputs)]
     if layer.bias:
         rows.append(Rows(columns.sum(1), layer.at + math.prod(layer.shape)))
     return rows
