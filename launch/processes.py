@@ -27,7 +27,7 @@ from dpcfl_net.launch.links import RELAY, Links, require_netem
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import LOST, Addresses
 from dpcfl_net.launch.placement.child import Child, role_environment, start_of, stop, worker_environment
-from dpcfl_net.launch.placement.fork_server import FIRST_FREE
+from dpcfl_net.launch.placement.fork_server import COORDINATOR_MAIN, FIRST_FREE
 from dpcfl_net.launch.placement.local import STOP_S
 from dpcfl_net.launch.placement.placements import Placement, terms_of
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
@@ -48,7 +48,7 @@ def worker_processes(config: Config, clients: int) -> int:
 RESTART_S, MOST_RESTART_S = 0.2, 10.0
 # Main function of each role.
 MAINS = {
-    COORDINATOR: "dpcfl_net.runtime.coordinator:run_coordinator",
+    COORDINATOR: COORDINATOR_MAIN,
     OBSERVER: "dpcfl_net.runtime.observer:run_observer",
     RELAY: "dpcfl_net.transport.links.relay:run_relay",
 }
