@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot, g
 
 # Measured with the small CNN: memory of the shared libraries, and of each further worker.
 _SHARED_BYTES, _WORKER_BYTES = 400 << 20, 40 << 20
+EVALUATION_SHARE = 0.1  # of the passes of training, for evaluate_every: auto
+TRAINING_PASSES = 3
 
 
 def estimate(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
@@ -63,6 +66,30 @@ def estimate(protocol: Protocol, live: int | None = None) -> dict[str, Any]:
         "bytes_down": round(encoding.model_bytes(p) * (releases + models_down)),
         "memory": base_memory(min(n, live or n)) + 8 * p * min(n, live or n) + 12 * p * round(asked / protocol.rounds),
     }
+
+
+def evaluation_interval(job: Job, root: str | None, every: int | Literal["auto"]) -> int:
+    """Return the interval of evaluations in rounds.
+
+    "auto" compares passes over records: a round evaluates each test record in one pass, and trains on the expected number of
+    records in three (forward, backward to the activations and to the parameters). The interval depends on the signed job and
+    the data alone, so that a resumed run evaluates the same rounds.
+
+    Args:
+        job: The job.
+        root: Folder of the data sets; None: the usual one.
+        every: The setting `output.evaluate_every`.
+
+    Returns:
+        The setting, or for "auto" the smallest interval at which all evaluations up to any round but the last take at most
+        `EVALUATION_SHARE` of the passes of training.
+    """
+    if every != "auto":
+        return every
+    tested = sum(len(client_slice(job, entry.id, root)[1].test_rows) for entry in job.protocol.roster)
+    rounds = job.protocol.rounds
+    trained = TRAINING_PASSES * estimate(job.protocol)["records"] / rounds
+    return rounds if not trained else min(rounds, max(1, math.ceil(tested / (EVALUATION_SHARE * trained))))
 
 
 def _exact_updates(algorithm: Algorithm) -> int:

@@ -283,6 +283,8 @@ class TestSetEvaluator:
         """Assign each client to the cluster whose model has the least loss on its training records."""
         clients = range(len(self._slices))
         clusters = len(models) - self._job.algorithm.capabilities.shared_models
+        if clusters == 1:
+            return [0] * len(clients)
         losses = np.full((len(clients), clusters), np.inf)
         for cluster in range(clusters):
             for client, (each, _) in self._evaluate_clients(models, self._rows_for(0, cluster), clients, "train"):
