@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NAMES = ("cnn", "small-cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear", "char-lstm")
 
+FILES = ("models.py", "resnet.py")  # that define the layouts
+
 CHARACTER_WIDTH, HIDDEN_WIDTH = 8, 64  # of char-lstm: embedding of a character, state of the one LSTM layer
 
 
@@ -78,13 +80,12 @@ def skeleton(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module
     Raises:
         ConfigError: As `build`.
     """
-    import torch
-
     if plugins.is_plugin(name):
         return build(name, input_shape, classes)
-    with torch.device("meta"):
-        module = build(name, input_shape, classes)
-    return module.to_empty(device="cpu")
+    from dpcfl_net.training.uninitialised import Uninitialised
+
+    with Uninitialised():
+        return build(name, input_shape, classes)
 
 
 def layout(module: nn.Module) -> list[list[Any]]:
