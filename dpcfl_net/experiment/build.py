@@ -214,7 +214,8 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
     else:  # cached per host, so that torch need not be loaded
         from dpcfl_net.training import models
 
-        source = [version("torch"), hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()]
+        folder = Path(models.__file__).parent
+        source = [version("torch"), *(hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in models.FILES)]
         layout = cached(cache.folder() / "models", {**spec, "source": source}, lambda: _layout(**spec))
     return ModelTemplate(
         name=name, task=images.task, input_shape=list(images.input_shape), classes=images.classes,

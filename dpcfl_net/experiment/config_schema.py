@@ -174,11 +174,10 @@ class OutputSettings(Section):
         Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
     ] = Field(default="headers", description="content of the server's transcript")  # YAML reads a bare off as false
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="number of newest checkpoints to keep")
-    evaluate_every: int = Field(
+    evaluate_every: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] | Literal["auto"] = Field(
         default=1,
-        ge=1,
-        le=MOST_ROUNDS,
-        description="interval of the observer's evaluations in rounds; the last round is always evaluated",
+        description="interval of the observer's evaluations in rounds; the last round is always evaluated; auto: the smallest "
+        "interval at which evaluation takes at most a tenth of the computation of the clients",
     )
     personal_models: bool = Field(
         default=False, description="export the personal models of clients on this machine at the end of the run"

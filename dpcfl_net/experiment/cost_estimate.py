@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot
+
+EVALUATION_SHARE = 0.1  # of the passes of training, for evaluate_every: auto
+TRAINING_PASSES = 3
 
 
 def estimate(protocol: Protocol) -> dict[str, Any]:
@@ -60,6 +65,30 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
         "bytes_up": round(encoding.update_bytes(p) * (releases - exact) + 4 * p * exact),
         "bytes_down": round(encoding.model_bytes(p) * (releases + models_down)),
     }
+
+
+def evaluation_interval(job: Job, root: str | None, every: int | Literal["auto"]) -> int:
+    """Return the interval of evaluations in rounds.
+
+    "auto" compares passes over records: a round evaluates each test record in one pass, and trains on the expected number of
+    records in three (forward, backward to the activations and to the parameters). The interval depends on the signed job and
+    the data alone, so that a resumed run evaluates the same rounds.
+
+    Args:
+        job: The job.
+        root: Folder of the data sets; None: the usual one.
+        every: The setting `output.evaluate_every`.
+
+    Returns:
+        The setting, or for "auto" the smallest interval at which all evaluations up to any round but the last take at most
+        `EVALUATION_SHARE` of the passes of training.
+    """
+    if every != "auto":
+        return every
+    tested = sum(len(client_slice(job, entry.id, root)[1].test_rows) for entry in job.protocol.roster)
+    rounds = job.protocol.rounds
+    trained = TRAINING_PASSES * estimate(job.protocol)["records"] / rounds
+    return rounds if not trained else min(rounds, max(1, math.ceil(tested / (EVALUATION_SHARE * trained))))
 
 
 def _exact_updates(algorithm: Algorithm) -> int:

@@ -30,6 +30,7 @@ from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederat
 from dpcfl_net.federation.pause import Pause, PauseListener
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
+from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Fault, FaultInjector, Link, MessageLog, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
@@ -80,6 +81,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         Refused: If the protocol is invalid or not signed by the operator.
         RunFailed: If fewer clients than the quorum join or answer.
     """
+    memory.keep_freed()
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
     algorithm = algorithm_of(protocol)
     files, records = RunFolder(spec.folder), Records(spec.folder, protocol, algorithm)

@@ -161,6 +161,7 @@ def prepare_process(spec: WorkerSpec) -> None:
         enter(spec.namespace)  # before the first socket and thread of ZeroMQ
     devices.use(spec.device)
     torch.set_num_threads(1)
+    memory.keep_freed()
     # Forked siblings share the parent's seed, from which no noise comes. torch.manual_seed would also search for GPUs, which
     # takes milliseconds.
     torch.default_generator.manual_seed(int.from_bytes(os.urandom(7), "big"))
@@ -241,7 +242,11 @@ class Worker:
 
     def _newest(self) -> ClientEvent | BaseException | None:
         """Wait for the next event; a task that a later event replaced before it began is neither computed nor charged."""
-        event = self._tasks.get()
+        try:
+            event = self._tasks.get(timeout=memory.IDLE_S)
+        except queue.Empty:
+            memory.give_back_all()  # many idle workers share one machine
+            event = self._tasks.get()
         while isinstance(event, ClientEvent) and not self._tasks.empty():
             say(f"round {event.round}: the task was replaced before it began; it is not charged")
             event = self._tasks.get()
@@ -267,7 +272,7 @@ class Worker:
                 outbox.span("train", event.round, *self._span)
             self._report_personal(outbox, event.round)
         self._span = None
-        memory.give_back_freed()  # many idle workers share one machine
+        memory.give_back_freed()
 
     def _report_transfer(self, what: str, event: ClientEvent) -> None:
         outbox = self._link()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NAMES = ("cnn", "small-cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear", "char-lstm", "char-transformer")
 
+FILES = ("models.py", "resnet.py")  # that define the layouts
+
 CHARACTER_WIDTH, HIDDEN_WIDTH = 8, 64  # of char-lstm: embedding of a character, state of the one LSTM layer
 
 
@@ -60,11 +62,35 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
             f"model.name is {name!r}: takes images (channels, height, width) from {smallest}x{smallest} up, got {shape}"
         )
     if name == "resnet18":
-        return _resnet18(shape, classes)
+        from dpcfl_net.training.resnet import ResNet18
+
+        return ResNet18(shape[0], classes)
     widths, kernel = {
         "cnn": ((16, 32), 5), "small-cnn": ((8, 16), 3), "digits-cnn": ((16, 32), 3), "cifar-cnn": ((32, 64, 64), 3)
     }[name]  # fmt: skip
     return _convolutional(shape, classes, widths, kernel)
+
+
+def skeleton(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a model whose parameters are not initialised, for those who write them before they read them.
+
+    It draws no random number and touches no memory of the parameters. A plugin model is built in full, since it may hold values
+    besides its parameters.
+
+    Args:
+        name: As for `build`.
+        input_shape: As for `build`.
+        classes: As for `build`.
+
+    Raises:
+        ConfigError: As `build`.
+    """
+    if plugins.is_plugin(name):
+        return build(name, input_shape, classes)
+    from dpcfl_net.training.uninitialised import Uninitialised
+
+    with Uninitialised():
+        return build(name, input_shape, classes)
 
 
 def layout(module: nn.Module) -> list[list[Any]]:
@@ -147,27 +173,3 @@ def _convolutional(shape: tuple[int, ...], classes: int, widths: tuple[int, ...]
         layers += [nn.Conv2d(channels, wide, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
         channels, height, width = wide, height // 2, width // 2
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes))
-
-
-def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    from torch import nn
-
-    from dpcfl_net.core.vision import torchvision
-
-    resnet = torchvision().models.resnet
-
-    class Block(resnet.BasicBlock):  # type: ignore[name-defined]
-        """torchvision's block without its in-place addition: Opacus' backward hooks refuse outputs that are changed."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-            return self.relu(out + (x if self.downsample is None else self.downsample(x)))
-
-    module = resnet.ResNet(Block, [2, 2, 2, 2], num_classes=classes, norm_layer=lambda wide: nn.GroupNorm(32, wide))
-    if shape[0] != 3:
-        module.conv1 = nn.Conv2d(shape[0], 64, 7, 2, 3, bias=False)
-        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
-    for child in module.modules():
-        if isinstance(child, nn.ReLU):
-            child.inplace = False
-    return module

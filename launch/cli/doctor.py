@@ -169,7 +169,7 @@ def _torchvision() -> Finding:
         torchvision()
     except (ImportError, RuntimeError, DpcflError) as error:
         fix = "install matching versions of torch and torchvision: pip install -c constraints-cpu.txt torch torchvision"
-        return Finding("torchvision", "note", f"{error}; only resnet18 and `dpcfl data fetch` need it", fix)
+        return Finding("torchvision", "note", f"{error}; only `dpcfl data fetch` needs it", fix)
     return Finding("torchvision", "good", "can be imported")
 
 
