@@ -12,7 +12,7 @@ from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, State
-from dpcfl_net.federation.aggregation import add_by_cluster
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
@@ -62,13 +62,13 @@ class DPIFCA(Choosing):
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         assignment: Assignment
+        means = ModelMeans(state.models)
         if t <= self.window:
             phase = "window"
-            assignment, updates = self.choose(fed, state.models, state.assignment)
+            assignment = self.choose(fed, means, state.assignment)
         else:
             phase = "frozen"
             assignment = [0 if m is None else m for m in state.assignment]  # None: missing in every round of the window
             joining = [e.id for e in self.protocol.roster if e.is_there(t) and not e.rounds_there(1, t - 1)]
-            assignment, updates = self.choose_on_joining(fed, state.models, assignment, joining)
-        models = add_by_cluster(state.models, assignment, updates)
-        return State(models, assignment, diagnostics={"phase": phase})
+            assignment = self.choose_on_joining(fed, means, assignment, joining)
+        return State(means.moved(), assignment, diagnostics={"phase": phase})

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.core.types import State
-from dpcfl_net.federation.aggregation import add_mean
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 
@@ -31,5 +31,6 @@ class Global(Buffered):
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
 
     def synchronous_round(self, state: State, fed: Federation) -> State:
-        updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
-        return State(add_mean(state.models, updates), state.assignment)
+        means = ModelMeans(state.models)
+        self.stream_each(fed, means, state.assignment)
+        return State(means.moved(), state.assignment)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.core.types import State
-from dpcfl_net.federation.aggregation import add_by_cluster
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 
@@ -38,5 +38,6 @@ class Oracle(Buffered):
         return State(models, [*self.protocol.oracle], diagnostics={"phase": "fixed"})
 
     def synchronous_round(self, state: State, fed: Federation) -> State:
-        updates = self.train_each(fed, state.models, state.assignment)
-        return replace(state, models=add_by_cluster(state.models, state.assignment, updates))
+        means = ModelMeans(state.models)
+        self.stream_each(fed, means, state.assignment)
+        return replace(state, models=means.moved())

@@ -15,7 +15,7 @@ from dpcfl_net.clustering import mixture
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, Release, State
-from dpcfl_net.federation.aggregation import add_by_cluster
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
@@ -109,19 +109,18 @@ class RDPCFL(Choosing):
         """Run a round: lines 4-28."""
         if t == 1:
             return self.first_round(state.models[0], fed)
-        phase, assignment = self.phase(state, t), state.assignment
+        phase, assignment, means = self.phase(state, t), state.assignment, ModelMeans(state.models, self.weights)
         if phase == "soft":
             assignment = self.draw(fed, state.memory["posteriors"])
         if phase == "window":  # lines 19-23
-            assignment, updates = self.choices(fed, state.models, assignment)
+            assignment = self.choices(fed, means, assignment)
         elif phase == "frozen":
             joining = self.joining(t, int(state.memory["soft_until"]))
-            assignment, updates = self.choose_on_joining(fed, state.models, assignment, joining)
+            assignment = self.choose_on_joining(fed, means, assignment, joining)
         else:  # lines 22-23
-            updates = self.train_each(fed, state.models, assignment)
-        models = add_by_cluster(state.models, assignment, updates, self.weights)  # lines 24-28
+            self.stream_each(fed, means, assignment)
         shown = {name: value for name, value in state.diagnostics.items() if name != "first_round"}
-        return State(models, assignment, state.memory, {**shown, "phase": phase})
+        return State(means.moved(), assignment, state.memory, {**shown, "phase": phase})  # lines 24-28
 
     def first_round(self, theta: np.ndarray, fed: Federation) -> State:
         """Cluster the clients by a spherical mixture on their full-batch updates: lines 5-14."""
@@ -196,6 +195,6 @@ class RDPCFL(Choosing):
         """Weights of clients within a cluster, line 26; None weighs all alike."""
         return None
 
-    def choices(self, fed: Federation, models: np.ndarray, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:
+    def choices(self, fed: Federation, means: ModelMeans, assignment: Assignment) -> Assignment:
         """Let clients choose privately and train from the chosen model: lines 19-23."""
-        return self.choose(fed, models, assignment)
+        return self.choose(fed, means, assignment)
