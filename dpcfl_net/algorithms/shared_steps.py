@@ -68,9 +68,14 @@ class FromModel(Algorithm):
             means: The models, (M, p), and their means.
             rows: Row of each client; none is None.
         """
+
+        def take(client: int, release: Arrays) -> None:
+            row = rows[client]
+            assert row is not None
+            means.add(row, client, release["update"])
+
         assert None not in rows
-        tasks = {client: {"model": means.models[rows[client]]} for client in fed.clients}
-        fed.stream(self.train, lambda client, release: means.add(rows[client], client, release["update"]), each=tasks)
+        fed.stream(self.train, take, each={client: {"model": means.models[rows[client]]} for client in fed.clients})
 
     @on_client(charges=["train"], takes={"model": MODEL}, gives={"update": UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.protocol import ClientEntry, derive_seed
+from dpcfl_net.core.protocol import ClientEntry, derive_seed, once
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
@@ -97,7 +97,7 @@ class Federation:
 
     def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
         self.protocol, self.quorum = protocol, quorum
-        self.clients = [entry.id for entry in protocol.roster]
+        self.clients = protocol.clients
         self.round = 0
         self.counts = RoundCounts(0)
         self.needed = 0
@@ -130,6 +130,8 @@ class Federation:
 
     def away(self, t: int) -> list[int]:
         """List the clients that the signed schedule names as away in round t."""
+        if not once(self.protocol, "schedules", lambda: any(entry.rounds is not None for entry in self.protocol.roster)):
+            return []
         return [entry.id for entry in self.protocol.roster if not entry.is_there(t)]
 
     def call(
