@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
-from dpcfl_net.clustering import mixture
+from dpcfl_net.clustering import mixture, sampled
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, Release, State
@@ -33,12 +33,24 @@ FIRST_ROUND_ARRAYS = (
 )  # fmt: skip
 
 
+SAMPLE = 2_000  # updates
+
+
 class Clustering(Options):
     """Options of the mixture on the updates of the first round."""
 
     space: Literal["spectral", "pca2", "full", "sklearn"] = Field(
         default="spectral", description="space in which the mixture is fitted"
     )
+    sample: int = Field(
+        default=SAMPLE, ge=2, le=20_000,
+        description="above this number of clients the mixture is fitted to a random sample of so many updates; the others follow",
+    )  # fmt: skip
+
+    @model_serializer(mode="wrap")
+    def _without_usual_sample(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `sample` when it is the default so that the job hash is unchanged.
+        return {key: value for key, value in standard(self).items() if key != "sample" or value != SAMPLE}
 
 
 class RDPCFL(Choosing):
@@ -147,8 +159,9 @@ class RDPCFL(Choosing):
             if set(fed.missing) - set(fed.lost):
                 raise RunFailed(f"{answered} clients answered the first round, too few for {clusters} clusters")
             clusters = max(1, answered)  # a crash lost the other answers for ever: fewer clusters let the run continue
-        return mixture.fit(
-            updates, clusters=clusters, max_clusters=self.options.max_clusters, space=self.options.clustering.space,
+        how = self.options.clustering
+        return sampled.fit(
+            updates, sample=how.sample, clusters=clusters, max_clusters=self.options.max_clusters, space=how.space,
             seed=fed.seed("mixture"), noise_deviation=self.noise_deviation,
         )  # fmt: skip
 
