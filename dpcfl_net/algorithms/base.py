@@ -81,7 +81,7 @@ class Algorithm:
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
         self.options: Any = self.Options.model_validate(protocol.options)
-        self.clients = [entry.id for entry in protocol.roster]
+        self.clients = protocol.clients
         self.setting = Setting.of(protocol)
         self.capabilities = self.capabilities_for(self.options, self.setting)
 

@@ -15,6 +15,7 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.central_dp import CentralContext
 from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.privacy.slots import CentralSlot, RawSlot, Slot
 
 WITHOUT_CLIENTS = (
@@ -121,11 +122,14 @@ class OneModel(ClientLevel):
             me: The round's sample and mechanisms.
             model: (p,) float32.
         """
-        answers = me.call(self.train, {client: {"model": model} for client in me.sample("round")})
-        updates = {client: [(0, update)] for client, update in answers.column("update").items()}
-        width = self.update_size(self.protocol.model)
-        sums, _ = me.noisy_sums("round", "sums", updates, (1, width), self.protocol.local.clip)
-        me.show_observer(clients=list(answers))
+        clipped = ClippedSums((1, self.update_size(self.protocol.model)), self.protocol.local.clip)
+        answered = me.stream(
+            self.train,
+            lambda client, release: clipped.add(client, [(0, release["update"])]),
+            {client: {"model": model} for client in me.sample("round")},
+        )
+        sums, _ = me.noisy_total("round", "sums", clipped)
+        me.show_observer(clients=answered)
         return Release(sum=sums[0])
 
     @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})

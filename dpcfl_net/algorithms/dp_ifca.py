@@ -11,8 +11,8 @@ from pydantic import Field
 from dpcfl_net.algorithms.buffered import Buffered, MayBeAsynchronous
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
-from dpcfl_net.core.types import State
-from dpcfl_net.federation.aggregation import add_by_cluster
+from dpcfl_net.core.types import Assignment, State
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
@@ -65,12 +65,14 @@ class DPIFCA(Buffered, Choosing):
         return State(models, [None] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
+        assignment: Assignment
+        means = ModelMeans(state.models)
         if t <= self.window:
-            assignment, updates = self.choose(fed, state.models, state.assignment)
-            return State(add_by_cluster(state.models, assignment, updates), assignment, diagnostics={"phase": "window"})
+            assignment = self.choose(fed, means, state.assignment)
+            return State(means.moved(), assignment, diagnostics={"phase": "window"})
         assignment = [0 if m is None else m for m in state.assignment]  # None: missing in every round of the window
         state = replace(state, assignment=assignment, diagnostics=state.diagnostics | {"phase": "frozen"})
         if self.asynchronous is not None:
             return self.buffered_round(state, t, fed)
-        assignment, updates = self.choose_on_joining(fed, state.models, assignment, self.joining(t, 0))
-        return replace(state, models=add_by_cluster(state.models, assignment, updates), assignment=assignment)
+        assignment = self.choose_on_joining(fed, means, assignment, self.joining(t, 0))
+        return replace(state, models=means.moved(), assignment=assignment)

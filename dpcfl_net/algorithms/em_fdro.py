@@ -12,8 +12,8 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, dpsgd_norm, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Release, State, TensorSpec
-from dpcfl_net.federation.aggregation import add_mean
-from dpcfl_net.federation.base import Federation, Results
+from dpcfl_net.federation.aggregation import ModelMeans
+from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.client_selection import paper_events, selection_epsilon, unconditional_epsilon
@@ -163,16 +163,21 @@ class EMFDRO(Algorithm):
         epsilon, tau = self.options.tilt, self.options.tau
         chances = probabilities(scores, epsilon, tau)
         drawn = sorted(fed.clients[k] for k in draw(scores, epsilon, tau, self.options.clients_per_round, fed.rng("draw")))
-        results = fed.call(self.train, common={"model": model}, each={client: {} for client in drawn})
-        losses |= self.released_losses(results)
-        records = {entry.id: float(entry.records) for entry in self.protocol.roster}
-        moved = add_mean(state.models, results.column("update"), records)
+        means = ModelMeans(state.models, {entry.id: float(entry.records) for entry in self.protocol.roster})
+        found: dict[int, Arrays] = {}
+
+        def take(client: int, release: Arrays) -> None:
+            found[client] = {"loss": np.array(release["loss"])}
+            means.add(0, client, release["update"])
+
+        fed.stream(self.train, take, common={"model": model}, each={client: {} for client in drawn})
+        losses |= self.released_losses(Results(drawn, found))
         shown = {
             "p_max": float(chances.max()),
             "top_mass": top_mass(chances, TOP),
             "drawn": [int(i in drawn) for i in fed.clients],
         }
-        return State(moved, state.assignment, {"losses": [*losses.values()]}, shown)
+        return State(means.moved(), state.assignment, {"losses": [*losses.values()]}, shown)
 
     def released_losses(self, results: Results) -> dict[int, float]:
         """Read the losses of the clients that answered, clipped to the range of an honest loss, which noise may leave.

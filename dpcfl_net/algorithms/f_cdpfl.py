@@ -12,7 +12,7 @@ from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.shared_steps import Choosing, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import State
-from dpcfl_net.federation.aggregation import add_by_cluster
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
@@ -67,5 +67,6 @@ class FCDPFL(Choosing):
         return State(models, [None] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        assignment, updates = self.choose(fed, state.models, state.assignment, raw=self.raw)
-        return State(add_by_cluster(state.models, assignment, updates), assignment, diagnostics={"phase": "window"})
+        means = ModelMeans(state.models)
+        assignment = self.choose(fed, means, state.assignment, raw=self.raw)
+        return State(means.moved(), assignment, diagnostics={"phase": "window"})

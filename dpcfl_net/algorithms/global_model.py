@@ -8,7 +8,7 @@ from typing import Any
 from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import State
-from dpcfl_net.federation.aggregation import add_mean
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
@@ -38,5 +38,6 @@ class Global(Buffered):
     def round(self, state: State, t: int, fed: Federation) -> State:
         if self.asynchronous is not None:
             return self.buffered_round(state, t, fed)
-        updates = fed.call(self.train, common={"model": state.models[0]}).column("update")
-        return State(add_mean(state.models, updates), state.assignment)
+        means = ModelMeans(state.models)
+        self.stream_each(fed, means, state.assignment)
+        return State(means.moved(), state.assignment)

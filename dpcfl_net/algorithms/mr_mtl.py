@@ -11,7 +11,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, dpsgd_norm, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Release, State, TensorSpec
-from dpcfl_net.federation.aggregation import add_mean
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
@@ -76,9 +76,13 @@ class MRMTL(Algorithm):
         return State(fed.initial_model()[None], [None] * len(fed.clients), diagnostics={"phase": "personal"})
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        updates = fed.call(self.train, common={"mean": state.models[0]}).column("update")
-        records = {entry.id: float(entry.records) for entry in self.protocol.roster}
-        return replace(state, models=add_mean(state.models, updates, records))
+        means = ModelMeans(state.models, {entry.id: float(entry.records) for entry in self.protocol.roster})
+        fed.stream(
+            self.train,
+            lambda client, release: means.add(0, client, release["update"]),
+            common={"mean": state.models[0]},
+        )
+        return replace(state, models=means.moved())
 
     @on_client(charges=["train"], takes={"mean": MODEL}, gives={"update": PULLED})
     def train(self, me: Client, mean: np.ndarray) -> Release:

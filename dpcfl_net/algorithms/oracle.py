@@ -10,7 +10,7 @@ import numpy as np
 from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import State
-from dpcfl_net.federation.aggregation import add_by_cluster
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
@@ -45,5 +45,6 @@ class Oracle(Buffered):
     def round(self, state: State, t: int, fed: Federation) -> State:
         if self.asynchronous is not None:
             return self.buffered_round(state, t, fed)
-        updates = self.train_each(fed, state.models, state.assignment)
-        return replace(state, models=add_by_cluster(state.models, state.assignment, updates))
+        means = ModelMeans(state.models)
+        self.stream_each(fed, means, state.assignment)
+        return replace(state, models=means.moved())

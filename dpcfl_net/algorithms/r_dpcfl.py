@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
 from dpcfl_net.algorithms.buffered import Buffered, MayBeAsynchronous
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
-from dpcfl_net.clustering import mixture
+from dpcfl_net.clustering import mixture, sampled
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, Release, State
-from dpcfl_net.federation.aggregation import add_by_cluster
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
@@ -34,12 +34,24 @@ FIRST_ROUND_ARRAYS = (
 )  # fmt: skip
 
 
+SAMPLE = 2_000  # updates
+
+
 class Clustering(Options):
     """Options of the mixture on the updates of the first round."""
 
     space: Literal["spectral", "pca2", "full", "sklearn"] = Field(
         default="spectral", description="space in which the mixture is fitted"
     )
+    sample: int = Field(
+        default=SAMPLE, ge=2, le=20_000,
+        description="above this number of clients the mixture is fitted to a random sample of so many updates; the others follow",
+    )  # fmt: skip
+
+    @model_serializer(mode="wrap")
+    def _without_usual_sample(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `sample` when it is the default so that the job hash is unchanged.
+        return {key: value for key, value in standard(self).items() if key != "sample" or value != SAMPLE}
 
 
 class RDPCFL(Buffered, Choosing):
@@ -117,21 +129,20 @@ class RDPCFL(Buffered, Choosing):
         """Run a round: lines 4-28."""
         if t == 1:
             return self.first_round(state.models[0], fed)
-        phase, assignment = self.phase(state, t), state.assignment
+        phase, assignment, means = self.phase(state, t), state.assignment, ModelMeans(state.models, self.weights)
         shown = {name: value for name, value in state.diagnostics.items() if name != "first_round"} | {"phase": phase}
         if self.asynchronous is not None and phase in ("frozen", "single"):
             return self.buffered_round(replace(state, diagnostics=shown), t, fed)
         if phase == "soft":
             assignment = self.draw(fed, state.memory["posteriors"])
         if phase == "window":  # lines 19-23
-            assignment, updates = self.choices(fed, state.models, assignment)
+            assignment = self.choices(fed, means, assignment)
         elif phase == "frozen":
             joining = self.joining(t, int(state.memory["soft_until"]))
-            assignment, updates = self.choose_on_joining(fed, state.models, assignment, joining)
+            assignment = self.choose_on_joining(fed, means, assignment, joining)
         else:  # lines 22-23
-            updates = self.train_each(fed, state.models, assignment)
-        models = add_by_cluster(state.models, assignment, updates, self.weights)  # lines 24-28
-        return State(models, assignment, state.memory, shown)
+            self.stream_each(fed, means, assignment)
+        return State(means.moved(), assignment, state.memory, shown)  # lines 24-28
 
     def first_round(self, theta: np.ndarray, fed: Federation) -> State:
         """Cluster the clients by a spherical mixture on their full-batch updates: lines 5-14."""
@@ -158,8 +169,9 @@ class RDPCFL(Buffered, Choosing):
             if set(fed.missing) - set(fed.lost):
                 raise RunFailed(f"{answered} clients answered the first round, too few for {clusters} clusters")
             clusters = max(1, answered)  # a crash lost the other answers for ever: fewer clusters let the run continue
-        return mixture.fit(
-            updates, clusters=clusters, max_clusters=self.options.max_clusters, space=self.options.clustering.space,
+        how = self.options.clustering
+        return sampled.fit(
+            updates, sample=how.sample, clusters=clusters, max_clusters=self.options.max_clusters, space=how.space,
             seed=fed.seed("mixture"), noise_deviation=self.noise_deviation,
         )  # fmt: skip
 
@@ -197,6 +209,6 @@ class RDPCFL(Buffered, Choosing):
         """Weights of clients within a cluster, line 26; None weighs all alike."""
         return None
 
-    def choices(self, fed: Federation, models: np.ndarray, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:
+    def choices(self, fed: Federation, means: ModelMeans, assignment: Assignment) -> Assignment:
         """Let clients choose privately and train from the chosen model: lines 19-23."""
-        return self.choose(fed, models, assignment)
+        return self.choose(fed, means, assignment)

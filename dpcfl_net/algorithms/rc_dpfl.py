@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.r_dpcfl import RDPCFL, Clustering
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot
@@ -60,5 +60,5 @@ class RCDPFL(RDPCFL):
         # E_c may be 1: then clients choose in every round from 2 on.
         return [] if self.options.clusters == 1 else [*self.argmins(client.rounds_there(2, self.protocol.rounds))]
 
-    def choices(self, fed: Federation, models: np.ndarray, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:
-        return self.choose(fed, models, assignment, raw=True)
+    def choices(self, fed: Federation, means: ModelMeans, assignment: Assignment) -> Assignment:
+        return self.choose(fed, means, assignment, raw=True)

@@ -14,10 +14,11 @@ from dpcfl_net.algorithms.client_level import ClientLevel, Sampled, round_slot, 
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core.types import Release, State, TensorSpec
-from dpcfl_net.federation.base import Federation, Results
+from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.capabilities import Capabilities, Setting
-from dpcfl_net.federation.central_dp import CentralContext, Contribution
+from dpcfl_net.federation.central_dp import CentralContext
 from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
 from dpcfl_net.privacy.client_level import joint_noise, labels_first_sensitivity
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
@@ -226,10 +227,15 @@ class RRCluster(ClientLevel):
             me: The round's sample and mechanisms.
             models: (M, p) float32.
         """
-        answers = self.collect(me, models, me.sample("round"))
-        where = {i: min(max(int(answer["label"]), 0), self.options.clusters - 1) for i, answer in answers.items()}
-        sums, counts = self.sums(me, answers, where, counts={i: self.base.shared + label for i, label in where.items()})
-        me.show_observer(clients=list(answers), labels={"as sent": [where[i] for i in answers]})
+        clipped, where = ClippedSums(self.sums_shape, self.protocol.local.clip, counted=True), dict[int, int]()
+
+        def take(client: int, answer: Arrays) -> None:
+            label = where[client] = min(max(int(answer["label"]), 0), self.options.clusters - 1)
+            clipped.add(client, self.contribution(answer["update"], label), self.base.shared + label)
+
+        me.stream(self.assign_and_train, take, {client: {"models": models} for client in me.sample("round")})
+        sums, counts = me.noisy_total("round", "sums", clipped)
+        me.show_observer(clients=list(where), labels={"as sent": list(where.values())})
         assert counts is not None
         return Release(sums=sums, counts=counts[self.base.shared :].astype(np.float32))
 
@@ -246,21 +252,24 @@ class RRCluster(ClientLevel):
         """
         return me.call(self.assign_and_train, {client: {"models": models} for client in sample})
 
-    def sums(self, me: CentralContext, answers: Results, where: dict[int, int], counts: dict[int, int] | None = None) -> Any:
+    @property
+    def sums_shape(self) -> tuple[int, int]:
+        """Shape of the sums, (blocks, p)."""
+        return self.capabilities.max_models, self.protocol.model.parameters
+
+    def sums(self, me: CentralContext, answers: Results, where: dict[int, int]) -> Any:
         """Sum the updates over the clients placed in each cluster and add noise.
 
         Args:
             me: The round's sample and mechanisms.
             answers: Raw labels and updates.
             where: Client to the cluster in which it is placed.
-            counts: Client to the block in which it is counted; None: no counts.
 
         Returns:
             Noisy sums and counts, as `CentralContext.noisy_sums`.
         """
         parts = {i: self.contribution(answer["update"], where[i]) for i, answer in answers.items()}
-        p, clip = self.protocol.model.parameters, self.protocol.local.clip
-        return me.noisy_sums("round", "sums", parts, (self.capabilities.max_models, p), clip, counts)
+        return me.noisy_sums("round", "sums", parts, self.sums_shape, self.protocol.local.clip)
 
     def contribution(self, update: np.ndarray, cluster: int) -> Contribution:
         """Split an update into parts for the blocks of the sums.

@@ -12,7 +12,8 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import INDEX, MODEL, MODELS, UPDATE, Algorithm, Options, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, Release
-from dpcfl_net.federation.base import Federation, Results
+from dpcfl_net.federation.aggregation import ModelMeans
+from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot
@@ -67,6 +68,23 @@ class FromModel(Algorithm):
         tasks = {client: {"model": models[rows[client]]} for client in (fed.clients if clients is None else clients)}
         return fed.call(self.train, each=tasks).column("update")
 
+    def stream_each(self, fed: Federation, means: ModelMeans, rows: Assignment) -> None:
+        """Let every client train from its row of the models, and add its update to that row's mean.
+
+        Args:
+            fed: Federation of the clients.
+            means: The models, (M, p), and their means.
+            rows: Row of each client; none is None.
+        """
+
+        def take(client: int, release: Arrays) -> None:
+            row = rows[client]
+            assert row is not None
+            means.add(row, client, release["update"])
+
+        assert None not in rows
+        fed.stream(self.train, take, each={client: {"model": means.models[rows[client]]} for client in fed.clients})
+
     @on_client(charges=["train"], takes={"model": MODEL}, gives={"update": UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
         """Run one round of DP-SGD from `model`.
@@ -112,24 +130,29 @@ class Choosing(FromModel):
         """
         return [UnprotectedSlot("argmin", RAW_INDEX)] * count
 
-    def choose(
-        self, fed: Federation, models: np.ndarray, assignment: Assignment, *, raw: bool = False
-    ) -> tuple[Assignment, dict[int, np.ndarray]]:
-        """Let all clients choose one of the models and train from it.
+    def choose(self, fed: Federation, means: ModelMeans, assignment: Assignment, *, raw: bool = False) -> Assignment:
+        """Let all clients choose one of the models, train from it, and add their updates to its mean.
 
         A hostile client may name any index: an index without a model is ignored, and so is that client's update.
 
         Args:
             fed: Federation of the clients.
-            models: (M, p) float32.
+            means: The models, (M, p), and their means.
             assignment: Assignment before the round.
             raw: Choose by the raw argmin of the loss instead of the exponential mechanism.
 
         Returns:
-            The assignment with the new choices, and the updates of the clients that chose.
+            The assignment with the new choices.
         """
-        results = fed.call(self.argmin_and_train if raw else self.select_and_train, common={"models": models})
-        return chosen_from(results, len(models), assignment)
+        chosen = list(assignment)
+
+        def take(client: int, release: Arrays) -> None:
+            if (row := chosen_row(release, len(means.models))) is not None:
+                chosen[client] = row
+                means.add(row, client, release["update"])
+
+        fed.stream(self.argmin_and_train if raw else self.select_and_train, take, common={"models": means.models})
+        return chosen
 
     def joining(self, t: int, before_window: int) -> list[int]:
         """List the clients that choose in a round of frozen clusters: their schedule has no earlier round from the window on.
@@ -141,29 +164,40 @@ class Choosing(FromModel):
         return [e.id for e in self.protocol.roster if e.is_there(t) and not e.rounds_there(before_window + 1, t - 1)]
 
     def choose_on_joining(
-        self, fed: Federation, models: np.ndarray, assignment: Assignment, joining: Collection[int]
-    ) -> tuple[Assignment, dict[int, np.ndarray]]:
+        self, fed: Federation, means: ModelMeans, assignment: Assignment, joining: Collection[int]
+    ) -> Assignment:
         """Let clients that missed all rounds of choices by schedule choose once; the other clients train as assigned.
 
         A joining client that does not answer keeps its row of `assignment` and is not asked to choose again.
 
         Args:
             fed: Federation of the clients.
-            models: (M, p) float32.
+            means: The models, (M, p), and their means.
             assignment: Assignment before the round; no row is None.
             joining: Clients that choose in this round.
 
         Returns:
             As `choose`.
         """
-        updates: dict[int, np.ndarray] = {}
-        if joining:  # quorum 0: the round does not wait for a client that has never been there
-            results = fed.call(
-                self.select_and_train, common={"models": models}, each={client: {} for client in joining}, quorum=0.0
-            )
-            assignment, updates = chosen_from(results, len(models), assignment)
+        if not joining:
+            self.stream_each(fed, means, assignment)
+            return assignment
+        # Two calls in one round: all updates are kept, so that they are added in client order. Quorum 0: the round does not wait
+        # for a client that has never been there.
+        models = means.models
+        results = fed.call(
+            self.select_and_train, common={"models": models}, each={client: {} for client in joining}, quorum=0.0
+        )
+        rows = {client: chosen_row(release, len(models)) for client, release in results.items()}
+        chosen = {client: row for client, row in rows.items() if row is not None}
+        after = [chosen.get(client, row) for client, row in enumerate(assignment)]
         others = [client for client in fed.clients if client not in joining]
-        return assignment, updates | self.train_each(fed, models, assignment, others)
+        updates = {client: results[client]["update"] for client in chosen} | self.train_each(fed, models, after, others)
+        for client in sorted(updates):
+            row = after[client]
+            assert row is not None
+            means.add(row, client, updates[client])
+        return after
 
     @on_client(charges=["select", "train"], takes={"models": MODELS}, gives={"choice": INDEX, "update": UPDATE})
     def select_and_train(self, me: Client, models: np.ndarray) -> Release:
@@ -188,19 +222,15 @@ class Choosing(FromModel):
         return Release(choice=np.int64(choice), update=me.dpsgd("train", models[choice]) - models[choice])
 
 
-def chosen_from(results: Results, count: int, assignment: Assignment) -> tuple[Assignment, dict[int, np.ndarray]]:
-    """Read choices and updates; an index without a model is ignored, and so is its update.
+def chosen_row(release: Arrays, count: int) -> int | None:
+    """Read a choice; None for an index without a model, which is ignored, and so is its update.
 
     Args:
-        results: Releases with the tensors "choice" and "update".
+        release: Release with the tensor "choice".
         count: Number of models.
-        assignment: Assignment before the choices.
-
-    Returns:
-        The assignment with the new choices, and the updates of the clients that chose.
     """
-    chosen = {i: int(m) for i, m in results.column("choice").items() if 0 <= int(m) < count}
-    return [chosen.get(i, m) for i, m in enumerate(assignment)], {i: results[i]["update"] for i in chosen}
+    row = int(release["choice"])
+    return row if 0 <= row < count else None
 
 
 def too_many_clusters(clusters: int, clients: int) -> list[str]:

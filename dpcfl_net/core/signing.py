@@ -120,8 +120,13 @@ def read_operator_key(path: Path) -> str:
     return text
 
 
-def read_secret_file(path: Path) -> str:
-    """Read a secret key file.
+def read_secret_file(path: Path, offset: int = 0, length: int = LONGEST_FILE) -> str:
+    """Read a secret key file, or one line of it.
+
+    Args:
+        path: The file.
+        offset: First byte.
+        length: Most bytes.
 
     Raises:
         Refused: "key-permissions" if group or others can access it.
@@ -131,7 +136,8 @@ def read_secret_file(path: Path) -> str:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
             raise Refused("key-permissions", f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}")
-        return file.read(LONGEST_FILE).decode(errors="replace").strip()
+        file.seek(offset)
+        return file.read(length).decode(errors="replace").strip()
 
 
 def _write_new(path: Path, text: str, mode: int) -> None:

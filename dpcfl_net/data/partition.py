@@ -18,7 +18,7 @@ from dpcfl_net.data import regression, roles, skew
 from dpcfl_net.data.datasets import Images, load
 from dpcfl_net.data.records import ClientData
 
-MOST_CLIENTS, MOST_RECORDS = 10_000, 100_000_000
+MOST_CLIENTS, MOST_RECORDS = 1_000_000, 100_000_000
 MOST_CLUSTERS = {"rotation": 4, "label-flip": 10, "line": len(regression.LINES)}
 
 Split = Literal["train", "validation", "test"]

@@ -24,7 +24,7 @@ from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Audit, Experiment, Job
-from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, protected, without_guarantee
+from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, plan_examples, plan_key, protected, without_guarantee
 from dpcfl_net.privacy.accounting.cache import cached
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
@@ -109,6 +109,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
         noise_seed=secrets.noise.hex() if secrets.noise is not None else None,
         audit=_audit(config, n, secrets.audit),
     )
+    public = keys.read_client_keys(key_folder, n)
     protocol = Protocol(
         run=secrets.run.hex(),
         name=config.name,
@@ -127,7 +128,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
         roster=[
             ClientEntry(
                 id=i,
-                public_key=keys.read_public(key_folder, keys.client_key(i)),
+                public_key=public[i],
                 records=len(pieces[k].train_rows),
                 validation_records=len(pieces[k].validation_rows),
                 noise_multiplier=None,
@@ -290,7 +291,8 @@ def calibrated(protocol: Protocol) -> Protocol:
     if protocol.privacy.trust == "trusted-server":
         (z,) = solved.values()
         return protocol.model_copy(update={"curator_noise_multiplier": z, "unprotected": reasons})
-    roster = [e.model_copy(update={"noise_multiplier": solved[tuple(algorithm.plan(e))]}) for e in protocol.roster]
+    noise = {plan_key(algorithm, e): solved[tuple(algorithm.plan(e))] for e in plan_examples(algorithm)}
+    roster = [e.model_copy(update={"noise_multiplier": noise[plan_key(algorithm, e)]}) for e in protocol.roster]
     return protocol.model_copy(update={"roster": roster, "unprotected": reasons})
 
 

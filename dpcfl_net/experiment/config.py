@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
@@ -14,12 +14,14 @@ from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import allowed_keys, known_keys, nearest_key, sentences
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.names import hint
-from dpcfl_net.data.partition import open_set
+from dpcfl_net.core.protocol import LARGE_ROSTER
+from dpcfl_net.data.partition import MOST_CLIENTS, open_set
 from dpcfl_net.experiment.config_checks import combination_problems
 from dpcfl_net.experiment.config_options import with_algorithm
 from dpcfl_net.experiment.config_overrides import change, plain
 from dpcfl_net.experiment.config_schema import Config
 
+GROUPS, LEAST_GROUP = 32, 100  # with a large roster: most worker processes, and fewest clients in one
 PACKAGED = Path(__file__).parents[1] / "configs"  # configurations that come with the package
 
 
@@ -121,12 +123,37 @@ def resolve(document: Mapping[str, Any]) -> Config:
 
 
 def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Set defaults that depend on other settings: no transcript in one process unless requested."""
-    runtime, output = document.get("runtime"), document.get("output", {})
+    """Set defaults that depend on other settings: no transcript in one process, and many clients per process of a large roster."""
+    found = dict(document)
+    runtime, output, data = (document.get(name, {}) for name in ("runtime", "output", "data"))
     in_process = isinstance(runtime, dict) and runtime.get("federation") == "in-process"
-    if not in_process or not isinstance(output, dict) or "transcript" in output:
-        return dict(document)
-    return {**document, "output": {**output, "transcript": "off"}}
+    if in_process and isinstance(output, dict) and "transcript" not in output:
+        found["output"] = {**output, "transcript": "off"}
+    sizes = data.get("clients") if isinstance(data, dict) else None
+    if isinstance(runtime, dict) and "clients_per_worker" not in runtime and _can_group(document) and _counts(sizes):
+        size = group_size(sum(sizes))
+        found |= {"runtime": {**runtime, "clients_per_worker": size}} if size > 1 else {}
+    return found
+
+
+def group_size(clients: int) -> int:
+    """Return the default number of clients per worker process: 1, or for a large roster what makes at most GROUPS processes.
+
+    Args:
+        clients: Number of clients.
+    """
+    return 1 if clients < LARGE_ROSTER else max(LEAST_GROUP, -(-clients // GROUPS))
+
+
+def _counts(sizes: Any) -> TypeGuard[list[int]]:
+    """Return True for a list of cluster sizes; anything else is reported by the schema."""
+    return isinstance(sizes, list) and all(type(size) is int and 0 < size <= MOST_CLIENTS for size in sizes)
+
+
+def _can_group(document: Mapping[str, Any]) -> bool:
+    """Return True unless each client has a network namespace, which clients of one process would share."""
+    network = document.get("network")
+    return not (isinstance(network, dict) and network.get("how") == "netem")
 
 
 def _key_hint(path: str, first: Iterable[str] = ()) -> str:

@@ -16,7 +16,7 @@ from pydantic import (
 
 from dpcfl_net.algorithms.base import Algorithm, find, registry
 from dpcfl_net.core.files import shown
-from dpcfl_net.core.protocol import MOST_EPSILON, LocalTraining, PrivacyTarget
+from dpcfl_net.core.protocol import LARGE_ROSTER, MOST_EPSILON, LocalTraining, PrivacyTarget
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
 from dpcfl_net.experiment.availability_settings import AvailabilitySettings
@@ -159,11 +159,14 @@ class RuntimeSettings(Section):
     max_live_workers: int = Field(
         default=100,
         ge=1,
-        le=MOST_CLIENTS,
+        le=10_000,
         description="maximum number of clients connected at once; others connect in turn",
     )
     clients_per_worker: int = Field(
-        default=1, ge=1, le=MOST_CLIENTS, description="clients per process; each has its own identity"
+        default=1,
+        ge=1,
+        le=MOST_CLIENTS,
+        description=f"clients per process; each has its own identity; if unset with {LARGE_ROSTER:,} clients or more: a 32nd of them, at least 100",
     )
 
 

@@ -1,4 +1,4 @@
-"""Aggregation of updates in client order and in float64, so that equal updates give equal bits."""
+"""Means of updates that are added as they come, in client order and in float64, so that equal updates give equal bits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,83 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpcfl_net.core.types import Assignment
+
+class RunningMean:
+    """Mean of updates that are added one by one; it holds their sum and none of them.
+
+    Args:
+        weights: Public weight of each client; None weighs all alike.
+
+    Attributes:
+        count: Updates so far.
+    """
+
+    def __init__(self, weights: Mapping[int, float] | None = None) -> None:
+        self.count = 0
+        self._weights, self._total, self._share = weights, np.zeros(0), 0.0
+
+    def add(self, client: int, update: np.ndarray) -> None:
+        """Add an update; the order of calls decides the last bits, and a federation streams in client order.
+
+        Args:
+            client: Client id.
+            update: (p,) float32.
+        """
+        if not self.count:
+            self._total = np.zeros(update.shape, dtype=np.float64)
+        weight = 1.0 if self._weights is None else float(self._weights[client])
+        self._total += update if self._weights is None else weight * update.astype(np.float64)
+        self._share += weight
+        self.count += 1
+
+    def value(self) -> np.ndarray:
+        """Return the mean, (p,) float32; ValueError without updates."""
+        if not self.count:
+            raise ValueError("no update to average")
+        return (self._total / self._share).astype(np.float32)
 
 
-def mean(updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None = None) -> np.ndarray:
-    """Compute the mean update.
+class ModelMeans:
+    """Models, and for each of them the running mean of its clients' updates.
+
+    Args:
+        models: (M, p) float32.
+        weights: Public weight of each client; None weighs all alike.
+
+    Attributes:
+        models: As given.
+
+    Source: Malekmohammadi et al. 2025, Algorithm 1, lines 24-28.
+    """
+
+    def __init__(self, models: np.ndarray, weights: Mapping[int, float] | None = None) -> None:
+        self.models = models
+        self._means = [RunningMean(weights) for _ in models]
+
+    def add(self, row: int, client: int, update: np.ndarray) -> None:
+        """Add an update to the mean of one model; see `RunningMean.add`.
+
+        Args:
+            row: Row of the model.
+            client: Client id.
+            update: (p,) float32.
+        """
+        self._means[row].add(client, update)
+
+    def moved(self) -> np.ndarray:
+        """Return the models with their mean updates added, (M, p) float32; a model without an update stays."""
+        moved = self.models.copy()
+        for row, mean in enumerate(self._means):
+            if mean.count:
+                moved[row] += mean.value()
+        return moved
+
+
+def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Compute the mean of updates that are all in memory.
 
     Args:
         updates: Client to its (p,) float32 update.
-        weights: Public weight of each client; None weighs all alike.
 
     Returns:
         The mean, (p,) float32.
@@ -22,52 +90,7 @@ def mean(updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None 
     Raises:
         ValueError: Without updates.
     """
-    if not updates:
-        raise ValueError("no update to average")
-    total, share = np.zeros(next(iter(updates.values())).shape, dtype=np.float64), 0.0
+    running = RunningMean()
     for client in sorted(updates):
-        weight = 1.0 if weights is None else float(weights[client])
-        total += updates[client] if weights is None else weight * updates[client].astype(np.float64)
-        share += weight
-    return (total / share).astype(np.float32)
-
-
-def add_mean(models: np.ndarray, updates: Mapping[int, np.ndarray], weights: Mapping[int, float] | None = None) -> np.ndarray:
-    """Add the mean update to the only model.
-
-    Args:
-        models: (1, p) float32.
-        updates: Client to its (p,) float32 update; the model stays unchanged without updates (a crash lost all).
-        weights: Public weight of each client; None weighs all alike.
-
-    Returns:
-        The new model, (1, p) float32.
-    """
-    return models + mean(updates, weights) if updates else models
-
-
-def add_by_cluster(
-    models: np.ndarray,
-    assignment: Assignment,
-    updates: Mapping[int, np.ndarray],
-    weights: Mapping[int, float] | None = None,
-) -> np.ndarray:
-    """Add to each cluster's model the mean update of its clients; an empty cluster keeps its model.
-
-    Args:
-        models: (M, p) float32.
-        assignment: Cluster of each client.
-        updates: Client to its (p,) float32 update.
-        weights: Public weight of each client; None weighs all alike.
-
-    Returns:
-        The new models, (M, p) float32.
-
-    Source: Malekmohammadi et al. 2025, Algorithm 1, lines 24-28.
-    """
-    moved = models.copy()
-    for cluster in range(len(models)):
-        members = {client: update for client, update in updates.items() if assignment[client] == cluster}
-        if members:
-            moved[cluster] += mean(members, weights)
-    return moved
+        running.add(client, updates[client])
+    return running.value()

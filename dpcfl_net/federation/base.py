@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.protocol import ClientEntry, derive_seed
+from dpcfl_net.core.protocol import ClientEntry, derive_seed, once
 from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts
 from dpcfl_net.privacy.slots import Slot
@@ -19,7 +20,7 @@ from dpcfl_net.privacy.slots import Slot
 if TYPE_CHECKING:
     from dpcfl_net.federation.central_dp import CentralDPServer
 
-Arrays = Mapping[str, np.ndarray]
+__all__ = ["Arrays", "ClientSide", "Federation", "Results"]
 
 
 class ClientSide(Protocol):
@@ -96,7 +97,7 @@ class Federation:
 
     def __init__(self, protocol: Job, *, quorum: float = 1.0) -> None:
         self.protocol, self.quorum = protocol, quorum
-        self.clients = [entry.id for entry in protocol.roster]
+        self.clients = protocol.clients
         self.round = 0
         self.counts = RoundCounts(0)
         self.needed = 0
@@ -129,6 +130,8 @@ class Federation:
 
     def away(self, t: int) -> list[int]:
         """List the clients that the signed schedule names as away in round t."""
+        if not once(self.protocol, "schedules", lambda: any(entry.rounds is not None for entry in self.protocol.roster)):
+            return []
         return [entry.id for entry in self.protocol.roster if not entry.is_there(t)]
 
     def call(
@@ -156,21 +159,77 @@ class Federation:
         Raises:
             RunFailed: If fewer clients than the quorum answer.
         """
+        answers: dict[int, Arrays] = {}
+        asked = self._run(method, answers.__setitem__, common, each, quorum, None)
+        return Results(asked, answers)
+
+    def stream(
+        self,
+        method: Any,
+        take: Take,
+        *,
+        common: Arrays | None = None,
+        each: Mapping[int, Arrays] | None = None,
+        quorum: float | None = None,
+    ) -> list[int]:
+        """Run a client step as `call` does, and pass each release on in client order without keeping it.
+
+        Early answers wait in a bounded window (`in_order.window`), so that memory does not grow with the number of clients. If
+        the call fails, or the process ends, what was passed on is lost with it: a resumed round asks the clients again, and
+        they send the same bytes.
+
+        Args:
+            method: The client step.
+            take: Receives client and release, in client order.
+            common: As `call`.
+            each: As `call`.
+            quorum: As `call`.
+
+        Returns:
+            The clients that answered, in client order.
+
+        Raises:
+            RunFailed: If fewer clients than the quorum answer.
+        """
+        answered: list[int] = []
+
+        def count_and_take(client: int, release: Arrays) -> None:
+            answered.append(client)
+            take(client, release)
+
+        self._run(method, count_and_take, common, each, quorum, window(self.protocol.model.parameters))
+        return answered
+
+    def _run(
+        self,
+        method: Any,
+        take: Take,
+        common: Arrays | None,
+        each: Mapping[int, Arrays] | None,
+        quorum: float | None,
+        window: int | None,
+    ) -> list[int]:
+        """Deliver a call, pass the decoded releases on in client order, and return the clients that were asked."""
         if self.counts.round != self.round:
             self.counts = RoundCounts(self.round, self.away(self.round))
         asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
         tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
         self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
         step, encoding = method.client_step, MessageEncoding(method.__self__)
-        encoded = self._exchange(step.kind, encoding.encode_tasks(step, tasks))
-        answers = {client: encoding.decode_release(step, tensors) for client, tensors in encoded.items()}
-        self.counts.add_call(asked, answers)
-        if (count := len(answers) + len(self.lost)) < self.needed:
+        answered: list[int] = []
+
+        def decode_and_take(client: int, tensors: Arrays) -> None:
+            answered.append(client)
+            take(client, encoding.decode_release(step, tensors))
+
+        self._exchange(step.kind, encoding.encode_tasks(step, tasks), decode_and_take, window)
+        self.counts.add_call(asked, answered)
+        if (count := len(answered) + len(self.lost)) < self.needed:
             raise RunFailed(
                 f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {self.needed} (runtime.quorum is "
                 f"{self.quorum:g}; with a lower one the run continues without the others)"
             )
-        return Results(asked, answers)
+        return asked
 
     def release(self, method: Any, **tensors: np.ndarray) -> Arrays | None:
         """Run a central step behind the trusted server's privacy gate.
@@ -189,8 +248,11 @@ class Federation:
             raise RunFailed(f"{self.protocol.algorithm} needs a trusted server, and this job has none")
         return self.central_server.release(self, method.central_step.kind, tensors)
 
-    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        """Deliver encoded tasks and collect encoded releases; sets `lost`."""
+    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
+        """Deliver encoded tasks and pass encoded releases to `take` in client order; sets `lost`.
+
+        `window` is the most clients asked ahead of the first without an answer; None: no limit.
+        """
         raise NotImplementedError
 
     def submit(self, work: Participation) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from dpcfl_net.federation.base import Arrays
+from dpcfl_net.federation.in_order import Arrays, InOrder
 from dpcfl_net.federation.pause import Pause
 
 
@@ -15,6 +15,7 @@ class CallState:
 
     Attributes:
         queue: Clients that wait for a place.
+        order: Passes releases on in client order; None: they stay in `answers`.
         waiting: Deadline of each client that is waited for.
         asked: Start time of each client's turn.
         met: Clients that have connected since the task was sent: a new connection does not extend the deadline.
@@ -22,12 +23,13 @@ class CallState:
         overdue: Clients past their deadline; they keep their task, and their answer counts until the call ends.
         pause: The pause below the quorum; None before it.
         paused_at: Begin of the pause.
-        answers: Releases so far.
+        answers: Releases by client in order of arrival, if there is no `order`.
         lost: Clients whose answer a crash lost.
         earliest: No deadline of `waiting` is before this time.
     """
 
     queue: list[int]
+    order: InOrder | None = None
     waiting: dict[int, float] = field(default_factory=dict)
     asked: dict[int, float] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
@@ -42,7 +44,23 @@ class CallState:
     @property
     def count(self) -> int:
         """Number of answers that count towards the quorum."""
-        return len(self.answers) + len(self.lost)
+        return (len(self.answers) if self.order is None else self.order.count) + len(self.lost)
+
+    def admits(self, client: int) -> bool:
+        """Return True if a client may be asked now: it is within the window of the order."""
+        return self.order is None or self.order.admits(client)
+
+    def put(self, client: int, release: Arrays) -> None:
+        """Take a client's release."""
+        if self.order is None:
+            self.answers[client] = release
+        else:
+            self.order.put(client, release)
+
+    def close(self, client: int) -> None:
+        """Wait no longer for a client's release."""
+        if self.order is not None:
+            self.order.close(client)
 
     def wait_until(self, client: int, due: float) -> None:
         """Wait for a client until `due`."""

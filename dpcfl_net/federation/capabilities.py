@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dpcfl_net.core.protocol import LocalTraining, ModelTemplate, PrivacyTarget, Protocol
+from dpcfl_net.core.protocol import LocalTraining, ModelTemplate, PrivacyTarget, Protocol, once
 from dpcfl_net.core.types import ClientStep
 from dpcfl_net.privacy.events.base import Event
 
@@ -43,6 +43,10 @@ class Setting:
         Args:
             protocol: The signed protocol.
         """
+        return once(protocol, "setting", lambda: cls._read(protocol))
+
+    @classmethod
+    def _read(cls, protocol: Protocol) -> Setting:
         fractions = (entry.validation_records / (entry.records + entry.validation_records) for entry in protocol.roster)
         validation = max(fractions, default=0.0)  # an empty roster is refused later, with a message
         true_clusters = max(protocol.oracle or [-1]) + 1

@@ -16,17 +16,17 @@ from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.capabilities import central_steps
+from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
 from dpcfl_net.federation.gate import Charge, Gate, GateSpec
-from dpcfl_net.privacy.client_level import COUNT_SCALE, block_norm
+from dpcfl_net.federation.in_order import Take
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Ledger
-from dpcfl_net.privacy.mechanisms import gaussian_on_grid, shortened
+from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
 CENTRAL_SERVER = "curator"
 NOBODY = -1  # client id of the gate of a trusted server, which is not in the roster
-Contribution = list[tuple[int, np.ndarray]]  # (block, vector) for each part of one client's update
 
 
 class CentralServerSide(Protocol):
@@ -160,6 +160,19 @@ class CentralContext:
         """
         return self._fed.call(method, each=each)
 
+    def stream(self, method: Any, take: Take, each: Mapping[int, Arrays]) -> list[int]:
+        """Call a client step and pass the raw releases on in client order without keeping them; see `Federation.stream`.
+
+        Args:
+            method: The client step.
+            take: Receives client and raw release.
+            each: Client to its tensors.
+
+        Returns:
+            The clients that answered, in client order.
+        """
+        return self._fed.stream(method, take, each=each)
+
     def rng(self, slot: str, purpose: str) -> np.random.Generator:
         """Make a generator for one purpose of this round.
 
@@ -211,19 +224,24 @@ class CentralContext:
         Returns:
             Noisy sums, (blocks, p) float32, and noisy counts, (blocks,) float64, or None.
         """
-        blocks, width = shape
-        total = np.zeros((blocks, width + (counts is not None)))
+        sums = ClippedSums(shape, clip, counted=counts is not None)
         for client in sorted(contributions):
-            vectors = shortened([vector for _, vector in contributions[client]], clip)
-            for (block, _), vector in zip(contributions[client], vectors, strict=False):
-                total[block, :width] += vector
-            if counts is not None:
-                total[counts[client], width] += clip * COUNT_SCALE
-        unit = clip if counts is None else block_norm(clip)
-        noisy = self._noisy(slot, part, total, unit * (2 if self._slot(slot).sampling == "fixed" else 1))
-        if counts is None:
-            return noisy.astype(np.float32), None
-        return noisy[:, :width].astype(np.float32), noisy[:, width] / (clip * COUNT_SCALE)
+            sums.add(client, contributions[client], None if counts is None else counts[client])
+        return self.noisy_total(slot, part, sums)
+
+    def noisy_total(self, slot: str, part: str, sums: ClippedSums) -> tuple[np.ndarray, np.ndarray | None]:
+        """Add noise to sums of clipped updates.
+
+        Args:
+            slot: Name of the slot.
+            part: Name of the part of the slot.
+            sums: Sums over the clients that answered.
+
+        Returns:
+            As `noisy_sums`.
+        """
+        sensitivity = sums.unit * (2 if self._slot(slot).sampling == "fixed" else 1)
+        return sums.split(self._noisy(slot, part, sums.total, sensitivity))
 
     def without_guarantee(self, slot: str) -> None:
         """Declare a release without a guarantee.

@@ -7,12 +7,13 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.plugins import is_plugin
+from dpcfl_net.core.protocol import LARGE_ROSTER, ClientEntry, Protocol, once
 from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.privacy.accounting.cache import cached, cost
@@ -58,8 +59,15 @@ def without_guarantee(algorithm: ClientSide) -> list[str]:
     Args:
         algorithm: The job's algorithm.
     """
-    reasons = {reason for plan in noisy_plans(algorithm) for reason in unprotected(list(plan))}
-    return sorted(reasons) + ([SEEDED] if algorithm.protocol.privacy.noise == "seeded" else [])
+    protocol = algorithm.protocol
+
+    def planned() -> list[str]:
+        return sorted({reason for plan in noisy_plans(algorithm) for reason in unprotected(list(plan))})
+
+    # The clients of one process verify the same job: with a large roster the plans of all clients are read once.
+    large = len(protocol.roster) >= LARGE_ROSTER
+    reasons = once(protocol, ("reasons", type(algorithm)), planned) if large else planned()
+    return [*reasons, *([SEEDED] if protocol.privacy.noise == "seeded" else [])]
 
 
 def protected(plan: list[Slot]) -> list[Slot]:
@@ -83,7 +91,30 @@ def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
     protocol = algorithm.protocol
     if protocol.privacy.trust == "trusted-server":
         return {tuple(algorithm.central_plan()): protocol.curator_noise_multiplier}
-    return {tuple(algorithm.plan(entry)): entry.noise_multiplier for entry in protocol.roster}
+    return {tuple(algorithm.plan(entry)): entry.noise_multiplier for entry in plan_examples(algorithm)}
+
+
+def plan_key(algorithm: ClientSide, entry: ClientEntry) -> Hashable:
+    """Return a key that only clients with equal plans share.
+
+    The plans of this package's algorithms depend on these public facts only; a plugin's plan may depend on the client's id.
+
+    Args:
+        algorithm: The job's algorithm.
+        entry: The client's roster entry.
+    """
+    spans = None if entry.rounds is None else tuple(entry.rounds)
+    own = entry.id if is_plugin(algorithm.protocol.algorithm) else None
+    return own, entry.records, entry.validation_records, entry.noise_multiplier, spans
+
+
+def plan_examples(algorithm: ClientSide) -> list[ClientEntry]:
+    """List clients whose plans are all the plans of a job: one of each key.
+
+    Args:
+        algorithm: The job's algorithm.
+    """
+    return [*{plan_key(algorithm, entry): entry for entry in algorithm.protocol.roster}.values()]
 
 
 def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:

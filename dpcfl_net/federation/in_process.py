@@ -10,8 +10,9 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.federation.asynchronous import Outcome, Participation
-from dpcfl_net.federation.base import Arrays, Federation
+from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.client import ClientHost
+from dpcfl_net.federation.in_order import Take
 
 
 class InProcessFederation(Federation):
@@ -41,13 +42,14 @@ class InProcessFederation(Federation):
         release = unpack(answer.release) if answer.status == "release" else None
         return Outcome(work.client, release, answer.status == "lost", work.ends)
 
-    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        answers = {client: self._answer(client, Task(self.round, kind, tensors)) for client, tensors in tasks.items()}
-        released: dict[int, Arrays] = {
-            client: unpack(answer.release) for client, answer in answers.items() if answer.status == "release"
-        }
-        self.lost = sorted(client for client, answer in answers.items() if answer.status == "lost")
-        return released
+    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
+        self.lost = []
+        for client in sorted(tasks):
+            answer = self._answer(client, Task(self.round, kind, tasks[client]))
+            if answer.status == "release":
+                take(client, unpack(answer.release))
+            elif answer.status == "lost":
+                self.lost.append(client)
 
     def _answer(self, client: int, task: Task) -> Answer:
         return self.hosts[client].answer(task)

@@ -11,10 +11,11 @@ import numpy as np
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.federation.base import Arrays, Federation
+from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.call_limits import NO_LAUNCHER, USUAL_LIMITS, WAITS, CallLimits, LauncherLink
 from dpcfl_net.federation.call_state import CallState
 from dpcfl_net.federation.client_pool import ClientPool
+from dpcfl_net.federation.in_order import InOrder, Take
 from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.federation.pause import UNHEARD, Pause, PauseListener, below_quorum
 from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
@@ -125,15 +126,17 @@ class NetworkFederation(Federation):
                 for event in self.endpoint.poll(0.1):
                     self._set_aside(event)
 
-    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
+    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
         payloads: dict[tuple[Any, ...], Payload] = {}
-        call = CallState(self._pool.in_turn(tasks) if self._pool is not None else list(tasks))
+        queue = self._pool.in_turn(tasks) if self._pool is not None else list(tasks)
+        order = InOrder(tasks, take, window)
+        call = CallState(queue, order)
         while self._continues(call, len(tasks)):
             self._advance(call, lambda client: (self.round, kind, tasks[client]), payloads)
         for client in call.overdue | set(call.waiting):
             self.endpoint.cancel(client)
+        order.end()
         self.lost = sorted(call.lost)
-        return call.answers
 
     def _continues(self, call: CallState, asked: int) -> bool:
         """Return True while the call waits for answers; begins and ends its pause."""
@@ -185,10 +188,12 @@ class NetworkFederation(Federation):
 
     def _admit(self, call: CallState) -> list[int]:
         """Remove clients that can get their task from the queue; their time begins when they are connected."""
-        admitted, now = call.queue, self._clock.now()
+        admitted, now = [client for client in call.queue if call.admits(client)], self._clock.now()
+        if call.order is not None and call.queue and not admitted and call.order.head in call.overdue:
+            self._give_up(call, call.order.head)  # the window waits for a client past its deadline
         if self._pool is not None:
             self._pool.tend()
-            admitted = self._pool.admit(call.queue, call.waiting)
+            admitted = self._pool.admit(admitted, call.waiting)
         if not admitted:
             return []
         for client in admitted:
@@ -198,6 +203,12 @@ class NetworkFederation(Federation):
             call.wait_until(client, call.deadline(now + (self.timeout_s if client in call.met else self.join_timeout_s)))
         call.queue = [client for client in call.queue if client not in call.waiting]
         return admitted
+
+    def _give_up(self, call: CallState, client: int) -> None:
+        """Wait no longer for a client's answer."""
+        call.overdue.discard(client)
+        call.close(client)
+        self.endpoint.cancel(client)
 
     def _update_pool(self, pool: ClientPool, kind: str, client: int, call: CallState) -> None:
         """Update pool and deadlines when a client connects or disconnects."""
@@ -214,10 +225,12 @@ class NetworkFederation(Federation):
         self._unreachable.update(self._read_lost())
         if not self._unreachable:
             return
+        for client in self._unreachable.intersection(call.queue):
+            call.close(client)
         call.queue = [client for client in call.queue if client not in self._unreachable]
         for client in sorted(self._unreachable & set(call.waiting)):
             del call.waiting[client]
-            self.endpoint.cancel(client)
+            self._give_up(call, client)
             if self._pool is not None:
                 self._pool.give_up(client)
             self._warn(f"client {client} is lost: round {self.round} continues without it")
@@ -258,14 +271,15 @@ class NetworkFederation(Federation):
                 self._pool.done(client)
         if event.kind == "result":
             if event.status == "release":
-                call.answers[client] = event.tensors
+                call.put(client, event.tensors)
             else:
+                call.close(client)
                 if event.status == "lost":
                     call.lost.append(client)
                 self._warn(f"client {client} answered round {self.round}: {event.status} {event.reason}".rstrip())
         elif closes:
             # The answer was refused (not finite, out of bounds): the round continues without this client.
-            self.endpoint.cancel(client)
+            self._give_up(call, client)
             self._warn(f"client {client} is out of round {self.round}: {event.code} {event.reason}")
 
     def _set_aside(self, event: ServerEvent) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from dpcfl_net.core.tensors import describe
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.federation.base import Arrays
 from dpcfl_net.federation.client import ClientHost
+from dpcfl_net.federation.in_order import Take
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.virtual_clock import Trip, VirtualClock, Work, trips
 from dpcfl_net.transport.messages import WINDOW, plain
@@ -56,14 +58,19 @@ class VirtualFederation(InProcessFederation):
         """Bytes received and sent so far, as a network federation would count them."""
         return self._up, self._down
 
-    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]]) -> dict[int, Arrays]:
-        start_s = self.clock.now()
-        self._answers = {}
+    def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
+        start_s, self._answers = self.clock.now(), {}
+        shapes: dict[int, Arrays] = {}
+
+        def describe_and_take(client: int, tensors: Arrays) -> None:
+            shapes[client] = {name: np.broadcast_to(np.empty((), array.dtype), array.shape) for name, array in tensors.items()}
+            take(client, tensors)
+
         with self.clock.paused():
-            released = super()._exchange(kind, tasks)
+            super()._exchange(kind, tasks, describe_and_take, window)
             tasks_bytes = {client: self._size("TASK", kind, tensors) for client, tensors in tasks.items()}
             results_bytes = {
-                client: self._result(kind, answer, released.get(client, {})) for client, (answer, _) in self._answers.items()
+                client: self._result(kind, answer, shapes.get(client, {})) for client, (answer, _) in self._answers.items()
             }
             work = {
                 client: Work(tasks_bytes[client].parts, seconds, results_bytes[client].parts)
@@ -73,13 +80,12 @@ class VirtualFederation(InProcessFederation):
             for client, trip in sorted(found.items()):
                 self._record(client, trip, tasks_bytes[client], results_bytes[client])
         self.clock.advance(max((trip.answered for trip in found.values()), default=start_s))
-        return released
 
     def _answer(self, client: int, task: Task) -> Answer:
         host = self.hosts[client]
         started = time.thread_time()
         answer = host.answer(task)
-        self._answers[client] = answer, time.thread_time() - started
+        self._answers[client] = replace(answer, release=b""), time.thread_time() - started
         return answer
 
     def _size(self, kind: Any, task: str, tensors: Mapping[str, np.ndarray], **about: Any) -> MessageBytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 
 from dpcfl_net.core import runlog
@@ -12,7 +14,7 @@ from dpcfl_net.core.types import State
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.job_files import Job, client_slice, read_job
 from dpcfl_net.federation.central_dp import CentralDPServer
-from dpcfl_net.federation.client import ClientHost
+from dpcfl_net.federation.client import ClientHost, Engine
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.virtual import VirtualFederation
 from dpcfl_net.federation.virtual_clock import VirtualClock
@@ -24,9 +26,13 @@ from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training import memory
 from dpcfl_net.transport.observer_notes import Models, Personal
 
+MOST_OPEN = 1000  # clients with an open ledger and loaded records
+
 
 class Hosts(Mapping[int, ClientHost]):
-    """Clients of a job, each behind its privacy gate, opened on first use. Ledgers are written without fsync.
+    """Clients of a job, each behind its privacy gate, opened on first use; at most MOST_OPEN are open at once.
+
+    Ledgers are written without fsync. A client that is closed and opened again continues from its ledger.
 
     Args:
         job: The job.
@@ -45,18 +51,23 @@ class Hosts(Mapping[int, ClientHost]):
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
         self._before_step = before_step
+        engine = cache(lambda: Engine.of(job.protocol))  # clients compute in turn
         self._make: Callable[[int], ClientHost] = lambda client: make_host(
-            job, client, ledgers, data_root=data_root, terms=terms, durable=False
+            job, client, ledgers, data_root=data_root, terms=terms, durable=False, engine=engine
         )
-        self._clients = [entry.id for entry in job.protocol.roster]
-        self._open: dict[int, ClientHost] = {}
+        self._clients = job.protocol.clients
+        self._open: OrderedDict[int, ClientHost] = OrderedDict()  # least recently used first
         if job.protocol.ledger_scope == "dataset":  # the guarantee also covers clients that are never drawn
-            self._open = {client: self[client] for client in self._clients}
+            for client in self._clients:
+                self[client]
 
     def __getitem__(self, client: int) -> ClientHost:
         self._before_step()
         if client not in self._open:
             self._open[client] = self._make(client)
+            if len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end(client)
         return self._open[client]
 
     def __iter__(self) -> Iterator[int]:

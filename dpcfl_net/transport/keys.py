@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import opened, read_text
 from dpcfl_net.core.signing import read_key_file, read_secret_file, write_operator_key, write_pair
 
 OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
 NOISE_SEED = "noise.seed"  # in the coordinator's key folder, if it is trusted to add seeded noise
+PACK = "clients"  # name of the files with the keys of all clients of a large roster
 CURVE_LENGTH = 40  # characters of z85 for 32 bytes
+LINE = CURVE_LENGTH + 1
 LONGEST_FILE = 4096  # bytes
 
 
@@ -31,6 +35,44 @@ def make_keys(folder: Path, clients: int) -> None:
     """
     make_operator_keys(folder)
     make_client_keys(folder, range(clients))
+
+
+def make_packed_keys(folder: Path, clients: int) -> None:
+    """Write the key pairs of clients 0 to n - 1 of one machine to two files, a line for each client.
+
+    100,000 clients with a folder each take a minute and 300,000 files; all of these files belong to one user anyway.
+
+    Args:
+        folder: Folder of all keys.
+        clients: Number of clients.
+
+    Raises:
+        ConfigError: As `write_pair`.
+    """
+    import zmq
+
+    pairs = [zmq.curve_keypair() for _ in range(clients)]
+    public, secret = (b"\n".join(pair[k] for pair in pairs).decode() for k in range(2))
+    write_pair(folder / PACK, PACK, public, secret)
+
+
+def read_client_keys(folder: Path, clients: int) -> list[str]:
+    """Read the public keys of clients 0 to n - 1.
+
+    Args:
+        folder: Folder of all keys.
+        clients: Number of clients.
+
+    Raises:
+        ConfigError: If one is missing or is no key.
+    """
+    path = public_path(folder, PACK)
+    if not path.exists():
+        return [read_public(folder, client_key(client)) for client in range(clients)]
+    found = read_text(path, clients * LINE).splitlines()
+    if len(found) != clients:
+        raise ConfigError(f"{path} holds {len(found)} keys, must be {clients}")
+    return [_z85(path, text) for text in found]
 
 
 def make_operator_keys(folder: Path) -> None:
@@ -94,6 +136,11 @@ def read_public(folder: str | Path, name: str) -> str:
     Raises:
         ConfigError: If the file is missing or holds no key.
     """
+    if (line := _packed(folder, name)) is not None:
+        path = public_path(folder, PACK)
+        with opened(path) as file:
+            file.seek(line * LINE)
+            return _z85(path, file.read(LINE).decode(errors="replace").strip())
     path = public_path(folder, name)
     return _z85(path, read_key_file(path))
 
@@ -109,6 +156,9 @@ def read_secret(folder: str | Path, name: str) -> str:
         ConfigError: If the file is missing or holds no key.
         Refused: "key-permissions" if anyone but its owner can read the file.
     """
+    if (line := _packed(folder, name)) is not None:
+        path = secret_path(folder, PACK)
+        return _z85(path, read_secret_file(path, line * LINE, LINE))
     path = secret_path(folder, name)
     return _z85(path, read_secret_file(path))
 
@@ -146,6 +196,14 @@ def public_path(folder: str | Path, name: str) -> Path:
 def secret_path(folder: str | Path, name: str) -> Path:
     """Return the path of a secret key below the folder of all keys."""
     return Path(folder) / name / f"{name}.secret"
+
+
+def _packed(folder: str | Path, name: str) -> int | None:
+    """Return the line of a client in the packed files, or None if its keys have a folder of their own."""
+    found = re.fullmatch(r"client_([0-9]{4,7})", name)
+    if found is None or public_path(folder, name).exists() or not public_path(folder, PACK).exists():
+        return None
+    return int(found[1])
 
 
 def _z85(path: Path, text: str) -> str:

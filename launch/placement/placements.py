@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment.config_schema import Config
@@ -19,7 +20,7 @@ from dpcfl_net.launch.placement.messages import FILES, PrepareKeys, SetJob
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, assign_processes, close_all, node_of
 from dpcfl_net.runtime.specs import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
-from dpcfl_net.transport.keys import OBSERVER, client_key, make_client_keys, public_path, read_public
+from dpcfl_net.transport.keys import OBSERVER, client_key, make_client_keys, make_packed_keys, public_path, read_public
 
 
 def terms_of(config: Config) -> Terms:
@@ -91,7 +92,10 @@ class LocalPlacement:
 
     def make_keys(self, keys: Path, clients: int, size: int) -> None:
         """See `Placement`."""
-        make_client_keys(keys, range(clients))
+        if clients >= LARGE_ROSTER:
+            make_packed_keys(keys, clients)
+        else:
+            make_client_keys(keys, range(clients))
 
     def bind(self, role: str) -> str:
         """See `Placement`."""

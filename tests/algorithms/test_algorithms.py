@@ -80,6 +80,16 @@ def test_the_matrix_holds_every_algorithm():
     assert {options.get("name", name) for name, options in MATRIX.items()} == set(registry())
 
 
+@pytest.mark.parametrize("case", MATRIX)
+def test_a_plan_depends_on_public_facts_and_not_on_the_client(case, tmp_path):
+    """Clients with equal facts are planned and calibrated once (`claim.plan_key`)."""
+    make_keys(tmp_path, 4)
+    job = make_job(config.resolve({**SMALL, **changes_of(case)}), tmp_path)
+    entry = job.protocol.roster[0]
+    other = entry.model_copy(update={"id": 3, "public_key": job.protocol.roster[3].public_key})
+    assert job.algorithm.plan(entry) == job.algorithm.plan(other)
+
+
 def changes_of(case):
     """What a case changes in SMALL."""
     _, privacy = {**CLIENT_LEVEL, **DRAWN_BY_LOSS}.get(case, ({}, {}))

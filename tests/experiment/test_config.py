@@ -232,3 +232,11 @@ def test_an_option_is_accepted_by_its_earlier_name_but_not_by_both(tmp_path):
     with pytest.raises(ConfigError) as refused:
         config.load(path, ["algorithm.clients_per_round=2"])
     assert refused.value.problems == ["algorithm.drawn is the earlier name of clients_per_round: give one of the two"]
+
+
+def test_a_large_roster_has_many_clients_per_process_unless_it_says_otherwise(tmp_path):
+    assert [config.group_size(n) for n in (1, 1999, 2000, 3200, 100_000)] == [1, 1, 100, 100, 3125]
+    data = {"dataset": "regression", "clients": [1000] * 3, "shift": "line", "train_per_client": 6, "test_per_client": 1}
+    for runtime, expected in (({}, 100), ({"clients_per_worker": 7}, 7)):
+        document = {"data": data, "model": {"name": "linear"}, "runtime": runtime}
+        assert config.load(write_config(tmp_path, **document)).runtime.clients_per_worker == expected

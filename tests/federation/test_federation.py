@@ -241,3 +241,37 @@ def test_absent_clients_are_named(job):
 def test_results_say_who_is_missing():
     results = Results([2, 0, 1], {1: {"x": np.zeros(1)}, 0: {"x": np.ones(1)}})
     assert (list(results), results.missing) == ([0, 1], [2])
+
+
+def test_a_stream_asks_no_client_beyond_the_window_and_passes_on_in_client_order(job, monkeypatch):
+    """Client 0 answers last: with a window of 2, clients 2 and 3 get their task only when its answer has come."""
+    monkeypatch.setattr("dpcfl_net.federation.base.window", lambda parameters: 2)
+    asked, second = [], threading.Event()
+
+    def respond(client):
+        def answer(model):
+            asked.append(client)
+            if client == 0:
+                second.wait(20)
+            if client == 1:
+                second.set()
+            return model + np.float32(client / 16)
+
+        return answer
+
+    passed = []
+    with federation(*job, {client: respond(client) for client in range(4)}, timeout_s=20.0) as (fed, algorithm, _):
+        theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+        take = lambda client, release: passed.append((client, float(release["update"][0])))  # noqa: E731
+        assert fed.stream(algorithm.train, take, common={"model": theta}) == [0, 1, 2, 3]
+    assert passed == [(client, client / 16) for client in range(4)]
+    assert set(asked[:2]) == {0, 1}
+
+
+def test_a_window_that_waits_for_a_client_past_its_deadline_moves_on_without_it(job, monkeypatch):
+    monkeypatch.setattr("dpcfl_net.federation.base.window", lambda parameters: 1)
+    answers = {0: lambda model: None} | {client: lambda model: model + np.float32(0.25) for client in (1, 2, 3)}
+    with federation(*job, answers, quorum=0.75, timeout_s=1.0) as (fed, algorithm, _):
+        theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+        assert fed.stream(algorithm.train, lambda client, release: None, common={"model": theta}) == [1, 2, 3]
+        assert fed.missing == [0]

@@ -1,0 +1,131 @@
+"""Mixture of many updates: fitted to a random sample, then all updates are assigned by passes over the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from dpcfl_net.clustering import mixture
+from dpcfl_net.clustering.mixture import MixtureFit, Space
+
+PASSES = 2
+_ROWS = 128
+
+
+def fit(
+    updates: np.ndarray | Sequence[np.ndarray],
+    *,
+    sample: int,
+    clusters: int | None,
+    max_clusters: int = 8,
+    space: Space = "spectral",
+    seed: int = 0,
+    noise_deviation: float | None = None,
+) -> MixtureFit:
+    """Fit a mixture to the updates; above `sample` updates, to a random sample of so many.
+
+    The Gram matrix of n updates takes n^2 p / 2 multiplications, and its eigenvectors n^3: a sample bounds both. The other
+    updates get the component of highest responsibility. The centres of a sample are noisier than those of all updates, so
+    every pass computes the centres of all updates and assigns all updates again, which takes M n p.
+
+    Args:
+        updates: n rows of p float32.
+        sample: Updates in the sample, at least 2.
+        clusters: As `mixture.fit`.
+        max_clusters: As `mixture.fit`.
+        space: As `mixture.fit`.
+        seed: Seed of the sample and of the starts; equal arguments give the same fit.
+        noise_deviation: As `mixture.fit`.
+
+    Returns:
+        The fit of all updates; its scores and overlap are those of the sample.
+
+    Raises:
+        ValueError: As `mixture.fit`.
+    """
+    n, given = len(updates), {"clusters": clusters, "max_clusters": max_clusters, "space": space, "seed": seed}
+    if sample < 2:
+        raise ValueError(f"sample must be at least 2, got {sample}")
+    if n <= sample or (clusters is not None and clusters > sample):
+        return mixture.fit(updates, **given, noise_deviation=noise_deviation)  # type: ignore[arg-type]
+    rows = np.sort(np.random.Generator(np.random.PCG64([seed, n])).permutation(n)[:sample])
+    part = mixture.fit([updates[k] for k in rows], **given, noise_deviation=noise_deviation)  # type: ignore[arg-type]
+    posteriors = np.zeros((n, part.clusters))
+    posteriors[rows] = part.posteriors
+    labels = np.full(n, -1)
+    labels[rows] = part.labels
+    for _ in range(1 + PASSES if part.clusters > 1 else 0):
+        posteriors = _responsibilities(updates, labels, part.clusters)
+        labels = posteriors.argmax(axis=1)
+    if part.clusters == 1:
+        posteriors, labels = np.ones((n, 1)), np.zeros(n, np.int64)
+    flat = _projected(updates, rows, part.coordinates)
+    return replace(part, labels=labels.astype(np.int64), posteriors=posteriors, coordinates=flat)
+
+
+def _blocks(updates: np.ndarray | Sequence[np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield rows as float64 blocks, so that nothing of size n x p is allocated."""
+    for start in range(0, len(updates), _ROWS):
+        where = slice(start, min(start + _ROWS, len(updates)))
+        block = np.stack([*updates[where]]).astype(np.float64)
+        if not np.isfinite(block).all():
+            raise ValueError("an update holds a value that is not finite")
+        yield where, block
+
+
+def _responsibilities(updates: np.ndarray | Sequence[np.ndarray], labels: np.ndarray, clusters: int) -> np.ndarray:
+    """Assign all updates to the centres of the labelled ones (label -1: none); posteriors, (n, M).
+
+    A squared distance from an estimated centre of k updates exceeds that from the true one by p s^2 / k: that is subtracted, or
+    updates would go to the largest cluster. The centre of an update's own cluster is taken without the update.
+    """
+    p, counts = len(updates[0]), np.bincount(labels[labels >= 0], minlength=clusters).astype(np.float64)
+    centres = np.zeros((clusters, p))
+    for where, block in _blocks(updates):
+        for m in range(clusters):
+            centres[m] += block[labels[where] == m].sum(axis=0)
+    centres /= np.maximum(counts, 1)[:, None]
+    squared = np.empty((len(updates), clusters))
+    for where, block in _blocks(updates):
+        squared[where] = ((block**2).sum(axis=1)[:, None] - 2 * block @ centres.T) + (centres**2).sum(axis=1)
+    others = counts[None] - (labels[:, None] == np.arange(clusters)[None])  # updates in each centre besides the row itself
+    squared *= (counts[None] / np.maximum(others, 1)) ** 2 * (labels[:, None] == np.arange(clusters)[None]) + (
+        labels[:, None] != np.arange(clusters)[None]
+    )
+    own = labels >= 0
+    inside = squared[np.flatnonzero(own), labels[own]] / (1 + 1 / np.maximum(others[own, labels[own]], 1))
+    variance = float(inside.mean()) / p
+    squared -= p * variance / np.maximum(others, 1)
+    squared[:, counts == 0] = np.inf
+    exponent = -(squared - squared.min(axis=1, keepdims=True)) / (
+        2 * max(variance, np.finfo(float).tiny) * _blur(centres, counts, variance)
+    )
+    weights = counts / counts.sum() * np.exp(exponent)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _blur(centres: np.ndarray, counts: np.ndarray, variance: float) -> float:
+    """Factor by which errors of the centres widen the log-odds of the closest pair; 1 for exact centres."""
+    worst, p = 1.0, centres.shape[1]
+    for a, b in combinations(np.flatnonzero(counts), 2):
+        error = p * variance * (1 / counts[a] + 1 / counts[b])
+        found = float(((centres[a] - centres[b]) ** 2).sum())
+        worst = max(worst, found / max(found - error, found / 100))
+    return worst
+
+
+def _projected(updates: np.ndarray | Sequence[np.ndarray], rows: np.ndarray, flat: np.ndarray) -> np.ndarray:
+    """Project all updates to the plane of the sample's two principal components, (n, 2)."""
+    mean, axes = np.zeros(len(updates[0])), np.zeros((flat.shape[1], len(updates[0])))
+    for k, row in enumerate(rows):
+        exact = updates[row].astype(np.float64)
+        mean += exact / len(rows)
+        axes += flat[k][:, None] * exact  # the columns of `flat` sum to zero, so the mean need not be subtracted
+    axes /= np.maximum((flat**2).sum(axis=0), np.finfo(float).tiny)[:, None]
+    found = np.empty((len(updates), flat.shape[1]))
+    for where, block in _blocks(updates):
+        found[where] = (block - mean) @ axes.T
+    return found

@@ -1,0 +1,65 @@
+"""Sums of clipped client updates in blocks, before noise; updates are added one by one and none is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpcfl_net.privacy.client_level import COUNT_SCALE, block_norm
+from dpcfl_net.privacy.mechanisms import shortened
+
+Contribution = list[tuple[int, np.ndarray]]  # (block, vector) for each part of one client's update
+
+
+class ClippedSums:
+    """Sums over clients in each block, for `CentralContext.noisy_total`.
+
+    Args:
+        shape: (blocks, p).
+        clip: Clip norm C of all parts of one client together.
+        counted: True if clients are counted, by a coordinate of clip * COUNT_SCALE beside the sums; the noise then covers the
+            longer vector.
+
+    Attributes:
+        total: Sums, and the counts' column if clients are counted, float64.
+        unit: Largest L2 norm of what one client adds.
+    """
+
+    def __init__(self, shape: tuple[int, int], clip: float, *, counted: bool = False) -> None:
+        self._width, self.clip, self.counted = shape[1], clip, counted
+        self.total = np.zeros((shape[0], shape[1] + counted))
+        self.unit = block_norm(clip) if counted else clip
+        self._added: set[int] = set()
+
+    def add(self, client: int, parts: Contribution, counted_in: int | None = None) -> None:
+        """Clip one client's update and add it; an update that is not finite counts as zeros.
+
+        Args:
+            client: Client id.
+            parts: Parts of the update and their blocks.
+            counted_in: Block in which the client is counted, if clients are counted.
+
+        Raises:
+            ValueError: If the client was added before: the noise covers one update of each client.
+        """
+        if client in self._added:
+            raise ValueError(f"client {client} was added before")
+        self._added.add(client)
+        vectors = shortened([vector for _, vector in parts], self.clip)
+        for (block, _), vector in zip(parts, vectors, strict=False):
+            self.total[block, : self._width] += vector
+        if self.counted:
+            assert counted_in is not None
+            self.total[counted_in, self._width] += self.clip * COUNT_SCALE
+
+    def split(self, noisy: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Split the noisy total.
+
+        Args:
+            noisy: As `total`, with noise.
+
+        Returns:
+            Sums, (blocks, p) float32, and counts, (blocks,) float64, or None if clients are not counted.
+        """
+        if not self.counted:
+            return noisy.astype(np.float32), None
+        return noisy[:, : self._width].astype(np.float32), noisy[:, self._width] / (self.clip * COUNT_SCALE)

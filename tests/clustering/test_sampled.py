@@ -1,0 +1,65 @@
+"""Clustering of many updates by a sample: it finds the clusters of all, its errors are few, and it is reproducible."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpcfl_net.clustering import mixture, sampled
+from dpcfl_net.clustering.metrics import adjusted_rand_index, recovered
+
+P = 800
+
+
+def updates(sizes, score, seed=0):
+    """Updates whose centres are `score` separation units apart, in random order, and their clusters."""
+    rng = np.random.default_rng([seed, P])
+    truth = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    centres = rng.standard_normal((len(sizes), P)) * (2 * score / math.sqrt(2 * P))
+    return (centres[truth] + rng.standard_normal((len(truth), P))).astype(np.float32), truth.tolist()
+
+
+def test_a_sample_finds_the_clusters_of_all_updates_and_their_number():
+    x, truth = updates([60, 100, 140], 8)
+    found = sampled.fit(x, sample=60, clusters=None, seed=1)
+    assert found.clusters == 3
+    assert recovered(truth, found.labels.tolist())
+    assert found.posteriors.shape == (300, 3)
+    assert np.allclose(found.posteriors.sum(axis=1), 1)
+    assert found.coordinates.shape == (300, 2)
+    means = [found.coordinates[np.array(truth) == k].mean(axis=0) for k in range(3)]
+    assert min(np.linalg.norm(means[a] - means[b]) for a, b in ((0, 1), (0, 2), (1, 2))) > 4
+
+
+def test_passes_over_all_updates_repair_the_errors_of_a_sample():
+    """At this separation the sample alone is wrong about many updates; with passes it is as good as the fit of all."""
+    x, truth = updates([150, 150, 300], 2.8, seed=3)
+    whole = mixture.fit(x, clusters=3, seed=1)
+    found = sampled.fit(x, sample=150, clusters=3, seed=1)
+    assert adjusted_rand_index(truth, found.labels.tolist()) > adjusted_rand_index(truth, whole.labels.tolist()) - 0.05
+    assert adjusted_rand_index(truth, found.labels.tolist()) > 0.8
+
+
+def test_few_updates_are_fitted_as_without_a_sample_and_equal_seeds_give_equal_fits():
+    x, _ = updates([10, 10], 6)
+    whole, same = mixture.fit(x, clusters=2, seed=5), sampled.fit(x, sample=20, clusters=2, seed=5)
+    assert np.array_equal(whole.posteriors, same.posteriors)
+    first, second = (sampled.fit(x, sample=8, clusters=2, seed=5) for _ in range(2))
+    assert np.array_equal(first.posteriors, second.posteriors)
+
+
+def test_one_cluster_and_values_that_are_not_finite():
+    x, _ = updates([40], 0)
+    alone = sampled.fit(x, sample=20, clusters=1)
+    assert alone.labels.tolist() == [0] * 40
+    assert alone.posteriors.tolist() == [[1.0]] * 40
+    x[:, 3] = math.nan
+    with pytest.raises(ValueError, match="finite"):
+        sampled.fit(x, sample=20, clusters=2)
+    with pytest.raises(ValueError, match="sample must be at least 2"):
+        sampled.fit(x, sample=1, clusters=2)
+
+
+def test_equal_updates_stay_finite():
+    found = sampled.fit(np.ones((30, 5), np.float32), sample=10, clusters=2)
+    assert np.isfinite(found.posteriors).all()
