@@ -52,10 +52,13 @@ def try_lock(path: Path) -> int | None:
         OSError: If the file cannot be opened, or the file system has no locks.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if _flock(handle, fcntl.LOCK_EX):
-        return handle
-    os.close(handle)
-    return None
+    held = False
+    try:
+        held = _flock(handle, fcntl.LOCK_EX)
+    finally:
+        if not held:
+            os.close(handle)
+    return handle if held else None
 
 
 @contextmanager
