@@ -195,6 +195,8 @@ class _LedgerTail:
             return None
         content = (self._folder / LINES).read_bytes()
         content = content[: content.rfind(b"\n") + 1]
+        if content.count(b"\n") <= int(counter.partition(b" ")[0]):
+            return None  # the journal has the newest line, the file does not yet
         same = hashlib.sha256(content[: self._sent]).digest() == self._digest
         start = self._sent if same else 0
         self._counter, self._sent, self._digest = counter, len(content), hashlib.sha256(content).digest()
