@@ -13,7 +13,7 @@ import numpy as np
 
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.experiment.cost_estimate import estimate
+from dpcfl_net.experiment.cost_estimate import estimate, evaluation_interval
 from dpcfl_net.experiment.host_costs import HostCosts
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.privacy.slots import DPSGDSlot, given
@@ -64,7 +64,8 @@ def predict(job: Job, config: Config, host: HostCosts, step: StepCost, slots: in
     """
     work, rounds, p = estimate(job.protocol), job.protocol.rounds, job.protocol.model.parameters
     clients, tasks = work["clients"], work["tasks"]
-    evaluations = -(-rounds // config.output.evaluate_every) * clients * (config.data.test_per_client or 0)
+    every = evaluation_interval(job, config.data.root, config.output.evaluate_every)
+    evaluations = -(-rounds // every) * clients * (config.data.test_per_client or 0)
     compute = work["batches"] * step.step_s + (work["scored"] + evaluations) * step.record_s
     moved = (work["bytes_up"] + work["bytes_down"]) * host.byte_s
     live = min(clients, config.runtime.max_live_workers)

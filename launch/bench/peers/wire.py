@@ -74,9 +74,9 @@ def _dpcfl(array: np.ndarray, messages: int) -> None:
 
     def build() -> list[Any]:
         payload = Payload.of({"update": array})
-        header = Header.model_validate({
-            **common, "kind": "RESULT", "code": "release", "tensors": payload.rows, "sha256": payload.sha256, "chunks": len(payload.chunks),
-        })  # fmt: skip
+        header = Header(
+            **common, kind="RESULT", code="release", tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks)
+        )
         return [encode(header), *payload.chunks]
 
     def read(frames: list[Any]) -> None:
