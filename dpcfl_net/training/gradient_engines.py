@@ -7,6 +7,7 @@ import warnings
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -86,6 +87,9 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
 
 def processor() -> None:
     """Set the flags of the calling thread that every engine needs."""
+    # Before numpy 2.4, the limits of a type that are first read while denormals are flushed come with a warning.
+    for kind in (np.float32, np.float64):
+        np.finfo(kind)
     # Denormals make time depend on data; both settings are per thread or may be changed by other code.
     torch.set_flush_denormal(True)
     torch.set_float32_matmul_precision("highest")

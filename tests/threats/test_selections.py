@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import dpcfl, only_run, write_config
 
-from dpcfl_net.attacks import selections
+from dpcfl_net.attacks import recorded_choices, selection_guess, selections
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.mechanisms import exponential_mechanism
 from dpcfl_net.privacy.randomness import stream
@@ -40,7 +40,7 @@ def worst_case(epsilon: float, clusters: int) -> np.ndarray:
 
 
 def test_theory_gives_the_figures_of_the_threat_model():
-    right = selections.right_after(1.0, 4, 50)
+    right = selection_guess.right_after(1.0, 4, 50)
     assert right[0] == pytest.approx(math.e / (math.e + 3), abs=1e-12)
     assert [round(right[t - 1], 3) for t in (1, 10, 50)] == [0.475, 0.773, 0.992]
     assert all(later >= sooner - 1e-12 for sooner, later in itertools.pairwise(right))
@@ -48,20 +48,20 @@ def test_theory_gives_the_figures_of_the_threat_model():
 
 @pytest.mark.parametrize(("epsilon", "clusters", "rounds"), [(1.0, 4, 5), (0.3, 3, 7), (2.0, 2, 9), (0.0, 4, 4), (3.0, 5, 4)])
 def test_theory_is_the_sum_over_all_sequences(epsilon, clusters, rounds):
-    right = selections.right_after(epsilon, clusters, rounds)
+    right = selection_guess.right_after(epsilon, clusters, rounds)
     assert len(right) == rounds
     for t in range(1, rounds + 1):
         assert right[t - 1] == pytest.approx(by_enumeration([worst_case(epsilon, clusters)] * t), abs=1e-12)
 
 
 def test_theory_at_its_ends():
-    assert selections.right_after(0.0, 4, 3) == pytest.approx([0.25] * 3)
-    assert selections.right_after(1000.0, 4, 3) == pytest.approx([1.0] * 3)
-    assert selections.right_after(1.0, 1, 2) == pytest.approx([1.0] * 2)
-    assert selections.right_after(1.0, 4, 0) == ()
+    assert selection_guess.right_after(0.0, 4, 3) == pytest.approx([0.25] * 3)
+    assert selection_guess.right_after(1000.0, 4, 3) == pytest.approx([1.0] * 3)
+    assert selection_guess.right_after(1.0, 1, 2) == pytest.approx([1.0] * 2)
+    assert selection_guess.right_after(1.0, 4, 0) == ()
     for bad in ((-1.0, 4, 1), (math.nan, 4, 1), (1.0, 0, 1), (1.0, 4, -1)):
         with pytest.raises(ValueError, match="epsilon"):
-            selections.right_after(*bad)
+            selection_guess.right_after(*bad)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.9, 3.0])
@@ -70,7 +70,7 @@ def test_no_scores_within_the_range_make_the_guess_better(epsilon):
     raised = [np.array([1, *extra]) for extra in itertools.product((0, 1), repeat=3)]
     kinds = [np.exp(epsilon * scores) / np.exp(epsilon * scores).sum() for scores in raised]
     most = max(by_enumeration(list(chances)) for chances in itertools.combinations_with_replacement(kinds, 3))
-    assert most == pytest.approx(selections.right_after(epsilon, 4, 3)[-1], abs=1e-12)
+    assert most == pytest.approx(selection_guess.right_after(epsilon, 4, 3)[-1], abs=1e-12)
 
 
 def named_by_the_mechanism(counts: list[int], eta: float, repetitions: int, rounds: int) -> np.ndarray:
@@ -80,33 +80,33 @@ def named_by_the_mechanism(counts: list[int], eta: float, repetitions: int, roun
 
 
 def measured(choices: np.ndarray) -> np.ndarray:
-    votes = np.stack([selections.votes_after(row, 4) for row in choices])
-    return selections.credit(votes, np.zeros(choices.shape, np.int64)).mean(axis=0)
+    votes = np.stack([selection_guess.votes_after(row, 4) for row in choices])
+    return selection_guess.credit(votes, np.zeros(choices.shape, np.int64)).mean(axis=0)
 
 
 def test_the_attack_on_the_real_mechanism_agrees_with_theory_and_tells_another_epsilon():
     repetitions, rounds = 5000, 10
     margin = math.sqrt(math.log(2 * rounds / FALSE_ALARM) / (2 * repetitions))  # Hoeffding, over all rounds
-    theory = np.array(selections.right_after(1.0, 4, rounds))
+    theory = np.array(selection_guess.right_after(1.0, 4, rounds))
     one_record = measured(named_by_the_mechanism([101, 100, 100, 100], 1.0, repetitions, rounds))
     assert np.abs(one_record - theory).max() < margin
     two_records = measured(named_by_the_mechanism([102, 100, 100, 100], 1.0, repetitions, rounds))
     assert np.abs(two_records - theory).max() > 2 * margin  # the test would notice a mechanism of twice the epsilon
-    assert np.abs(two_records - np.array(selections.right_after(2.0, 4, rounds))).max() < margin
+    assert np.abs(two_records - np.array(selection_guess.right_after(2.0, 4, rounds))).max() < margin
 
 
 def test_what_is_predicted_from_scores_agrees_with_theory():
     scores = np.array([[5.0, 4.0, 4.0, 4.0]] * 10)
-    found = selections.predicted(scores, 1.0, np.zeros(10, np.int64), np.random.default_rng(0))
-    margin = math.sqrt(math.log(20 / FALSE_ALARM) / (2 * selections.REPETITIONS))
-    assert np.abs(found - np.array(selections.right_after(1.0, 4, 10))).max() < margin
+    found = selection_guess.predicted(scores, 1.0, np.zeros(10, np.int64), np.random.default_rng(0))
+    margin = math.sqrt(math.log(20 / FALSE_ALARM) / (2 * selection_guess.REPETITIONS))
+    assert np.abs(found - np.array(selection_guess.right_after(1.0, 4, 10))).max() < margin
 
 
 def test_votes_credit_and_posterior():
-    votes = selections.votes_after([2, 0, 2, 1], 3)
+    votes = selection_guess.votes_after([2, 0, 2, 1], 3)
     assert votes.tolist() == [[0, 0, 1], [1, 0, 1], [1, 0, 2], [1, 1, 2]]
-    assert selections.credit(votes, np.array([2, 2, 2, 0])).tolist() == [1.0, 0.5, 1.0, 0.0]
-    belief = selections.posterior(votes, 1.0)
+    assert selection_guess.credit(votes, np.array([2, 2, 2, 0])).tolist() == [1.0, 0.5, 1.0, 0.0]
+    belief = selection_guess.posterior(votes, 1.0)
     assert belief.sum(axis=1) == pytest.approx(np.ones(4))
     assert belief[3] == pytest.approx(np.array([1, 1, math.e]) / (2 + math.e))  # Bayes, each choice e times as likely if true
 
@@ -130,11 +130,11 @@ def raw_run(tmp_path_factory) -> Path:
 
 
 def test_a_recorded_run_of_private_choices(recorded):
-    recording = selections.read_choices(recorded)
+    recording = recorded_choices.read_choices(recorded)
     slot = next(s for s in recording.job.algorithm.plan(recording.job.protocol.roster[0]) if isinstance(s, SelectionSlot))
     assert recording.eta == slot.eta == pytest.approx(0.15)
     assert [history.client for history in recording.histories] == list(range(8))
-    found = selections.curves(recording, selections.true_scores(recording))
+    found = selections.curves(recording, recorded_choices.true_scores(recording))
     assert found.clients == [8]
     # Tens of records between the best model and the next, at .15 each: one choice is all it takes, as its bound allows ...
     assert found.measured[0] >= 7 / 8
@@ -146,28 +146,28 @@ def test_a_recorded_run_of_private_choices(recorded):
 
 def test_faint_choices_of_the_same_run_are_guessed_as_predicted_and_below_the_bound(recorded):
     """The recorded models and the clients' real scores under an eta 200 times smaller, drawn by the real mechanism."""
-    recording = selections.read_choices(recorded)
+    recording = recorded_choices.read_choices(recorded)
     eta, rounds, repetitions = 0.15 / 200, 8, 300
     seen, predicted = [], []
-    for client, scores in enumerate(selections.true_scores(recording)):
+    for client, scores in enumerate(recorded_choices.true_scores(recording)):
         counts = [int(count) for count in scores[0]]
         best = counts.index(max(counts))
         choices = named_by_the_mechanism(counts, eta, repetitions, rounds)
-        votes = np.stack([selections.votes_after(row, 4) for row in choices])
-        seen.append(selections.credit(votes, np.full(choices.shape, best)).mean(axis=0))
+        votes = np.stack([selection_guess.votes_after(row, 4) for row in choices])
+        seen.append(selection_guess.credit(votes, np.full(choices.shape, best)).mean(axis=0))
         rng = np.random.default_rng(client)
-        predicted.append(selections.predicted(np.repeat(scores, rounds, axis=0), eta, np.full(rounds, best), rng))
+        predicted.append(selection_guess.predicted(np.repeat(scores, rounds, axis=0), eta, np.full(rounds, best), rng))
     margin = math.sqrt(math.log(4 * rounds / FALSE_ALARM) / (2 * 8 * repetitions)) + 0.02  # of both sides, clients together
     assert np.abs(np.mean(seen, axis=0) - np.mean(predicted, axis=0)).max() < margin
-    bound = np.array(selections.right_after(eta * recording.job.protocol.roster[0].records, 4, rounds))
+    bound = np.array(selection_guess.right_after(eta * recording.job.protocol.roster[0].records, 4, rounds))
     assert (np.mean(seen, axis=0) < bound + margin).all()
     assert np.mean(seen, axis=0)[0] < 0.6 < 1.0  # against certainty in the test above
 
 
 def test_positive_control_raw_choices_give_the_cluster_at_once(raw_run):
-    recording = selections.read_choices(raw_run)
+    recording = recorded_choices.read_choices(raw_run)
     assert recording.eta is None
-    found = selections.curves(recording, selections.true_scores(recording))
+    found = selections.curves(recording, recorded_choices.true_scores(recording))
     assert found.measured == [1.0, 1.0]
     assert found.agreement == [1.0, 1.0]  # the first choice of each client already gives the true clusters, all of them
 
@@ -187,11 +187,11 @@ def test_the_command_writes_a_result_beside_another_run(recorded, raw_run):
 
 def test_what_holds_no_choices_says_so(recorded, tmp_path):
     with pytest.raises(ConfigError, match="not a run folder"):
-        selections.read_choices(tmp_path)
+        recorded_choices.read_choices(tmp_path)
     shutil.copytree(recorded, tmp_path / "run")
     (tmp_path / "run" / "transcript.msgpack").unlink()
     with pytest.raises(ConfigError, match="transcript=full"):
-        selections.read_choices(tmp_path / "run")
+        recorded_choices.read_choices(tmp_path / "run")
     (tmp_path / "run" / "transcript.msgpack").touch()
     with pytest.raises(ConfigError, match="no choice of a cluster"):
-        selections.read_choices(tmp_path / "run")
+        recorded_choices.read_choices(tmp_path / "run")

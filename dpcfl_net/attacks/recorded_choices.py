@@ -1,0 +1,147 @@
+"""Cluster choices of a recorded run, and the experimenter's ground truth for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from dpcfl_net.attacks.recorded_messages import decoded_messages
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.privacy.slots import SelectionSlot, UnprotectedSlot
+from dpcfl_net.results.summary import read_run_job
+
+
+@dataclass(frozen=True)
+class History:
+    """Choices of one client.
+
+    Attributes:
+        client: Number of the client.
+        rounds: Round of each choice.
+        choices: Cluster named in each round.
+        models: Hash of the models that each choice was made from.
+    """
+
+    client: int
+    rounds: list[int]
+    choices: list[int]
+    models: list[str]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """All choices of a run, as the server received them.
+
+    Attributes:
+        folder: Run folder.
+        job: The run's job.
+        histories: Choices by client.
+        models: Cluster models by hash, (M, p) each.
+        eta: Epsilon of the mechanism per record; None if choices are raw.
+    """
+
+    folder: Path
+    job: Job
+    histories: list[History]
+    models: dict[str, np.ndarray]
+    eta: float | None
+
+    @cached_property
+    def clusters(self) -> int:
+        """Number of models to choose from, M."""
+        return max(len(models) for models in self.models.values())
+
+    @property
+    def name(self) -> str:
+        return f"{self.job.protocol.name} ({self.job.protocol.algorithm})"
+
+
+def read_choices(folder: Path) -> Recording:
+    """Read every released choice from the transcript of a run.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        ConfigError: If there is no full transcript, or no choice in it.
+    """
+    job = read_run_job(folder)
+    algorithm = job.algorithm
+    asking = {name: step.charges for name, step in client_steps(algorithm).items() if "choice" in step.gives}
+    path = RunFolder(folder).transcript
+    if not path.exists():
+        raise ConfigError(f"{folder} has no {path.name}: record the run with output.transcript=full")
+    asked: dict[str, str] = {}
+    models: dict[str, np.ndarray] = {}
+    released: dict[tuple[int, int], tuple[int, str]] = {}
+    for record, header, tensors in decoded_messages(path, algorithm):
+        if header.task not in asking or (header.chunks and tensors is None):
+            continue
+        if header.kind == "TASK" and tensors is not None:
+            asked[header.id] = header.sha256
+            models.setdefault(header.sha256, tensors["models"])
+        elif header.code == "release" and tensors is not None and header.parent in asked:
+            client, hashed = int(record.peer.removeprefix("client ")), asked[header.parent]
+            if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a malicious client may name any number
+                released.setdefault((client, header.round), (int(tensors["choice"]), hashed))
+    if not released:
+        why = "it has no such client step" if not asking else "the transcript must be full: output.transcript=full"
+        raise ConfigError(f"{folder} holds no choice of a cluster by algorithm {job.protocol.algorithm}: {why}")
+    slots = {slot.name: slot for entry in job.protocol.roster for slot in algorithm.plan(entry)}
+    chosen = [slots[name] for charges in asking.values() for name in charges if name in slots]
+    eta = next((slot.eta for slot in chosen if isinstance(slot, SelectionSlot)), None)
+    if eta is None and not any(isinstance(slot, UnprotectedSlot) for slot in chosen):
+        raise ConfigError(f"{folder}: the plan of {job.protocol.algorithm} holds no selection mechanism")
+    return Recording(folder, job, _by_client(released), models, eta)
+
+
+def _by_client(released: Mapping[tuple[int, int], tuple[int, str]]) -> list[History]:
+    histories = []
+    for client in sorted({client for client, _ in released}):
+        rounds = sorted(t for i, t in released if i == client)
+        answers = [released[client, t] for t in rounds]
+        histories.append(History(client, rounds, [choice for choice, _ in answers], [hashed for _, hashed in answers]))
+    return histories
+
+
+def true_scores(recording: Recording, root: str | None = None) -> list[np.ndarray]:
+    """Score the models of every choice on the client's own records.
+
+    This is the experimenter's ground truth, unknown to the server. Scores are those of the client: the number of correctly
+    classified records or, for raw choices, the negative mean loss.
+
+    Args:
+        recording: Choices of a run.
+        root: Folder of the data sets.
+
+    Returns:
+        Scores of each client, (T, M) float64; -inf for a model that did not exist.
+
+    Raises:
+        DataMissing: If the data set is not available.
+    """
+    import torch
+
+    from dpcfl_net.data.partition import open_client
+    from dpcfl_net.federation.client import Engine
+
+    torch.set_num_threads(1)
+    engine, by_client = Engine.of(recording.job.protocol), []
+    for history in recording.histories:
+        data = open_client(*client_slice(recording.job, history.client, root), root)
+        by_model = {hashed: np.full(recording.clusters, -np.inf) for hashed in dict.fromkeys(history.models)}
+        for hashed, scores in by_model.items():
+            models = recording.models[hashed]
+            if recording.eta is None:
+                scores[: len(models)] = -engine.sgd.mean_losses(models, data)
+            else:
+                scores[: len(models)] = [engine.evaluator.count_correct(model, data) for model in models]
+        by_client.append(np.stack([by_model[hashed] for hashed in history.models]))
+    return by_client
