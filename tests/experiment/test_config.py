@@ -237,6 +237,8 @@ def test_an_option_is_accepted_by_its_earlier_name_but_not_by_both(tmp_path):
 def test_a_large_roster_has_many_clients_per_process_unless_it_says_otherwise(tmp_path):
     assert [config.group_size(n) for n in (1, 1999, 2000, 3200, 100_000)] == [1, 1, 100, 100, 3125]
     data = {"dataset": "regression", "clients": [1000] * 3, "shift": "line", "train_per_client": 6, "test_per_client": 1}
+    privacy = {"epsilon": 5, "delta": 1e-5, "unit": "client", "trust": "trusted-server"}
+    trusted = {"privacy": privacy, "algorithm": {"name": "dp-fedavg"}}
     for runtime, expected in (({}, 100), ({"clients_per_worker": 7}, 7)):
-        document = {"data": data, "model": {"name": "linear"}, "runtime": runtime}
+        document = {"data": data, "model": {"name": "linear"}, "runtime": runtime, "local": {"batch_size": 6}, **trusted}
         assert config.load(write_config(tmp_path, **document)).runtime.clients_per_worker == expected
