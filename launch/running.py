@@ -111,6 +111,7 @@ class RunOptions:
         placement: Hosts of the workers; None: this machine.
         interrupts: Signals that interrupt the run; None: INT, TERM and HUP while it runs.
         on_failure: Called with a failure before the end of the run is recorded.
+        on_step: Called with each step of the preparation, before it begins.
         in_calling_process: Run everything in this process.
         chaos: File of faults to inject; None: no faults.
     """
@@ -119,6 +120,7 @@ class RunOptions:
     placement: Placement | None = None
     interrupts: Interrupts | None = None
     on_failure: Callable[[DpcflError], None] = lambda failure: None
+    on_step: Callable[[str], None] = lambda step: None
     in_calling_process: bool = False
     chaos: Path | None = None
 
@@ -151,22 +153,26 @@ def new_folder(config: Config, out: Path) -> Path:
     raise ConfigError(f"no free name for a run folder {out / stem}")
 
 
-def prepare(folder: Path, config: Config, placement: Placement | None = None) -> None:
+def prepare(
+    folder: Path, config: Config, placement: Placement | None = None, on_step: Callable[[str], None] = lambda step: None
+) -> None:
     """Write all that a run starts from: keys, the signed job and the resolved configuration.
 
     Args:
         folder: The run folder.
         config: The configuration.
         placement: Hosts of the workers, where the clients' keys are created; None: this machine.
+        on_step: Called with each step that may take long, before it begins.
 
     Raises:
         ConfigError: If the job cannot be made.
     """
-    keys = RunFolder(folder).keys
+    keys, clients = RunFolder(folder).keys, sum(config.data.clients)
+    on_step(f"keys of clients: {clients}")
     make_operator_keys(keys)
-    (placement or LocalPlacement()).make_keys(keys, sum(config.data.clients), config.runtime.clients_per_worker)
+    (placement or LocalPlacement()).make_keys(keys, clients, config.runtime.clients_per_worker)
     config = with_noise_seed(config)
-    job = make_job(config, keys)
+    job = make_job(config, keys, on_step)
     write_config(folder, config)
     write_job(job, folder, keys)
 
@@ -199,7 +205,7 @@ def run_and_report(folder: Path, config: Config, options: RunOptions = DEFAULTS)
     from dpcfl_net.launch.cli.screen import PlainLines, open_screen
 
     screen = PlainLines() if options.in_calling_process else open_screen()
-    document, failure = run_in(folder, config, screen, replace(options, on_failure=_print_failure))
+    document, failure = run_in(folder, config, screen, replace(options, on_failure=_print_failure, on_step=screen.prepare))
     resume_command = _resume_command(folder, options.placement)
     if not document:
         print(
@@ -260,9 +266,10 @@ def run_in(
                 run = processes.run_of(folder, config, placement, options.in_calling_process, faults)
                 run.warm()
                 if is_new:
-                    prepare(folder, config, placement)
+                    prepare(folder, config, placement, options.on_step)
                 job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
             recorder = RunRecorder(folder, job, options.seconds_before, run)
+            options.on_step(f"start of processes: {run.processes()}")
             run.start(job, interrupts)
             recorder.write("running")
             run.watch(lambda: display.update(recorder.progress()), interrupts)

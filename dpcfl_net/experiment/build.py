@@ -16,7 +16,7 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.plugins import is_plugin
+from dpcfl_net.core.plugins import is_plugin, short
 from dpcfl_net.core.plugins import load as load_function
 from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
 from dpcfl_net.data import cache
@@ -25,7 +25,7 @@ from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Audit, Experiment, Job
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, plan_examples, plan_key, protected, without_guarantee
-from dpcfl_net.privacy.accounting.cache import cached
+from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 from dpcfl_net.transport import keys
@@ -74,12 +74,13 @@ def with_noise_seed(config: Config) -> Config:
     return config.model_copy(update={"privacy": privacy.model_copy(update={"noise_seed": os.urandom(32).hex()})})
 
 
-def make_job(config: Config, key_folder: Path) -> Job:
+def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = lambda step: None) -> Job:
     """Create the job of a configuration.
 
     Args:
         config: The configuration.
         key_folder: Folder with the public keys of all processes.
+        on_step: Called with each step that may take long, before it begins.
 
     Returns:
         Both parts of the job.
@@ -88,6 +89,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
         ConfigError: If no noise meets the target, canaries cannot be placed, or this processor lacks the precision.
         DataMissing: If the data set is not on this machine.
     """
+    on_step(f"data set {short(config.data.dataset)}")
     images = open_set(config.data, config.data.root)
     if config.local.precision != "float32":
         _check_precision(config, images)
@@ -110,6 +112,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
         audit=_audit(config, n, secrets.audit),
     )
     public = keys.read_client_keys(key_folder, n)
+    on_step(f"layout of model {short(config.model.name)}")
     protocol = Protocol(
         run=secrets.run.hex(),
         name=config.name,
@@ -145,6 +148,7 @@ def make_job(config: Config, key_folder: Path) -> Job:
         oracle=experiment.true_clusters if config.capabilities.uses_oracle else None,
         experiment_hash=digest(experiment),
     )
+    on_step(f"noise multiplier for epsilon {config.privacy.epsilon:g}")
     protocol = calibrated(protocol)
     if experiment.audit is not None and (problems := _audit_problems(protocol, experiment.audit)):
         raise ConfigError(problems)
@@ -210,11 +214,14 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
         "by_record": by_record,
         "batch_size": batch_size,
     }
+    from dpcfl_net.training import models
+
+    plain = models.convolutional_layout(name, tuple(images.input_shape), images.classes)
     if is_plugin(name):
         layout = _layout(**spec)
+    elif plain is not None and images.task == "classification":  # every engine trains these
+        layout = plain
     else:  # cached per host, so that torch need not be loaded
-        from dpcfl_net.training import models
-
         folder = Path(models.__file__).parent
         source = [version("torch"), *(hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in models.FILES)]
         layout = cached(cache.folder() / "models", {**spec, "source": source}, lambda: _layout(**spec))
@@ -297,25 +304,24 @@ def calibrated(protocol: Protocol) -> Protocol:
 
 
 def _noise_multiplier(plan: list[Slot], protocol: Protocol) -> float:
-    """Noise multiplier of a plan, cached per host; every worker's host verifies it again before it reads data."""
+    """Noise multiplier of a plan, cached per host; every worker's host verifies its epsilon before it reads data."""
     from dpcfl_net.privacy.accounting import accountant
 
-    privacy, delta = protocol.privacy, protocol.accounted_delta
+    privacy, delta, folder = protocol.privacy, protocol.accounted_delta, cache.folder() / "claims"
+    how = privacy.adjacency, privacy.accountant
 
     def solve() -> float:
-        return accountant.calibrate(
-            lambda z: plan_events(plan, z, privacy.adjacency),
-            privacy.epsilon,
-            delta,
-            adjacency=privacy.adjacency,
-            accountant=privacy.accountant,
-        )
+        found = accountant.calibrate(lambda z: plan_events(plan, z, privacy.adjacency), privacy.epsilon, delta, *how)
+        # The search ended with this epsilon: workers of this host verify the claim without computing it again.
+        events = plan_events(plan, found, privacy.adjacency)
+        cached(folder, cost(events, delta, *how), lambda: accountant.epsilon(events, delta, *how))
+        return found
 
     slots = [[type(slot).__name__, *asdict(slot).values(), count] for slot, count in Counter(plan).items()]
     asked = {"noise": slots, "epsilon": privacy.epsilon, "delta": delta, "adjacency": privacy.adjacency,
              "accountant": privacy.accountant}  # fmt: skip
     try:
-        z: float = cached(cache.folder() / "claims", asked, solve)
+        z: float = cached(folder, asked, solve)
     except ValueError as error:
         raise ConfigError(f"privacy.epsilon is {privacy.epsilon}: {error}") from None
     return z

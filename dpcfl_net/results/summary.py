@@ -106,8 +106,10 @@ def run_document(
     privacy = privacy_statement(job.protocol, replace_one)
     if job.experiment.audit is not None:
         privacy["audited"] = audited(job.experiment.audit)
-    spent = max((curve[-1] for curve in epsilon_curves(folder, job) if curve), default=0.0)
-    privacy["epsilon_spent"] = spent if math.isfinite(spent) else None
+    privacy["epsilon_spent"] = None  # unknown while the run goes on; a launcher that is killed leaves this
+    if state != "running":
+        spent = max((curve[-1] for curve in epsilon_curves(folder, job) if curve), default=0.0)
+        privacy["epsilon_spent"] = spent if math.isfinite(spent) else None
     if job.protocol.ledger_scope == "dataset" and state != "running":
         privacy["covered"].append(promised_over_runs(folder, job))
     return {

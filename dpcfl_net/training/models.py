@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 NAMES = ("cnn", "small-cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear", "char-lstm", "char-transformer")
 
-FILES = ("models.py", "resnet.py")  # that define the layouts
+FILES = ("models.py", "resnet.py", "sequences.py")  # that define the layouts
+# Channels of each convolution, side of its kernel, smallest side of an image. Each convolution is followed by a pooling of 2x2.
+CONVOLUTIONS = {
+    "cnn": ((16, 32), 5, 4), "small-cnn": ((8, 16), 3, 4), "digits-cnn": ((16, 32), 3, 4), "cifar-cnn": ((32, 64, 64), 3, 8),
+}  # fmt: skip
 
 CHARACTER_WIDTH, HIDDEN_WIDTH = 8, 64  # of char-lstm: embedding of a character, state of the one LSTM layer
 
@@ -56,7 +60,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         from dpcfl_net.training.sequences import char_transformer
 
         return char_transformer(shape, classes)
-    smallest = {"cnn": 4, "small-cnn": 4, "digits-cnn": 4, "cifar-cnn": 8, "resnet18": 1}[name]
+    widths, kernel, smallest = CONVOLUTIONS.get(name, ((), 0, 1))
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
             f"model.name is {name!r}: takes images (channels, height, width) from {smallest}x{smallest} up, got {shape}"
@@ -65,9 +69,6 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         from dpcfl_net.training.resnet import ResNet18
 
         return ResNet18(shape[0], classes)
-    widths, kernel = {
-        "cnn": ((16, 32), 5), "small-cnn": ((8, 16), 3), "digits-cnn": ((16, 32), 3), "cifar-cnn": ((32, 64, 64), 3)
-    }[name]  # fmt: skip
     return _convolutional(shape, classes, widths, kernel)
 
 
@@ -96,6 +97,29 @@ def skeleton(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module
 def layout(module: nn.Module) -> list[list[Any]]:
     """Return [[name, [sides...]], ...] of all parameters, in the order of the flat vector."""
     return [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
+
+
+def convolutional_layout(name: str, input_shape: tuple[int, ...], classes: int) -> list[list[Any]] | None:
+    """Compute `layout` of a convolutional model without torch, whose import takes longer than the rest of a job.
+
+    Args:
+        name: As for `build`.
+        input_shape: As for `build`.
+        classes: As for `build`.
+
+    Returns:
+        The layout; None if the model is not one of `CONVOLUTIONS` or does not fit the shape.
+    """
+    widths, kernel, smallest = CONVOLUTIONS.get(name, ((), 0, 1))
+    if not widths or classes < 2 or len(input_shape) != 3 or min(input_shape) < 1 or min(input_shape[1:]) < smallest:
+        return None
+    found: list[list[Any]] = []
+    channels, height, width = input_shape
+    for index, wide in enumerate(widths):
+        found += [[f"{3 * index}.weight", [wide, channels, kernel, kernel]], [f"{3 * index}.bias", [wide]]]
+        channels, height, width = wide, height // 2, width // 2
+    last = 3 * len(widths) + 1
+    return [*found, [f"{last}.weight", [classes, channels * height * width]], [f"{last}.bias", [classes]]]
 
 
 def initial(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> np.ndarray:

@@ -46,6 +46,10 @@ class PlainLines:
         self.console = console or Console(highlight=False)
         self._lines = self._warnings = 0
 
+    def prepare(self, step: str) -> None:
+        """Print a step of the preparation."""
+        self._print(f"preparing: {step}")
+
     def update(self, view: ProgressView) -> None:
         """Print the lines and warnings added since the last call."""
         for warning in view.warnings[self._warnings :]:
@@ -80,11 +84,18 @@ class Screen:
         self._clock = clock
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
+    def prepare(self, step: str) -> None:
+        """Replace the screen with a step of the preparation."""
+        self._show(Panel(Text(f"preparing: {_printable(step)}"), border_style="dim"))
+
     def update(self, view: ProgressView) -> None:
         """Replace the screen with the given view."""
+        self._show(self.draw(view))
+
+    def _show(self, content: RenderableType) -> None:
         if not self._live.is_started:
             self._live.start()
-        self._live.update(self.draw(view), refresh=True)
+        self._live.update(content, refresh=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Remove the screen; print the result and the privacy statement of run.json."""

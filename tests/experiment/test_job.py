@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from conftest import SMALL
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.protocol import LocalTraining, Protocol, canonical, differences, digest, read_protocol
+from dpcfl_net.data import cache
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_prediction import measure_step
 from dpcfl_net.experiment.job_files import Experiment
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
+from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.keys import make_keys
@@ -39,6 +42,16 @@ def operator(folder):
 def test_what_is_written_is_read_again(made):
     job, folder = made
     assert job_files.read_job(folder, operator(folder)) == job
+
+
+def test_the_host_that_calibrated_a_job_verifies_it_without_computing_again(made, tmp_path, monkeypatch):
+    _, folder = made
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job = make_job(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}), folder / "keys")
+    monkeypatch.setattr(sys, "executable", "no-accountant")  # that another host would start
+    assert 4.9 < verify_claim(job.algorithm, 0, cache.folder() / "claims") <= 5
+    with pytest.raises(FileNotFoundError, match="no-accountant"):
+        verify_claim(job.algorithm, 0, tmp_path / "another host")
 
 
 def test_the_protocol_hides_the_experiment(made):

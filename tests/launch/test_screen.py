@@ -138,6 +138,17 @@ def test_the_right_kind_is_opened() -> None:
     assert isinstance(open_screen(plain()), PlainLines)
 
 
+@pytest.mark.parametrize("kind", [PlainLines, Screen])
+def test_each_step_of_the_preparation_is_shown(kind: type[PlainLines] | type[Screen]) -> None:
+    console = plain() if kind is PlainLines else terminal()
+    with kind(console) as display:
+        display.prepare("data set \x1b[2J digits")
+        display.prepare("noise multiplier for epsilon 5")
+    shown = text(console)
+    assert "preparing: data set ?[2J digits" in shown
+    assert shown.index("data set") < shown.index("preparing: noise multiplier for epsilon 5")
+
+
 def test_plain_lines_print_each_round_once(tmp_path: Path) -> None:
     folder, console = write_start(tmp_path / "run"), plain(60)
     lines, tail = PlainLines(console), ProgressTail(folder)

@@ -31,6 +31,20 @@ def test_size_layout_and_output(name: str) -> None:
     assert module(torch.zeros(2, *SHAPES[name])).shape == (2, classes)
 
 
+@pytest.mark.parametrize("name", models.CONVOLUTIONS)
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (2, 29, 13)])
+def test_the_layout_without_torch_is_that_of_the_model(name: str, shape: tuple[int, ...]) -> None:
+    assert models.convolutional_layout(name, shape, 7) == models.layout(models.build(name, shape, 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [("resnet18", (3, 8, 8), 10), ("cnn", (1, 3, 8), 10), ("cnn", (64,), 10), ("cnn", (1, 8, 8), 1)],
+)
+def test_other_models_have_no_layout_without_torch(name: str, shape: tuple[int, ...], classes: int) -> None:
+    assert models.convolutional_layout(name, shape, classes) is None
+
+
 @pytest.mark.parametrize("name", ["cnn", "linear", "resnet18", "char-lstm"])
 def test_first_values_come_from_the_seed_alone(name: str) -> None:
     torch.manual_seed(5)

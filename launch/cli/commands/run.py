@@ -53,6 +53,9 @@ def quickstart(
 
     R-DPCFL, Global and Local on scikit-learn's digits; downloads nothing.
     """
+    from dpcfl_net.launch.placement import parents
+
+    parents.warm()
     from dpcfl_net.launch.cli import run as runs
 
     raise typer.Exit(runs.quickstart(config, out))
