@@ -30,6 +30,7 @@ class CallingProcessRun:
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `processes.Run`."""
         RunFolder(self.folder).logs.mkdir(exist_ok=True)
+        self._job = job
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
         """See `processes.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round."""
@@ -45,7 +46,7 @@ class CallingProcessRun:
                 ticked = time.monotonic()
 
         with saying_to(RunFolder(self.folder).log("in-process")), as_in_a_worker():
-            run_in_one_process(one_process_spec(self.folder, self.config), after_step)
+            run_in_one_process(one_process_spec(self.folder, self.config, self._job), after_step)
 
     def finish(self) -> None:
         """See `processes.Run`: there is no other process."""

@@ -53,14 +53,16 @@ class Links:
         """True if a relay process is needed."""
         return self.config.network.how == "relay"
 
-    def relay_spec(self, coordinator: str, listen: str) -> RelaySpec:
+    def relay_spec(self, coordinator: str, listen: str, first_port: int | None = None) -> RelaySpec:
         """Return the arguments of the relay; it keeps its ports and its time after a crash.
 
         Args:
             coordinator: Address of the coordinator.
             listen: Address of this machine that workers reach.
+            first_port: Port for client 0, followed by those of the others; None: any free ports.
         """
-        ports = {client: int(address.rpartition(":")[2]) for client, address in self.addresses().items()}
+        fixed = {} if first_port is None else {client: first_port + client for client in range(len(self._schedules))}
+        ports = fixed | {client: int(address.rpartition(":")[2]) for client, address in self.addresses().items()}
         return RelaySpec(
             coordinator, dict(enumerate(self._schedules)), self.files.address(RELAY), self.files.path / "links.jsonl",
             seed=self.config.seed, listen=listen.removeprefix("tcp://").rpartition(":")[0], ports=ports,

@@ -18,8 +18,9 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.experiment.cost_estimate import evaluation_interval
 from dpcfl_net.experiment.job_files import Job
-from dpcfl_net.experiment.network_settings import links_of
+from dpcfl_net.experiment.network_settings import compute_factors, links_of
 from dpcfl_net.federation.virtual_clock import VirtualNetwork
 from dpcfl_net.launch.chaos import Chaos
 from dpcfl_net.launch.interrupts import Interrupts
@@ -27,7 +28,7 @@ from dpcfl_net.launch.links import RELAY, Links, require_netem
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import LOST, Addresses
 from dpcfl_net.launch.placement.child import Child, role_environment, start_of, stop, worker_environment
-from dpcfl_net.launch.placement.fork_server import FIRST_FREE
+from dpcfl_net.launch.placement.fork_server import COORDINATOR_MAIN, FIRST_FREE
 from dpcfl_net.launch.placement.local import STOP_S
 from dpcfl_net.launch.placement.placements import Placement, terms_of
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
@@ -48,7 +49,7 @@ def worker_processes(config: Config, clients: int) -> int:
 RESTART_S, MOST_RESTART_S = 0.2, 10.0
 # Main function of each role.
 MAINS = {
-    COORDINATOR: "dpcfl_net.runtime.coordinator:run_coordinator",
+    COORDINATOR: COORDINATOR_MAIN,
     OBSERVER: "dpcfl_net.runtime.observer:run_observer",
     RELAY: "dpcfl_net.transport.links.relay:run_relay",
 }
@@ -134,6 +135,7 @@ class FederationRun:
         for folder in (self._files.logs, self._files.addresses):
             folder.mkdir(exist_ok=True)
         self._operator_key = self._observer = ""
+        self._evaluate_every = 1
         self._links: Links | None = None
         self._pool: WorkerPool | None = None
         self._commands: Connection | None = None  # from the coordinator
@@ -150,6 +152,7 @@ class FederationRun:
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
         self._operator_key = read_operator_key(self._files.operator_key)
+        self._evaluate_every = evaluation_interval(job, self.config.data.root, self.config.output.evaluate_every)
         runtime, clients = self.config.runtime, len(job.protocol.roster)
         if self.config.network.how != "off":
             self._links = Links(self._files, self.config, job)
@@ -164,7 +167,7 @@ class FederationRun:
             clients,
             PoolLimits(runtime.clients_per_worker, runtime.max_live_workers, runtime.max_restarts, runtime.quorum == 1),
             report=self._report,
-            on_lost=self._send_loss,
+            on_lost=self._tell_coordinator,
         )
         if clients <= runtime.max_live_workers:
             self._pool.start_worker(range(clients))
@@ -186,12 +189,13 @@ class FederationRun:
 
     def _start_relay(self, coordinator: str) -> None:
         assert self._links is not None
-        self._fork(RELAY, self._links.relay_spec(coordinator, self.placement.bind(COORDINATOR)), role_environment())
+        spec = self._links.relay_spec(coordinator, self.placement.bind(COORDINATOR), self.placement.first_relay_port())
+        self._fork(RELAY, spec, role_environment())
 
     def _start_observer(self, bind: str, *, after_the_end: bool = False) -> None:
         spec = ObserverSpec(
             self.folder, self._operator_key, bind, self._files.keys, self.folder, self.config.data.root,
-            self.config.output.evaluate_every, after_the_end,
+            self._evaluate_every, after_the_end,
         )  # fmt: skip
         self._fork(OBSERVER, spec, role_environment(("DPCFL_DATA", "XDG_CACHE_HOME")))
 
@@ -267,6 +271,8 @@ class FederationRun:
         if not code:
             if title == COORDINATOR:
                 self._pool.finish()
+            elif COORDINATOR in self.children:
+                self._tell_coordinator(OBSERVER)
         elif not crashed:
             raise error
         elif (count := self._restarts[title]) < (most := self.config.runtime.max_restarts):
@@ -292,7 +298,7 @@ class FederationRun:
                 continue
             self._start_coordinator(address)
             for client in self._pool.lost():
-                self._send_loss(client)
+                self._tell_coordinator(client)
 
     def _read_commands(self) -> None:
         """Execute the commands that the coordinator has sent."""
@@ -338,11 +344,11 @@ class FederationRun:
         """See `Run`."""
         return worker_processes(self.config, sum(self.config.data.clients)) + 2
 
-    def _send_loss(self, client: int) -> None:
-        """Send a lost client to the coordinator."""
+    def _tell_coordinator(self, gone: int | str) -> None:
+        """Send a lost client, or the observer that has ended, to the coordinator."""
         assert self._losses is not None
         with contextlib.suppress(BrokenPipeError):  # the coordinator has ended
-            self._losses.send_bytes(str(client).encode())
+            self._losses.send_bytes(str(gone).encode())
 
     def _report(self, text: str) -> None:
         self._warnings.write({"view": "launcher", "time": time.time(), "text": text})
@@ -382,7 +388,7 @@ class OneProcessRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `Run`."""
-        spec = one_process_spec(self.folder, self.config)
+        spec = one_process_spec(self.folder, self.config, job)
         start = start_of("dpcfl_net.runtime.one_process:run_in_one_process", spec, worker_environment())
         self._child = parents.fork_role("in-process", start, self._files.log("in-process"))
 
@@ -414,12 +420,13 @@ class OneProcessRun:
         return 1
 
 
-def one_process_spec(folder: Path, config: Config) -> OneProcessSpec:
+def one_process_spec(folder: Path, config: Config, job: Job) -> OneProcessSpec:
     """Return the specification of a run in one process."""
     files = RunFolder(folder)
     return OneProcessSpec(
         folder, read_operator_key(files.operator_key), files.ledgers, terms_of(config), config.data.root,
-        config.output.keep_checkpoints, config.runtime.quorum, config.output.evaluate_every, virtual_network(config),
+        config.output.keep_checkpoints, config.runtime.quorum,
+        evaluation_interval(job, config.data.root, config.output.evaluate_every), virtual_network(config),
     )  # fmt: skip
 
 
@@ -428,6 +435,5 @@ def virtual_network(config: Config) -> VirtualNetwork | None:
     network = config.network
     if network.clock != "virtual":
         return None
-    links = dict(enumerate(links_of(network, config.data.clients)))
-    factors = {int(client): factor for client, factor in network.compute_factors.items()}
+    links, factors = dict(enumerate(links_of(network, config.data.clients))), compute_factors(network, config.data.clients)
     return VirtualNetwork(links, network.cores, factors, config.runtime.round_timeout_s)

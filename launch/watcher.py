@@ -34,7 +34,7 @@ class Watcher:
         self.stopped = False
         self.error: BaseException | None = None
         self._callbacks, self._bar, self._title, self._config = tuple(callbacks), bar, title, config
-        self._tail = RoundTail(folder, config.rounds, config.output.evaluate_every)
+        self._tail = RoundTail(folder, config.rounds, _interval(config))
         earlier = self._tail.new(ended=True)
         self._last = earlier[-1] if earlier else None
 
@@ -65,3 +65,8 @@ class Watcher:
                 except BaseException as error:
                     self.stopped, self.error = True, error
                     return
+
+
+def _interval(config: Config) -> int:
+    """Interval of evaluations that may arrive; with auto in any round, and those that do not are waited for during two rounds."""
+    return 1 if config.output.evaluate_every == "auto" else config.output.evaluate_every

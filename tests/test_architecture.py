@@ -62,14 +62,20 @@ def test_every_module_is_in_a_package_of_the_order():
 
 
 # Where the name of a distribution is not that of its module.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "zmq": "pyzmq", "yaml": "pyyaml", "dp_accounting": "dp-accounting"}
+DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "zmq": "pyzmq",
+    "yaml": "pyyaml",
+    "dp_accounting": "dp-accounting",
+    "grpc": "grpcio",
+}
 
 
 def test_every_import_is_a_declared_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [
         *project["dependencies"],
-        *(name for extra in ("ray", "pandas") for name in project["optional-dependencies"][extra]),
+        *(name for extra in ("ray", "pandas", "bench") for name in project["optional-dependencies"][extra]),
     ]
     declared = {re.split(r"[<>=!~\[; ]", name)[0].lower() for name in wanted}
     used = {name.split(".")[0] for path in MODULES.values() for name in imports(path)}

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 
 from dpcfl_net.transport import messages
+from dpcfl_net.transport.header_rules import RULES
 
 KINDS = ("HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE")
 HEX = "0123456789abcdef"
@@ -105,7 +106,7 @@ def changed_fields(rng: Random, found: dict[str, Any]) -> bytes:
     found, rows = dict(found), found.get("tensors")
     twice: list[tuple[str, Any]] = []
     for _ in range(rng.randrange(1, 4)):
-        name = rng.choice(list(messages.Header.model_fields))
+        name = rng.choice(list(RULES))
         pick = rng.randrange(8)
         if pick == 0:
             found.pop(name, None)

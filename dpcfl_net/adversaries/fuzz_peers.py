@@ -58,9 +58,9 @@ class ServerSession:
         self.rng, self.counts = rng, counts
         self.end = server.ServerEndpoint(
             "tcp://127.0.0.1:0", Link(RUN, JOB, ("public", "secret")), clients=KEYS, result_template=RESULTS.get,
-            check=lambda number, task, tensors: bounded(tensors), heartbeat_s=NEVER, resend_s=rng.choice((0.0, NEVER)),
+            check=lambda number, task, tensors: bounded(tensors), times=server.ServerTimes(NEVER, rng.choice((0.0, NEVER))),
         )  # fmt: skip
-        self.socket: Any = self.end._socket
+        self.socket: Any = self.end._line.socket
         self.speakers = [Speaker(rng, b"route %d" % k, KEYS[k % 3], k % 3) for k in range(5)]
         self.speakers += [Speaker(rng, b"stranger", "key of a stranger", 1), Speaker(rng, b"unauthenticated", "", 2)]
         self.tasks: dict[str, tuple[int, int, str]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -20,7 +21,8 @@ from dpcfl_net.adversaries import fuzz_bytes
 from dpcfl_net.core import protocol, signing, tensors
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.run_folder import RunFolder, signature_path
-from dpcfl_net.transport import messages, observer_link, payload, transcript
+from dpcfl_net.transport import messages, observer_notes, payload, transcript
+from dpcfl_net.transport.header_rules import MAX_PAYLOAD
 from dpcfl_net.transport.messages import Header, WireError
 
 T = TypeVar("T")
@@ -62,7 +64,7 @@ class Codec:
     def run(self, rng: Random, counts: Counter[str]) -> int:
         data = fuzz_bytes.header(rng)
         if rng.random() < 0.1:
-            attempt(lambda: messages.validate(observer_link.Note, messages.unpack_strict(data)), counts, data, WireError)
+            attempt(lambda: observer_notes.decode_note(data), counts, data, WireError)
             return 1
         found = attempt(lambda: messages.decode(data), counts, data, WireError)
         if found is not None:
@@ -76,8 +78,8 @@ def require_faithful(header: Header, data: bytes) -> None:
     pairs = msgpack.unpackb(data, object_pairs_hook=list, strict_map_key=False)
     said = dict(pairs)
     require(len(said) == len(pairs), "a repeated field was accepted", data)
-    for name, field in Header.model_fields.items():
-        value = getattr(header, name)
+    for field in dataclasses.fields(Header):
+        name, value = field.name, getattr(header, field.name)
         expected = said.pop(name, field.default)
         require(same(value, expected), f"the field {name} differs from the sent value", data)
     require(not said, "an unknown field was ignored", data)
@@ -101,7 +103,7 @@ def require_consistent(header: Header, data: bytes) -> None:
         )
         size += own
     names = [row[0] for row in header.tensors]
-    require(size <= messages.MAX_PAYLOAD, "the announced size exceeds the limit", data)
+    require(size <= MAX_PAYLOAD, "the announced size exceeds the limit", data)
     require(all(one < two for one, two in itertools.pairwise(names)), "tensor names are not in ascending order", data)
     require(header.chunks == math.ceil(size / messages.CHUNK), "the number of chunks does not match the size", data)
     require(len(header.sha256) == (64 if size else 0), "a payload without a hash, or a hash without a payload", data)

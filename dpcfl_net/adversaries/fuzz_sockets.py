@@ -10,7 +10,7 @@ from unittest import mock
 
 import zmq
 
-from dpcfl_net.transport import client, messages, payload, server
+from dpcfl_net.transport import client, messages, payload, server_line, sockets
 
 SMALL_CHUNK = 64  # bytes, so that a few hundred bytes give many chunks
 
@@ -20,6 +20,9 @@ class FakeFrame:
 
     def __init__(self, data: bytes, more: bool, user: str) -> None:
         self.bytes, self.buffer, self.more, self._user = data, memoryview(data), more, user
+
+    def __len__(self) -> int:
+        return len(self.bytes)
 
     def get(self, what: Any) -> Any:
         if what == zmq.SRCFD:
@@ -72,7 +75,7 @@ class FakeSocket:
 class FakeGuard:
     """Guard without connections."""
 
-    def delivered(self, fd: int, size: int) -> None:
+    def delivered(self, fd: int, size: int, frames: int) -> None:
         """Do nothing."""
 
     def cut(self, fd: int) -> None:
@@ -84,6 +87,9 @@ class FakeListener:
 
     def __init__(self, kind: int, address: str, *_: Any) -> None:
         self.socket, self.address, self.guard = FakeSocket(kind), address, FakeGuard()
+
+    def receive(self) -> sockets.Arrived | None:
+        return sockets.receive(self.socket, True, True, self.guard)  # type: ignore[arg-type]
 
     def news(self) -> list[Any]:
         return []
@@ -105,7 +111,7 @@ def fake_sockets() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (messages, payload):
             stack.enter_context(mock.patch.object(module, "CHUNK", SMALL_CHUNK))
-        stack.enter_context(mock.patch.object(server, "Listener", FakeListener))
+        stack.enter_context(mock.patch.object(server_line, "Listener", FakeListener))
         stack.enter_context(mock.patch.object(client, "new_socket", lambda context, kind: FakeSocket(kind)))
         stack.enter_context(mock.patch.object(client, "join_curve"))
         yield

@@ -28,9 +28,9 @@ from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.privacy.ledger.ledger import LINES
+from dpcfl_net.privacy.ledger.chain import LINES
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint, ServerEvent
+from dpcfl_net.transport.endpoint import Link, MessageLog, ServerEndpoint, ServerEvent, ServerTimes
 from dpcfl_net.transport.keys import COORDINATOR, client_key
 from dpcfl_net.transport.messages import Header
 from dpcfl_net.transport.peers import Peer
@@ -212,7 +212,7 @@ class MaliciousCoordinator:
                 on_message=self._messages.write if self._messages is not None else None,
                 transcript=self._transcript,
             ),
-            heartbeat_s=1.0,
+            times=ServerTimes(heartbeat_s=1.0),
         )
         made.forged, made.turned_down = {}, set()
         made.stamped = {"job": job} if job else {}

@@ -27,7 +27,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     earlier_names: ClassVar[Mapping[str, str]] = {}  # earlier name of an option -> its name; both are accepted
-    why_synchronous: ClassVar[str] = "only global and oracle, whose clusters are public and fixed, have it"
+    why_synchronous: ClassVar[str] = (
+        "only global, oracle, r-dpcfl and dp-ifca have it, whose clusters do not change after the first rounds"
+    )
 
     @model_validator(mode="before")
     @classmethod

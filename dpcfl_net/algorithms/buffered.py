@@ -15,9 +15,8 @@ from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.asynchronous import Outcome, Participation, gather
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.federation.capabilities import Capabilities, Setting, client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.privacy.slots import Slot
 
 ORDER_SHOWS = (
     "order of arrival: it decides which updates the server adds to which model, so the models of an asynchronous run also depend on "
@@ -45,28 +44,35 @@ class Asynchronous(Options):
         description="runs in one process: mean virtual seconds of a participation, by client; null: 1 s each",
     )
 
-    def planned(self, clients: int, rounds: int) -> int:
+    def planned(self, clients: int, rounds: int, synchronous: int = 0) -> int:
         """Return the largest number of participations of a client.
 
         Args:
             clients: Number of clients.
             rounds: Versions of the run.
+            synchronous: Largest number of versions that synchronous rounds form.
         """
         if self.participations is not None:
             return self.participations
-        return min(rounds, ceil(self.buffer * rounds / max(1, clients - self.buffer + 1)))
+        return min(rounds, synchronous + ceil(self.buffer * (rounds - synchronous) / max(1, clients - self.buffer + 1)))
 
-    def problems(self, setting: Setting) -> list[str]:
-        """List the problems of these options in a setting; see `Algorithm.problems`."""
+    def problems(self, setting: Setting, synchronous: int = 0) -> list[str]:
+        """List the problems of these options in a setting; see `Algorithm.problems`.
+
+        Args:
+            setting: The setting.
+            synchronous: Largest number of versions that synchronous rounds form.
+        """
         n, rounds, name = setting.clients, setting.rounds, "algorithm.asynchronous"
         if self.buffer > n:
             return [f"{name}.buffer is {self.buffer}: must be at most the number of clients, {n}"]
-        problems, most = [], self.planned(n, rounds)
-        if not ceil(self.buffer * rounds / n) <= most <= rounds:
-            allowed = (
-                f"{ceil(self.buffer * rounds / n)} to {rounds}, since {rounds} rounds take {self.buffer} participations each"
-            )
-            problems.append(f"{name}.participations is {most}: must be {allowed}, a client at most one of them")
+        problems, most = [], self.planned(n, rounds, synchronous)
+        # With fewer synchronous rounds the buffers take more participations, but each client has as many more left for them.
+        least = synchronous + ceil(self.buffer * (rounds - synchronous) / n)
+        if not least <= most <= rounds:
+            first = f"up to {synchronous} rounds are synchronous and the other " if synchronous else ""
+            why = f"since {first}{rounds - synchronous} rounds take {self.buffer} participations each, a client at most one of them"
+            problems.append(f"{name}.participations is {most}: must be {least} to {rounds}, {why}")
         if self.concurrency is not None and not self.buffer <= self.concurrency <= n:
             problems.append(f"{name}.concurrency is {self.concurrency}: must be from the buffer, {self.buffer}, to {n} clients")
         if self.durations is not None and (len(self.durations) != n or min(self.durations) <= 0):
@@ -93,7 +99,7 @@ def _how(options: Any) -> Asynchronous | None:
 
 
 class Buffered(FromModel):
-    """Algorithm with fixed public clusters that can run asynchronously; a subclass defines its synchronous round.
+    """Algorithm that can run asynchronously after the round in which its clusters are frozen.
 
     Source: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation", Algorithm 1.
     """
@@ -105,85 +111,89 @@ class Buffered(FromModel):
         able, how = super().capabilities_for(options, setting), _how(options)
         if how is None:
             return able
-        caveats = able.caveats if setting.local.deadline_s is not None else (*able.caveats, ORDER_SHOWS)
-        return replace(able, asynchronous=True, expected_releases=float(how.buffer * setting.rounds), caveats=caveats)
+        first, caveats = cls.most_synchronous(options, setting), able.caveats
+        releases = setting.clients * first + how.buffer * (setting.rounds - first)
+        caveats = caveats if setting.local.deadline_s is not None else (*caveats, ORDER_SHOWS)
+        return replace(able, asynchronous=True, expected_releases=float(releases), caveats=caveats)
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        how = _how(options)
-        return [] if how is None else how.problems(setting)
+        problems, how = super().problems(options, setting), _how(options)
+        return problems if how is None else problems + how.problems(setting, cls.most_synchronous(options, setting))
+
+    @classmethod
+    def most_synchronous(cls, options: Any, setting: Setting) -> int:
+        """Return the largest number of rounds until clusters are frozen; these rounds are always synchronous.
+
+        Args:
+            options: Validated options.
+            setting: Public facts of the run.
+        """
+        return 0
+
+    @property
+    def asynchronous(self) -> Asynchronous | None:
+        """Options of the rounds with frozen clusters; None: they are synchronous."""
+        return _how(self.options)
 
     @property
     def participations(self) -> int:
-        """Most participations of a client: one in each round if rounds are synchronous."""
-        how = _how(self.options)
-        return self.setting.rounds if how is None else how.planned(self.setting.clients, self.setting.rounds)
-
-    def plan(self, client: ClientEntry) -> list[Slot]:
-        if _how(self.options) is None:
-            return [*self.training(client, client.rounds_there(1, self.setting.rounds))]
-        return [*self.training(client, self.participations)]
-
-    def round(self, state: State, t: int, fed: Federation) -> State:
-        how = _how(self.options)
+        """Largest number of participations of a client over the whole run; a synchronous round is one."""
+        how, rounds = self.asynchronous, self.setting.rounds
         if how is None:
-            return self.synchronous_round(state, fed)
-        return buffered_round(how, self.train, self.participations, state, t, fed)
+            return rounds
+        return how.planned(self.setting.clients, rounds, self.most_synchronous(self.options, self.setting))
 
-    def synchronous_round(self, state: State, fed: Federation) -> State:
-        """Run a round that waits for all clients.
+    def participations_from(self, client: ClientEntry, first: int) -> int:
+        """Count the participations in a client's plan from number `first` on.
 
         Args:
-            state: State after the round before.
+            client: The client's roster entry.
+            first: Number of a participation; in synchronous rounds, the round.
+        """
+        return client.rounds_there(first, self.participations)
+
+    def buffered_round(self, state: State, t: int, fed: Federation) -> State:
+        """Give free clients the present models, wait until K participations have ended, and form version t.
+
+        A client is given a task only at the start of a version, from the checkpointed state, and takes part in a version at most
+        once. So a coordinator that resumes from the checkpoint sends every open task again with the same bytes. The number of a
+        participation continues that of the synchronous rounds, of which each client has used one participation each.
+
+        Args:
+            state: State after version t - 1; every client has a cluster, which never changes.
+            t: Version to form.
             fed: Federation of the clients.
 
         Returns:
-            The state after the round.
+            The state after version t.
+
+        Source: Nguyen et al. 2022, Algorithm 1, with the buffer's mean taken over the public expected number of each cluster.
         """
-        raise NotImplementedError
-
-
-def buffered_round(how: Asynchronous, method: Any, planned: int, state: State, t: int, fed: Federation) -> State:
-    """Give free clients the present models, wait until K participations have ended, and form version t.
-
-    A client is given a task only at the start of a version, from the checkpointed state, and takes part in a version at most
-    once. So a coordinator that resumes from the checkpoint sends every open task again with the same bytes.
-
-    Args:
-        how: Options.
-        method: Client step that takes `model` and gives `update`.
-        planned: Most participations of a client.
-        state: State after version t - 1; every client has a cluster, which never changes.
-        t: Version to form.
-        fed: Federation of the clients.
-
-    Returns:
-        The state after version t.
-
-    Source: Nguyen et al. 2022, Algorithm 1, with the buffer's mean taken over the public expected number of each cluster.
-    """
-    tasks = _OpenTasks(state, len(fed.clients))
-    for client in _chosen(how, planned, tasks, fed):
-        tasks.begin(client, t - 1, _duration(how, client, tasks.counts[client] + 1, fed))
-    step, encoding = method.client_step, MessageEncoding(method.__self__)
-    models = {client: {"model": tasks.bases[base][state.assignment[client]]} for client, (_, base, _) in tasks.working.items()}
-    for client, tensors in encoding.encode_tasks(step, models).items():
-        number, _, ends = tasks.working[client]
-        fed.submit(Participation(client, number, step.kind, tensors, ends))
-    outcomes = [
-        replace(outcome, release=None if outcome.release is None else encoding.decode_release(step, outcome.release))
-        for outcome in gather(fed, min(how.buffer, len(tasks.working)))
-    ]
-    staleness = {outcome.client: t - 1 - tasks.working[outcome.client][1] for outcome in outcomes}
-    moved = _moved(how, state, outcomes, staleness)
-    figures = {"participations": tasks.counts, "staleness (mean)": float(np.mean([*staleness.values()])),
-               "staleness (largest)": max(staleness.values())}  # fmt: skip
-    if times := [outcome.at for outcome in outcomes if outcome.at is not None]:
-        tasks.time = max(tasks.time, *times)
-        figures["virtual time (s)"] = tasks.time
-    for outcome in outcomes:
-        del tasks.working[outcome.client]
-    return replace(state, models=moved, memory=tasks.memory(), diagnostics={**state.diagnostics, **figures})
+        how = self.asynchronous
+        assert how is not None
+        tasks = _OpenTasks(how, state, t, fed)
+        for client in _chosen(how, self.participations, tasks, fed):
+            tasks.begin(client, t - 1, _duration(how, client, tasks.counts[client] + 1, fed))
+        step, encoding = client_steps(self)["train"], MessageEncoding(self)
+        models = {i: {"model": tasks.bases[base][state.assignment[i]]} for i, (_, base, _) in tasks.working.items()}
+        for client, tensors in encoding.encode_tasks(step, models).items():
+            number, _, ends = tasks.working[client]
+            fed.submit(Participation(client, number, step.kind, tensors, ends))
+        outcomes = [
+            replace(outcome, release=None if outcome.release is None else encoding.decode_release(step, outcome.release))
+            for outcome in gather(fed, min(how.buffer, len(tasks.working)))
+        ]
+        staleness = {outcome.client: t - 1 - tasks.working[outcome.client][1] for outcome in outcomes}
+        figures = {"participations": tasks.counts, "staleness (mean)": float(np.mean([*staleness.values()])),
+                   "staleness (largest)": max(staleness.values())}  # fmt: skip
+        if times := [outcome.at for outcome in outcomes if outcome.at is not None]:
+            tasks.time = max(tasks.time, *times)
+            figures["virtual time (s)"] = tasks.time
+        for outcome in outcomes:
+            del tasks.working[outcome.client]
+        moved = _moved(how, state, outcomes, staleness)
+        return State(moved, state.assignment, state.memory | tasks.memory(), state.diagnostics | figures)
 
 
 class _OpenTasks:
@@ -192,14 +202,14 @@ class _OpenTasks:
     `working` maps a client to (participation, base version, virtual end).
     """
 
-    def __init__(self, state: State, clients: int) -> None:
+    def __init__(self, how: Asynchronous, state: State, t: int, fed: Federation) -> None:
         kept = state.memory
-        self.counts: list[int] = [*kept.get("participations", [0] * clients)]
+        self.counts: list[int] = [*kept.get("participations", [t - 1] * len(fed.clients))]
         self.working = {
             int(client): (int(n), int(base), float(ends)) for client, (n, base, ends) in kept.get("working", {}).items()
         }
         self.bases = {int(base): models for base, models in kept.get("bases", {}).items()}
-        self.time = float(kept.get("time", 0.0))
+        self.time = float(kept["time"]) if "time" in kept else _synchronous_time(how, t - 1, fed)
         self._models = state.models
 
     def begin(self, client: int, base: int, duration: float) -> None:
@@ -231,6 +241,13 @@ def _duration(how: Asynchronous, client: int, number: int, fed: Federation) -> f
     mean = 1.0 if how.durations is None else how.durations[client]
     draw = fed.rng(f"duration {client} {number}").standard_normal()
     return mean * float(np.exp(JITTER * draw))
+
+
+def _synchronous_time(how: Asynchronous, rounds: int, fed: Federation) -> float:
+    """Virtual duration of the synchronous rounds before the first buffer: each takes as long as its slowest client."""
+    draws = fed.rng("durations of synchronous rounds").standard_normal((rounds, len(fed.clients)))
+    means = np.ones(len(fed.clients)) if how.durations is None else np.asarray(how.durations)
+    return float((means * np.exp(JITTER * draws)).max(axis=1).sum())
 
 
 def _moved(how: Asynchronous, state: State, outcomes: list[Outcome], staleness: dict[int, int]) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import Options
+from dpcfl_net.algorithms.buffered import Buffered, MayBeAsynchronous
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, State
@@ -24,7 +24,7 @@ WITHOUT_CLIENTS = (
 )
 
 
-class DPIFCA(Choosing):
+class DPIFCA(Buffered, Choosing):
     """M models with different initial values; clients choose privately in the first rounds, then clusters are frozen.
 
     Source: Liu, Hu, Wu, Smith 2022.
@@ -33,7 +33,7 @@ class DPIFCA(Choosing):
     name = "dp-ifca"
     paper = "Liu, Hu, Wu, Smith 2022; Ghosh et al. 2020"
 
-    class Options(Options):
+    class Options(MayBeAsynchronous):
         clusters: int = Field(ge=1, le=64, examples=[4], description="M: number of clusters")
         selection: Selection = Field(default=Selection(), description="private choices of a cluster, in a window from round 1")
 
@@ -43,18 +43,22 @@ class DPIFCA(Choosing):
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        return too_many_clusters(options.clusters, setting.clients)
+        return super().problems(options, setting) + too_many_clusters(options.clusters, setting.clients)
+
+    @classmethod
+    def most_synchronous(cls, options: Any, setting: Setting) -> int:
+        return options.selection.window(setting.rounds)
 
     @property
     def window(self) -> int:
         """Number of rounds with private choices."""
-        return max(1, int(self.options.selection.rounds_fraction * self.protocol.rounds))
+        return self.options.selection.window(self.protocol.rounds)
 
     def plan(self, client: ClientEntry) -> list[Slot]:
         # A client that misses the whole window by schedule chooses once, in its first round.
         choices = client.rounds_there(1, self.window) or 1
-        there = client.rounds_there(1, self.protocol.rounds)
-        return [*self.training(client, there), *self.selections(choices, self.options.selection.budget_fraction)]
+        count = self.participations_from(client, 1)
+        return [*self.training(client, count), *self.selections(choices, self.options.selection.budget_fraction)]
 
     def start(self, fed: Federation) -> State:
         models = np.stack([fed.initial_model(m) for m in range(self.options.clusters)])
@@ -64,11 +68,11 @@ class DPIFCA(Choosing):
         assignment: Assignment
         means = ModelMeans(state.models)
         if t <= self.window:
-            phase = "window"
             assignment = self.choose(fed, means, state.assignment)
-        else:
-            phase = "frozen"
-            assignment = [0 if m is None else m for m in state.assignment]  # None: missing in every round of the window
-            joining = [e.id for e in self.protocol.roster if e.is_there(t) and not e.rounds_there(1, t - 1)]
-            assignment = self.choose_on_joining(fed, means, assignment, joining)
-        return State(means.moved(), assignment, diagnostics={"phase": phase})
+            return State(means.moved(), assignment, diagnostics={"phase": "window"})
+        assignment = [0 if m is None else m for m in state.assignment]  # None: missing in every round of the window
+        state = replace(state, assignment=assignment, diagnostics=state.diagnostics | {"phase": "frozen"})
+        if self.asynchronous is not None:
+            return self.buffered_round(state, t, fed)
+        assignment = self.choose_on_joining(fed, means, assignment, self.joining(t, 0))
+        return replace(state, models=means.moved(), assignment=assignment)

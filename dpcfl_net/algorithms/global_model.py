@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from dpcfl_net.algorithms.buffered import Buffered
+from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.privacy.slots import Slot
 
 WITHOUT_CLIENTS = "the mean is over the clients that answered; without any answer the model stays"
 
@@ -30,7 +32,12 @@ class Global(Buffered):
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
 
-    def synchronous_round(self, state: State, fed: Federation) -> State:
+    def plan(self, client: ClientEntry) -> list[Slot]:
+        return [*self.training(client, self.participations_from(client, 1))]
+
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        if self.asynchronous is not None:
+            return self.buffered_round(state, t, fed)
         means = ModelMeans(state.models)
         self.stream_each(fed, means, state.assignment)
         return State(means.moved(), state.assignment)

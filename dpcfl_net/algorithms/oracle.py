@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.algorithms.buffered import Buffered
+from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.privacy.slots import Slot
 
 WITHOUT_CLIENTS = "the mean of a cluster is over its clients that answered; a cluster without an answer keeps its model"
 
@@ -37,7 +39,12 @@ class Oracle(Buffered):
         models = np.repeat(fed.initial_model()[None], self.setting.true_clusters, axis=0)
         return State(models, [*self.protocol.oracle], diagnostics={"phase": "fixed"})
 
-    def synchronous_round(self, state: State, fed: Federation) -> State:
+    def plan(self, client: ClientEntry) -> list[Slot]:
+        return [*self.training(client, self.participations_from(client, 1))]
+
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        if self.asynchronous is not None:
+            return self.buffered_round(state, t, fed)
         means = ModelMeans(state.models)
         self.stream_each(fed, means, state.assignment)
         return replace(state, models=means.moved())

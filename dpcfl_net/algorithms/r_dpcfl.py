@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
+from dpcfl_net.algorithms.buffered import Buffered, MayBeAsynchronous
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
 from dpcfl_net.clustering import mixture, sampled
 from dpcfl_net.core.errors import RunFailed
@@ -53,7 +54,7 @@ class Clustering(Options):
         return {key: value for key, value in standard(self).items() if key != "sample" or value != SAMPLE}
 
 
-class RDPCFL(Choosing):
+class RDPCFL(Buffered, Choosing):
     """Full-batch first round, a mixture on its updates, soft rounds, a window of private choices, then frozen clusters.
 
     Source: Malekmohammadi, Taik, Farnadi, TMLR 2025, Algorithm 1.
@@ -62,7 +63,7 @@ class RDPCFL(Choosing):
     name = "r-dpcfl"
     paper = "Malekmohammadi, Taik, Farnadi, TMLR 2025, Algorithm 1"
 
-    class Options(Options):
+    class Options(MayBeAsynchronous):
         clusters: int | Literal["auto"] = Field(
             default="auto", description="M: number of clusters; auto: chosen by effective separation"
         )
@@ -81,7 +82,8 @@ class RDPCFL(Choosing):
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         valid = options.clusters == "auto" or 1 <= options.clusters <= setting.clients
         must = f"must be 1 to the number of clients, {setting.clients}, or auto"
-        problems = [] if valid else [f"algorithm.clusters is {options.clusters}: {must}"]
+        problems = super().problems(options, setting)
+        problems += [] if valid else [f"algorithm.clusters is {options.clusters}: {must}"]
         needed, there = 2 if options.clusters == "auto" else options.clusters, setting.clients - setting.away_at_first
         if setting.away_at_first and there < needed:
             why = f"the first round clusters the clients, and algorithm.clusters is {options.clusters}"
@@ -98,7 +100,7 @@ class RDPCFL(Choosing):
         A client that is away in round 1 by schedule has no full-batch steps, and rounds in which it is away are left out.
         """
         first = [DPSGDSlot("first", 1.0, self.protocol.local.epochs)] if client.is_there(1) else []
-        there = client.rounds_there(2, self.protocol.rounds)
+        there = self.participations_from(client, 2)
         return [*first, *self.training(client, there), *(self.choice_slots(client) if there else [])]
 
     def choice_slots(self, client: ClientEntry) -> list[Slot]:
@@ -114,6 +116,12 @@ class RDPCFL(Choosing):
         count = 0 if self.options.clusters == 1 else max(1, most)  # one choice of a client that misses the window
         return [*self.selections(count, self.options.selection.budget_fraction)]
 
+    @classmethod
+    def most_synchronous(cls, options: Any, setting: Setting) -> int:
+        """Return the largest E_c, at most E / 2, and the window; 1 if there is one cluster."""
+        rounds = setting.rounds
+        return 1 if options.clusters == 1 else min(rounds, max(1, rounds // 2) + options.selection.window(rounds))
+
     def start(self, fed: Federation) -> State:
         return State(fed.initial_model()[None], [None] * len(fed.clients))
 
@@ -122,6 +130,9 @@ class RDPCFL(Choosing):
         if t == 1:
             return self.first_round(state.models[0], fed)
         phase, assignment, means = self.phase(state, t), state.assignment, ModelMeans(state.models, self.weights)
+        shown = {name: value for name, value in state.diagnostics.items() if name != "first_round"} | {"phase": phase}
+        if self.asynchronous is not None and phase in ("frozen", "single"):
+            return self.buffered_round(replace(state, diagnostics=shown), t, fed)
         if phase == "soft":
             assignment = self.draw(fed, state.memory["posteriors"])
         if phase == "window":  # lines 19-23
@@ -131,8 +142,7 @@ class RDPCFL(Choosing):
             assignment = self.choose_on_joining(fed, means, assignment, joining)
         else:  # lines 22-23
             self.stream_each(fed, means, assignment)
-        shown = {name: value for name, value in state.diagnostics.items() if name != "first_round"}
-        return State(means.moved(), assignment, state.memory, {**shown, "phase": phase})  # lines 24-28
+        return State(means.moved(), assignment, state.memory, shown)  # lines 24-28
 
     def first_round(self, theta: np.ndarray, fed: Federation) -> State:
         """Cluster the clients by a spherical mixture on their full-batch updates: lines 5-14."""
@@ -175,7 +185,7 @@ class RDPCFL(Choosing):
     @property
     def window(self) -> int:
         """Number of rounds with private choices; in the paper clients choose in every round after E_c."""
-        return max(1, int(self.options.selection.rounds_fraction * self.protocol.rounds))
+        return self.options.selection.window(self.protocol.rounds)
 
     def phase(self, state: State, t: int) -> str:
         """Find the phase of a round t > 1: soft to E_c (line 15), then a window of choices (line 18), then frozen clusters."""
@@ -183,15 +193,6 @@ class RDPCFL(Choosing):
         if len(state.models) == 1:
             return "single"
         return "soft" if t <= soft_until else "window" if t <= soft_until + self.window else "frozen"
-
-    def joining(self, t: int, soft_until: int) -> list[int]:
-        """List the clients that choose in a round of frozen clusters: their schedule has no earlier round after E_c.
-
-        Args:
-            t: Round with frozen clusters.
-            soft_until: E_c.
-        """
-        return [e.id for e in self.protocol.roster if e.is_there(t) and not e.rounds_there(soft_until + 1, t - 1)]
 
     def draw(self, fed: Federation, posteriors: np.ndarray) -> Assignment:
         """Draw R(i) = m with probability pi_i[m]: lines 16-17."""

@@ -29,6 +29,14 @@ class Selection(Options):
     )
     budget_fraction: float = Field(default=0.03, gt=0, lt=1, description="epsilon of one choice, as a fraction of the total")
 
+    def window(self, rounds: int) -> int:
+        """Return the number of rounds with choices.
+
+        Args:
+            rounds: Rounds of the run.
+        """
+        return max(1, int(self.rounds_fraction * rounds))
+
 
 class FromModel(Algorithm):
     """Clients train from the server's model and release the update."""
@@ -145,6 +153,15 @@ class Choosing(FromModel):
 
         fed.stream(self.argmin_and_train if raw else self.select_and_train, take, common={"models": means.models})
         return chosen
+
+    def joining(self, t: int, before_window: int) -> list[int]:
+        """List the clients that choose in a round of frozen clusters: their schedule has no earlier round from the window on.
+
+        Args:
+            t: Round with frozen clusters.
+            before_window: Rounds before the window of choices.
+        """
+        return [e.id for e in self.protocol.roster if e.is_there(t) and not e.rounds_there(before_window + 1, t - 1)]
 
     def choose_on_joining(
         self, fed: Federation, means: ModelMeans, assignment: Assignment, joining: Collection[int]

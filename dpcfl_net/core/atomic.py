@@ -61,19 +61,20 @@ def replacing(path: Path, *, durable: bool = False, mode: int = 0o666) -> Iterat
             sync_folder(path.parent)
 
 
-def write_durably(path: Path, data: Buffer) -> None:
-    """Write a file and flush it to the device; not atomic, for a file in a folder that is still a draft."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def write_all(handle: int, data: Buffer) -> None:
     """Write all bytes to an open descriptor, in as many calls as the system needs."""
     view = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while view:
         view = view[os.write(handle, view) :]
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file to the device, also what was written to it through other descriptors."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:

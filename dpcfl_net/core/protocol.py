@@ -107,6 +107,16 @@ class LocalTraining(FrozenModel):
         default=None, gt=0, le=1e6, allow_inf_nan=False,
         description="pace constant: an answer is sent a multiple of this many seconds after its task; null: immediately",
     )  # fmt: skip
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="DP-SGD only: precision of forward and backward passes; bfloat16 needs avx512_bf16 or AMX on every worker; "
+        "clipping, sums and noise are in float32 or wider",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_usual_precision(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `precision` when it is the default so that the job hash is unchanged.
+        return {key: value for key, value in standard(self).items() if key != "precision" or value != "float32"}
 
 
 class PrivacyTarget(FrozenModel):

@@ -48,7 +48,7 @@ class Lines:
         Raises:
             OSError: If the line cannot be written completely, for example on a full disk.
         """
-        data = (json.dumps(_finite(line), separators=(",", ":")) + "\n").encode()
+        data = (_text(line) + "\n").encode()
         with naming(self._path):
             written = os.write(self._handle, data)
             while written < len(data):  # on a full disk the next call raises
@@ -56,6 +56,13 @@ class Lines:
 
     def close(self) -> None:
         os.close(self._handle)
+
+
+def _text(line: dict[str, Any]) -> str:
+    try:
+        return _ENCODER.encode(line)
+    except ValueError:  # NaN or an infinity, which few lines hold
+        return _ENCODER.encode(_finite(line))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -99,6 +106,7 @@ def _lines(path: Path) -> list[bytes]:
     return [line for line in read_bytes(path).split(b"\n")[:-1] if line] if path.exists() else []
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _log: ContextVar[TextIO | None] = ContextVar("log", default=None)  # None: stderr, which is a process's own log
 
 

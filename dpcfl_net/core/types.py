@@ -60,11 +60,19 @@ class ClientStep:
 
 @dataclass(frozen=True)
 class Task:
-    """Request of the coordinator to one client in one round; holds no privacy parameter."""
+    """Request of the coordinator to one client in one round; holds no privacy parameter.
+
+    Attributes:
+        round: Round of the task.
+        kind: Name of the client step.
+        tensors: Tensors by name.
+        sha256: Hash of the bytes of all tensors in name order, hex, if the transport has verified it; "" if not.
+    """
 
     round: int
     kind: str
     tensors: dict[str, np.ndarray]
+    sha256: str = ""
 
 
 class Release:
@@ -76,13 +84,23 @@ class Release:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a client's gate to a task. `release`: packed tensors (bytes), the same for the same task."""
+    """Answer of a client's gate to a task.
+
+    Attributes:
+        status: "release", or why there is none.
+        release: Packed tensors, the same bytes for the same task.
+        code: Code of a refusal.
+        reason: Reason of a refusal.
+        cached: True if the task was answered before.
+        sha256: Hash of the bytes of the release's tensors, hex; "" without a release.
+    """
 
     status: Literal["release", "lost", "stale", "refused"]
     release: bytes = b""
     code: str = ""
     reason: str = ""
     cached: bool = False
+    sha256: str = ""
 
 
 # The cluster of each client, indexed by client id; None for a client without a cluster.

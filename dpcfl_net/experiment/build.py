@@ -85,10 +85,12 @@ def make_job(config: Config, key_folder: Path) -> Job:
         Both parts of the job.
 
     Raises:
-        ConfigError: If no noise meets the target or canaries cannot be placed.
+        ConfigError: If no noise meets the target, canaries cannot be placed, or this processor lacks the precision.
         DataMissing: If the data set is not on this machine.
     """
     images = open_set(config.data, config.data.root)
+    if config.local.precision != "float32":
+        _check_precision(config, images)
     truth = config.data.true_clusters
     # A short seed can be guessed, so everything hidden from the server derives from 256-bit secrets. With seeded noise one such
     # secret gives all of them, so that the run repeats bit for bit.
@@ -149,6 +151,19 @@ def make_job(config: Config, key_folder: Path) -> Job:
     return Job(protocol, experiment)
 
 
+def _check_precision(config: Config, images: Images) -> None:
+    """Raise ConfigError if this processor or the model's engine lacks local.precision."""
+    from dpcfl_net.training import models
+    from dpcfl_net.training.dpsgd import Trainer
+
+    local = config.local
+    module = models.build(config.model.name, images.input_shape, images.classes)
+    Trainer(
+        module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, precision=local.precision,
+        input_shape=tuple(images.input_shape),
+    )  # fmt: skip
+
+
 def _audit(config: Config, clients: int, secret: bytes) -> Audit | None:
     chosen = config.audit.client
     if not config.audit.canaries:
@@ -200,7 +215,8 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
     else:  # cached per host, so that torch need not be loaded
         from dpcfl_net.training import models
 
-        source = [version("torch"), hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()]
+        folder = Path(models.__file__).parent
+        source = [version("torch"), *(hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in models.FILES)]
         layout = cached(cache.folder() / "models", {**spec, "source": source}, lambda: _layout(**spec))
     return ModelTemplate(
         name=name, task=images.task, input_shape=list(images.input_shape), classes=images.classes,

@@ -60,6 +60,7 @@ def combination_problems(config: Config) -> list[str]:
     problems += _device_problems(config.runtime)
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
+    problems += _precision_problems(config)
     problems += _audit_problems(config)
     if config.availability.clients and config.capabilities.asynchronous:
         problems.append(
@@ -127,6 +128,22 @@ def _pace_problems(config: Config) -> list[str]:
     return problems
 
 
+def _precision_problems(config: Config) -> list[str]:
+    """Problems of local.precision, apart from the processor's."""
+    if config.local.precision == "float32":
+        return []
+    asked, problems = f"local.precision is {config.local.precision!r}:", []
+    if config.capabilities.plain_sgd:
+        problems.append(f"{asked} belongs to DP-SGD, which {config.algorithm['name']} does not run here")
+    if config.runtime.gpus or config.runtime.device not in ("auto", "cpu"):
+        problems.append(
+            f"{asked} it was checked on processors only; runtime.device must be cpu or auto, got {config.runtime.device!r}"
+        )
+    if config.audit.canaries:
+        problems.append(f"{asked} canaries have no forward pass; with audit.canaries it must be 'float32'")
+    return problems
+
+
 def _ledger_problems(config: Config) -> list[str]:
     """Problem of a record book that would miss clients of the run."""
     clients, live = sum(config.data.clients), config.runtime.max_live_workers
@@ -177,17 +194,20 @@ def _network_problems(config: Config) -> list[str]:
         problems.append(f"network.how is {network.how!r}: must be 'off' where network.clock is 'virtual', which sends nothing")
     if network.how != "off" and federation != "network":
         problems.append(f"network.how is {network.how!r}: runtime.federation must be 'network', got {federation!r}")
-    for name in ("cores", "compute_factors"):
-        if getattr(network, name) and network.clock != "virtual":
-            problems.append(f"network.{name} is {getattr(network, name)}: belongs to network.clock virtual, got 'real'")
+    if network.clock != "virtual":
+        virtual: list[tuple[str, float]] = [("cores", network.cores)] if network.cores else []
+        virtual += [
+            (f"{field}.compute_factor", link.compute_factor)
+            for field, link in [
+                ("default", network.default),
+                *((f"groups.{key}", link) for key, link in network.groups.items()),
+                *((f"clients.{key}", link) for key, link in network.clients.items()),
+            ]
+            if link.compute_factor is not None
+        ]
+        problems += [f"network.{field} is {value:g}: belongs to network.clock virtual, got 'real'" for field, value in virtual]
     if network.model_fields_set and not network.model_fields_set & {"how", "clock"}:  # written off is a choice
         problems.append("network.how is missing: links need 'relay' or 'netem', or network.clock 'virtual'; 'off' ignores them")
-    clients = sum(config.data.clients)
-    problems += [
-        f"network.compute_factors.{key}: must be 0 to {clients - 1}, as data.clients has {clients} clients"
-        for key in network.compute_factors
-        if int(key) >= clients
-    ]
     if network.how == "netem" and config.runtime.clients_per_worker > 1:
         problems.append(
             f"network.how is 'netem': each client has its own network; runtime.clients_per_worker must be 1, got "

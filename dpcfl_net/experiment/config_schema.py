@@ -177,11 +177,10 @@ class OutputSettings(Section):
         Literal["off", "headers", "full"], BeforeValidator(lambda value: "off" if value is False else value)
     ] = Field(default="headers", description="content of the server's transcript")  # YAML reads a bare off as false
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST_ROUNDS, description="number of newest checkpoints to keep")
-    evaluate_every: int = Field(
+    evaluate_every: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] | Literal["auto"] = Field(
         default=1,
-        ge=1,
-        le=MOST_ROUNDS,
-        description="interval of the observer's evaluations in rounds; the last round is always evaluated",
+        description="interval of the observer's evaluations in rounds; the last round is always evaluated; auto: the smallest "
+        "interval at which evaluation takes at most a tenth of the computation of the clients",
     )
     personal_models: bool = Field(
         default=False, description="export the personal models of clients on this machine at the end of the run"
@@ -203,16 +202,10 @@ class AuditSettings(Section):
 
 
 class NetworkSection(NetworkSettings):
-    """The `network` section: links, and the speed of the clients in virtual time."""
+    """The `network` section: links, and the cores of the clients in virtual time."""
 
     cores: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None, description="clock virtual: cores that all clients share; null: each client has a separate device"
-    )
-    compute_factors: Annotated[
-        dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")], Annotated[float, Field(gt=0, le=1e6)]],
-        BeforeValidator(lambda given: {str(key): value for key, value in given.items()} if isinstance(given, dict) else given),
-    ] = Field(
-        default={}, description="clock virtual: factor on the processor time of a client step, by client from 0; others: 1"
     )
 
 

@@ -33,7 +33,7 @@ _UNITS = {
 
 
 class LinkSettings(BaseModel):
-    """A link: a preset, and fields that replace its values; a field that is not given is that of the less specific link."""
+    """A link and the speed of its client: a preset, and fields that replace its values; a field that is not given is that of the less specific link."""
 
     model_config = _STRICT
 
@@ -59,6 +59,9 @@ class LinkSettings(BaseModel):
     )
     on_s: float | None = Field(default=None, ge=0.001, le=MOST_S, description="seconds that the link is on in each cycle")
     off_s: float | None = Field(default=None, ge=0, le=MOST_S, description="seconds that the link is off in each cycle")
+    compute_factor: float | None = Field(
+        default=None, gt=0, le=1e6, description="clock virtual: factor on the processor time of a client step; default: 1"
+    )
 
     @model_serializer(mode="wrap")
     def _given(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -148,6 +151,27 @@ def links_of(settings: NetworkSettings, groups: Sequence[int]) -> list[Schedule]
     if problems:
         raise ConfigError(problems)
     return schedules
+
+
+def compute_factors(settings: NetworkSettings, groups: Sequence[int]) -> dict[int, float]:
+    """Resolve the factor on each client's processor time: its own over that of its group, over the default, as for links.
+
+    Args:
+        settings: The `network` section; its numbers of groups and clients are valid.
+        groups: Number of clients in each group, as `data.clients`.
+
+    Returns:
+        Factor by client; clients without one are left out.
+    """
+    members = [group for group, size in enumerate(groups) for _ in range(size)]
+    found = {}
+    for client, group in enumerate(members):
+        for link in (settings.clients.get(str(client)), settings.groups.get(str(group)), settings.default):
+            if link is not None and link.compute_factor is not None:
+                found[client] = link.compute_factor
+            if link is not None and (link.compute_factor is not None or link.preset is not None):
+                break
+    return found
 
 
 def _outside(field: str, given: dict[str, LinkSettings], count: int) -> list[str]:

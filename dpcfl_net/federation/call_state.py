@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from dpcfl_net.federation.in_order import Arrays, InOrder
@@ -24,6 +25,7 @@ class CallState:
         paused_at: Begin of the pause.
         answers: Releases by client in order of arrival, if there is no `order`.
         lost: Clients whose answer a crash lost.
+        earliest: No deadline of `waiting` is before this time.
     """
 
     queue: list[int]
@@ -37,6 +39,7 @@ class CallState:
     paused_at: float = 0.0
     answers: dict[int, Arrays] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
+    earliest: float = math.inf
 
     @property
     def count(self) -> int:
@@ -58,6 +61,18 @@ class CallState:
         """Wait no longer for a client's release."""
         if self.order is not None:
             self.order.close(client)
+
+    def wait_until(self, client: int, due: float) -> None:
+        """Wait for a client until `due`."""
+        self.waiting[client] = due
+        self.earliest = min(self.earliest, due)
+
+    def late(self, now: float) -> list[int]:
+        """Return the clients whose deadline has passed, in order; looks at all of them only if one may have."""
+        if now < self.earliest:
+            return []
+        self.earliest = min((due for due in self.waiting.values() if due > now), default=math.inf)
+        return sorted(client for client, due in self.waiting.items() if due <= now)
 
     def deadline(self, due: float) -> float:
         """Deadline of a client: `due`, or the end of the pause if that is later."""

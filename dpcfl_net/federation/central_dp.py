@@ -57,7 +57,9 @@ class CentralDPServer:
         self._steps, protocol = central_steps(algorithm), algorithm.protocol
         self.shown: dict[str, Any] = {}
         plan, noise = algorithm.central_plan(), protocol.curator_noise_multiplier
-        self.gate = Gate(GateSpec.of(protocol, NOBODY, plan, self._steps, noise, noise_seed=noise_seed), ledger)
+        # Computed again, a release could differ: it depends on the clients that answer.
+        spec = GateSpec.of(protocol, NOBODY, plan, self._steps, noise, noise_seed=noise_seed, most_stored=None)
+        self.gate = Gate(spec, ledger)
 
     @classmethod
     def of(

@@ -36,11 +36,14 @@ if TYPE_CHECKING:  # torch is imported only where something is computed
     from dpcfl_net.training.sgd import PlainSGD
 
 Split = Literal["train", "validation"]
+_last_engine: dict[str, Engine] = {}  # by hash of the protocol; that of the last one
 ON_GPU = "computed-on-gpu"  # file in a ledger's folder: a charge without an answer may have been computed on a GPU
 
 
 class Engine:
-    """Trainer, evaluator and plain SGD for one model template, built on first use; the clients of a process may share one.
+    """Trainer, evaluator and plain SGD for one model template, built on first use; the clients of a process share one.
+
+    It keeps nothing of a task but memory to compute in, whose values are written before they are read.
 
     Args:
         protocol: The signed protocol.
@@ -59,8 +62,40 @@ class Engine:
 
     @classmethod
     def of(cls, protocol: Protocol) -> Engine:
-        """Build the engine of a protocol; args and errors as for the class."""
-        return cls(protocol)
+        """Build the engine of a protocol, or return the last one if it has the same; args and errors as for the class."""
+        key = digest(protocol)
+        if key not in _last_engine:
+            built = cls(protocol)
+            _last_engine.clear()
+            _last_engine[key] = built
+        return _last_engine[key]
+
+    def build(self, algorithm: ClientSide) -> None:
+        """Build in advance what an algorithm's tasks use; forked processes share it.
+
+        Args:
+            algorithm: The job's algorithm.
+
+        Raises:
+            ConfigError: If the model cannot be trained.
+        """
+        plan = [slot for entry in algorithm.protocol.roster[:1] for slot in algorithm.plan(entry)]
+        if any(isinstance(slot, DPSGDSlot) for slot in plan):
+            _ = self.trainer
+        if any(isinstance(slot, UnprotectedSlot | RawSlot | GaussianSlot) for slot in plan):
+            _ = self.sgd
+        if algorithm.capabilities.personal or any(isinstance(slot, SelectionSlot) for slot in plan):
+            _ = self.evaluator
+        if algorithm.capabilities.personal:
+            _ = self.initial_model
+
+    @cached_property
+    def initial_model(self) -> np.ndarray:
+        """The initial parameters of the protocol, theta_init, (p,) float32; not to be changed."""
+        from dpcfl_net.training.models import initial
+
+        m = self._template
+        return initial(m.name, self._input_shape, m.classes, m.initial_seed)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -72,7 +107,7 @@ class Engine:
         shape = self._input_shape if is_plugin(self._template.name) else None
         return Trainer(
             self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, task=self._template.task,
-            input_shape=shape,
+            input_shape=shape, precision=local.precision,
         )  # fmt: skip
 
     @cached_property
@@ -95,10 +130,10 @@ class Engine:
         return tuple(self._template.input_shape)
 
     def _module(self) -> Any:
-        from dpcfl_net.training.models import build
+        from dpcfl_net.training.models import skeleton
 
         m = self._template
-        return build(m.name, self._input_shape, m.classes)
+        return skeleton(m.name, self._input_shape, m.classes)
 
 
 @dataclass
@@ -252,7 +287,12 @@ class Client:
         spec, z = self._charge.slots[slot], self._charge.z
         assert isinstance(spec, GaussianSlot)
         self.ran.append(spec.event(z, self._charge.adjacency))
-        return gaussian_on_grid(value, z * spec.ratio * sensitivity, stream(slot_key(self._charge.key, slot), "noise"))
+        key, deviation = slot_key(self._charge.key, slot), z * spec.ratio * sensitivity
+        if devices.repeatable():
+            return gaussian_on_grid(value, deviation, stream(key, "noise"))
+        from dpcfl_net.training.device_steps import noisy
+
+        return noisy(value, deviation, key)
 
     def _without_guarantee(self, slot: str) -> None:
         """Record the event of a raw slot, once in a task even if the step uses it several times."""
@@ -263,11 +303,8 @@ class Client:
             self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
 
     def initial_model(self) -> np.ndarray:
-        """Build the initial parameters of the protocol, theta_init, (p,) float32."""
-        from dpcfl_net.training.models import initial
-
-        m = self.protocol.model
-        return initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
+        """Return the initial parameters of the protocol, theta_init, (p,) float32."""
+        return self._engine.initial_model.copy()
 
 
 class ClientHost:

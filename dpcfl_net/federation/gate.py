@@ -23,6 +23,9 @@ from dpcfl_net.privacy.slots import Slot, given
 
 ClientState = dict[str, np.ndarray]
 Check = Callable[[Task], None]
+# Storing 1 MiB costs milliseconds, computing it again seconds; the releases of large models would cost each round, to save time
+# only after a crash.
+MOST_STORED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class GateSpec:
         adjacency: Adjacency of the privacy target.
         noise_seed: For runs with seeded noise only; a server that knows it can subtract the noise.
         deterministic: False if computing again would not give the same bits: a charged request without an answer is lost.
+        most_stored: Largest release that is stored, in bytes; a larger one is computed again if its task is repeated. None: each
+            release is stored, as it is if it is not deterministic or comes with a new client state.
     """
 
     job_hash: str
@@ -75,6 +80,7 @@ class GateSpec:
     adjacency: Adjacency
     noise_seed: bytes | None = field(default=None, repr=False)
     deterministic: bool = True
+    most_stored: int | None = MOST_STORED
 
     @classmethod
     def of(
@@ -94,7 +100,7 @@ class GateSpec:
             plan: Every slot that the client may fill over the whole run.
             steps: Steps by task name; a step whose slots are not in the plan is left out.
             noise_multiplier: z of the plan; None for a plan without noise.
-            **more: `noise_seed` and `deterministic`.
+            **more: `noise_seed`, `deterministic` and `most_stored`.
         """
         names = {slot.name for slot in plan}
         charges = {kind: step.charges for kind, step in steps.items() if set(step.charges) <= names}
@@ -118,6 +124,7 @@ class Gate:
         self.job_hash, self.client, self.rounds = spec.job_hash, spec.client, spec.rounds
         self._noise_multiplier, self._adjacency = spec.noise_multiplier, spec.adjacency
         self._ledger, self._seed, self._deterministic = ledger, spec.noise_seed, spec.deterministic
+        self._most_stored = spec.most_stored
         self._quota = Counter(slot.name for slot in spec.plan)
         self._slots = {slot.name: slot for slot in spec.plan}
         self._charges = {kind: tuple(names) for kind, names in spec.charges.items()}
@@ -167,9 +174,13 @@ class Gate:
         spent = self._ledger.spent(self.job_hash)
         return {name: quota - spent[name] for name, quota in self._quota.items()}
 
-    def state(self) -> ClientState:
-        """Read the client's state after its last committed task; empty before the first task."""
-        packed = self._ledger.state(self.job_hash)
+    def state(self, before: int | None = None) -> ClientState:
+        """Read the client's state after its last committed task; empty before the first task.
+
+        Args:
+            before: Number of a debit: the state before it.
+        """
+        packed = self._ledger.state(self.job_hash, before)
         return {} if packed is None else unpack(packed)
 
     def _request(self, task: Task) -> str:
@@ -180,10 +191,13 @@ class Gate:
             raise Refused("tensors", str(problem)) from problem
         if isinstance(task.round, bool) or not isinstance(task.round, int) or not isinstance(task.kind, str):
             raise Refused("task", "round must be a whole number, kind a string")
-        content = hashlib.sha256()
-        for buffer in buffers(task.tensors):
-            content.update(buffer)
-        return request_id(self.job_hash, self.client, task.round, task.kind, rows, content.hexdigest())
+        content = task.sha256
+        if not content:
+            hashed = hashlib.sha256()
+            for buffer in buffers(task.tensors):
+                hashed.update(buffer)
+            content = hashed.hexdigest()
+        return request_id(self.job_hash, self.client, task.round, task.kind, rows, content)
 
     def _known(self, request: str, task: Task) -> Answer | Charged | None:
         """Look up an earlier charge: its answer, or the debit to compute from; None for a new task."""
@@ -194,10 +208,9 @@ class Gate:
         if isinstance(known, Expired):
             return Answer("stale", code="stale", reason=f"round {task.round} was answered and is no longer kept")
         if isinstance(known, Charged):
-            if self._deterministic and charges[-1].sequence == known.sequence:
+            if self._deterministic and (known.answered or charges[-1].sequence == known.sequence):
                 return known
-            lost = Stored("lost", code="lost", reason="charged, and cut by a crash")
-            return _answer(self._ledger.store(known.sequence, lost))
+            return self._lose(known, "charged, and cut by a crash")
         if any(entry.type == "closed" and entry.round == task.round for entry in charges):
             return Answer("lost", code="lost", reason=f"round {task.round} was closed after a crash")
         return None
@@ -231,13 +244,20 @@ class Gate:
         names = self._charges[kind]
         slots = {name: self._slots[name] for name in names}
         charge = Charge(charged.key, slots, self._noise_multiplier, self._adjacency)
-        result = compute(charge, self.state())
+        before = self.state(charged.sequence)
+        result = compute(charge, before)
         try:
-            release, state = _pack_result(result, [self._events[name] for name in names])
+            final, state = _pack_result(result, before, [self._events[name] for name in names])
         except Refused as refusal:
-            refused = Stored("refused", code=refusal.code, reason=refusal.reason)
-            return _answer(self._ledger.store(charged.sequence, refused))
-        return _answer(self._ledger.store(charged.sequence, Stored("release", release), state))
+            final, state = Stored("refused", code=refusal.code, reason=refusal.reason), None
+        if charged.answered:
+            same = final.digest() == charged.answered
+            return _answer(final, cached=True) if same else self._lose(charged, "computed again, its bits differ")
+        large = self._most_stored is not None and len(final.release) > self._most_stored
+        return _answer(self._ledger.store(charged.sequence, final, state, repeatable=self._deterministic and large))
+
+    def _lose(self, charged: Charged, reason: str) -> Answer:
+        return _answer(self._ledger.store(charged.sequence, Stored("lost", code="lost", reason=reason)))
 
     def _affordable(self, kind: str) -> bool:
         left = self.remaining()
@@ -299,11 +319,11 @@ def seeded_key(seed: bytes, client: int, round: int, kind: str, charges: Sequenc
 
 
 def _answer(stored: Stored, *, cached: bool = False) -> Answer:
-    return Answer(stored.status, stored.release, stored.code, stored.reason, cached)
+    return Answer(stored.status, stored.release, stored.code, stored.reason, cached, stored.sha256)
 
 
-def _pack_result(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
-    """Pack release and state; Refused for a result of another type, or if other mechanisms ran than were charged."""
+def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) -> tuple[Stored, bytes | None]:
+    """Pack release and state (None: empty, as before); Refused for another type, or if other mechanisms ran than were charged."""
     complete = isinstance(result, tuple) and len(result) == 3
     if not complete or not isinstance(result[0], Release) or not isinstance(result[1], dict):
         raise Refused("not-a-release", "the client step must return (Release, state, events)")
@@ -311,9 +331,12 @@ def _pack_result(result: Any, expected: Sequence[Event]) -> tuple[bytes, bytes]:
     if not _same_events(ran, expected):
         raise Refused("mechanism-mismatch", "the mechanisms that ran are not those that were charged")
     try:
-        return pack(release.tensors), pack(state)
+        packed, payload = pack(release.tensors), sum(array.nbytes for array in release.tensors.values())
+        after = pack(state) if state or before else None
     except (ValueError, AttributeError) as problem:
         raise Refused("not-a-release", "release and state must hold arrays of f4 or i8") from problem
+    sha256 = hashlib.sha256(memoryview(packed)[len(packed) - payload :]).hexdigest()
+    return Stored("release", packed, payload=payload, sha256=sha256), after
 
 
 def _same_events(ran: Any, expected: Sequence[Event]) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,50 +12,17 @@ from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.call_limits import NO_LAUNCHER, USUAL_LIMITS, WAITS, CallLimits, LauncherLink
 from dpcfl_net.federation.call_state import CallState
-from dpcfl_net.federation.client_pool import ClientPool, Word
+from dpcfl_net.federation.client_pool import ClientPool
 from dpcfl_net.federation.in_order import InOrder, Take
+from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.federation.pause import UNHEARD, Pause, PauseListener, below_quorum
 from dpcfl_net.transport.endpoint import Payload, ServerEndpoint, ServerEvent
 
 Report = Callable[[str], None]
 MOST_LISTED = 20  # client ids in a message
 RETURN_S = 5.0  # time for clients to come back to a coordinator that was restarted after the last round
-WAITS = 10  # at most so many times timeout_s while a client waits for a core
-
-
-@dataclass(frozen=True)
-class CallLimits:
-    """Limits on the calls of a run.
-
-    Attributes:
-        quorum: Fraction of the asked clients that must answer.
-        timeout_s: Seconds for an answer, from the client's turn. Not counted: time that the client waits for a core of its
-            host (at most `WAITS` times as long) and time that this process was suspended.
-        join_timeout_s: Seconds for a started client to connect; after that it is missing from the round.
-        max_live: Most clients connected at once; a larger call runs in waves, and clients are started when they are asked.
-            None: all clients.
-        pause_s: Seconds that a call below the quorum waits for clients to return; 0: it fails at once.
-    """
-
-    quorum: float = 1.0
-    timeout_s: float = 600
-    join_timeout_s: float = 120
-    max_live: int | None = None
-    pause_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class LauncherLink:
-    """The federation's connection to the launcher of its clients.
-
-    Attributes:
-        tell: Passes the word to start or stop a client to the launcher; None: no launcher listens.
-        lost: Returns clients that became unreachable since the last call; the round does not wait for them.
-    """
-
-    tell: Callable[[Word, int], None] | None = None
-    lost: Callable[[], Iterable[int]] = tuple
 
 
 class NetworkFederation(Federation):
@@ -75,8 +41,8 @@ class NetworkFederation(Federation):
         self,
         protocol: Protocol,
         endpoint: ServerEndpoint,
-        limits: CallLimits = CallLimits(),
-        launcher: LauncherLink = LauncherLink(),
+        limits: CallLimits = USUAL_LIMITS,
+        launcher: LauncherLink = NO_LAUNCHER,
         warn: Report = lambda text: None,
         pauses: PauseListener = UNHEARD,
     ) -> None:
@@ -194,7 +160,8 @@ class NetworkFederation(Federation):
             call.queue = back
         else:
             call.asked.update(dict.fromkeys(back, call.paused_at))
-            call.waiting = dict.fromkeys(back, call.deadline(0.0))
+            for client in back:
+                call.wait_until(client, call.deadline(0.0))
         return True
 
     def _advance(
@@ -214,7 +181,7 @@ class NetworkFederation(Federation):
             if arrays not in payloads:  # a payload that many clients get is hashed once
                 payloads[arrays] = Payload.of(tensors)
             self.endpoint.send_task(client, number, kind, payloads[arrays])
-        nearest = min(call.waiting.values(), default=0.0) - self._clock.now()
+        nearest = call.earliest - self._clock.now()
         for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
             self._handle(event, call)
         self._drop_late(call)
@@ -227,11 +194,13 @@ class NetworkFederation(Federation):
         if self._pool is not None:
             self._pool.tend()
             admitted = self._pool.admit(admitted, call.waiting)
+        if not admitted:
+            return []
         for client in admitted:
             if self._pool is None or self._pool.here(client):
                 call.met.add(client)
             call.asked[client] = now
-            call.waiting[client] = call.deadline(now + (self.timeout_s if client in call.met else self.join_timeout_s))
+            call.wait_until(client, call.deadline(now + (self.timeout_s if client in call.met else self.join_timeout_s)))
         call.queue = [client for client in call.queue if client not in call.waiting]
         return admitted
 
@@ -248,12 +217,14 @@ class NetworkFederation(Federation):
             if client in call.waiting and client not in call.met:
                 call.met.add(client)
                 call.asked[client] = self._clock.now()
-                call.waiting[client] = call.deadline(call.asked[client] + self.timeout_s)
+                call.wait_until(client, call.deadline(call.asked[client] + self.timeout_s))
         elif kind == "left":
             pool.left(client, busy=client in call.waiting)
 
     def _drop_lost(self, call: CallState) -> None:
         self._unreachable.update(self._read_lost())
+        if not self._unreachable:
+            return
         for client in self._unreachable.intersection(call.queue):
             call.close(client)
         call.queue = [client for client in call.queue if client not in self._unreachable]
@@ -266,9 +237,9 @@ class NetworkFederation(Federation):
 
     def _drop_late(self, call: CallState) -> None:
         now = self._clock.now()
-        for client in sorted(client for client, deadline in call.waiting.items() if deadline <= now):
+        for client in call.late(now):
             if self.endpoint.waits(client) and now < call.asked[client] + WAITS * self.timeout_s:
-                call.waiting[client] = now + 1.0  # it waits for a core: its time has not begun
+                call.wait_until(client, now + 1.0)  # it waits for a core: its time has not begun
                 continue
             del call.waiting[client]
             call.overdue.add(client)
@@ -289,9 +260,9 @@ class NetworkFederation(Federation):
             self._update_pool(self._pool, event.kind, client, call)
         if client not in call.waiting and client not in call.overdue:
             return
-        if event.kind == "phase" and event.phase == "computing" and client in call.met & set(call.waiting):
+        if event.kind == "phase" and event.phase == "computing" and client in call.met and client in call.waiting:
             limit = call.asked[client] + WAITS * self.timeout_s
-            call.waiting[client] = call.deadline(min(self._clock.now() + self.timeout_s, limit))
+            call.wait_until(client, call.deadline(min(self._clock.now() + self.timeout_s, limit)))
         closes = event.kind == "result" or (event.kind == "failed" and bool(event.task))
         if closes:
             call.waiting.pop(client, None)
@@ -316,11 +287,7 @@ class NetworkFederation(Federation):
         if event.kind != "late" or event.client is None:
             return False
         self.counts.late.append(event.client)
-        stated = f" sha256 {event.sha256}" if event.sha256 else ""
-        self._warn(
-            f"client {event.client} answered round {event.round} ({event.task}: {event.status}) after its deadline, in round "
-            f"{self.round}: the answer is set aside{stated}"
-        )
+        self._warn(str(LateAnswer(event.client, event.round, event.task, event.status, self.round, event.sha256)))
         return True
 
 

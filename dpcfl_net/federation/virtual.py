@@ -21,7 +21,7 @@ from dpcfl_net.transport.messages import WINDOW, plain
 from dpcfl_net.transport.wire_size import MessageBytes, control_bytes, message_bytes
 
 HEARTBEAT_S = 2.0  # interval of both sides
-PHASES = ("receiving", "waiting", "computing", "idle")  # heartbeats that a client sends in a call besides
+PHASES = ("receiving", "computing")  # heartbeats that a client sends in a call besides; other phases go with its messages
 OnSpan = Callable[[str, str, int, float, float], None]
 
 
@@ -107,7 +107,9 @@ class VirtualFederation(InProcessFederation):
         beats = (trip.answered - trip.asked) / HEARTBEAT_S
         self._down += task.counted + round(self._control("ACK", result) + beats * self._heartbeat("idle"))
         phases = sum(map(self._heartbeat, PHASES))
-        self._up += result.counted + round(self._control("ACK", task) + phases + beats * self._heartbeat("computing"))
+        self._up += result.counted + round(
+            self._control("ACK", task, code="waiting") + phases + beats * self._heartbeat("computing")
+        )
         self._warn_if_late(client, trip.answered - trip.asked)
 
     def _warn_if_late(self, client: int, taken_s: float) -> None:
@@ -119,11 +121,11 @@ class VirtualFederation(InProcessFederation):
                 f"would be missing, since runtime.round_timeout_s is {limit_s:g}"
             )
 
-    def _control(self, kind: str, about: MessageBytes) -> int:
+    def _control(self, kind: str, about: MessageBytes, **more: str) -> int:
         """Bytes of the acknowledgement of a message and of the confirmations of its chunks."""
         credits = max(0, len(about.parts) - 2) // (WINDOW // 2)
         run, parent = self.protocol.run, "0" * 32
-        return control_bytes(kind, run, parent=parent) + credits * control_bytes("CREDIT", run, parent=parent, index=8)
+        return control_bytes(kind, run, parent=parent, **more) + credits * control_bytes("CREDIT", run, parent=parent, index=8)
 
     def _heartbeat(self, phase: str) -> int:
         return control_bytes("HEARTBEAT", self.protocol.run, code=phase)

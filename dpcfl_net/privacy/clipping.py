@@ -1,7 +1,7 @@
 """Clip and sum per-record gradients with a sensitivity of at most `clip`, rounding included.
 
 Proof, for adjacent batches (one record emptied, the others in the same slots) computed in a precision with unit roundoff u
-and P slots per piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3.1), for any order of summation:
+and at most P slots per piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3.1), for any order of summation:
 
 - The norm that determines the clip is that of the numbers that are summed. Materialised rows are squared in working
   precision in blocks of 512 terms, inflated by 2 (512 + 4) u, and raised by the smallest normal number for each square
@@ -9,7 +9,7 @@ and P slots per piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3.1), for
   numbers are exact.
 - factor = min(1, clip' / bound), so a factor times its record has a norm of at most clip' (1 + 4 u).
 - A sum of P such records in working precision is off by at most gamma_{P+2} P clip' (1 + 4 u), so two adjacent sums differ
-  by at most clip' (1 + 4 u)(1 + u)(1 + 2 P gamma_{P+2}). clip' is `clip` divided by that: 0.9998 of it at 40 slots.
+  by at most clip' (1 + 4 u)(1 + u)(1 + 2 P gamma_{P+2}). clip' is `clip` divided by that: 0.9998 of it at 40 slots, 0.9992 at 80.
 
 Pieces are added up in float64; its rounding and that of the noise are far below the grid of mechanisms.py.
 """
@@ -33,10 +33,13 @@ class GradientBlock(Protocol):
     def squared_norms(self) -> torch.Tensor:
         """Bound each squared norm from above: (slots,) float64, inf or NaN where it overflows or is not a number."""
 
-    def squared_rounding(self) -> torch.Tensor | None:
+    def squared_rounding(self, most: int) -> torch.Tensor | None:
         """Bound the square of what rounding in the sum may change per unit of factor, (slots,) float64 (gram_clipping.py).
 
         None if `reserved_clip` covers it: the sum adds up numbers whose own norms were bounded.
+
+        Args:
+            most: Slots of the largest piece.
         """
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
@@ -51,6 +54,9 @@ class GradientBlock(Protocol):
 
     def gradient(self, slot: int) -> tuple[int, torch.Tensor]:
         """Return the index of the first parameter, and the flat gradient of one slot."""
+
+    def widen(self, dtype: torch.dtype) -> None:
+        """Convert the numbers to a wider format, which changes no value; clipping then works in that format."""
 
 
 @dataclass
@@ -84,7 +90,7 @@ class Rows:
             squares += _squares(self.values[..., whole:])
         return squares.mul_(inflation)
 
-    def squared_rounding(self) -> None:
+    def squared_rounding(self, most: int) -> None:
         """See `GradientBlock`."""
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
@@ -104,6 +110,10 @@ class Rows:
         """See `GradientBlock`."""
         row = self.values[slot]
         return self.at, (row.reshape(self.sides).permute(self.order) if self.sides else row).reshape(-1)
+
+    def widen(self, dtype: torch.dtype) -> None:
+        """See `GradientBlock`."""
+        self.values = self.values.to(dtype)
 
 
 @dataclass
@@ -132,7 +142,7 @@ class Outer:
         limits = torch.finfo(torch.float64)
         return signals.mul_(inputs).mul_(1 + (terms + 8) * limits.eps).add_(terms * limits.tiny)
 
-    def squared_rounding(self) -> None:
+    def squared_rounding(self, most: int) -> None:
         """See `GradientBlock`."""
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
@@ -151,8 +161,14 @@ class Outer:
         weight = torch.outer(signal, self.inputs[slot]).reshape(-1)
         return self.at, torch.cat([weight, signal]) if self.bias else weight
 
+    def widen(self, dtype: torch.dtype) -> None:
+        """See `GradientBlock`."""
+        self.signals, self.inputs = self.signals.to(dtype), self.inputs.to(dtype)
 
-def clipped_sum(parts: list[GradientBlock], usable: torch.Tensor, clip: float, out: torch.Tensor) -> torch.Tensor:
+
+def clipped_sum(
+    parts: list[GradientBlock], usable: torch.Tensor, clip: float, out: torch.Tensor, most: int | None = None
+) -> torch.Tensor:
     """Clip each slot's gradient and sum.
 
     Slots that are not usable, or have no finite norm, are removed by selection, which is always executed: multiplying by zero
@@ -163,6 +179,8 @@ def clipped_sum(parts: list[GradientBlock], usable: torch.Tensor, clip: float, o
         usable: Slots that hold a record, (slots,) bool.
         clip: Clip norm C.
         out: Memory for the sum, (p,); its dtype is the working precision.
+        most: Slots of the largest piece, for which rounding is reserved: factors must not show the size of this one. None: this
+            piece is the largest.
 
     Returns:
         `out`: the sum, (p,), with an L2 sensitivity of at most `clip` under zero-out.
@@ -172,9 +190,9 @@ def clipped_sum(parts: list[GradientBlock], usable: torch.Tensor, clip: float, o
         squares += part.squared_norms()
     # NaN is not below infinity, so it is removed too.
     removed = ~(usable & (squares < math.inf))
-    dtype = out.dtype
-    target = reserved_clip(clip, usable.shape[0], dtype)
-    rounding = [each for part in parts if (each := part.squared_rounding()) is not None]
+    dtype, most = out.dtype, usable.shape[0] if most is None else most
+    target = reserved_clip(clip, most, dtype)
+    rounding = [each for part in parts if (each := part.squared_rounding(most)) is not None]
     if rounding:
         share = rounding_share(dtype)
         # The larger of the two bounds decides.
@@ -201,7 +219,7 @@ def reserved_clip(clip: float, slots: int, dtype: torch.dtype) -> float:
 
     Args:
         clip: Clip norm C.
-        slots: Slots per piece P.
+        slots: Slots of the largest piece, P.
         dtype: Working precision.
 
     Returns:

@@ -3,7 +3,7 @@
 The weight gradient of a convolution is B^T A for a record's output gradients B, (places, o), and patches A, (places, d). It is
 never formed: ||B^T A||^2 = <A A^T, B B^T> (Lee and Kifer 2021), and one product over all slots and places gives the clipped sum.
 
-Proof of the sensitivity, in the notation of clipping.py, for P slots and T places; m = ||A|| ||B|| in Frobenius norm:
+Proof of the sensitivity, in the notation of clipping.py, for at most P slots and T places; m = ||A|| ||B|| in Frobenius norm:
 
 - The Gram matrices are computed in float64. By the inequality of Cauchy and Schwarz the rounding of <A A^T, B B^T> is at most
   gamma_{d + o + T^2} m^2, which is added: the result bounds the norm in exact arithmetic.
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 _LARGEST = 2.0**40
-_TERMS = 128  # of one product: few, so that their rounding takes little of the clip norm
+_TERMS = 64  # of one product: few, so that their rounding takes little of the clip norm
 
 
 @dataclass
@@ -65,13 +65,12 @@ class PlaceSums:
         bound = self._norms.clamp(min=0) + self._sides * (terms * limits.eps) + terms * limits.tiny
         return bound.masked_fill(self._huge, math.inf)
 
-    def squared_rounding(self) -> torch.Tensor:
+    def squared_rounding(self, most: int) -> torch.Tensor:
         """See `GradientBlock`."""
-        slots, places = self.signals.shape[:2]
         unit = torch.finfo(self.signals.dtype).eps / 2
         step = self._step()
-        terms = (min(step, slots) * places + math.ceil(slots / step) + 4) * unit
-        worst = 2 * slots * terms / (1 - terms)
+        terms = (min(step, most) * self.signals.shape[1] + math.ceil(most / step) + 4) * unit
+        worst = 2 * most * terms / (1 - terms)
         return self._sides * (worst**2 * (1 + 2.0**-18))
 
     def add_clipped(self, factors: torch.Tensor, keep: torch.Tensor, out: torch.Tensor) -> None:
@@ -87,6 +86,10 @@ class PlaceSums:
         place = self.signals.new_empty(math.prod(self.sides))
         self._write(place, self.signals[slot][None], self.inputs[slot][None])
         return self.at, place
+
+    def widen(self, dtype: torch.dtype) -> None:
+        """See `GradientBlock`; the Gram matrices are in float64 already."""
+        self.signals, self.inputs = self.signals.to(dtype), self.inputs.to(dtype)
 
     def _step(self) -> int:
         """Slots of one product."""

@@ -247,7 +247,8 @@ def assignments(view: RunView) -> Figure:
     rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
     if not rounds:
         return Figure("assignments", title, why="the server of this algorithm does not cluster clients")
-    if len({item for at in rounds for item in listed(view.grouping[at], "assignment")}) == 1:
+    found = {item for at in rounds for item in listed(view.grouping[at], "assignment")}
+    if len(found - {None}) == 1:
         return Figure("assignments", title, why="all clients share one cluster")
     true, groups, truth = view.true_clusters, group_colours(view), colour_indices(view)
     order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
@@ -255,7 +256,7 @@ def assignments(view: RunView) -> Figure:
     names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
     words = [
         [
-            f"client {client}, round {at}: {'none' if cell is None else f'cluster {cell}'}"
+            f"client {client}, round {at}: {'none yet' if cell is None else f'cluster {cell}'}"
             for at, cell in zip(rounds, row, strict=True)
         ]
         for client, row in zip(order, cells, strict=True)
@@ -279,7 +280,8 @@ def assignments(view: RunView) -> Figure:
         tickvals=list(range(0, len(order), every)),
         ticktext=names[::every],
     )
-    caption = f"{_phases(view, rounds)}A cluster has the colour of the true cluster with which it shares most clients."
+    blank = " Blank: the client has not joined yet, so it has none." if None in found else ""
+    caption = f"{_phases(view, rounds)}A cluster has the colour of the true cluster with which it shares most clients.{blank}"
     return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
 
 

@@ -133,7 +133,9 @@ class GradientBank:
         self._partition_seed = derive_seed(root, "partition")
         self.theta = models.initial(name, shape, classes, derive_seed(root, "initial model"))
         module = models.build(name, shape, classes)
-        self._trainer = Trainer(module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size)
+        self._trainer = Trainer(
+            module, clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size, precision=local.precision
+        )
         self._sums: dict[tuple[int, int, bytes], np.ndarray] = {}
 
     def full_batch(self, clients: Sequence[int] | None = None, shift: str | None = None) -> FirstRound:

@@ -114,8 +114,10 @@ def word(value: Any) -> str:
 
 
 def short_key(key: str) -> str:
-    """Return the last word of a dotted key; with the one before if it is the number of a client or group."""
-    *_, before, last = ["", *key.split(".")]
+    """Return the last word of a dotted key; with the words before if one is the number of a client or group."""
+    *_, group, before, last = ["", "", *key.split(".")]
+    if before.isdecimal():  # a field of one client
+        return f"{group} {before} {last}".strip()
     return f"{before} {last}" if last.isdecimal() and before else last
 
 

@@ -20,9 +20,7 @@ from dpcfl_net.core.tensors import unpack
 from dpcfl_net.data.partition import DataSettings, open_set
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import privacy_statement
-from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.ledger import read_ledger
-from dpcfl_net.privacy.ledger.release_store import ReleaseStore
+from dpcfl_net.privacy.ledger.ledger import read_state
 from dpcfl_net.results.summary import ledger_folder
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
@@ -240,7 +238,7 @@ def _personal_model(folder: Path, job: Job, client: int) -> np.ndarray | None:
     ledger = ledger_folder(folder, client)
     if not (ledger / "releases").is_dir():
         return None
-    packed = ReleaseStore(ledger / "releases", _Reading(), read_ledger(ledger)).state(digest(job.protocol))
+    packed = read_state(ledger, digest(job.protocol))
     return None if packed is None else unpack(packed).get("model")
 
 
@@ -250,13 +248,6 @@ def _write_personal_model(path: Path, tensors: dict[str, np.ndarray], described:
 
     metadata = {**described, "epsilon": "none", "name": path.stem}
     write_atomically(path, save(tensors, metadata=metadata), mode=0o600)
-
-
-class _Reading(Disk):
-    """A disk that changes nothing, so that a reader does not remove drafts of a running worker."""
-
-    def remove(self, path: Path) -> None:
-        """Leave the file."""
 
 
 def _name(job: Job, row: int) -> str:

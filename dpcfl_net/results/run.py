@@ -18,8 +18,8 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
-from dpcfl_net.privacy.ledger.ledger import read_ledger
 from dpcfl_net.results import summary
 from dpcfl_net.results.models import Models, personal_tensors
 from dpcfl_net.results.number_format import percent

@@ -61,7 +61,8 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     """Find rounds in which clients that share a model were given different models.
 
     Checks against the signed job (number of models per round, tasks that carry all models) and against the server's own assignments.
-    An algorithm with one model per client has no shared models.
+    An algorithm with one model per client has no shared models. In an asynchronous run the tasks after the last synchronous round
+    are participations, which may start from any version.
 
     Args:
         found: Tasks of the transcript.
@@ -76,11 +77,10 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     """
     algorithm = algorithm_of(protocol)
     groups = _groups(clusters, protocol)
-    if algorithm.capabilities.asynchronous:
-        return _more_than_versions(found, protocol, groups)
+    last = _last_synchronous(found) if algorithm.capabilities.asynchronous else protocol.rounds
     sent: dict[tuple[int, str], dict[int, set[str]]] = {}
     for client, header in found.tasks:
-        if header.sha256:
+        if header.sha256 and header.round <= last:
             sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(header.sha256)
     problems = [f"record {number} of the transcript is no message of this protocol" for number in found.odd]
     for (number, task), models in sorted(sent.items()):
@@ -93,6 +93,10 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
             problems.append(f"{where}: {len(distinct)} different models where the job has {most}, clients {who} among them")
         if not algorithm.capabilities.model_per_client:
             problems += _within_groups(where, models, groups.get(number, {}))
+    if algorithm.capabilities.asynchronous:
+        frozen = groups[max(groups)] if groups else {}
+        later = [(client, header) for client, header in found.tasks if header.round > last]
+        problems += _more_than_versions(later, protocol.rounds - last, frozen)
     return problems
 
 
@@ -128,22 +132,25 @@ def _most_models(algorithm: Algorithm, task: str) -> int:
     return 1 if whole else algorithm.capabilities.published_models
 
 
-def _more_than_versions(found: Given, protocol: Protocol, groups: Mapping[int, Mapping[int, int]]) -> list[str]:
-    """Find a cluster that was given more models than an asynchronous run has versions, and clients asked twice for one number.
+def _last_synchronous(found: Given) -> int:
+    """Last synchronous round of an asynchronous run: participations train, so every other task belongs to such a round."""
+    return max((header.round for _, header in found.tasks if header.task != "train"), default=0)
+
+
+def _more_than_versions(tasks: list[tuple[int, Header]], versions: int, cluster: Mapping[int, int]) -> list[str]:
+    """Find a cluster that was given more models than there are versions, and clients that were given two for one participation.
 
     A participation may start from any version, but a model that is not a version adds one.
     """
-    problems = [f"record {number} of the transcript is no message of this protocol" for number in found.odd]
-    cluster = next(iter(groups.values()), {})  # clusters are fixed
     by_cluster: dict[int, set[str]] = {}
     by_task: dict[tuple[int, int, str], set[str]] = {}
-    for client, header in found.tasks:
+    for client, header in tasks:
         by_cluster.setdefault(cluster.get(client, 0), set()).add(header.sha256)
         by_task.setdefault((client, header.round, header.task), set()).add(header.sha256)
-    problems += [
-        f"cluster {m}: its clients were given {len(models)} different models, the run has {protocol.rounds} versions"
+    problems = [
+        f"cluster {m}: its clients were given {len(models)} different models, the run has {versions} versions"
         for m, models in sorted(by_cluster.items())
-        if len(models) > protocol.rounds
+        if len(models) > versions
     ]
     problems += [
         f"participation {number} {task}: client {client} was given {len(models)} models"

@@ -25,7 +25,7 @@ from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.ledger.ledger import LINES, read_ledger
+from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import mapping

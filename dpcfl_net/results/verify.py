@@ -15,7 +15,7 @@ from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER, NOBODY
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
 from dpcfl_net.privacy.events.base import Event, merge
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import Slot
 from dpcfl_net.results.split_models import given, other_than_charged, split_models
 from dpcfl_net.results.summary import ledger_folder, run_settings

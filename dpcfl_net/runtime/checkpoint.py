@@ -1,18 +1,25 @@
-"""Checkpoints of the server state: written atomically, read to resume a run."""
+"""Checkpoints of the server state, read to resume a run.
+
+A checkpoint is flushed to the disk while the next round runs. Until then a crash of the machine (not of the process) may damage it;
+its hashes show that, and the run resumes from the one before, whose flush has ended. So at most two rounds are repeated, and clients
+keep their answers of two rounds.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from dpcfl_net.core.atomic import sync_folder, write_durably
+from dpcfl_net.core.atomic import sync_file, sync_folder
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import State
 
@@ -23,7 +30,7 @@ STATE, HASHES = "state.msgpack", "sha256"
 class Checkpoints:
     """Folder `checkpoints/` of a run: round_00012/{state.msgpack, cluster_0.safetensors, ..., sha256}.
 
-    The file sha256 holds the hash of every other file. A damaged checkpoint is skipped with a warning.
+    The file sha256 holds the hash of every other file. A damaged checkpoint is skipped with a warning. One thread writes.
 
     Args:
         folder: The folder; created if it does not exist.
@@ -33,18 +40,20 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2, warn: Callable[[str], None] = lambda text: None) -> None:
         self.folder, self.keep, self._warn = folder, keep, warn
+        self._flushing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, t: int, state: State) -> None:
-        """Write the state after round t durably, then remove the oldest checkpoints.
+        """Write the state after round t; wait for the flush of the checkpoint before, and begin that of this one.
 
         Args:
             t: Round.
             state: State after the round.
 
         Raises:
-            OSError: If a file cannot be written.
+            OSError: If a file cannot be written, or one of the checkpoint before could not be flushed.
         """
+        self.flush()
         final = self.folder / f"round_{t:05d}"
         draft = self.folder / f".round_{t:05d}.part"
         _remove(draft)
@@ -54,20 +63,41 @@ class Checkpoints:
         hashes = {}
         for cluster, model in enumerate(state.models):
             name, data = f"cluster_{cluster}.safetensors", save({"theta": np.ascontiguousarray(model)})
-            write_durably(draft / name, data)
+            (draft / name).write_bytes(data)
             hashes[name] = hashlib.sha256(data).hexdigest()
         fields = {"round": t, "models": list(state.models.shape), "assignment": state.assignment,
                 "memory": _encode(state.memory), "diagnostics": _encode(state.diagnostics)}  # fmt: skip
         data = msgpack.packb(fields)
-        write_durably(draft / STATE, data)
+        (draft / STATE).write_bytes(data)
         hashes[STATE] = hashlib.sha256(data).hexdigest()
-        write_durably(draft / HASHES, "".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)).encode())
-        sync_folder(draft)
+        (draft / HASHES).write_text("".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)))
         _remove(final)
         draft.rename(final)
-        sync_folder(self.folder)
-        for old in self.rounds()[: -self.keep]:
-            _remove(self.folder / f"round_{old:05d}")
+        self._flushing = Future()
+        threading.Thread(target=self._flush, args=(final, self._flushing), name="checkpoint").start()
+
+    def flush(self) -> None:
+        """Wait until the newest checkpoint is on the disk and the oldest are removed.
+
+        Raises:
+            OSError: If that has failed.
+        """
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None:
+            flushing.result()
+
+    def _flush(self, final: Path, done: Future[None]) -> None:
+        try:
+            for path in final.iterdir():
+                sync_file(path)
+            sync_folder(final)
+            sync_folder(self.folder)
+            for old in self.rounds()[: -self.keep]:
+                _remove(self.folder / f"round_{old:05d}")
+        except BaseException as error:  # `flush` raises it
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
     def rounds(self) -> list[int]:
         """List the rounds with a checkpoint in increasing order, damaged ones included; other files are ignored."""

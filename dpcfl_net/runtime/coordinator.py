@@ -19,20 +19,22 @@ from dpcfl_net.core.protocol import Protocol, read_signed_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.signing import read_secret_file
+from dpcfl_net.core.tensors import norm
 from dpcfl_net.core.types import ClientStep, State
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.federation.network import CallLimits, LauncherLink
 from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
 from dpcfl_net.federation.pause import Pause, PauseListener
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
+from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Fault, FaultInjector, Link, MessageLog, ServerEndpoint
-from dpcfl_net.transport.keys import COORDINATOR
-from dpcfl_net.transport.observer_link import ObserverOutbox
+from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
+from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.transcript import Transcript
 
 LOGGED = {"HELLO", "WELCOME", "TASK", "RESULT", "ERROR", "BYE"}
@@ -65,6 +67,7 @@ def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_ro
         state = algorithm.round(state, t, fed)
         checkpoints.write(t, state)
         on_round(t, state)
+    checkpoints.flush()
     return state
 
 
@@ -78,6 +81,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         Refused: If the protocol is invalid or not signed by the operator.
         RunFailed: If fewer clients than the quorum join or answer.
     """
+    memory.keep_freed()
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
     algorithm = algorithm_of(protocol)
     files, records = RunFolder(spec.folder), Records(spec.folder, protocol, algorithm)
@@ -94,16 +98,17 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
     central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
-    outbox = None
+    news, outbox = LauncherNews(_pipe(spec.lost)), None
     if spec.observer:
-        outbox = ObserverOutbox(spec.observer, Link.of(protocol, pair, protocol.observer_key), sender=COORDINATOR)
+        link = Link.of(protocol, pair, protocol.observer_key)
+        outbox = ObserverOutbox(spec.observer, link, sender=COORDINATOR, ended=news.observer_has_ended)
     abort = True
     try:
         write_atomically(files.address(COORDINATOR), endpoint.address)
         loading = threading.Thread(target=importlib.import_module, args=("torch",), name="torch")
         loading.start()  # the first model needs torch; it loads while clients start and join
         limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live, spec.pause_s)
-        launcher = LauncherLink(command_sender(_pipe(spec.commands, readable=False)), lost_clients(_pipe(spec.lost)))
+        launcher = LauncherLink(command_sender(_pipe(spec.commands, readable=False)), news.lost_clients)
         pauses = PauseListener(records.pause, records.resume)
         fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
@@ -156,23 +161,37 @@ def command_sender(commands: Connection | None) -> Callable[[str, int], None] | 
     return None if commands is None else lambda word, client: commands.send_bytes(f"{word} {client}".encode())
 
 
-def lost_clients(pipe: Connection | None) -> Callable[[], list[int]]:
-    """Return a function that reads the ids of clients that the launcher gave up since the last call.
+class LauncherNews:
+    """What the launcher says about processes that do not come back.
 
     Args:
         pipe: Pipe from the launcher; None: no launcher.
     """
 
-    def read() -> list[int]:
-        found = []
-        try:
-            while pipe is not None and pipe.poll():
-                found.append(int(pipe.recv_bytes(64)))
-        except EOFError:  # the launcher has ended, and this run ends with it
-            return found
+    def __init__(self, pipe: Connection | None) -> None:
+        self._pipe, self._lost, self._observer_ended = pipe, list[int](), False
+
+    def lost_clients(self) -> list[int]:
+        """Return the clients that the launcher gave up, or that have left, since the last call."""
+        self._read()
+        found, self._lost = self._lost, []
         return found
 
-    return read
+    def observer_has_ended(self) -> bool:
+        """Return True if the observer has measured the last round and ended."""
+        self._read()
+        return self._observer_ended
+
+    def _read(self) -> None:
+        try:
+            while self._pipe is not None and self._pipe.poll():
+                word = self._pipe.recv_bytes(64)
+                if word == OBSERVER.encode():
+                    self._observer_ended = True
+                else:
+                    self._lost.append(int(word))
+        except EOFError:  # the launcher has ended, and this run ends with it
+            self._pipe = None
 
 
 def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: dict[str, np.ndarray]) -> None:
@@ -194,9 +213,9 @@ def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: 
         if spec.max_norm is None:
             continue
         bound = spec.max_norm(algorithm, algorithm.protocol.client(client))
-        norm = float(np.linalg.norm(decoded[name].astype(np.float64)))
-        if norm > bound:
-            raise Refused("norm", f"{name} norm {norm:.3g} is over the bound {bound:.3g}")
+        length = norm(decoded[name])
+        if length > bound:
+            raise Refused("norm", f"{name} norm {length:.3g} is over the bound {bound:.3g}")
 
 
 class Records:
@@ -279,9 +298,11 @@ class Records:
         now, wall, counts = self._clock(), time.time(), fed.counts
         up, down = (total - before for total, before in zip(fed.traffic, self._bytes, strict=True))
         self._bytes = fed.traffic
+        roster = self.protocol.roster
+        assignment = [m if entry.rounds_there(1, t) else None for entry, m in zip(roster, state.assignment, strict=True)]
         clusters = max((m + 1 for m in state.assignment if m is not None), default=0)
         clusters = clusters if self.algorithm.capabilities.model_per_client else len(state.models)
-        default_figures = {"phase": "single", "sizes": [state.assignment.count(m) for m in range(clusters)]}
+        default_figures = {"phase": "single", "sizes": [assignment.count(m) for m in range(clusters)]}
         arrays = {name: value for name, value in state.diagnostics.items() if isinstance(value, Mapping)}
         figures = {name: value for name, value in state.diagnostics.items() if name not in arrays}
         self._metrics.write(
@@ -295,7 +316,7 @@ class Records:
             {
                 "view": "server",
                 "round": t,
-                "assignment": state.assignment,
+                "assignment": assignment,
                 "clusters": clusters,
                 "diagnostics": default_figures | figures,
             }

@@ -22,10 +22,12 @@ from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import ObserverSpec
+from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import Link
 from dpcfl_net.transport.keys import OBSERVER
-from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, Personal, Span
+from dpcfl_net.transport.observer_inbox import ObserverInbox
+from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 
 # After the end the observer exits when no message came for QUIET_S, or when figures are LATE_S late.
 QUIET_S, LATE_S = 0.5, 15.0
@@ -62,6 +64,7 @@ def run_observer(spec: ObserverSpec) -> None:
         import torch  # loads while workers start
 
         torch.set_num_threads(1)
+        memory.keep_freed()
         Observer(spec, job).listen(inbox)
     finally:
         inbox.close()
@@ -228,11 +231,11 @@ class TestSetEvaluator:
     @cached_property
     def _evaluator(self) -> Any:
         from dpcfl_net.training.dpsgd import Evaluator
-        from dpcfl_net.training.models import build
+        from dpcfl_net.training.models import skeleton
 
         m = self._job.protocol.model
         shape = tuple(m.input_shape)
-        return Evaluator(build(m.name, shape, m.classes), m.task, shape)
+        return Evaluator(skeleton(m.name, shape, m.classes), m.task, shape)
 
     @cached_property
     def _slices(self) -> list[Slice]:
@@ -281,6 +284,8 @@ class TestSetEvaluator:
         """Assign each client to the cluster whose model has the least loss on its training records."""
         clients = range(len(self._slices))
         clusters = len(models) - self._job.algorithm.capabilities.shared_models
+        if clusters == 1:
+            return [0] * len(clients)
         losses = np.full((len(clients), clusters), np.inf)
         for cluster in range(clusters):
             for client, (each, _) in self._evaluate_clients(models, self._rows_for(0, cluster), clients, "train"):

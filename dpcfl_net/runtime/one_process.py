@@ -23,7 +23,8 @@ from dpcfl_net.runtime.coordinator import Records, drive
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, Terms
 from dpcfl_net.runtime.worker import make_host
-from dpcfl_net.transport.observer_link import Models, Personal
+from dpcfl_net.training import memory
+from dpcfl_net.transport.observer_notes import Models, Personal
 
 MOST_OPEN = 1000  # clients with an open ledger and loaded records
 
@@ -113,6 +114,7 @@ def federation(
     import torch
 
     torch.set_num_threads(1)
+    memory.keep_freed()
     with ExitStack() as stack:
         hosts = stack.enter_context(closing(Hosts(job, ledgers, data_root, terms, before_step)))
         if clock is None:

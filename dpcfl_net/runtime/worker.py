@@ -34,11 +34,12 @@ from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, Rec
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
+from dpcfl_net.training.precision import hold_to_processor
 from dpcfl_net.transport import keys
-from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link
+from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, Payload
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.links.netem import enter
-from dpcfl_net.transport.observer_link import ObserverOutbox
+from dpcfl_net.transport.observer_outbox import ObserverOutbox
 
 LEAST_WAIT_S = 0.001  # a shorter wait for a core is not reported
 
@@ -73,10 +74,11 @@ def make_host(
         The client runtime.
 
     Raises:
-        Refused: If the job breaks its privacy claim, or the terms forbid it.
+        Refused: If the job breaks its privacy claim, the terms forbid it, or this processor lacks its precision.
         LedgerError: If the ledger is damaged, or belongs to another job.
     """
     algorithm = job.algorithm
+    hold_to_processor(job.protocol)
     verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
     settings, piece = client_slice(job, client, data_root)
 
@@ -159,6 +161,7 @@ def prepare_process(spec: WorkerSpec) -> None:
         enter(spec.namespace)  # before the first socket and thread of ZeroMQ
     devices.use(spec.device)
     torch.set_num_threads(1)
+    memory.keep_freed()
     # Forked siblings share the parent's seed, from which no noise comes. torch.manual_seed would also search for GPUs, which
     # takes milliseconds.
     torch.default_generator.manual_seed(int.from_bytes(os.urandom(7), "big"))
@@ -239,7 +242,11 @@ class Worker:
 
     def _newest(self) -> ClientEvent | BaseException | None:
         """Wait for the next event; a task that a later event replaced before it began is neither computed nor charged."""
-        event = self._tasks.get()
+        try:
+            event = self._tasks.get(timeout=memory.IDLE_S)
+        except queue.Empty:
+            memory.give_back_all()  # many idle workers share one machine
+            event = self._tasks.get()
         while isinstance(event, ClientEvent) and not self._tasks.empty():
             say(f"round {event.round}: the task was replaced before it began; it is not charged")
             event = self._tasks.get()
@@ -251,7 +258,7 @@ class Worker:
 
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects in parallel with the computation
-        answer = self.host.answer(Task(event.round, event.task, event.tensors))
+        answer = self.host.answer(Task(event.round, event.task, event.tensors, event.sha256))
         self._wait_for_the_deadline(event.arrived)
         self._at_work = False
         self._answers.append((event.id, answer))
@@ -265,7 +272,7 @@ class Worker:
                 outbox.span("train", event.round, *self._span)
             self._report_personal(outbox, event.round)
         self._span = None
-        memory.give_back_freed()  # many idle workers share one machine
+        memory.give_back_freed()
 
     def _report_transfer(self, what: str, event: ClientEvent) -> None:
         outbox = self._link()
@@ -370,8 +377,7 @@ class Worker:
         while self._answers:
             task_id, answer = self._answers.popleft()
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
-            endpoint.send_result(task_id, answer.status, answer.release, reason)
-            endpoint.heartbeat("idle")
+            endpoint.send_result(task_id, answer.status, Payload.from_packed(answer.release, answer.sha256), reason)
 
 
 def _epoch(monotonic: float) -> float:

@@ -1,8 +1,8 @@
 """Per-record gradients of networks that are no plain sequence, such as ResNets, layer by layer during one backward pass.
 
 Autograd computes only the gradients of the layers' outputs: no weight requires one. When a layer's output gradient arrives, its
-per-record gradients become a block in the form that costs least: rows, factors of an outer product, or factors of a sum of outer
-products (`PlaceSums`). So no per-record gradient of the whole model ever exists.
+per-record gradients become a block in the form that costs least: rows, factors of an outer product, factors of a sum of outer
+products (`PlaceSums`), or the rows of the codes that a record holds (`Lookups`). So no per-record gradient of the whole model ever exists.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from torch import nn
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.clipping import GradientBlock, Outer, Rows
 from dpcfl_net.privacy.gram_clipping import PlaceSums
+from dpcfl_net.privacy.lookup_clipping import Lookups, merged
 from dpcfl_net.training.fast_path import conv_rows
-from dpcfl_net.training.layers import Conv, channels_last
+from dpcfl_net.training.layers import Conv
+from dpcfl_net.training.losses import at_least_single
 from dpcfl_net.training.plain_path import PlainPath
 
 # The rounding of `PlaceSums` grows with the places: beyond these, its share of the clip norm would be felt.
 _MOST_PLACES = 32
+_DIMENSIONS = {nn.Conv2d: (4,), nn.GroupNorm: (4,), nn.Linear: (2, 3), nn.LayerNorm: (2, 3), nn.Embedding: (2,)}
 
 
 class DeepPath:
@@ -64,7 +67,7 @@ class DeepPath:
             parameter.data = values.view(self._shapes[parameter])
         with torch.enable_grad():
             logits = self._module(x.to(theta.dtype))
-            F.cross_entropy(logits, y, reduction="sum").backward()
+            F.cross_entropy(at_least_single(logits), y, reduction="sum").backward()
         for parameter in self._parameters:
             parameter.data = theta.new_empty(0)
         parts, self._parts = self._parts, []
@@ -73,7 +76,7 @@ class DeepPath:
     def _watch(self, at: list[int], layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         """Forward hook: let the output gradient, once it arrives, become a block."""
         inputs = given[0].detach()
-        if inputs.dim() != (2 if isinstance(layer, nn.Linear) else 4):
+        if inputs.dim() not in _DIMENSIONS[type(layer)]:
             raise ConfigError(f"{layer!r} takes a batch of records, but its input has the shape {tuple(inputs.shape)}")
         if not output.requires_grad:
             # The first layer: a copy, since the next layer may work in place.
@@ -89,7 +92,15 @@ class DeepPath:
 
 def _blocks(layer: nn.Module, at: list[int], inputs: torch.Tensor, signal: torch.Tensor) -> list[GradientBlock]:
     if isinstance(layer, nn.Linear):
+        if inputs.dim() == 3:
+            return _sequence_blocks(layer, at, inputs, signal)
         return [Outer(signal, inputs, at[0], layer.bias is not None)]
+    if isinstance(layer, nn.Embedding):
+        return [Lookups(merged(signal, inputs), inputs, at[0], layer.num_embeddings)]
+    if isinstance(layer, nn.LayerNorm):
+        scaled = signal * F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
+        sums = (scaled.sum(1), signal.sum(1)) if inputs.dim() == 3 else (scaled, signal.clone())
+        return [Rows(values, first) for values, first in zip(sums, at, strict=True)]
     if isinstance(layer, nn.GroupNorm):
         normal = F.group_norm(inputs, layer.num_groups, eps=layer.eps)
         return [Rows((signal * normal).sum((2, 3)), at[0]), Rows(signal.sum((2, 3)), at[1])]
@@ -97,17 +108,32 @@ def _blocks(layer: nn.Module, at: list[int], inputs: torch.Tensor, signal: torch
     return _conv_blocks(layer, at, inputs, signal)
 
 
+def _sequence_blocks(layer: nn.Linear, at: list[int], inputs: torch.Tensor, signal: torch.Tensor) -> list[GradientBlock]:
+    places, (out, deep) = inputs.shape[1], layer.weight.shape
+    if _few(places, out, deep):
+        # Copies: the sum overwrites them, and other layers may read the same input.
+        rows: list[GradientBlock] = [PlaceSums(signal.clone(), inputs.clone(), at[0], (out, deep), (slice(None),))]
+    else:
+        rows = [Rows(torch.bmm(signal.transpose(1, 2), inputs).view(len(inputs), -1), at[0])]
+    return rows if layer.bias is None else [*rows, Rows(signal.sum(1), at[1])]
+
+
+def _few(places: int, out: int, weights: int) -> bool:
+    """True if products over places cost less than rows, and their rounding is small."""
+    return places <= _MOST_PLACES and 2 * places * (out + weights) < out * weights
+
+
 def _conv_blocks(layer: nn.Conv2d, at: list[int], inputs: torch.Tensor, signal: torch.Tensor) -> list[GradientBlock]:
     out, deep, high, wide = layer.weight.shape
     places, weights = signal[0, 0].numel(), deep * high * wide
     if layer.groups > 1:
         rows: list[GradientBlock] = [_grouped(layer, at[0], inputs, signal)]
-    elif places <= _MOST_PLACES and 2 * places * (out + weights) < out * weights:
+    elif _few(places, out, weights):
         rows = [_place_sums(layer, at[0], inputs, signal)]
     else:
         assert not isinstance(layer.padding, str)
         geometry = list(layer.stride), list(layer.padding), list(layer.dilation)
-        return conv_rows(Conv((out, deep, high, wide), layer.bias is not None, *geometry, at[0]), channels_last(signal), inputs)
+        return conv_rows(Conv((out, deep, high, wide), layer.bias is not None, *geometry, at[0]), signal, inputs)
     if layer.bias is not None:
         rows.append(Rows(signal.sum((2, 3)), at[1]))
     return rows

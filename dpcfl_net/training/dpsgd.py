@@ -1,8 +1,8 @@
 """DP-SGD on one client's records, and evaluation.
 
 The output of training depends on data only through the clipped, noised sums. The step follows Abadi et al. 2016 with Poisson
-sampling and the expected batch size as divisor. Batches have one fixed, padded shape, so that neither time nor rounding depends
-on which records exist. A record with a non-finite gradient, loss or norm is removed by selection before clipping, so that
+sampling and the expected batch size as divisor. Physical batches are padded to sizes that depend on the coins of sampling only, and
+a record's gradient has the same bits in all of them (physical_batches.py). A record with a non-finite gradient, loss or norm is removed by selection before clipping, so that
 weights crafted to overflow on one record reveal nothing.
 """
 
@@ -19,19 +19,20 @@ from torch import nn
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, memory
+from dpcfl_net.training.dpsgd_steps import Sums, stepper, tensor
 from dpcfl_net.training.fast_path import FastPath
 from dpcfl_net.training.gradient_engines import Engine, Forward, choose, processor
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.losses import each_loss, each_right
+from dpcfl_net.training.physical_batches import SameBits, padded, sizes, slots_for
 from dpcfl_net.training.plain_path import PlainPath
+from dpcfl_net.training.precision import in_precision
 from dpcfl_net.training.sgd import pieces
 
 EVALUATION_SLOTS = 128
-LARGEST_PIECE = 42
 
 
 class Records(Protocol):
@@ -51,26 +52,29 @@ class Trainer:
         module: Template of the model; its parameter values are not used.
         clip: Bound C on the L2 norm of a record's gradient, 1e-9 to 1e9.
         learning_rate: Step size, positive.
-        batch_size: Expected batch; sets the physical batch only, the divisor is rate * N of the slot.
+        batch_size: Expected batch; sets the largest physical batch only, the divisor is rate * N of the slot.
         path: Engine as for `gradient_engines.choose`, or an `Engine`.
         task: Must be "classification".
         tap: Called with each step's noisy sum, (p,) float32, before the division.
         input_shape: Shape of one record, as for `gradient_engines.choose`.
+        precision: "float32", or "bfloat16" for the forward and backward passes (`bfloat16.py`); weights, clipping and noise
+            stay as they are.
 
     Attributes:
         path: Name of the engine.
         parameters: Number of parameters p.
-        slots: Records of a physical batch.
+        slots: Records of the largest physical batch.
 
     Raises:
-        ConfigError: For another task, a number out of range, or a layer that has no per-record gradients (BatchNorm, LSTM) or
+        ConfigError: For another task, a number out of range, a precision that this processor or the model's engine does not
+            have, or a layer that has no per-record gradients (BatchNorm, LSTM) or
             does not fit the records.
     """
 
     def __init__(
         self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str | Engine = "auto",
         task: str = "classification", tap: Callable[[np.ndarray], None] | None = None,
-        input_shape: tuple[int, ...] | None = None,
+        input_shape: tuple[int, ...] | None = None, precision: str = "float32",
     ) -> None:  # fmt: skip
         if task != "classification":
             raise ConfigError(f"DP-SGD trains classification only, got the task {task!r}: protect whole clients (privacy.unit)")
@@ -81,8 +85,10 @@ class Trainer:
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size!r}")
         self.clip, self.learning_rate = float(clip), float(learning_rate)
-        self.slots = physical_slots(batch_size)
+        self.slots = slots_for(batch_size)
         self.path, self._engine = choose(module, path, input_shape) if isinstance(path, str) else (type(path).__name__, path)
+        self._engine = in_precision(self._engine, module, self.path, precision)
+        self._same_bits = SameBits(self._engine, module, self.slots)
         self._tap = tap
         self.parameters = sum(p.numel() for p in module.parameters())
 
@@ -118,24 +124,19 @@ class Trainer:
         if records * slot.rate <= 0:
             raise ValueError(f"the expected batch is empty: {records} records at rate {slot.rate}")
         memory.keep_freed()
-        batches, noise = stream(key, "batches"), stream(key, "noise")
-        theta = theta.astype(np.float32, copy=True)
-        steps = 0
+        theta, batches, steps = theta.astype(np.float32, copy=True), stream(key, "batches"), 0
+        sums = Sums(theta)
+        take_step = stepper(
+            theta, sums, key, self._tap, deviation=noise_multiplier * self.clip, expected=slot.rate * records,
+            learning_rate=self.learning_rate, proximal=proximal,
+        )  # fmt: skip
         with np.errstate(all="ignore"):
             for _ in range(slot.steps):
-                total = self.clipped_sum(theta, data, poisson_rows(records, slot.rate, batches), room)
-                gradient = gaussian_on_grid(total, noise_multiplier * self.clip, noise).astype(np.float32)
-                if self._tap is not None:
-                    self._tap(gradient)
-                gradient /= np.float32(slot.rate * records)
-                if proximal is not None:
-                    gradient += np.float32(proximal[0]) * (theta - proximal[1])
-                theta -= np.float32(self.learning_rate) * gradient
+                take_step(self._sum(sums, data, poisson_rows(records, slot.rate, batches), room))
                 steps += 1
         memory.give_back_freed()
-        return theta, SampledGaussian(noise_multiplier, slot.rate, steps)
+        return sums.model(theta), SampledGaussian(noise_multiplier, slot.rate, steps)
 
-    @torch.no_grad()
     def clipped_sum(self, theta: np.ndarray, data: Records, rows: np.ndarray, room: int | None = None) -> np.ndarray:
         """Sum the clipped gradients of records.
 
@@ -148,19 +149,45 @@ class Trainer:
         Returns:
             The sum, (p,) float64.
         """
+        total = self._sum(Sums(theta), data, rows, room).cpu().numpy()
+        return total.astype(np.float64, copy=False)
+
+    @torch.no_grad()
+    def _sum(self, sums: Sums, data: Records, rows: np.ndarray, room: int | None) -> torch.Tensor:
+        """Sum of clipped gradients, (p,): of one physical batch in the precision of the model, of several in float64."""
         processor()
-        weights = _tensor(theta)
-        total = torch.zeros(self.parameters, dtype=torch.float64, device=weights.device)
-        size, batches = (self.slots, pieces(rows, self.slots)) if room is None else padded(rows[:room], room)
-        slots = torch.arange(size, device=weights.device)
-        # One memory for all pieces: new pages of a large model cost as much as a layer.
-        part = torch.empty_like(weights)
-        for piece in batches:
-            x, y = (values.to(weights.device) for values in data.batch(piece, size))
-            logits, parts = self._engine.gradients(weights, x, y)
-            usable = _finite(logits) & (slots < len(piece))
-            memory.add(total, clipping.clipped_sum(parts, usable, self.clip, part))
-        return total.cpu().numpy()
+        sums.begin()
+        batches = self._batches(rows, room)
+        for size, piece in batches:
+            logits, parts = self._engine.gradients(sums.weights, *self._batch(data, piece, size, sums.weights, room))
+            usable = _finite(logits) & (torch.arange(len(logits), device=logits.device) < len(piece))
+            clipping.clipped_sum(parts, usable, self.clip, sums.part, self.slots if room is None else size)
+            if len(batches) == 1:
+                return sums.part
+            sums.add()
+        return sums.total()
+
+    def _batches(self, rows: np.ndarray, room: int | None) -> list[tuple[int, np.ndarray]]:
+        """Sizes of physical batches, and the rows in them."""
+        if room is not None:
+            size, cut = padded(rows[:room], room)
+        elif devices.torch_device().type != "cpu":
+            # A GPU's kernels are chosen by much more than the shape: one shape serves all.
+            size, cut = self.slots, pieces(rows, self.slots)
+        else:
+            wanted = sizes(len(rows), self.slots)
+            return list(zip(wanted, np.split(rows, np.cumsum(wanted)[:-1]), strict=True)) if wanted else []
+        return [(size, piece) for piece in cut]
+
+    def _batch(
+        self, data: Records, rows: np.ndarray, size: int, weights: torch.Tensor, room: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and y of a physical batch of at least `size` slots."""
+        x, y = data.batch(rows, size)
+        if room is None and weights.device.type == "cpu":
+            right = self._same_bits.fitting(size, tuple(x.shape[1:]), weights.dtype)
+            x, y = (x, y) if right == size else data.batch(rows, right)
+        return x.to(weights.device), y.to(weights.device)
 
 
 class Evaluator:
@@ -227,7 +254,7 @@ class Evaluator:
             Losses, (n,) float64, and True for each correct record, (n,) bool.
         """
         processor()
-        models = [_tensor(model) for model in (theta, base_model) if model is not None]
+        models = [tensor(model) for model in (theta, base_model) if model is not None]
         losses, right = [np.empty(0)], [np.empty(0, bool)]
         for piece in pieces(np.arange(len(data)), EVALUATION_SLOTS):
             x, y = data.batch(piece, EVALUATION_SLOTS)
@@ -255,39 +282,6 @@ def poisson_rows(records: int, rate: float, rng: np.random.Generator) -> np.ndar
     if rate == 1:
         return np.arange(records)
     return np.flatnonzero(rng.random(records) < rate)
-
-
-def physical_slots(batch_size: int) -> int:
-    """Compute the size of a physical batch for an expected batch size.
-
-    Equal pieces of at most `LARGEST_PIECE` that leave 1.5 standard deviations of room, enough for 13 of 14 Poisson batches.
-    Measured on the CNN, a piece costs 1.1 ms and a slot 0.18 ms, so shorter pieces with fewer empty slots are slower.
-    """
-    return even(batch_size + 1.5 * math.sqrt(batch_size))
-
-
-def even(records: float) -> int:
-    """Return the size of equal pieces of at most `LARGEST_PIECE` that hold `records` records."""
-    return math.ceil(records / math.ceil(records / LARGEST_PIECE))
-
-
-def padded(rows: np.ndarray, room: int) -> tuple[int, list[np.ndarray]]:
-    """Cut rows into equal pieces with room for `room` records; the last pieces may be empty.
-
-    Args:
-        rows: Positions, at most `room`.
-        room: Records to make room for.
-
-    Returns:
-        Size of a piece, and the pieces.
-    """
-    size = even(room)
-    return size, [rows[start : start + size] for start in range(0, room, size)]
-
-
-def _tensor(theta: np.ndarray) -> torch.Tensor:
-    # torch has no read-only tensors: a model received over the wire is copied.
-    return torch.from_numpy(np.require(theta, requirements=["C", "W"])).to(devices.torch_device())
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:

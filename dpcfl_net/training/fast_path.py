@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from dpcfl_net.privacy.clipping import GradientBlock, Outer, Rows
+from dpcfl_net.training import bfloat16
 from dpcfl_net.training.layers import Conv, Dense, Layer, Pool, Relu, Weights, channels_last, weights_of
+from dpcfl_net.training.losses import at_least_single
 
 _convolution_backward = torch.ops.aten.convolution_backward
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward
@@ -39,8 +41,9 @@ class FastPath:
         """Return logits and gradient blocks, as `Engine.gradients`."""
         weights = self._weights(theta)
         logits, kept = self._forward(weights, x)
-        signal = torch.softmax(logits, 1)
+        signal = torch.softmax(at_least_single(logits), 1)
         signal.scatter_add_(1, y[:, None], signal.new_full((1, 1), -1.0).expand(y.shape[0], 1))
+        signal = signal.to(logits.dtype)
         parts: list[GradientBlock] = []
         for i in range(len(self._layers) - 1, self._first - 1, -1):
             signal = self._backward(i, weights[i], signal, kept[i], parts)
@@ -97,21 +100,43 @@ def conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[G
 
     Args:
         layer: The convolution.
-        signal: Gradients of the outputs, (n, out, height, width), channels_last.
+        signal: Gradients of the outputs, (n, out, height, width).
         inputs: Inputs, (n, channels, height, width).
 
     Returns:
         Rows of the weight and of any bias.
     """
     out, deep, _, wide = layer.shape
+    if _in_groups(layer, signal):
+        rows: list[GradientBlock] = [_by_groups(layer, signal, inputs)]
+        return rows + ([Rows(signal.sum((2, 3)), layer.at + math.prod(layer.shape))] if layer.bias else [])
     # (n, places, out): channels_last makes it a view.
-    signal = signal.permute(0, 2, 3, 1)
+    signal = channels_last(signal).permute(0, 2, 3, 1)
     columns = signal.reshape(signal.shape[0], -1, out)
     by_lines = layer.stride[0] == 1 and deep * wide >= 16
-    rows: list[GradientBlock] = [(_by_lines if by_lines else _by_patches)(layer, signal.shape[1:3], columns, inputs)]
+    if by_lines and signal.dtype == torch.bfloat16:
+        rows = [bfloat16.conv_rows(layer, signal, inputs)]
+    else:
+        rows = [(_by_lines if by_lines else _by_patches)(layer, signal.shape[1:3], columns, inputs)]
     if layer.bias:
         rows.append(Rows(columns.sum(1), layer.at + math.prod(layer.shape)))
     return rows
+
+
+def _in_groups(layer: Conv, signal: torch.Tensor) -> bool:
+    # Measured with AVX-512: 0.6 to 0.8 of the time of the other ways, but 2 to 3 times as slow for few channels or places.
+    fused = signal.dtype == torch.float32 and signal.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    large = layer.shape[1] >= 16 and layer.stride == [1, 1] and signal[0, 0].numel() >= 64
+    return fused and large and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _by_groups(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> Rows:
+    # One convolution with a group per record, whose weight gradient is the rows.
+    n, (out, deep, high, wide) = signal.shape[0], layer.shape
+    wholes = [values.reshape(1, -1, *values.shape[2:]) for values in (signal, inputs)]
+    weight = signal.new_empty(1).expand(n * out, deep, high, wide)
+    geometry = (layer.stride, layer.padding, layer.dilation, False, [0, 0], n, [False, True, False])
+    return Rows(_convolution_backward(*wholes, weight, None, *geometry)[1].view(n, -1), layer.at)
 
 
 def _by_patches(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:

@@ -75,8 +75,8 @@ def choose(module: nn.Module, path: str, input_shape: tuple[int, ...] | None) ->
         return "deep", DeepPath(module)
     if path == "deep":
         raise ConfigError(
-            "the deep path takes Conv2d with zero padding, GroupNorm and Linear, each called once, with activations, pooling, "
-            "flattening and sums between them"
+            "the deep path takes Conv2d with zero padding, GroupNorm, Linear, LayerNorm and Embedding, each called once, with "
+            "activations, pooling, flattening and sums between them"
         )
     if path == "vmap":
         return path, VmapPath(module)

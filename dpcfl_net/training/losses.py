@@ -46,3 +46,10 @@ def each_right(task: str, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tenso
         return (outputs[:, 0] - y).abs() <= REGRESSION_TOLERANCE
     # numpy's argmax takes the first of equals; torch promises no order.
     return torch.from_numpy(outputs.numpy().argmax(1)) == y
+
+
+def at_least_single(logits: torch.Tensor) -> torch.Tensor:
+    """Convert logits of a shorter format to float32: in bfloat16, 1 - p of a confident record would be lost."""
+    import torch
+
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -19,10 +19,11 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy import synthetic
 from dpcfl_net.privacy.synthetic import RECORDS
 from dpcfl_net.training import gradient_errors, layer_rules, memory
-from dpcfl_net.training.dpsgd import Evaluator, physical_slots
+from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.training.gradient_engines import Engine, choose
 from dpcfl_net.training.gradient_errors import GRADIENT_BOUND
 from dpcfl_net.training.layers import fast_layers
+from dpcfl_net.training.physical_batches import slots_for
 from dpcfl_net.training.plain_path import fill
 
 # Relative to the largest logit. On real models rounding in float32 stays below 4e-6, while mixing records (a mean, a sum, an
@@ -80,7 +81,7 @@ def check(
         warnings.simplefilter("ignore")
         _copied(module)
         fast_layers(module, input_shape)
-        x = synthetic.records(module, input_shape, max(RECORDS, physical_slots(batch_size)))
+        x = synthetic.records(module, input_shape, max(RECORDS, slots_for(batch_size)))
         memory.keep_freed()
         try:
             return _checked(module, x, classes, by_record, path)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-NAMES = ("cnn", "small-cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear", "char-lstm")
+NAMES = ("cnn", "small-cnn", "digits-cnn", "cifar-cnn", "resnet18", "linear", "char-lstm", "char-transformer")
+
+FILES = ("models.py", "resnet.py")  # that define the layouts
 
 CHARACTER_WIDTH, HIDDEN_WIDTH = 8, 64  # of char-lstm: embedding of a character, state of the one LSTM layer
 
@@ -24,7 +26,8 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     "cnn" is the network of R's Table 2 (28,938 parameters at 1x28x28); "small-cnn" has 9,098 at 1x28x28, "digits-cnn" 6,090 at
     1x8x8, "resnet18" torchvision's layout with GroupNorm of 32 groups (11,181,642 at 3 channels and 10 classes). "char-lstm"
-    reads d character codes and returns the next one's logits (26,025 for 97 codes). "linear" is the only model for regression.
+    and "char-transformer" read d character codes and return the next one's logits (26,025 and 112,609 for 97 codes). "linear" is
+    the only model for regression.
 
     Args:
         name: One of `NAMES`, or a plugin `package.module:function`, called as function(input_shape, classes).
@@ -49,17 +52,45 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         return _linear(shape, classes)
     if name == "char-lstm":
         return _char_lstm(shape, classes)
+    if name == "char-transformer":
+        from dpcfl_net.training.sequences import char_transformer
+
+        return char_transformer(shape, classes)
     smallest = {"cnn": 4, "small-cnn": 4, "digits-cnn": 4, "cifar-cnn": 8, "resnet18": 1}[name]
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
             f"model.name is {name!r}: takes images (channels, height, width) from {smallest}x{smallest} up, got {shape}"
         )
     if name == "resnet18":
-        return _resnet18(shape, classes)
+        from dpcfl_net.training.resnet import ResNet18
+
+        return ResNet18(shape[0], classes)
     widths, kernel = {
         "cnn": ((16, 32), 5), "small-cnn": ((8, 16), 3), "digits-cnn": ((16, 32), 3), "cifar-cnn": ((32, 64, 64), 3)
     }[name]  # fmt: skip
     return _convolutional(shape, classes, widths, kernel)
+
+
+def skeleton(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a model whose parameters are not initialised, for those who write them before they read them.
+
+    It draws no random number and touches no memory of the parameters. A plugin model is built in full, since it may hold values
+    besides its parameters.
+
+    Args:
+        name: As for `build`.
+        input_shape: As for `build`.
+        classes: As for `build`.
+
+    Raises:
+        ConfigError: As `build`.
+    """
+    if plugins.is_plugin(name):
+        return build(name, input_shape, classes)
+    from dpcfl_net.training.uninitialised import Uninitialised
+
+    with Uninitialised():
+        return build(name, input_shape, classes)
 
 
 def layout(module: nn.Module) -> list[list[Any]]:
@@ -142,27 +173,3 @@ def _convolutional(shape: tuple[int, ...], classes: int, widths: tuple[int, ...]
         layers += [nn.Conv2d(channels, wide, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
         channels, height, width = wide, height // 2, width // 2
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes))
-
-
-def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    from torch import nn
-
-    from dpcfl_net.core.vision import torchvision
-
-    resnet = torchvision().models.resnet
-
-    class Block(resnet.BasicBlock):  # type: ignore[name-defined]
-        """torchvision's block without its in-place addition: Opacus' backward hooks refuse outputs that are changed."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-            return self.relu(out + (x if self.downsample is None else self.downsample(x)))
-
-    module = resnet.ResNet(Block, [2, 2, 2, 2], num_classes=classes, norm_layer=lambda wide: nn.GroupNorm(32, wide))
-    if shape[0] != 3:
-        module.conv1 = nn.Conv2d(shape[0], 64, 7, 2, 3, bias=False)
-        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
-    for child in module.modules():
-        if isinstance(child, nn.ReLU):
-            child.inplace = False
-    return module

@@ -86,10 +86,10 @@ class Stream:
     def rewind(self) -> None:
         self.started, self.sent, self.credited, self.moved = False, 0, 0, time.monotonic()
 
-    def overdue(self, now: float, resend_s: float) -> bool:
-        """Return whether the peer should have acknowledged the message by now; the time doubles with each repetition."""
+    def due(self, resend_s: float) -> float:
+        """Time by which the peer should have acknowledged the message; the wait doubles with each repetition."""
         on_its_way = min(self.payload.size, WINDOW * CHUNK) / SLOW
-        return now - self.moved > resend_s * 2 ** min(self.repeats, DOUBLINGS) + on_its_way
+        return self.moved + resend_s * 2 ** min(self.repeats, DOUBLINGS) + on_its_way
 
 
 class Channel:
@@ -98,10 +98,11 @@ class Channel:
     Args:
         stamp: Makes the headers of this side.
         send: Sends one message; returns False if the socket refuses it.
+        wake: Called when there may be something to send.
     """
 
-    def __init__(self, stamp: Stamp, send: Send) -> None:
-        self._stamp, self._send = stamp, send
+    def __init__(self, stamp: Stamp, send: Send, wake: Callable[[], None] = lambda: None) -> None:
+        self._stamp, self._send, self._wake = stamp, send, wake
         self._controls: deque[dict[str, Any]] = deque()
         self._streams: deque[Stream] = deque()
         self._ignored: OrderedDict[str, int] = OrderedDict()  # refused message to its last chunk that arrived, -1: none
@@ -119,12 +120,14 @@ class Channel:
         """Queue a message without payload; it is dropped if too many wait for the peer, and a repetition replaces it."""
         if len(self._controls) < CONTROLS:
             self._controls.append({"kind": kind, **fields})
+            self._wake()
 
     def push(self, stream: Stream) -> None:
         """Queue a message with payload from its beginning, unless it is being sent already."""
         if stream not in self._streams:
             stream.rewind()
             self._streams.append(stream)
+            self._wake()
 
     def repeat(self, stream: Stream) -> None:
         """Send a message again from its beginning, also while it is being sent."""
@@ -150,16 +153,34 @@ class Channel:
             if stream.id == message_id:
                 stream.credited = max(stream.credited, min(arrived, stream.sent))
                 stream.moved = time.monotonic()
+                self._wake()
 
-    def pump(self) -> bool:
-        """Send as much as credit allows; returns False if the socket refused a message, which must be retried soon."""
+    def announce(self) -> bool:
+        """Send the waiting controls and the header of the next message; False if the socket refused one."""
         while self._controls:
             header = self._stamp.header(**self._controls[0])
             if not self._send(header, encode(header), None):
                 return False
             if self._controls:  # `_send` empties the queues if the peer has left
                 self._controls.popleft()
-        while self._streams:
+        stream = self._streams[0] if self._streams else None
+        if stream is not None and not stream.started:
+            payload = stream.payload
+            header = self._stamp.header(
+                id=stream.id, tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks), **stream.fields
+            )
+            if not self._send(header, encode(header), None):
+                return False
+            stream.started, stream.moved = True, time.monotonic()
+        return True
+
+    def pump(self) -> bool:
+        """Send as much as credit allows; returns False if the socket refused a message, which must be retried soon."""
+        while True:
+            if not self.announce():
+                return False
+            if not self._streams:
+                return True
             stream = self._streams[0]
             if not self._advance(stream):
                 return False
@@ -167,19 +188,10 @@ class Channel:
                 return True
             if self._streams:
                 self._streams.popleft()
-        return True
 
     def _advance(self, stream: Stream) -> bool:
-        """Send a stream as far as its credit allows; False if the socket refused a message."""
+        """Send the chunks of a message as far as its credit allows; False if the socket refused one."""
         chunks = stream.payload.chunks
-        if not stream.started:
-            payload = stream.payload
-            header = self._stamp.header(
-                id=stream.id, tensors=payload.rows, sha256=payload.sha256, chunks=len(chunks), **stream.fields
-            )
-            if not self._send(header, encode(header), None):
-                return False
-            stream.started, stream.moved = True, time.monotonic()
         while stream.sent < min(len(chunks), stream.credited + WINDOW):
             header = self._stamp.header(kind="CHUNK", parent=stream.id, index=stream.sent)
             if not self._send(header, encode(header), chunks[stream.sent]):

@@ -51,6 +51,7 @@ class ClientEvent:
         tensors: Tensors of the task.
         code: Code of an error.
         reason: Reason of an error.
+        sha256: Hash of a task's tensors, verified; hex, "" for a task without bytes.
         begun: Time when a task's first byte arrived, or a result was ready to be sent; monotonic clock, seconds.
         arrived: Time when the task was complete, or the result's receipt was confirmed; monotonic clock, seconds.
     """
@@ -62,6 +63,7 @@ class ClientEvent:
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     code: str = ""
     reason: str = ""
+    sha256: str = ""
     begun: float = 0.0
     arrived: float = 0.0
 
@@ -137,7 +139,7 @@ class ClientEndpoint:
         self._times = times
         self._stamp = Stamp(link.run, link.job)
         self._channel = Channel(self._stamp, self._send)
-        self._phase = "idle"
+        self._phase = self._told_phase = "idle"
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
         self._results: dict[str, Stream] = {}
         self._events: list[ClientEvent] = []
@@ -214,8 +216,9 @@ class ClientEndpoint:
         fields = {"kind": "RESULT", "parent": task_id, "round": task.round, "task": task.task}
         stream = Stream({**fields, "code": status, "reason": plain(reason)}, as_payload(release))
         self._results[stream.id] = stream
-        self.heartbeat("sending")
+        self._phase = "sending"
         if self.welcomed:
+            self._told_phase = "sending"  # the result says so
             self._channel.push(stream)
         self._pump()
 
@@ -230,9 +233,7 @@ class ClientEndpoint:
         """
         if phase not in PHASES:
             raise ValueError(f"a phase is one of {', '.join(PHASES)}, got {phase!r}")
-        if phase != self._phase:
-            self._phase = phase
-            self._next_heartbeat = 0.0
+        self._phase = phase
 
     def register(self, source: Any, callback: Callable[[], None]) -> None:
         """Wake `poll` when a source is readable.
@@ -307,12 +308,13 @@ class ClientEndpoint:
             raise RunFailed(f"nothing was heard from the coordinator for {self._times.orphan_timeout_s:g} s")
         if self._connected and not self.welcomed and now >= self._next_hello:
             self._hello(now)
-        if self.welcomed and now >= self._next_heartbeat:
+        if self.welcomed and (now >= self._next_heartbeat or self._phase != self._told_phase):
             self._next_heartbeat = now + self._times.heartbeat_s
+            self._told_phase = self._phase
             self._channel.say("HEARTBEAT", code=self._phase)
         if self.welcomed:
             for stream in self._results.values():
-                if stream.overdue(now, self._times.resend_s):
+                if now > stream.due(self._times.resend_s):
                     self._channel.repeat_overdue(stream)
         return self._pump()
 
@@ -408,6 +410,8 @@ class ClientEndpoint:
         result = self._results.get(result_id)
         if result is not None:
             about, now = result.fields, time.monotonic()
+            if self._told_phase == "sending":
+                self._told_phase = "idle"  # as the coordinator assumes once it has the answer
             self._events.append(
                 ClientEvent("sent", result_id, about["round"], about["task"], begun=result.created, arrived=now)
             )
@@ -417,13 +421,13 @@ class ClientEndpoint:
         """Forget a result that the coordinator has received or refused."""
         self._channel.drop(result_id)
         if self._results.pop(result_id, None) is not None and not self._results and self._phase == "sending":
-            self.heartbeat("idle")
+            self._phase = "idle"
 
     def _task(self, header: Header) -> None:
         known = self._tasks.get(header.id)
         if known is not None and (known.answered or self._phase != "idle"):
             self._channel.ignore(header.id)
-            self._channel.say("ACK", parent=header.id)
+            self._acknowledge(header.id, self._phase)
             return
         template = self._template(header.task)
         if template is None:
@@ -440,12 +444,23 @@ class ClientEndpoint:
         header = complete.header
         tensors = checked(complete, self._check, header.task)
         remember(self._tasks, header.id, _Task(header.round, header.task))
-        self._channel.say("ACK", parent=header.id)
-        self.heartbeat("waiting")
+        self._acknowledge(header.id, "waiting")
         event = ClientEvent(
-            "task", header.id, header.round, header.task, tensors, begun=self._task_begun, arrived=time.monotonic()
+            "task",
+            header.id,
+            header.round,
+            header.task,
+            tensors,
+            sha256=header.sha256,
+            begun=self._task_begun,
+            arrived=time.monotonic(),
         )
         self._events.append(event)
+
+    def _acknowledge(self, task_id: str, phase: str) -> None:
+        """Say that a task has arrived, and the worker's phase with it."""
+        self._phase = self._told_phase = phase
+        self._channel.say("ACK", parent=task_id, code=phase)
 
     def _refuse(self, header: Header | None, error: WireError) -> None:
         """Count and log a broken message; report it to the coordinator if it belongs to a task."""

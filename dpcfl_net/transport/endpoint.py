@@ -7,10 +7,10 @@ from dpcfl_net.transport.faults import Fault, FaultInjector, MessageFaults
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.payload import Payload
 from dpcfl_net.transport.peers import ServerEvent
-from dpcfl_net.transport.server import ServerEndpoint
+from dpcfl_net.transport.server import ServerEndpoint, ServerTimes
 from dpcfl_net.transport.sockets import Link
 
 __all__ = [
     "ClientEndpoint", "ClientEvent", "ClientTimes", "Fault", "FaultInjector", "Link", "MessageFaults", "MessageLog", "Payload", "ServerEndpoint",
-    "ServerEvent",
+    "ServerEvent", "ServerTimes",
 ]  # fmt: skip

@@ -5,42 +5,39 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.types import TensorSpec
+from dpcfl_net.transport.header_rules import MAX_PAYLOAD, RULES, Row
 
 VERSION = 1
 MAX_HEADER = 64 << 10  # bytes
 CHUNK = 1 << 20  # bytes of payload in one message
 WINDOW = 16  # unconfirmed chunks in flight to one peer
-MAX_PAYLOAD = 1 << 34  # bytes; above any model, below any overflow
 
-M = TypeVar("M", bound=BaseModel)
-Kind = Literal["HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE"]
 STATUSES = ("release", "lost", "stale", "refused")
 PHASES = ("idle", "receiving", "waiting", "computing", "sending")  # waiting: for a core
-CODES: dict[str, tuple[str, ...]] = {"RESULT": STATUSES, "HEARTBEAT": PHASES}  # allowed codes by kind
-
-Whole = Annotated[int, Field(ge=0, le=MAX_PAYLOAD)]
-Id = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-Reason = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")]
-Shape = Annotated[tuple[Whole, ...], Field(strict=False, max_length=8)]
-Row = Annotated[tuple[Name, Literal["f4", "i8", "f2", "b2", "i1", "i4"], Shape, Whole], Field(strict=False)]
+CODES: dict[str, tuple[str, ...]] = {  # allowed codes by kind
+    "RESULT": STATUSES,
+    "HEARTBEAT": PHASES,
+    "ACK": ("", *PHASES),  # of a task with the client's phase
+}
 
 
 class WireError(Refused):
     """A message that breaks a rule of the protocol, named by `code`."""
 
 
-class Envelope(BaseModel):
-    """First fields of every message, also of those to the observer.
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One message without its payload.
+
+    `decode` checks every field; a header that this side creates is not checked. No field can carry a privacy parameter, a loss,
+    an accuracy, a count or a label.
 
     Attributes:
         version: Version of the protocol.
@@ -48,23 +45,6 @@ class Envelope(BaseModel):
         job: Hash of the job, hex.
         boot: Id of the sender's connection, hex.
         sequence: Increases with every message of one boot.
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    version: Annotated[int, Field(ge=0, le=1 << 31)]
-    run: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
-    job: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    boot: Id
-    sequence: Annotated[int, Field(ge=1, le=1 << 62)]
-
-
-class Header(Envelope):
-    """One message without its payload.
-
-    No field can carry a privacy parameter, a loss, an accuracy, a count or a label.
-
-    Attributes:
         id: Message id, hex.
         kind: Kind of the message.
         parent: Message that this one answers, or that a CHUNK belongs to.
@@ -79,18 +59,23 @@ class Header(Envelope):
         reason: Reason of an error, printable.
     """
 
-    id: Id
-    kind: Kind
-    parent: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
-    round: Annotated[int, Field(ge=0, le=10**6)] = 0
-    task: Annotated[str, Field(pattern=r"^[a-z_]{0,64}$")] = ""
-    tensors: Annotated[tuple[Row, ...], Field(strict=False, max_length=64)] = ()
-    sha256: Sha256 = ""
-    chunks: Whole = 0
-    index: Whole = 0
-    client: Annotated[int, Field(ge=-1, le=10**6)] = -1
-    code: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,64}$")] = ""
-    reason: Reason = ""
+    version: int
+    run: str
+    job: str
+    boot: str
+    sequence: int
+    id: str
+    kind: str
+    parent: str = ""
+    round: int = 0
+    task: str = ""
+    tensors: tuple[Row, ...] = ()
+    sha256: str = ""
+    chunks: int = 0
+    index: int = 0
+    client: int = -1
+    code: str = ""
+    reason: str = ""
 
     @property
     def size(self) -> int:
@@ -98,9 +83,26 @@ class Header(Envelope):
         return sum(row[3] for row in self.tensors)
 
 
+_OPTIONAL = tuple((field.name, field.default) for field in fields(Header) if field.default is not MISSING)
+_REQUIRED = frozenset(field.name for field in fields(Header) if field.default is MISSING)
+
+
 def encode(header: Header) -> bytes:
     """Encode a header; fields with their default value are left out."""
-    return msgpack.packb(header.model_dump(exclude_defaults=True))
+    said = {
+        "version": header.version,
+        "run": header.run,
+        "job": header.job,
+        "boot": header.boot,
+        "sequence": header.sequence,
+        "id": header.id,
+        "kind": header.kind,
+    }
+    for name, default in _OPTIONAL:
+        value = getattr(header, name)
+        if value != default:
+            said[name] = value
+    return msgpack.packb(said)
 
 
 def unpack_strict(data: bytes | memoryview) -> dict[str, Any]:
@@ -144,47 +146,43 @@ def decode(data: bytes | memoryview) -> Header:
     Raises:
         WireError: If they are not a well-formed header; no other exception is raised.
     """
-    header = validate(Header, unpack_strict(data))
+    found = unpack_strict(data)
+    for name, value in found.items():
+        rule = RULES.get(name)
+        if rule is None:
+            raise WireError("schema", f"{plain(str(name), 40)}: no field of a header")
+        if not rule.fits(value):
+            raise WireError("schema", f"{name}: must be {rule.text}")
+    if not found.keys() >= _REQUIRED:
+        raise WireError("schema", f"{min(_REQUIRED - found.keys())}: missing")
+    if "tensors" in found:
+        found["tensors"] = tuple((name, dtype, tuple(shape), size) for name, dtype, shape, size in found["tensors"])
+    header = Header(**found)
     allowed = CODES.get(header.kind)
     if allowed and header.code not in allowed:
-        raise WireError("schema", f"code: {header.kind} allows {', '.join(allowed)}")
+        raise WireError("schema", f"code: {header.kind} allows {', '.join(filter(None, allowed))}")
     _check_payload(header)
     return header
 
 
-def validate(schema: type[M], found: dict[str, Any]) -> M:
-    """Validate a map against a schema.
-
-    Args:
-        schema: pydantic model.
-        found: The map.
-
-    Raises:
-        WireError: "schema", with the first field that is unknown or mistyped.
-    """
-    try:
-        return schema.model_validate(found)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(plain(str(part), 40) for part in first["loc"][:4])
-        raise WireError("schema", plain(f"{where}: {first['msg']}", 200)) from None
-
-
 def _check_payload(header: Header) -> None:
     """Check that the announced sizes agree; Python's integers cannot overflow."""
-    for name, dtype, shape, size in header.tensors:
-        if math.prod(shape) * int(dtype[1]) != size:
-            raise WireError("schema", f"tensors: {plain(name, 40)} of shape {list(shape)} is not {size} bytes")
+    if not (header.tensors or header.chunks or header.sha256):
+        return
+    size = header.size
+    for name, dtype, shape, part in header.tensors:
+        if math.prod(shape) * int(dtype[1]) != part:
+            raise WireError("schema", f"tensors: {plain(name, 40)} of shape {list(shape)} is not {part} bytes")
     names = [row[0] for row in header.tensors]
     if names != sorted(set(names)):
         raise WireError("schema", "tensors: names must be distinct and in ascending order")
     if names and header.kind not in ("TASK", "RESULT"):
         raise WireError("schema", f"tensors: a {header.kind} carries none")
-    if header.size > MAX_PAYLOAD:
-        raise WireError("schema", f"tensors: {header.size} bytes in all, at most {MAX_PAYLOAD} allowed")
-    if header.chunks != -(-header.size // CHUNK):
-        raise WireError("schema", f"chunks: {header.chunks} announced for {header.size} bytes")
-    if bool(header.sha256) != bool(header.size):
+    if size > MAX_PAYLOAD:
+        raise WireError("schema", f"tensors: {size} bytes in all, at most {MAX_PAYLOAD} allowed")
+    if header.chunks != -(-size // CHUNK):
+        raise WireError("schema", f"chunks: {header.chunks} announced for {size} bytes")
+    if bool(header.sha256) != bool(size):
         raise WireError("schema", "sha256: required with a payload, not allowed without one")
 
 

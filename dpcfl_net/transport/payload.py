@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from dpcfl_net.core import tensors as named
@@ -26,14 +25,11 @@ class Payload:
         sha256: Hash of all bytes, hex; empty without bytes.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Any]], parts: Sequence[memoryview]) -> None:
+    def __init__(self, rows: Sequence[Sequence[Any]], parts: Sequence[memoryview], sha256: str = "") -> None:
         self.rows = tuple((name, dtype, tuple(shape), size) for name, dtype, shape, size in rows)
         self.size = sum(part.nbytes for part in parts)
         self.chunks = _cut(parts)
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(part)
-        self.sha256 = digest.hexdigest() if self.size else ""
+        self.sha256 = (sha256 or _sha256(parts)) if self.size else ""
 
     @classmethod
     def of(cls, tensors: Mapping[str, np.ndarray]) -> Payload:
@@ -48,12 +44,17 @@ class Payload:
         return cls(named.describe(tensors), named.buffers(tensors))
 
     @classmethod
-    def from_packed(cls, packed: bytes) -> Payload:
-        """Create a payload from the bytes of `tensors.pack`, which are sent unchanged."""
+    def from_packed(cls, packed: bytes, sha256: str = "") -> Payload:
+        """Create a payload from the bytes of `tensors.pack`, which are sent unchanged.
+
+        Args:
+            packed: The bytes.
+            sha256: Hash of all bytes of the tensors, hex, where it is known; "" computes it.
+        """
         if not packed:
             return cls((), ())
-        rows, raw = msgpack.unpackb(packed, max_bin_len=1 << 40)
-        return cls(rows, [memoryview(raw)] if raw else [])
+        rows, raw = named.payload(packed)
+        return cls(rows, [raw] if raw else [], sha256)
 
 
 def as_payload(tensors: Payload | Mapping[str, np.ndarray] | bytes) -> Payload:
@@ -61,6 +62,13 @@ def as_payload(tensors: Payload | Mapping[str, np.ndarray] | bytes) -> Payload:
     if isinstance(tensors, Payload):
         return tensors
     return Payload.from_packed(tensors) if isinstance(tensors, bytes) else Payload.of(tensors)
+
+
+def _sha256(parts: Sequence[memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _cut(parts: Sequence[memoryview]) -> list[memoryview]:

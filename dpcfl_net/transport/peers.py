@@ -57,7 +57,7 @@ class OpenTask:
         task: Its name.
         stream: The message.
         damaged: Number of times that the task or its answer arrived damaged.
-        arrived: Whether the client has acknowledged it on this connection.
+        arrived: True if the client has acknowledged it on this connection.
     """
 
     round: int
@@ -67,8 +67,8 @@ class OpenTask:
     arrived: bool = False
 
     def is_overdue(self, phase: str, now: float, resend_s: float) -> bool:
-        """Return whether the task is to be sent again to a client that reports this phase."""
-        return (not self.arrived or phase == "idle") and self.stream.overdue(now, resend_s)
+        """Return True if the task is to be sent again to a client that reports this phase."""
+        return (not self.arrived or phase == "idle") and now > self.stream.due(resend_s)
 
     @property
     def id(self) -> str:
@@ -82,9 +82,16 @@ class Peer:
         client: Client id.
         stamp: Makes the headers.
         send: Sends one message of this peer; returns False if the socket refuses it.
+        wake: Called with this peer when there may be something to send.
     """
 
-    def __init__(self, client: int, stamp: Stamp, send: Callable[[Peer, Header, bytes, memoryview | None], bool]) -> None:
+    def __init__(
+        self,
+        client: int,
+        stamp: Stamp,
+        send: Callable[[Peer, Header, bytes, memoryview | None], bool],
+        wake: Callable[[Peer], None],
+    ) -> None:
         self.client = client
         self.name = f"client {client}"
         self.route: bytes | None = None
@@ -92,8 +99,9 @@ class Peer:
         self.boots: OrderedDict[str, None] = OrderedDict()
         self.phase = "idle"
         self.heard = 0.0  # time of its last valid message, monotonic clock
+        self.told = 0.0  # time of the last message to it
         self.open: OpenTask | None = None
         self.answering = ""  # id of the latest RESULT to the open task
         self.cancelled: OrderedDict[str, tuple[int, str]] = OrderedDict()  # (round, task) of tasks whose answer would be late
         self.delivered: OrderedDict[str, None] = OrderedDict()
-        self.channel = Channel(stamp, partial(send, self))
+        self.channel = Channel(stamp, partial(send, self), partial(wake, self))

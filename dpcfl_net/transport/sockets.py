@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -187,6 +188,7 @@ class Listener:
         self._own_context = link.context is None
         self._context = link.context or zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
+        self._routed = kind == zmq.ROUTER
         self._allow = AllowList(allowed)
         self.socket = new_socket(self._context, kind, len(allowed))
         self.guard = ConnectionGuard(self.socket, unread_limit)
@@ -197,6 +199,10 @@ class Listener:
         except BaseException:
             self.close(0)
             raise
+
+    def receive(self) -> Arrived | None:
+        """Receive the next message without waiting; None if there is none."""
+        return receive(self.socket, self._routed, self._authenticator is not None, self.guard)
 
     def news(self) -> list[WireError]:
         """Return refused keys, failed handshakes and cut connections since the last call."""
@@ -246,8 +252,7 @@ def _bind(made: zmq.Socket, address: str) -> str:
     return bytes(made.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(NamedTuple):
     """One multipart message.
 
     Attributes:
@@ -267,20 +272,23 @@ class Arrived:
     chunk: memoryview | None
 
 
-def receive(made: zmq.Socket, guard: ConnectionGuard | None = None) -> Arrived | None:
+def receive(
+    made: zmq.Socket, routed: bool = False, curve: bool = False, guard: ConnectionGuard | None = None
+) -> Arrived | None:
     """Receive the next message without waiting; excess frames are dropped one at a time.
 
     Args:
         made: The socket.
-        guard: Receives the size of each frame.
+        routed: True for a ROUTER socket, whose messages begin with their connection.
+        curve: True to read the authenticated key of the connection.
+        guard: Receives the size of each message.
 
     Returns:
         The message; None if there is none.
     """
-    routed = made.type == zmq.ROUTER
     wanted = routed + FRAMES
     frames: list[zmq.Frame] = []
-    count, more, fd = 0, True, -1
+    count, size, more, fd = 0, 0, True, -1
     while more:
         try:
             frame = made.recv(zmq.DONTWAIT, copy=False)
@@ -289,17 +297,19 @@ def receive(made: zmq.Socket, guard: ConnectionGuard | None = None) -> Arrived |
         count, more = count + 1, frame.more
         if count <= wanted:
             frames.append(frame)
-        if guard is not None and count > routed:
-            fd = int(frame.get(zmq.SRCFD))
-            guard.delivered(fd, len(frame.buffer))
-    route = frames.pop(0).bytes if routed else b""
-    if count > wanted or not frames:
-        return Arrived(route, _user(frame), fd, True, memoryview(b""), None)
-    return Arrived(route, _user(frame), fd, False, frames[0].buffer, frames[1].buffer if len(frames) == FRAMES else None)
+        if count > routed:
+            size += len(frame)
+    if guard is not None and count > routed:
+        fd = int(frame.get(zmq.SRCFD))
+        guard.delivered(fd, size, count - routed)
+    route, user = frames[0].bytes if routed else b"", _user(frame) if curve else ""
+    if not routed < count <= wanted:
+        return Arrived(route, user, fd, True, memoryview(b""), None)
+    return Arrived(route, user, fd, False, frames[routed].buffer, frames[-1].buffer if count == wanted else None)
 
 
 def _user(frame: zmq.Frame) -> str:
-    """Authenticated CURVE key of the connection; empty without CURVE."""
+    """Authenticated CURVE key of the connection; empty if there is none."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:

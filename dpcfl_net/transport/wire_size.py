@@ -100,4 +100,4 @@ def control_bytes(kind: str, run: str, **fields: Any) -> int:
         fields: Further fields of the header, hashable.
     """
     envelope = {"version": VERSION, "run": run, "job": "0" * 64, "boot": "0" * 32, "sequence": _SEQUENCE, "id": "0" * 32}
-    return len(encode(Header.model_validate({**envelope, "kind": kind, **fields})))
+    return len(encode(Header(**{**envelope, "kind": kind, **fields})))

@@ -6,7 +6,6 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
+from dpcfl_net.launch.bench import family
 
 QUIET_ROUNDS = 2  # at the end; memory is measured in them, which slows them down
 
@@ -91,13 +91,13 @@ class _Watcher:
     spent: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # round, and processor seconds by role so far
 
     def update(self, view: Any) -> None:
-        family = list(_family())
-        self.counts.append((time.monotonic() - self.started, sum(role == "worker" for role, _ in family)))
+        members = list(family.members())
+        self.counts.append((time.monotonic() - self.started, sum(role == "worker" for role, _ in members)))
         if 0 < view.round < self.rounds and view.round > (self.spent[-1][0] if self.spent else 0):
-            self.spent.append((view.round, _spent(family)))
+            self.spent.append((view.round, family.processor_seconds(members)))
         if self.rounds - QUIET_ROUNDS <= view.round < self.rounds:
             found: dict[str, list[int]] = {}
-            for role, process in family:
+            for role, process in members:
                 with contextlib.suppress(psutil.Error):
                     found.setdefault(role, []).append(process.memory_full_info().pss)
             if _total(found) > _total(self.memory):
@@ -125,30 +125,6 @@ class _Watcher:
             "most_workers": max(count for _, count in self.counts),
             "workers_by_second": list(by_second.values()),
         }
-
-
-def _family() -> Iterator[tuple[str, psutil.Process]]:
-    """Yield role and process of all processes of the run."""
-    me = psutil.Process()
-    yield "launcher", me
-    for process in me.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            title = process.cmdline()[0] if process.cmdline() else ""
-            words = title.removeprefix("dpcfl ").split()
-            if title.startswith("dpcfl ") and words:
-                yield {"client": "worker", "clients": "worker"}.get(words[0], words[0]), process
-
-
-def _spent(family: list[tuple[str, psutil.Process]]) -> dict[str, float]:
-    """Return processor seconds by role; ended workers are counted in their parent process."""
-    found: dict[str, float] = {}
-    for role, process in family:
-        with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            found[role] = found.get(role, 0.0) + times.user + times.system
-            if role == "parent":
-                found["worker"] = found.get("worker", 0.0) + times.children_user + times.children_system
-    return found
 
 
 def _total(memory: dict[str, list[int]]) -> int:

@@ -23,6 +23,7 @@ Verdict = Literal["good", "note", "fails"]
 PACKAGES = ("torch", "torchvision", "opacus", "scikit-learn", "pyzmq", "msgpack", "numpy", "dp-accounting", "cryptography")
 PROGRAMS = {"ssh": "--on ssh", "srun": "--on slurm", "ray": "--on ray"}
 DESCRIPTORS_PER_CLIENT, DESCRIPTORS = 4, 128  # of the launcher per worker; of the coordinator without its connections
+LOADED = 2.0  # load per core above which elapsed times tell more about other programs
 STA_UNSYNC, TIME_ERROR = 0x0040, 5  # of Linux's sys/timex.h
 
 
@@ -100,6 +101,34 @@ def run(clients: int) -> int:
     return 4 if failing else 0
 
 
+def measure() -> int:
+    """Measure the costs of this host, keep them for `dpcfl job`, and print them; return the exit code 0."""
+    from dpcfl_net.experiment import host_costs
+    from dpcfl_net.launch.bench import host
+
+    print("measuring starts, rounds, tasks and memory of small runs, about half a minute", flush=True)
+    costs = host.measure()
+    kept = host_costs.store(costs)
+    mib = 2**20
+    print(f"processor: {costs.processor}")
+    print(f"start and end of a run: {costs.start_s:.1f} s of processor time; each worker: {1e3 * costs.worker_s:.0f} ms")
+    print(
+        f"a round: {1e3 * costs.round_s:.1f} ms; each task: {1e3 * costs.task_s:.1f} ms; each megabyte: {1e9 * costs.byte_s:.1f} ms"
+    )
+    print(
+        f"wall time: {1e3 * costs.round_wall_s:.1f} ms a round and {1e3 * costs.task_wall_s:.1f} ms a task, with waits for the disk"
+    )
+    print(f"memory: {costs.run_bytes / mib:.0f} MiB a run and {costs.worker_bytes / mib:.0f} MiB a worker")
+    print(
+        f"memory per parameter: {costs.worker_parameter_bytes:.1f} bytes in a worker, {costs.server_parameter_bytes:.1f} in the server"
+    )
+    load, usable = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > LOADED * usable:
+        print(f"note: the load is {load:.0f} on {usable} cores: elapsed times are too long; measure again on an idle host")
+    print(f"kept for dpcfl job in {kept}")
+    return 0
+
+
 def system() -> Finding:
     """Check the operating system and Python."""
     found = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
@@ -140,7 +169,7 @@ def _torchvision() -> Finding:
         torchvision()
     except (ImportError, RuntimeError, DpcflError) as error:
         fix = "install matching versions of torch and torchvision: pip install -c constraints-cpu.txt torch torchvision"
-        return Finding("torchvision", "note", f"{error}; only resnet18 and `dpcfl data fetch` need it", fix)
+        return Finding("torchvision", "note", f"{error}; only `dpcfl data fetch` needs it", fix)
     return Finding("torchvision", "good", "can be imported")
 
 
@@ -161,9 +190,10 @@ def memory_for(clients: int) -> Callable[[], Finding]:
     def check() -> Finding:
         import psutil
 
-        from dpcfl_net.experiment.cost_estimate import base_memory
+        from dpcfl_net.experiment import host_costs
+        from dpcfl_net.experiment.cost_prediction import idle_memory
 
-        free, wanted = psutil.virtual_memory().available, base_memory(clients)
+        free, wanted = psutil.virtual_memory().available, idle_memory(host_costs.load()[0], clients)
         found = f"{free / 2**30:.1f} GiB available, about {wanted / 2**30:.1f} GiB needed for {clients} workers without their models"
         if wanted > free:
             return Finding("memory", "fails", found, "lower runtime.max_live_workers, or raise runtime.clients_per_worker")

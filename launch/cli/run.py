@@ -14,16 +14,19 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.experiment import job_files
+from dpcfl_net.experiment import host_costs, job_files
 from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.experiment.cost_estimate import estimate, step_seconds
+from dpcfl_net.experiment.cost_estimate import estimate
+from dpcfl_net.experiment.cost_prediction import measure_step, predict
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import replace_one_epsilon
 from dpcfl_net.federation.claim import noisy_plans
+from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement import local
 from dpcfl_net.launch.placement.placements import Placement
+from dpcfl_net.launch.processes import worker_processes
 from dpcfl_net.launch.running import IN_PROCESS, RunOptions, SavedRun, new_folder, read_saved_run, run_and_report, write_config
 from dpcfl_net.privacy.slots import Slot
 from dpcfl_net.results import summary
@@ -238,6 +241,7 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
     if protocol.unprotected:
         print(f"Without any privacy guarantee: {'; '.join(protocol.unprotected)}")
     print("   #  time      to the server  from the server  client  round  kind       task                 bytes  content")
+    late = _late_answers(RunFolder(folder))
     shown = left = 0
     reader = transcript.read(path)
     for record in reader:
@@ -257,17 +261,30 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
         tensors = ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape, _ in header.tensors)
         clock = time.strftime("%H:%M:%S", time.localtime(record.time))
         size = len(record.header) + header.size
+        is_late = (
+            record.direction == "up"
+            and header.kind == "RESULT"
+            and record.time <= late.get((peer, header.round, header.task), 0)
+        )
+        content = (tensors or header.code) + (" (late: set aside)" if is_late else "")
         print(f"{record.number:>4}  {clock}  {up:^13}  {down:^15}  {peer:>6}  {header.round:>5}  {header.kind:<9}  {header.task:<18} "
-              f"{size:>7}  {tensors or header.code}")  # fmt: skip
+              f"{size:>7}  {content}")  # fmt: skip
     if left:
         print(f"{left} more messages; use --limit, --client and --round to select")
     if reader.cut:
         print("the last message is incomplete because of a crash")
 
 
+def _late_answers(files: RunFolder) -> dict[tuple[str, int, str], float]:
+    """Time of the last warning about each late answer, by client, round and task."""
+    lines = runlog.read(files.warnings) if files.warnings.exists() else []
+    found = [(line["time"], answer) for line in lines if (answer := LateAnswer.read(line["text"])) is not None]
+    return {(str(answer.client), answer.round, answer.task): at for at, answer in found}
+
+
 def _print_job(job: Job, config: Config) -> None:
     """Print the privacy plan and the expected cost on this machine."""
-    protocol, cost = job.protocol, estimate(job.protocol, config.runtime.max_live_workers)
+    protocol, cost = job.protocol, estimate(job.protocol)
     z = sorted({round(noise, 5) for noise in noisy_plans(job.algorithm).values() if noise is not None})
     print(
         f"{protocol.name}: {protocol.algorithm}, {cost['clients']} clients, {protocol.rounds} rounds, model with {cost['parameters']:,} parameters"
@@ -283,15 +300,23 @@ def _print_job(job: Job, config: Config) -> None:
             f"availability: {away} client{'s are' if away > 1 else ' is'} away in some rounds; the plan above is that of a client that never is"
         )
     print(f"without some clients: {job.algorithm.capabilities.without_clients or 'not stated by the algorithm'}")
-    slots = local.compute_slots(config.runtime)
-    seconds = step_seconds(job, config.data.root) * cost["steps"] / slots
-    print("expected cost:")
+    _print_cost(job, config, cost)
+
+
+def _print_cost(job: Job, config: Config, cost: dict[str, Any]) -> None:
+    """Print work, time, bytes and memory that are expected on this machine."""
+    slots, (host, source) = local.compute_slots(config.runtime), host_costs.load()
+    workers = worker_processes(config, cost["clients"])
+    step = measure_step(job, config.data.root)
+    found = predict(job, config, host, step, slots, workers)
+    print(f"expected cost ({source}):")
     print(
-        f"  computing  {cost['steps']:,} steps on {cost['records']:,} records, about {duration(seconds)} "
-        f"with {slots} worker{'s' if slots > 1 else ''} at a time on this machine"
+        f"  computing  {cost['steps']:,} steps on {cost['records']:,} records, {1e3 * step.step_s:.1f} ms each in one thread "
+        f"(measured now), {slots} worker{'s' if slots > 1 else ''} at a time"
     )
+    print(f"  time       about {duration(found.wall_s)} on idle cores, {duration(found.cpu_s)} of processor time")
     print(f"  network    {cost['bytes_up'] / 1e6:.1f} MB to the server, {cost['bytes_down'] / 1e6:.1f} MB from it")
-    print(f"  memory     about {cost['memory'] / 2**30:.1f} GiB for all processes")
+    print(f"  memory     about {found.memory / 2**30:.2f} GiB for all processes")
 
 
 def _print_slots(title: str, plan: Iterable[Slot]) -> None:

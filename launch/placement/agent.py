@@ -44,7 +44,7 @@ from dpcfl_net.launch.placement.messages import (
     WorkerEnded,
     read_command,
 )  # fmt: skip
-from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
+from dpcfl_net.privacy.ledger.chain import LINES, last_counted
 from dpcfl_net.runtime.specs import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport import keys
@@ -190,14 +190,13 @@ class _LedgerTail:
 
     def new_lines(self) -> LedgerUpdate | None:
         """Return new complete lines, or all lines if the file was rewritten after a crash; None if there are none."""
-        try:
-            counter = (self._folder / COUNTER).read_bytes()  # before the lines: the ledger may grow in between
-        except FileNotFoundError:
-            return None
-        if counter == self._counter:
+        counter = last_counted(self._folder)  # before the lines: the ledger may grow in between
+        if counter is None or counter == self._counter:
             return None
         content = (self._folder / LINES).read_bytes()
         content = content[: content.rfind(b"\n") + 1]
+        if content.count(b"\n") <= int(counter.partition(b" ")[0]):
+            return None  # the journal has the newest line, the file does not yet
         same = hashlib.sha256(content[: self._sent]).digest() == self._digest
         start = self._sent if same else 0
         self._counter, self._sent, self._digest = counter, len(content), hashlib.sha256(content).digest()

@@ -16,14 +16,12 @@ from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import ClientRange, Node
 from dpcfl_net.launch.placement.child import Child, start_of, worker_environment
-from dpcfl_net.launch.placement.fork_server import FIRST_FREE
+from dpcfl_net.launch.placement.fork_server import FIRST_FREE, GROUP_MAIN, WORKER_MAIN
 from dpcfl_net.runtime.specs import GroupSpec, WorkerSpec
 from dpcfl_net.training.compute_semaphore import host_folder
 from dpcfl_net.training.devices import CPU, Device
 
 STOP_S = 4.0
-# Main functions of a worker process of one client, and of several.
-WORKER_MAIN, GROUP_MAIN = "dpcfl_net.runtime.worker:run_worker", "dpcfl_net.runtime.worker_group:run_group"
 
 
 def cores() -> int:

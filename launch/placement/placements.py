@@ -53,6 +53,9 @@ class Placement(Protocol):
     def reachable_address(self, address: str) -> str:
         """Return the address at which workers reach a socket bound to `address`."""
 
+    def first_relay_port(self) -> int | None:
+        """Return the relay's port for client 0, followed by those of the others; None: any free ports."""
+
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """Load in advance the libraries and the job of all workers (see `parents.preload`)."""
 
@@ -102,6 +105,10 @@ class LocalPlacement:
         """See `Placement`."""
         return address
 
+    def first_relay_port(self) -> int | None:
+        """See `Placement`."""
+        return None
+
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """See `Placement`."""
         from dpcfl_net.launch.placement import parents
@@ -143,7 +150,7 @@ class ListenAddress:
     Attributes:
         address: Address at which workers reach this machine.
         bind: Address to bind, if `address` is not one of this machine.
-        ports: Ports of coordinator and observer; 0: any free port.
+        ports: Ports of coordinator and observer, followed by those of the relay; 0: any free ports.
     """
 
     address: str
@@ -228,6 +235,10 @@ class RemotePlacement:
     def reachable_address(self, address: str) -> str:
         """See `Placement`."""
         return f"tcp://{_bracketed(self._listening.address)}:{address.rpartition(':')[2]}"
+
+    def first_relay_port(self) -> int | None:
+        """See `Placement`."""
+        return max(self._listening.ports) + 1 if all(self._listening.ports) else None
 
     def preload(self, job: tuple[Path, str, str | None] | None = None) -> None:
         """See `Placement`: agents load it on their hosts."""

@@ -16,14 +16,14 @@ from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment.job_files import client_slice, read_job
-from dpcfl_net.launch.placement.fork_server import serve
+from dpcfl_net.launch.placement.fork_server import GROUP_MAIN, WORKER_MAIN, main_function, serve
+from dpcfl_net.launch.placement.rehearsal import rehearse
 from dpcfl_net.privacy.accounting import cache
 
 MODULES = (
     "dpcfl_net.runtime.worker_group",
     "dpcfl_net.training.models",
     "dpcfl_net.training.fast_path",
-    "filelock",
     "zmq.auth.thread",
     "safetensors.numpy",
 )
@@ -34,6 +34,8 @@ def load_libraries() -> None:
     torch.set_num_threads(1)
     for module in MODULES:
         importlib.import_module(module)
+    for main in (WORKER_MAIN, GROUP_MAIN):
+        main_function(main)
     registry()
     cache.accountant()
 
@@ -52,7 +54,7 @@ def serve_workers(job: tuple[Path, str, str | None] | None) -> None:
 
 
 def read_first_job(folder: Path, operator_key: str, data_root: str | None) -> None:
-    """Cache the verified job, its hash and the partition of the data for the workers of a run.
+    """Cache the verified job, its hash, its model and the partition of the data for the workers of a run.
 
     The caches are keyed by content, so that further runs of the same launcher are correct.
 
@@ -68,3 +70,4 @@ def read_first_job(folder: Path, operator_key: str, data_root: str | None) -> No
     digest(job.protocol)
     if not is_plugin(str(job.experiment.data["dataset"])):  # user code might start threads
         client_slice(job, job.protocol.roster[0].id, data_root)
+    rehearse(job)

@@ -29,7 +29,7 @@ from dpcfl_net.launch.placement.messages import (
     WorkerEnded,
     read_report,
 )
-from dpcfl_net.privacy.ledger.ledger import COUNTER, LINES
+from dpcfl_net.privacy.ledger.chain import COUNTER, LINES
 from dpcfl_net.transport.keys import client_key
 
 HELLO_S = 120.0  # for the first answer of a host; torch loads slowly from a network file system

@@ -40,7 +40,7 @@ class WorkerProcess:
         handle: The running process; None if it does not run.
         restarts: Restarts after crashes so far.
         wanted: Its clients that should run.
-        lost: True if it is not restarted any more.
+        lost: True if it does not run again.
     """
 
     process: ClientRange
@@ -63,7 +63,7 @@ class WorkerPool:
         clients: Number of clients of the run.
         limits: Limits of the pool.
         report: Called with a message about each restart and each loss.
-        on_lost: Called with each client that is lost for the rest of the run.
+        on_lost: Called with each client that does not run again.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WorkerPool:
         return list(self._running)
 
     def lost(self) -> list[int]:
-        """Return the clients that are lost for the rest of the run."""
+        """Return the clients that do not run again: lost after a crash, or told to leave."""
         return [client for worker in self._workers.values() if worker.lost for client in worker.process.clients]
 
     def handle_command(self, message: bytes) -> None:
@@ -157,6 +157,8 @@ class WorkerPool:
         worker.handle.close()
         worker.handle = None
         self._exit_deadlines.pop(worker.first, None)
+        if code == 0 and worker.wanted and self._max_running >= self._clients:
+            self._lose(worker)  # it was told to leave, which happens once where no client makes room for another
         if code == 0 or not worker.wanted:
             return
         error = failure(worker.process.title, code, log)
@@ -171,10 +173,8 @@ class WorkerPool:
             )
             raise error
         else:
-            worker.lost = True  # the coordinator checks the quorum
             self._report(f"{error}; lost for the rest of the run")
-            for client in worker.process.clients:
-                self._on_lost(client)
+            self._lose(worker)  # the coordinator checks the quorum
 
     def finish(self) -> None:
         """End the run: no client is wanted, and processes of several clients exit."""
@@ -190,6 +190,11 @@ class WorkerPool:
             clients = range(first, min(first + self._size, self._clients))
             self._workers[first] = WorkerProcess(ClientRange(clients, group=self._size > 1))
         return self._workers[first]
+
+    def _lose(self, worker: WorkerProcess) -> None:
+        worker.lost = True
+        for client in worker.process.clients:
+            self._on_lost(client)
 
     def _start(self, worker: WorkerProcess) -> None:
         worker.handle = self._launcher.start(worker.process)

@@ -19,7 +19,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.asynchronous import Outcome
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.results import summary
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
@@ -33,14 +33,16 @@ TINY = {
     "local": {"batch_size": 20, "lr": 0.5},
 }
 SLOW = [1.0, 1.0, 1.0, 10.0]
+MORE = {"r-dpcfl": {"clusters": 2}, "dp-ifca": {"clusters": 2}}
 PAIRS = {"buffer": 2, "participations": 4}  # one plan in all tests: its noise is solved once
+SIX = {"buffer": 2, "participations": 6}  # for algorithms with synchronous rounds
 
 
 def job_for(folder, name="global", asynchronous=None, **changes):
     keys = folder / f"keys-{name}-{len([*folder.glob('keys-*')])}"
     keys.mkdir(parents=True)
     make_keys(keys, 4)
-    algorithm = {"name": name} | ({} if asynchronous is None else {"asynchronous": asynchronous})
+    algorithm = {"name": name, **MORE.get(name, {})} | ({} if asynchronous is None else {"asynchronous": asynchronous})
     return make_job(config.resolve({**SMALL, **TINY, "algorithm": algorithm, **changes}), keys)
 
 
@@ -80,10 +82,10 @@ def drive(job, order, updates, **more):
     return states, fed
 
 
-@pytest.mark.parametrize("name", ["global", "oracle"])
+@pytest.mark.parametrize("name", ["global", "oracle", "r-dpcfl", "dp-ifca"])
 def test_a_buffer_of_all_clients_gives_the_bits_of_synchronous_rounds(tmp_path, name):
-    synchronous = simulate(job_for(tmp_path, name), tmp_path / "a")
-    buffered = simulate(job_for(tmp_path, name, {"buffer": 4}), tmp_path / "b")
+    synchronous = simulate(job_for(tmp_path, name, rounds=6), tmp_path / "a")
+    buffered = simulate(job_for(tmp_path, name, {"buffer": 4}, rounds=6), tmp_path / "b")
     assert buffered.models.tobytes() == synchronous.models.tobytes()
     assert buffered.diagnostics["staleness (largest)"] == 0
 
@@ -192,13 +194,41 @@ def test_the_statement_names_the_order_of_arrival_unless_a_deadline_hides_it(tmp
     assert named == [True, False, False]
 
 
-@pytest.mark.parametrize("name", ["global", "oracle"])
+@pytest.mark.parametrize("name", ["r-dpcfl", "dp-ifca"])
+def test_synchronous_rounds_count_and_the_ledger_of_a_client_that_took_part_fully_is_its_plan(tmp_path, name):
+    job = job_for(tmp_path, name, {**SIX, "durations": SLOW}, rounds=7)
+    states = {}
+    simulate(job, tmp_path / "run", on_round=states.__setitem__)
+    phases = [states[t].diagnostics["phase"] for t in range(1, 8)]
+    synchronous = phases.index("frozen")
+    assert synchronous == {"r-dpcfl": 4, "dp-ifca": 1}[name]  # the most that each may have
+    assert [state.assignment for t, state in states.items() if t >= synchronous] == [states[7].assignment] * (8 - synchronous)
+    assert all("participations" not in states[t].diagnostics for t in range(1, synchronous + 1))
+    assert states[synchronous + 1].diagnostics["virtual time (s)"] > 8 * synchronous  # they waited for the slow client
+    full = 0
+    for entry in job.protocol.roster:
+        debits = [line for line in read_ledger(tmp_path / f"run/ledgers/client_{entry.id:04d}") if line.type == "debit"]
+        assert [line.round for line in debits] == [*range(1, len(debits) + 1)]
+        spent, plan = (
+            Counter(name for line in debits for name in line.slots),
+            Counter(s.name for s in job.algorithm.plan(entry)),
+        )
+        assert spent <= plan
+        full += spent == plan
+        assert (spent == plan) == (len(debits) == SIX["participations"])
+    assert full == {"r-dpcfl": 3, "dp-ifca": 1}[name]
+
+
+@pytest.mark.parametrize("name", ["global", "oracle", "r-dpcfl", "dp-ifca"])
 def test_a_run_that_crashes_gives_the_same_bits_and_charges_nothing_twice(tmp_path, monkeypatch, name):
     from dpcfl_net.federation import client as client_module
 
-    job = job_for(tmp_path, name, {**PAIRS, "durations": SLOW}, rounds=7)
+    job = job_for(tmp_path, name, {**(SIX if name in MORE else PAIRS), "durations": SLOW}, rounds=7)
     whole = simulate(job, tmp_path / "whole")
     compute, due = client_module.ClientHost._compute, [(1, 2), (2, 1), (1, 3), (4, 2)]
+    if name == "r-dpcfl":
+        due += [(5, 1), (6, 2)]  # participations after its synchronous rounds
+    crashes = len(due)
 
     def crashing(self, task, charge, state):
         if (task.round, self.client) in due:
@@ -215,7 +245,7 @@ def test_a_run_that_crashes_gives_the_same_bits_and_charges_nothing_twice(tmp_pa
                 break
             except KeyboardInterrupt:
                 stops += 1
-    assert (stops, due) == (4, [])
+    assert (stops, due) == (crashes, [])
     assert state.models.tobytes() == whole.models.tobytes()
     for client in range(4):
         assert charged(tmp_path / "crashed", client) == charged(tmp_path / "whole", client)
@@ -252,7 +282,9 @@ TRUSTED = {**SMALL["privacy"], "unit": "client", "trust": "trusted-server", "del
         ({"name": "oracle", "asynchronous": {"buffer": 2, "concurrency": 1}}, {}, "concurrency is 1: must be from the buffer, 2"),
         ({"name": "global", "asynchronous": {"buffer": 2, "durations": [1.0]}}, {}, "durations is [1.0]: must be 4 numbers"),
         ({"name": "global", "asynchronous": {"bufer": 2}}, {}, "did you mean 'algorithm.asynchronous.buffer'"),
-        ({"name": "r-dpcfl", "asynchronous": {"buffer": 2}}, {}, "only global and oracle, whose clusters are public and fixed"),
+        ({"name": "r-dpcfl", "asynchronous": {"buffer": 2, "participations": 3}}, {}, "up to 3 rounds are synchronous and the other 1"),
+        ({"name": "rc-dpfl", "asynchronous": {"buffer": 2}}, {}, "have it, whose clusters do not change after the first rounds"),
+        ({"name": "em-fdro", "asynchronous": {"buffer": 2}}, {}, "have it, whose clusters do not change after the first rounds"),
         ({"name": "dp-fedavg", "asynchronous": {"buffer": 2}}, TRUSTED, "a fresh secret sample of the clients in each round"),
         ({"name": "rr-cluster", "clusters": 2, "asynchronous": {"buffer": 2}}, TRUSTED, "a fresh secret sample"),
     ],

@@ -21,7 +21,7 @@ from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.claim import claimed_events, verify_claim
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.privacy.accounting import accountant
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
@@ -167,6 +167,12 @@ def test_processes_and_one_process_agree_on_a_schedule(tmp_path):
     assert {line["round"]: line["away"] for line in lines} == {
         1: [3], 2: [3], 3: [0, 3], 4: [0, 3], 5: [3], 6: [3], 7: [], 8: []
     }  # fmt: skip
+    clusters = {line["round"]: line for line in runlog.read(folder / "clusters.jsonl") if line["view"] == "server"}
+    assert [clusters[t]["assignment"][3] for t in range(1, 9)] == [None] * 6 + [
+        state.assignment[3]
+    ] * 2  # none yet, then chosen
+    assert [sum(clusters[t]["diagnostics"]["sizes"]) for t in range(1, 9)] == [3] * 6 + [4] * 2
+    assert all(None not in clusters[t]["assignment"][:3] for t in range(1, 9))
     assert all((line["missing"], line["late"], line["paused_s"]) == ([], [], 0) for line in lines)
     assert not [check for check in verify_run(folder, None) if check.holds is False]
     assert summary.read_document(folder)["state"] == "finished"

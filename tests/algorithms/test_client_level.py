@@ -28,7 +28,7 @@ from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import RAW, CentralSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate

@@ -169,7 +169,7 @@ WORDS = [
     ("algorithm.cluster", "4", ["unknown key 'algorithm.cluster'", "did you mean 'algorithm.clusters'?"]),
     ("algorithm.epsilonn", "5", ["unknown key 'algorithm.epsilonn'", "did you mean 'privacy.epsilon'?"]),
     ("algorithm.tilt", "5", ["unknown key 'algorithm.tilt'", "an option of em-fdro"]),
-    ("algorithm.zzz", "5", ["unknown key 'algorithm.zzz'", "must be one of clusters, max_clusters"]),
+    ("algorithm.zzz", "5", ["unknown key 'algorithm.zzz'", "must be one of asynchronous, clusters, max_clusters"]),
     ("algorithms", "[r-dpcfl]", ["algorithms is ['r-dpcfl']", "a section of keys and values"]),
     ("algorithms.golbal", "{}", ["unknown algorithm 'algorithms.golbal'", "did you mean 'global'?"]),
     ("algorithms.local", "5", ["algorithms.local is 5", "a section of keys and values"]),
@@ -209,8 +209,12 @@ TOGETHER = [
         ["network.cores is 0", "greater than or equal to 1"],
     ),
     (
-        {"network.clock": "virtual", "runtime.federation": "in-process", "network.compute_factors": "{9: 2.0}"},
-        ["network.compute_factors.9", "must be 0 to 3"],
+        {"network.clock": "virtual", "runtime.federation": "in-process", "network.clients": "{9: {compute_factor: 2.0}}"},
+        ["network.clients.9", "must be 0 to 3"],
+    ),
+    (
+        {"network.how": "relay", "network.clients": "{2: {compute_factor: 2.0}}"},
+        ["network.clients.2.compute_factor is 2", "belongs to network.clock virtual"],
     ),
     ({"network.how": "relay", "runtime.federation": "in-process"}, ["network.how is 'relay'", "must be 'network'"]),
     ({"network.default": "4g"}, ["network.how is missing", "'relay' or 'netem'", "network.clock 'virtual'"]),

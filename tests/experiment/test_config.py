@@ -183,7 +183,8 @@ def test_schema_names_every_algorithms_options():
     titles = {option["title"] for option in schema["properties"]["algorithm"]["anyOf"]}
     assert titles == set(registry())
     r_dpcfl = next(o for o in schema["properties"]["algorithm"]["anyOf"] if o["title"] == "r-dpcfl")
-    assert {"clusters", "max_clusters", "clustering", "selection", "warm_start", "name"} == set(r_dpcfl["properties"])
+    expected = {"asynchronous", "clusters", "max_clusters", "clustering", "selection", "warm_start", "name"}
+    assert expected == set(r_dpcfl["properties"])
 
 
 def test_an_option_of_another_algorithm_says_whose_it_is(tmp_path):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.config_messages import sentences
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.experiment.network_settings import NetworkSettings, links_of
+from dpcfl_net.experiment.network_settings import NetworkSettings, compute_factors, links_of
 from dpcfl_net.transport.links.link import Link
 from dpcfl_net.transport.links.presets import preset
 from dpcfl_net.transport.links.schedule import Schedule, Step
@@ -119,3 +119,13 @@ def test_wrong_values_are_named(given: dict[str, Any], said: str) -> None:
         NetworkSettings.model_validate(given)
     (problem,) = sentences(error.value, lambda _: "", "network")
     assert problem.startswith(said)
+
+
+def test_the_factor_of_a_client_s_device_is_resolved_like_its_link() -> None:
+    given = {
+        "default": {"compute_factor": 2.0}, "groups": {"1": {"compute_factor": 3.0}, "2": "4g", "3": {"latency_ms": 5.0}},
+        "clients": {"2": {"compute_factor": 4.0}, "3": {"latency_ms": 1.0}, "4": {"preset": "3g", "compute_factor": 5.0}},
+    }  # fmt: skip
+    settings = NetworkSettings.model_validate(given)
+    assert compute_factors(settings, GROUPS) == {0: 2.0, 1: 2.0, 2: 4.0, 3: 3.0, 4: 5.0, 6: 2.0, 7: 2.0}
+    assert compute_factors(NetworkSettings(), GROUPS) == {}

@@ -9,7 +9,8 @@ import pytest
 from test_federation import Actor, federation, job, shifted
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.federation.network import LauncherLink
+from dpcfl_net.federation.call_limits import LauncherLink
+from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.federation.pause import PauseListener
 
 __all__ = ["job"]  # the fixture
@@ -58,6 +59,16 @@ def test_a_late_answer_is_counted_and_never_mixed_into_the_next_round(job):
         assert float(updates[0][0]) == 0.25
         assert (fed.counts.late, fed.missing, fed.counts.missing) == ([0], [], set())
         assert [w for w in warnings if "set aside" in w and "client 0 answered round 1" in w], warnings
+        (late,) = [found for w in warnings if (found := LateAnswer.read(w)) is not None]
+        assert (late.client, late.round, late.task, late.status, late.arrived, len(late.sha256)) == (
+            0,
+            1,
+            "train",
+            "release",
+            2,
+            64,
+        )
+        assert str(late) in warnings
         assert fed.endpoint.failures == {}
 
 

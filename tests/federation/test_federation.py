@@ -15,9 +15,10 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Results
+from dpcfl_net.federation.call_limits import CallLimits
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.federation.network import CallLimits, NetworkFederation
+from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.runtime.coordinator import check_release
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint

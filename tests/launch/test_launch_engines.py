@@ -153,6 +153,47 @@ def test_over_ssh_the_same_bits_and_keys_that_stay_on_their_hosts(sshd, config, 
 
 @pytest.mark.slow
 @needs_sshd
+def test_over_ssh_the_relay_delays_the_workers_connections_by_their_links(sshd, config, tmp_path, finished_run):
+    slow = {"latency_ms": 400, "up_mbps": 0.5, "down_mbps": 0.5}
+    hosts = hosts_file(
+        tmp_path / "hosts.yaml", tmp_path / "there",
+        {"name": "one", "address": "127.0.0.1", "options": sshd.options, "workers": 5},
+        {"name": "two", "address": "localhost", "options": sshd.options, "workers": 3},
+    )  # fmt: skip
+    first = max(engines.free_ports(1)[0], 20_000)
+    network = {"how": "relay", "default": "fiber", "clients": {"2": slow, "6": slow}}
+    done = dpcfl(
+        "launch", write_config(tmp_path / "relay", network=network), "--on", "ssh", "--hosts", hosts, "--ports",
+        f"{first},{first + 1}", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    folder = only_run(tmp_path / "out")
+    assert_same_run(folder, finished_run)
+    addresses = json.loads((folder / "addresses" / "relay").read_text())
+    assert [int(address.rpartition(":")[2]) for address in addresses.values()] == [first + 2 + client for client in CLIENTS]
+    totals = {line["client"]: line for line in runlog.read(folder / "links.jsonl")}
+    rounds = [line for line in runlog.read(folder / "metrics.jsonl") if "bytes_up" in line]
+    for way in ("bytes_up", "bytes_down"):
+        assert min(totals[client][way] for client in CLIENTS) > 0
+        counted = sum(line[way] for line in rounds)
+        # The relay also sees handshakes, heartbeats and the overhead of CURVE.
+        assert counted < sum(totals[client][way] for client in CLIENTS) < 1.5 * counted
+    # Virtual time states what the links cost, by the same formula.
+    virtual = {"how": "off", "clock": "virtual", "default": "fiber", "clients": {"2": slow, "6": slow}}
+    alone = write_config(tmp_path / "v", network=virtual, runtime={"federation": "in-process"}, output={})
+    stated = dpcfl("run", alone, "--out", tmp_path / "runs")
+    assert stated.returncode == 0, stated.stderr
+    expected = [
+        line["seconds"] for line in runlog.read(only_run(tmp_path / "runs") / "metrics.jsonl") if line.get("clock") == "virtual"
+    ]
+    taken = [line["seconds"] for line in rounds]
+    print("relay", [round(s, 2) for s in taken], "virtual", [round(s, 2) for s in expected])
+    assert all(real > 0.9 * virtual for real, virtual in zip(taken, expected, strict=True))
+    assert min(real / virtual for real, virtual in zip(taken, expected, strict=True)) < 1.5
+
+
+@pytest.mark.slow
+@needs_sshd
 def test_a_host_that_ssh_does_not_reach_is_named_with_what_ssh_said(sshd, config, tmp_path):
     (nobody,) = engines.free_ports(1)
     strange = tmp_path / "known_hosts"

@@ -7,12 +7,15 @@ import signal
 import stat
 
 import pytest
+from journals import MOST_CUT, cut_debit, keys_in, slot_start
 
 from dpcfl_net.core.atomic import DRAFT
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, digest, verify_lines
-from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger, read_ledger
+from dpcfl_net.privacy.ledger.journal import KEY_AT, LINE_AT, SLOTS
+from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.release_store import Stored
 
 OWNER = {"run": "r1", "job": "j" * 64, "client": 3}
@@ -69,13 +72,14 @@ def test_what_was_written_is_there_after_a_restart(folder):
 def test_a_charged_request_keeps_its_key_until_its_answer_is_stored(folder):
     with open_ledger(folder) as ledger:
         charged = debit(ledger, 4)
-        (path,) = (folder / "keys").iterdir()
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert keys_in(folder) == [4]
+        assert stat.S_IMODE((folder / "journal").stat().st_mode) == 0o600
         assert ledger.lookup("job-4") == charged
     with open_ledger(folder) as ledger:
         assert ledger.lookup("job-4") == charged
         ledger.store(charged.sequence, Stored("release", b"x"))
-        assert list((folder / "keys").iterdir()) == []
+        assert keys_in(folder) == []
+        assert charged.key not in (folder / "journal").read_bytes()
         assert ledger.lookup("job-4") == Stored("release", b"x")
 
 
@@ -151,12 +155,12 @@ def test_a_closed_ledger_takes_no_debit(folder):
 
 
 def test_a_failed_write_stops_this_opening_and_the_next_one_recovers(folder, monkeypatch):
-    def full(fd, data):
+    def full(fd, data, offset):
         raise OSError(28, "No space left on device")
 
     with open_ledger(folder) as ledger:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", full)
+            patch.setattr(os, "pwritev", full)
             with pytest.raises(OSError, match="No space"):
                 debit(ledger, 4)
         with pytest.raises(LedgerError, match="ledger-closed"):
@@ -230,21 +234,21 @@ def test_a_line_that_was_whole_once_cannot_pass_as_torn(folder):
     assert refusal(folder) == "ledger-rolled-back"
 
 
-def test_a_removed_ledger_or_counter_is_refused(folder):
-    saved = (folder / "counter").read_bytes()
-    (folder / "counter").unlink()
+def test_a_removed_ledger_or_journal_is_refused(folder):
+    saved = (folder / "journal").read_bytes()
+    (folder / "journal").unlink()
     assert refusal(folder) == "ledger-broken"
-    (folder / "counter").write_bytes(b"3 nonsense\n")
+    (folder / "journal").write_bytes(b"3 nonsense\n")
     assert refusal(folder) == "ledger-broken"
-    (folder / "counter").write_bytes(saved)
+    (folder / "journal").write_bytes(saved)
     (folder / "ledger.jsonl").unlink()
     assert refusal(folder) == "ledger-rolled-back"
-    (folder / "counter").unlink()
+    (folder / "journal").unlink()
     assert refusal(folder) == "ledger-broken"
 
 
 def test_a_changed_answer_is_noticed_before_it_is_used(folder):
-    path = folder / "releases" / "00000003.answer"
+    (path,) = (path for path in (folder / "releases").iterdir() if b"state 3" in path.read_bytes())
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + b"!")
     with open_ledger(folder) as ledger, pytest.raises(LedgerError, match="ledger-broken"):
@@ -252,48 +256,109 @@ def test_a_changed_answer_is_noticed_before_it_is_used(folder):
     path.write_bytes(whole.replace(b"state 3", b"state 4"))
     with open_ledger(folder) as ledger, pytest.raises(LedgerError, match="ledger-broken"):
         ledger.state("job")
-    path.write_bytes(whole)
-    path.rename(folder / "releases" / "00000001.answer")
-    with pytest.raises(LedgerError, match="ledger-broken"):
-        open_ledger(folder)
+    for damage in (lambda: path.write_bytes(whole[:40] + b"!" + whole[41:]), lambda: path.write_bytes(b"")):
+        damage()
+        with pytest.raises(LedgerError, match="ledger-broken"):
+            open_ledger(folder)
 
 
 def test_a_key_put_under_another_debit_is_noticed(folder):
     with open_ledger(folder) as ledger:
         debit(ledger, 4)
         debit(ledger, 5)
-    (folder / "keys" / "00000004.key").write_bytes((folder / "keys" / "00000005.key").read_bytes())
-    with open_ledger(folder) as ledger, pytest.raises(LedgerError, match="ledger-broken"):
-        ledger.lookup("job-4")
+    content = bytearray((folder / "journal").read_bytes())
+    four, five = slot_start(4) + KEY_AT, slot_start(5) + KEY_AT
+    content[four : four + 48] = b"\1" + content[five + 1 : five + 48]
+    (folder / "journal").write_bytes(content)
+    assert refusal(folder) == "ledger-broken"
 
 
 # What a crash leaves
 
 
-def test_more_lines_than_counted_are_accepted_and_the_counter_is_repaired(folder):
-    behind = (folder / "counter").read_bytes()
+def test_a_journal_that_is_older_than_the_lines_is_refused(folder):
+    behind = (folder / "journal").read_bytes()
     with open_ledger(folder) as ledger:
-        charged = debit(ledger, 4)
-    ahead = (folder / "counter").read_bytes()
-    (folder / "counter").write_bytes(behind)
+        debit(ledger, 4)
+    (folder / "journal").write_bytes(behind)
+    with pytest.raises(LedgerError, match="ledger-broken"):
+        open_ledger(folder)
+    assert len(read_ledger(folder)) == 5  # a reader may come between the two
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, None])
+def test_lines_that_a_crash_has_lost_come_back_from_the_journal(folder, kept):
+    before = (folder / "ledger.jsonl").read_bytes()
+    ledger = open_ledger(folder)
+    charged = [debit(ledger, number) for number in (4, 5)]
+    killed(ledger)
+    whole = (folder / "ledger.jsonl").read_bytes()
+    write_lines(folder, [whole[: None if kept is None else len(before) + kept]])
+    assert len(read_ledger(folder)) == 6
     with open_ledger(folder) as ledger:
-        assert ledger.lookup("job-4") == charged
-    assert (folder / "counter").read_bytes() == ahead
+        assert [ledger.lookup(f"job-{number}") for number in (4, 5)] == charged
+        assert ledger.truncated("job") == []
+    assert (folder / "ledger.jsonl").read_bytes() == whole
     write_lines(folder, lines_of(folder)[:-1])
     assert refusal(folder) == "ledger-rolled-back"
 
 
-def tear(folder, number=4, cut=-1):
-    """Leave what a crash in the middle of appending a debit leaves."""
-    behind = (folder / "counter").read_bytes()
-    with open_ledger(folder) as ledger:
-        debit(ledger, number)
-    (folder / "counter").write_bytes(behind)
-    lines = lines_of(folder)
-    write_lines(folder, [*lines[:-1], lines[-1][:cut]])
+def test_a_tail_that_is_not_the_begin_of_the_line_that_was_written_is_refused(folder):
+    ledger = open_ledger(folder)
+    debit(ledger, 4)
+    killed(ledger)
+    write_lines(folder, [*lines_of(folder)[:-1], b'{"events":[]'])
+    assert refusal(folder) == "ledger-broken"
 
 
-@pytest.mark.parametrize("cut", [1, 100, -1])
+@pytest.mark.parametrize("number", [0, 5, 12, 17])
+def test_many_debits_and_a_long_line_leave_the_same_chain(tmp_path, number):
+    """More than the journal has slots; a crash after any of them; a line that is longer than a slot."""
+    folder, written = tmp_path / "ledger", []
+    ledger = open_ledger(folder)
+    for t in range(1, 41):
+        charged = ledger.debit(job="job", request=f"job-{t}", round=t, kind="train", slots=["s" * (9000 if t == 20 + number else 5)],
+                               events=[STEP])  # fmt: skip
+        written.append(lines_of(folder)[-1])
+        ledger.store(charged.sequence, Stored("release", b"bytes %d" % t), b"state %d" % t)
+        if t == 23 + number:
+            killed(ledger)
+            write_lines(folder, lines_of(folder)[:-2])
+            ledger = open_ledger(folder)
+        assert ledger.lookup(f"job-{t}") == Stored("release", b"bytes %d" % t)
+        assert len(list((folder / "releases").iterdir())) <= 3
+    ledger.close()
+    assert lines_of(folder)[1:] == written
+    assert [entry.round for entry in read_ledger(folder)] == list(range(41))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_damaged_slot_is_refused(folder, number):
+    """Slot 1 is of an earlier line; that of line 3, the newest, is taken for the begin of a debit, which line 3 then is not."""
+    content = bytearray((folder / "journal").read_bytes())
+    content[slot_start(number) + LINE_AT + 50] ^= 1
+    (folder / "journal").write_bytes(content)
+    with pytest.raises(LedgerError, match="ledger-broken"):
+        open_ledger(folder)
+
+
+def killed(ledger):
+    """End a ledger without the flushes and writes of `close`."""
+    ledger._usable, ledger._journal._dirty = False, False
+    ledger.close()
+
+
+def tear(folder, number=4, cut=MOST_CUT):
+    """Leave what a crash in the middle of a debit leaves."""
+
+    def charge():
+        with open_ledger(folder) as ledger:
+            debit(ledger, number)
+
+    cut_debit(folder, charge, cut)
+
+
+@pytest.mark.parametrize("cut", [600, 1030, MOST_CUT])
 def test_a_truncated_last_line_is_marked_and_waits_for_its_charge(folder, cut):
     tear(folder, cut=cut)
     assert len(read_ledger(folder)) == 4
@@ -304,7 +369,7 @@ def test_a_truncated_last_line_is_marked_and_waits_for_its_charge(folder, cut):
             assert ledger.spent("job") == {"train": 3}
             assert ledger.lookup("job-4") is None
             assert ledger.truncated("other") == []
-            assert list((folder / "keys").iterdir()) == []
+            assert keys_in(folder) == []
     with open_ledger(folder) as ledger:
         ledger.charge_truncated(truncated, ["train"], [STEP])
         assert ledger.truncated("job") == []
@@ -315,58 +380,64 @@ def test_a_truncated_last_line_is_marked_and_waits_for_its_charge(folder, cut):
     assert [entry.type for entry in read_ledger(folder)] == ["header", *["debit"] * 3, "torn", "closed", "debit"]
 
 
-def test_left_over_temporary_files_and_keys_are_removed(folder):
-    (folder / "keys" / "00000009.key").write_bytes(b"{}")
-    (folder / "keys" / f".00000004.key.7{DRAFT}").write_bytes(b"half a k")
-    (folder / "releases" / f".00000004.answer.7{DRAFT}").write_bytes(b"half an answer")
-    open_ledger(folder).close()
-    assert list((folder / "keys").iterdir()) == []
-    assert sorted(path.name for path in (folder / "releases").iterdir()) == ["00000002.answer", "00000003.answer"]
+@pytest.mark.parametrize("cut", [0, 1, 60])
+def test_a_debit_that_hardly_began_costs_nothing(folder, cut):
+    tear(folder, cut=cut)
+    for _ in range(2):
+        with open_ledger(folder) as ledger:
+            assert (ledger.truncated("job"), ledger.lookup("job-4")) == ([], None)
+    with open_ledger(folder) as ledger:
+        debit(ledger, 4)
+    assert [entry.type for entry in read_ledger(folder)] == ["header", *["debit"] * 4]
 
 
-def test_durable_writes_reach_the_disk_in_the_order_that_the_charge_needs(tmp_path, monkeypatch):
-    """Key before line, line before counter, answer before the key is erased; each flushed before the next begins."""
+def test_left_over_temporary_files_are_removed_and_half_erased_keys_erased(folder):
+    with open_ledger(folder) as ledger:
+        charged = debit(ledger, 4)
+    content = bytearray((folder / "journal").read_bytes())
+    at = slot_start(4) + KEY_AT
+    content[at : at + 5] = bytes(5)
+    (folder / "journal").write_bytes(content)
+    (folder / f".journal.7{DRAFT}").write_bytes(b"half a journal")
+    with open_ledger(folder) as ledger:
+        assert ledger.lookup("job-4") == Expired()
+    assert charged.key[5:] not in (folder / "journal").read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == ["journal", "ledger.jsonl", "lock", "releases"]
+
+
+def test_a_task_costs_two_flushes_in_the_order_that_the_charge_needs(tmp_path, monkeypatch):
+    """Line and key are flushed before the debit returns, the answer before `store` does; only then is the key overwritten."""
     trail = []
-    names = {}
-    real = {name: getattr(os, name) for name in ("open", "write", "fsync", "replace", "unlink")}
-
-    def opened(path, *rest, **more):
-        fd = real["open"](path, *rest, **more)
-        names[fd] = os.path.basename(path).removeprefix(".").removesuffix(f".{os.getpid()}{DRAFT}")
-        return fd
+    real = {name: getattr(os, name) for name in ("write", "pwritev", "fsync", "fdatasync", "replace", "unlink")}
 
     def noted(name):
         def call(fd, *rest):
-            trail.append((name, names.get(fd)))
+            trail.append((name, os.path.basename(os.readlink(f"/proc/self/fd/{fd}") if isinstance(fd, int) else fd)))
             return real[name](fd, *rest)
 
         return call
 
-    def moved(source, target):
-        trail.append(("replace", os.path.basename(target)))
-        real["replace"](source, target)
-
-    def unlinked(path):
-        trail.append(("unlink", os.path.basename(path)))
-        real["unlink"](path)
-
-    fakes = {"open": opened, "write": noted("write"), "fsync": noted("fsync"), "replace": moved, "unlink": unlinked}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(os, name, fake)
     with Ledger(tmp_path / "ledger", owner=OWNER) as ledger:
+        for number in (1, 2, 3):
+            ledger.store(debit(ledger, number).sequence, Stored("release", b"x"))
+        for name in real:
+            monkeypatch.setattr(os, name, noted(name))
+        charged = debit(ledger, 4)
+        assert trail == [("pwritev", "journal"), ("fdatasync", "journal"), ("write", "ledger.jsonl")]
         trail.clear()
-        debit(ledger, 1)
-        key, answer = "00000001.key", "00000001.answer"
-
-        def written(name, folder):
-            return [("write", name), ("fsync", name), ("replace", name), ("fsync", folder)]
-
-        line = [("write", "ledger.jsonl"), ("fsync", "ledger.jsonl"), ("fsync", "ledger")]
-        assert trail == [*written(key, "keys"), *line, *written("counter", "ledger")]
+        ledger.store(charged.sequence, Stored("release", b"x"))
+        assert trail == [("pwritev", "0.answer"), ("fdatasync", "0.answer"), ("pwritev", "journal")]
+        charged = debit(ledger, 5)
         trail.clear()
-        ledger.store(1, Stored("release", b"x"))
-        erased = [("write", key), ("fsync", key), ("unlink", key), ("fsync", "keys")]
-        assert trail == [("write", answer), *written(answer, "releases"), *erased]
+        ledger.store(charged.sequence, Stored("release", b"x"), repeatable=True)
+        assert trail == [("pwritev", "journal"), ("fdatasync", "journal")]
+        trail.clear()
+        for number in range(6, 6 + 3 * SLOTS):
+            ledger.store(debit(ledger, number).sequence, Stored("release", b"x"))
+        assert trail.count(("fdatasync", "ledger.jsonl")) == 3
+        assert len([name for name, _ in trail if "sync" in name]) == 2 * 3 * SLOTS + 3
+        trail.clear()
+    assert trail == [("fdatasync", "ledger.jsonl"), ("pwritev", "journal"), ("fdatasync", "journal")]
 
 
 def test_states_and_answers_of_jobs_are_apart(tmp_path):

@@ -368,9 +368,11 @@ def test_time_to_accuracy_is_beside_the_rounds_to_it(tmp_path):
 def test_settings_of_one_client_have_readable_columns(tmp_path):
     network = {"runtime": {"federation": "in-process"}, "output": {"transcript": "off"}}
     folders = [
-        write_result(tmp_path / f"{factor:g}", network={"clock": "virtual", "compute_factors": {"2": factor}}, **network)
+        write_result(
+            tmp_path / f"{factor:g}", network={"clock": "virtual", "clients": {"2": {"compute_factor": factor}}}, **network
+        )
         for factor in (1.0, 4.0)
     ]
     table = compare_table.table(compare.rows(map(read_result, folders)))
-    assert table.columns[2] == "compute_factors 2"
+    assert table.columns[2] == "clients 2 compute_factor"
     assert [row[2] for row in table.rows] == ["1.0", "4.0"]

@@ -18,18 +18,19 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.gate import request_id
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.results.split_models import NOTHING, given, split_models
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport import transcript
 
-CLIENTS, ROUNDS, MOST = 4, 24, 16
+CLIENTS, ROUNDS, MOST = 4, 24, 20
 SETTINGS = {
     "data": {"dataset": "digits", "clients": [2, 2], "train_per_client": 200, "test_per_client": 40},
     "local": {"batch_size": 20, "lr": 0.3}, "rounds": ROUNDS, "privacy": {"epsilon": 5, "delta": 1e-4},
-    "algorithm": {"name": "oracle", "asynchronous": {"buffer": 2, "participations": MOST}},
+    "algorithm": {"name": "r-dpcfl", "clusters": 2, "asynchronous": {"buffer": 2, "participations": MOST}},
 }  # fmt: skip
+ORACLE = {"name": "oracle", "asynchronous": {"buffer": 2, "participations": MOST}}
 
 
 def wait_for_version(folder: Path, t: int, run: subprocess.Popen) -> None:
@@ -48,12 +49,17 @@ def process(run: subprocess.Popen, title: str) -> psutil.Process:
     return found
 
 
-@pytest.fixture(scope="module")
-def killed_run(tmp_path_factory) -> Path:
-    """A run that lost a worker, its coordinator, then all processes, and was resumed to its end."""
+@pytest.fixture(scope="module", params=["r-dpcfl", pytest.param("oracle", marks=pytest.mark.slow)])
+def killed_run(request, tmp_path_factory) -> Path:
+    """A run that lost a worker, its coordinator, then all processes, and was resumed to its end.
+
+    The rounds of r-dpcfl are synchronous at first: its worker is killed in one of them, the other processes after them.
+    """
     out = tmp_path_factory.mktemp("asynchronous")
+    settings = {**SETTINGS, "algorithm": ORACLE} if request.param == "oracle" else SETTINGS
+    first = 0 if request.param == "oracle" else 14  # most synchronous rounds
     run = subprocess.Popen(
-        [*DPCFL, "run", str(write_config(out / "c", **SETTINGS)), "--out", str(out / "runs")],
+        [*DPCFL, "run", str(write_config(out / "c", **settings)), "--out", str(out / "runs")],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
@@ -64,9 +70,9 @@ def killed_run(tmp_path_factory) -> Path:
     worker, coordinator = process(run, "client 3"), process(run, "coordinator")
     wait_for_version(folder, 3, run)
     worker.kill()
-    wait_for_version(folder, 7, run)
+    wait_for_version(folder, first + 3, run)
     coordinator.kill()
-    wait_for_version(folder, 13, run)
+    wait_for_version(folder, first + 6, run)
     os.killpg(run.pid, signal.SIGKILL)
     run.communicate(timeout=20)
     assert_nothing_left(folder)
@@ -128,17 +134,29 @@ def test_a_model_that_is_no_version_is_found(killed_run):
     found = given(transcript.read(killed_run / "transcript.msgpack"))
     clusters = killed_run / "clusters.jsonl"
     assert split_models(found, protocol, clusters) == []
-    client, task = next((client, task) for client, task in found.tasks if task.round == 1)
-    twice = dataclasses.replace(found, tasks=[*found.tasks, (client, task.model_copy(update={"sha256": "5" * 64}))])
-    assert f"participation 1 train: client {client} was given 2 models" in split_models(twice, protocol, clusters)
-    own = [(client, task.model_copy(update={"sha256": f"{k:064x}", "round": 100 + k})) for k in range(ROUNDS)]
+    synchronous = max((task.round for _, task in found.tasks if task.task != "train"), default=0)
+    assert (2 <= synchronous <= 14) == (protocol.algorithm == "r-dpcfl")
+
+    def changed(number):
+        client, task = next((client, task) for client, task in found.tasks if task.round == number)
+        twice = [*found.tasks, (client, dataclasses.replace(task, sha256="5" * 64))]
+        return client, split_models(dataclasses.replace(found, tasks=twice), protocol, clusters)
+
+    client, problems = changed(synchronous + 1)
+    assert f"participation {synchronous + 1} train: client {client} was given 2 models" in problems
+    if synchronous:
+        client, problems = changed(2)
+        assert f"round 2 train: client {client} was given 2 models" in problems
+    client, task = found.tasks[-1]
+    own = [(client, dataclasses.replace(task, sha256=f"{k:064x}", round=100 + k)) for k in range(ROUNDS)]
     problems = split_models(dataclasses.replace(found, tasks=[*found.tasks, *own]), protocol, clusters)
-    assert any("different models, the run has 24 versions" in problem for problem in problems)
+    assert any(f"different models, the run has {ROUNDS - synchronous} versions" in problem for problem in problems)
 
 
 @pytest.mark.slow
 def test_clients_that_are_started_when_they_are_asked(tmp_path):
-    settings = {**SETTINGS, "rounds": 16, "runtime": {"max_live_workers": 2}}
+    algorithm = {**SETTINGS["algorithm"], "asynchronous": {"buffer": 2, "participations": 16}}
+    settings = {**SETTINGS, "rounds": 16, "algorithm": algorithm, "runtime": {"max_live_workers": 2}}
     done = dpcfl("run", write_config(tmp_path / "c", **settings), "--out", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     folder = only_run(tmp_path / "runs")

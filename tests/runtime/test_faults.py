@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, write_config
+from journals import cut_debit
 
-from dpcfl_net.core.protocol import digest
-from dpcfl_net.core.signing import read_operator_key
-from dpcfl_net.experiment.job_files import read_job
-from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
+from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
 ROUNDS = 6
@@ -58,7 +56,7 @@ NEEDED = [
     ("keys/coordinator/coordinator.secret", "", {2, 3}),
     ("keys/observer/observer.secret", "observer", {2, 3}),
     ("ledgers/client_0000/ledger.jsonl", "ledger", {3}),
-    ("ledgers/client_0000/counter", "ledger", {3}),
+    ("ledgers/client_0000/journal", "ledger", {3}),
     ("transcript.msgpack", "transcript", {3}),
 ]
 # A damaged one of these is made again, or passed over and said.
@@ -68,7 +66,7 @@ SPARE = [
     "checkpoints/round_00003/state.msgpack", "checkpoints/round_00003/cluster_1.safetensors", "checkpoints/round_00003/sha256",
 ]  # fmt: skip
 QUICK = {("metrics.jsonl", cut), ("checkpoints/round_00003/cluster_1.safetensors", flip)}
-QUICK_NEEDED = {("ledgers/client_0000/ledger.jsonl", flip), ("config.yaml", cut)}
+QUICK_NEEDED = {("ledgers/client_0000/ledger.jsonl", flip), ("ledgers/client_0000/journal", cut), ("config.yaml", cut)}
 
 
 def models(folder: Path) -> bytes:
@@ -157,15 +155,17 @@ def test_what_cannot_go_on_says_why_and_changes_nothing(runs, tmp_path, name, sa
 
 
 def truncated(folder: Path) -> None:
-    """What a crash in the middle of a debit's line leaves: its key, and a part of the line."""
-    job = read_job(folder, read_operator_key(folder / "operator.pub"))
+    """Leave what a crash in the middle of a debit leaves."""
     where = folder / "ledgers/client_0001"
-    lines = read_ledger(where)
-    last = max(line.round for line in lines)
-    note = {"job": digest(job.protocol), "round": last + 1, "kind": "train", "id": "5" * 64, "key": "6" * 64}
-    Disk().replace(where / "keys" / f"{len(lines):08d}.key", json.dumps(note, sort_keys=True, separators=(",", ":")).encode())
-    with (where / "ledger.jsonl").open("ab") as file:
-        file.write(b'{"events":[{"noise_multi')
+    header, *_, last = read_ledger(where)
+
+    def charge() -> None:
+        with Ledger(where, owner=header.owner) as ledger:
+            ledger.debit(
+                job=last.job, request="5" * 64, round=last.round + 1, kind="train", slots=last.slots, events=last.events
+            )
+
+    cut_debit(where, charge)
 
 
 def test_a_torn_line_in_one_ledger_costs_one_answer_and_never_the_run(runs, tmp_path):

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -171,6 +172,33 @@ def test_the_launcher_follows_no_odd_word_of_the_coordinator(tmp_path):
     for word in (b"start 12", b"start -1", b"begin 3", b"start", b"\xff\xff"):
         with pytest.raises(RunFailed, match="unknown command of the coordinator"):
             pool.handle_command(word)
+
+
+class Exits:
+    """Launcher and handle of processes that have ended with a code."""
+
+    def __init__(self, code: int, log_path: Path) -> None:
+        self.code, self.log_path, self.sentinel = code, log_path, 0
+
+    def start(self, process: ClientRange) -> Exits:
+        self.sentinel = process.clients[0]
+        return self
+
+    def wait(self) -> int:
+        return self.code
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("running", "gone"), [(2, [1]), (1, [])])
+def test_a_worker_that_left_is_gone_for_good_unless_it_made_room_for_another(tmp_path, running, gone):
+    lost: list[int] = []
+    pool = WorkerPool(Exits(0, tmp_path / "log"), 2, PoolLimits(1, running, 2, True), report=print, on_lost=lost.append)
+    pool.start_worker([1])
+    pool.update()
+    pool.ended(1)
+    assert (lost, pool.lost(), pool.sentinels) == (gone, gone, [])
 
 
 def test_a_worker_that_ends_while_another_starts_is_still_seen_to_end(tmp_path):

@@ -16,7 +16,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch.cli.progress import ProgressTail
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
 

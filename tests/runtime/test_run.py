@@ -23,6 +23,7 @@ from dpcfl_net.data import cache
 from dpcfl_net.experiment import build, config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.claim import verify_claim
+from dpcfl_net.federation.late_answer import LateAnswer
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
@@ -397,3 +398,14 @@ def test_inspect_shows_what_crossed(finished_run):
     assert "models f4[4, 6090]" in shown
     assert "choice i8[]" in shown
     assert "client 2" not in shown
+    assert "late" not in shown
+
+
+def test_inspect_marks_late_answers(finished_run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished_run, copy)
+    answer, at = LateAnswer(3, 4, "select_and_train", "release", 5, "a" * 64), time.time()
+    runlog.Lines(copy / "warnings.jsonl").write({"time": at, "text": str(answer)})
+    shown = dpcfl("inspect", copy, "--client", "3", "--limit", "10000").stdout.splitlines()
+    marked = [line.split() for line in shown if "(late: set aside)" in line]
+    assert [(words[4], words[5]) for words in marked] == [("4", "RESULT")], marked

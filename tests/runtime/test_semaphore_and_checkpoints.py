@@ -148,6 +148,8 @@ def test_a_state_is_read_as_it_was_written_and_old_ones_go(tmp_path):
     assert checkpoints.newest() is None
     for t in range(1, 5):
         checkpoints.write(t, state(t))
+        assert checkpoints.read(t).models.tobytes() == state(t).models.tobytes()  # before its flush has ended
+    checkpoints.flush()
     assert checkpoints.rounds() == [3, 4]
     found = Checkpoints(tmp_path).newest()
     assert found is not None
@@ -164,6 +166,7 @@ def test_a_state_is_read_as_it_was_written_and_old_ones_go(tmp_path):
     assert (read.memory["posteriors"] == 4).all()
     empty = State(np.empty((0, 5), np.float32), [None])
     checkpoints.write(5, empty)
+    checkpoints.flush()
     assert checkpoints.read(5).models.shape == (0, 5)
 
 
@@ -175,7 +178,48 @@ def test_a_half_written_checkpoint_is_not_one(tmp_path):
     (tmp_path / "round_x").mkdir()
     assert checkpoints.rounds() == [1]
     checkpoints.write(2, state(2))
+    checkpoints.flush()
     assert checkpoints.rounds() == [1, 2]
+
+
+def test_the_checkpoint_before_is_flushed_and_only_then_the_oldest_removed(tmp_path, monkeypatch):
+    """With one to keep: the one before is there until the new one is on the disk."""
+    checkpoints, flushed, rounds = Checkpoints(tmp_path, keep=1), [], []
+    real = os.fsync
+
+    def noted(handle):
+        flushed.append(os.readlink(f"/proc/self/fd/{handle}").removeprefix(f"{tmp_path}/"))
+        rounds.append(checkpoints.rounds())
+        real(handle)
+
+    checkpoints.write(1, state(1))
+    checkpoints.flush()
+    monkeypatch.setattr(os, "fsync", noted)
+    checkpoints.write(2, state(2))
+    checkpoints.flush()
+    files = {f"round_00002/{name}" for name in ("state.msgpack", "cluster_0.safetensors", "cluster_1.safetensors", "sha256")}
+    assert (set(flushed[:4]), flushed[4:]) == (files, ["round_00002", str(tmp_path)])
+    assert rounds == [[1, 2]] * 6
+    assert checkpoints.rounds() == [2]
+
+
+def test_a_flush_that_fails_stops_the_next_write(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    checkpoints.write(1, state(1))
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.write(2, state(2))
+    assert checkpoints.rounds() == [1]
+
+
+def write(folder, t):
+    """Write a checkpoint and wait for its flush."""
+    checkpoints = Checkpoints(folder)
+    checkpoints.write(t, state(t))
+    checkpoints.flush()
 
 
 def flipped(path):
@@ -189,7 +233,7 @@ def flipped(path):
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path, name, damage):
     """Any file cut, changed in one bit or gone: never other models without a word."""
     for t in (1, 2):
-        Checkpoints(tmp_path).write(t, state(t))
+        write(tmp_path, t)
     damage(tmp_path / "round_00002" / name)
     said = []
     found = Checkpoints(tmp_path, warn=said.append).newest()
@@ -200,13 +244,13 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path, name
     damage(tmp_path / "round_00001" / name)
     with pytest.raises(RunFailed, match=r"no checkpoint in .* can be read: rounds 1, 2"):
         Checkpoints(tmp_path).newest()
-    Checkpoints(tmp_path).write(2, state(2))
+    write(tmp_path, 2)
     assert Checkpoints(tmp_path).newest()[0] == 2
 
 
 def test_a_file_in_a_checkpoints_place_is_passed_over_and_replaced(tmp_path):
-    Checkpoints(tmp_path).write(1, state(1))
+    write(tmp_path, 1)
     (tmp_path / "round_00002").write_text("stray")
     assert Checkpoints(tmp_path).newest()[0] == 1
-    Checkpoints(tmp_path).write(2, state(2))
+    write(tmp_path, 2)
     assert Checkpoints(tmp_path).newest()[0] == 2

@@ -13,7 +13,7 @@ from conftest import assert_nothing_left, dpcfl, only_run, write_config
 from dpcfl_net.core import runlog
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import read_job
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport.keys import client_key
 

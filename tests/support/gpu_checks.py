@@ -19,6 +19,7 @@ from test_dpsgd import (
 )
 
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.privacy.device_noise import DeviceNoise
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import devices, models
 from dpcfl_net.training.devices import Device
@@ -55,6 +56,15 @@ def repeats(device: Device) -> None:
     for path in PATHS:
         found = [small(path=path).train(start(), data, slot, 1.0, KEY)[0].tobytes() for _ in range(3)]
         assert len(set(found)) == 1, path
+
+
+def noise(device: Device) -> None:
+    """Noise has the bits of the CPU."""
+    total = torch.from_numpy(np.random.default_rng(0).normal(size=200_000))
+    expected = DeviceNoise(KEY, torch.device("cpu")).add(total, 0.7)
+    devices.use(device)
+    there = devices.torch_device()
+    assert torch.equal(DeviceNoise(KEY, there).add(total.to(there), 0.7).cpu(), expected)
 
 
 def removes(device: Device) -> None:
@@ -135,7 +145,7 @@ def resnet(device: Device) -> None:
     assert 0 < np.linalg.norm(first) <= 6
 
 
-CHECKS = {check.__name__: check for check in (near_cpu, repeats, removes, neighbours, gives_back, capped, resnet)}
+CHECKS = {check.__name__: check for check in (near_cpu, repeats, noise, removes, neighbours, gives_back, capped, resnet)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

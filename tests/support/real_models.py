@@ -274,7 +274,7 @@ TAKEN = {
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, CLASSES)), (3, 8, 8), "fast"
     ),
     "MLP on a sequence (rank 3)": Case(
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Flatten(), nn.Linear(80, CLASSES)), (10, 6), "opacus"
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Flatten(), nn.Linear(80, CLASSES)), (10, 6), "deep"
     ),
     "MLP on images (rank 4)": Case(
         lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(192, CLASSES)), (3, 8, 8), "opacus"

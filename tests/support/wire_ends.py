@@ -21,7 +21,7 @@ import zmq
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.hostile_worker import Reaction, play
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.transport.endpoint import ClientEndpoint, ClientTimes, Link, MessageLog, Payload, ServerEndpoint
+from dpcfl_net.transport.endpoint import ClientEndpoint, ClientTimes, Link, MessageLog, Payload, ServerEndpoint, ServerTimes
 from dpcfl_net.transport.messages import Header, TensorTemplate
 
 RUN, JOB, P = "ab12", "0" * 64, 1_250_000  # P float32: 5 MB, so that chunks and credit are at work
@@ -89,8 +89,8 @@ def more(things: tuple[int, ...], before: tuple[int, ...]) -> bool:
 def make_server(bind: str = "tcp://127.0.0.1:*", **changes: Any) -> ServerEndpoint:
     given: dict[str, Any] = {"run": RUN, "job": JOB, "keys": SERVER, "clients": {k: key[0] for k, key in KEYS.items()}}
     given |= {"result_template": result_template, "check": bounded, "heartbeat_s": 0.1, "resend_s": 0.3} | changes
-    link, log = part_of(Link, given), part_of(MessageLog, given)
-    return ServerEndpoint(bind, link, log=log, **given)
+    link, log, times = part_of(Link, given), part_of(MessageLog, given), part_of(ServerTimes, given)
+    return ServerEndpoint(bind, link, log=log, times=times, **given)
 
 
 def make_client(address: str, client: int = 0, **changes: Any) -> ClientEndpoint:

@@ -339,7 +339,7 @@ def flooded(security: str, mebibytes: int) -> tuple[Reaction, float, int]:
 @contextlib.contextmanager
 def highest_memory() -> Iterator[Callable[[], float]]:
     """By how many MiB this process has grown at its highest, looked at every millisecond."""
-    memory.give_back_freed()  # by earlier tests: what grows into that would not be seen
+    memory.give_back_all()  # by earlier tests: what grows into that would not be seen
     before, sizes, done = rss(), [0.0], threading.Event()
 
     def look() -> None:

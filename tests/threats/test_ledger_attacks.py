@@ -16,7 +16,9 @@ from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.privacy.ledger import entries
 from dpcfl_net.privacy.ledger import ledger as ledger_module
-from dpcfl_net.privacy.ledger.ledger import Charged, Ledger, read_ledger
+from dpcfl_net.privacy.ledger.chain import Chain, read_ledger
+from dpcfl_net.privacy.ledger.journal import JOURNAL, read_journal
+from dpcfl_net.privacy.ledger.ledger import Charged, Ledger
 
 PLACES = ("before compute", "in compute", "after the answer was stored")
 
@@ -121,12 +123,17 @@ def test_an_edited_ledger_refuses_to_start(finished_run, tmp_path, monkeypatch, 
 
     def unchecked(where):
         lines = (where / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-        return lines, [entries._parse(line, json.loads(line)["prev"]) for line in lines], b""
+        image = read_journal(where / JOURNAL)
+        del image.slots[image.newest]
+        image.synced = 0
+        return Chain([entries._parse(line, json.loads(line)["prev"]) for line in lines], lines[-1], b"", image, False, False)
 
     (folder / "ledger.jsonl").write_bytes(whole)
     edited(folder, EDITS["the last debit taken out"][0])
-    (folder / "releases" / "00000004.answer").unlink()
-    monkeypatch.setattr(ledger_module, "_read", unchecked)
+    for path in (folder / "releases").iterdir():
+        if json.loads(path.read_bytes().partition(b"\n")[0])["round"] == 4:
+            path.unlink()
+    monkeypatch.setattr(ledger_module, "read_chain", unchecked)
     ledger, gate = open_gate(folder)
     assert gate.remaining()["train"] == 1
     again = ask(gate, 4)
@@ -135,5 +142,5 @@ def test_an_edited_ledger_refuses_to_start(finished_run, tmp_path, monkeypatch, 
     assert len(ledger.charges(JOB)) == 4
     ledger.close()
     evidence.control(
-        "without the chain and the counter the ledger is taken, and a spent round is answered once more, with fresh noise"
+        "without the chain and the journal's count the ledger is taken, and a spent round is answered once more, with fresh noise"
     )

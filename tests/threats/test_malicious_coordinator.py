@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment.job_files import Job, read_job, write_job
 from dpcfl_net.federation.client import Engine
-from dpcfl_net.privacy.ledger.ledger import read_ledger
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.results.split_models import given, other_than_charged, split_models
@@ -350,7 +350,7 @@ def forged(folder, path, show_to, the_task_of):
         header = _decoded(record.header)
         data = record.header
         if header is not None and header.sha256 == heads[show_to].sha256:
-            data = encode(header.model_copy(update={"sha256": shown}))
+            data = encode(replace(header, sha256=shown))
         written.record(record.direction, record.peer, data)
     written.close()
     return path

@@ -39,6 +39,7 @@ from dpcfl_net.runtime.coordinator import run_coordinator
 from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import sockets, transcript
 from dpcfl_net.transport.channel import Channel
+from dpcfl_net.transport.connections import Connections
 from dpcfl_net.transport.endpoint import ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR
 from dpcfl_net.transport.messages import Header
@@ -87,7 +88,7 @@ def test_an_unknown_key_gets_no_message_through(evidence, monkeypatch):
         ends = Ends(server)
         assert call(liar, ends, client=0) == "unknown-key"
         assert server.bytes_up > 0
-        server._by_key = AnyClient()
+        server._connections._by_key = AnyClient()
         assert call(liar, ends, client=0) == "WELCOME"
         task = server.send_task(0, 1, "small", {})
         ends.until(lambda: liar.hears(kind="TASK", id=task))
@@ -155,7 +156,7 @@ def test_without_an_authenticator_nobody_gets_in(evidence, monkeypatch):
     monkeypatch.setattr(sockets, "_serve_curve", lenient)
     with make_server() as server, Liar(server.address, keys=pair()) as liar:
         ends = Ends(server)
-        server._by_key = AnyClient()
+        server._connections._by_key = AnyClient()
         assert call(liar, ends, client=0) == "WELCOME"
     evidence.control("with ZAP_ENFORCE_DOMAIN=0 the missing authenticator lets a stranger in")
 
@@ -326,7 +327,7 @@ def test_one_key_twice_is_refused_until_the_first_is_gone(evidence, monkeypatch)
         assert route_taken(server) == (False, True)
     evidence.control("with ROUTER_HANDOVER=1 client 1 asks for client 0's routing id and gets its task")
     monkeypatch.setattr(sockets, "new_socket", new_socket)
-    monkeypatch.setattr(ServerEndpoint, "_alive", lambda self, peer: False)
+    monkeypatch.setattr(Connections, "_alive", lambda self, peer: False)
     with make_server() as server, Liar(server.address) as one, Liar(server.address) as two:
         ends = Ends(server)
         assert (call(one, ends, client=0), call(two, ends, client=0)) == ("WELCOME", "WELCOME")

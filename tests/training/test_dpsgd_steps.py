@@ -1,4 +1,4 @@
-"""DP-SGD steps and evaluation: sampling, noise, events, settings, one shape of batch."""
+"""DP-SGD steps and evaluation: sampling, noise, events, settings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,6 @@ from dpcfl_net.training import dpsgd, models
 from dpcfl_net.training.dpsgd import Evaluator, Trainer
 
 torch.set_num_threads(1)
-
-
-def test_every_physical_batch_has_one_shape() -> None:
-    trainer, data = small(), Images(100)
-    trainer.train(start(), data, DPSGDSlot("train", 0.08, 30), 1.0, KEY)
-    trainer.train(start(), data, DPSGDSlot("train", 1, 1), 1.0, KEY)
-    assert set(data.sizes) == {trainer.slots}
 
 
 def test_a_full_batch_uses_every_record_once() -> None:

@@ -7,17 +7,18 @@ import pytest
 import torch
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.vision import torchvision
 from dpcfl_net.training import models
 
 SHAPES = {
     "cnn": (1, 28, 28), "small-cnn": (1, 28, 28), "digits-cnn": (1, 8, 8), "cifar-cnn": (3, 32, 32), "resnet18": (3, 32, 32),
-    "linear": (1, 8, 8), "char-lstm": (80,),
+    "linear": (1, 8, 8), "char-lstm": (80,), "char-transformer": (80,),
 }  # fmt: skip
 SIZES = {
     "cnn": 28_938, "small-cnn": 9_098, "digits-cnn": 6_090, "cifar-cnn": 66_570, "resnet18": 11_181_642, "linear": 650,
-    "char-lstm": 26_025,
+    "char-lstm": 26_025, "char-transformer": 112_609,
 }  # fmt: skip
-CLASSES = {"char-lstm": 97}
+CLASSES = {"char-lstm": 97, "char-transformer": 97}
 
 
 @pytest.mark.parametrize("name", models.NAMES)
@@ -53,11 +54,39 @@ def test_one_class_is_regression_with_one_output() -> None:
     assert module(torch.zeros(4, 1)).shape == (4, 1)
 
 
-def test_what_is_no_character_code_is_taken_for_the_nearest() -> None:
-    module = models.build("char-lstm", (3,), 5)
+@pytest.mark.parametrize("name", ["char-lstm", "char-transformer"])
+def test_what_is_no_character_code_is_taken_for_the_nearest(name: str) -> None:
+    module = models.build(name, (3,), 5)
     wild = module(torch.tensor([[-7.0, 1e9, 2.0], [torch.inf, -torch.inf, 2.0]]))
     assert torch.allclose(wild[0], module(torch.tensor([[0.0, 4.0, 2.0]]))[0], atol=1e-6)
     assert wild.isfinite().all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_resnet_is_that_of_torchvision_bit_for_bit(channels: int) -> None:
+    pytest.importorskip("PIL", reason="torchvision needs Pillow")
+    resnet = torchvision().models.resnet
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        theirs = resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], 10, norm_layer=lambda wide: torch.nn.GroupNorm(32, wide))
+        if channels != 3:
+            theirs.conv1 = torch.nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+            torch.nn.init.kaiming_normal_(theirs.conv1.weight, mode="fan_out", nonlinearity="relu")
+        x = torch.randn(2, channels, 32, 32)
+    ours = models.build("resnet18", (channels, 32, 32), 10)
+    assert models.layout(ours) == models.layout(theirs)
+    assert np.array_equal(models.initial("resnet18", (channels, 32, 32), 10, 5), models.flatten(theirs))
+    ours.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("name", ["cnn", "linear", "resnet18", "char-lstm"])
+def test_a_skeleton_has_the_layout_and_draws_no_random_number(name: str) -> None:
+    shape = SHAPES[name]
+    before = torch.get_rng_state()
+    skeleton = models.skeleton(name, shape, 10)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert models.layout(skeleton) == models.layout(models.build(name, shape, 10))
 
 
 def test_resnet_takes_one_channel() -> None:

@@ -21,9 +21,10 @@ from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training import models
-from dpcfl_net.training.dpsgd import Trainer, padded
+from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.models import flatten
 from dpcfl_net.training.pace import covered_epsilon, room
+from dpcfl_net.training.physical_batches import padded
 from dpcfl_net.transport.keys import make_keys
 
 PRIVACY = {"epsilon": 5, "delta": 1e-4}
@@ -50,13 +51,13 @@ def test_every_step_computes_on_the_same_batches_whatever_it_draws():
     trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=32)
     theta, slot = flatten(module), DPSGDSlot("train", 32 / 400, 20)
     counts = {}
-    for how in (None, 75):
+    for how in (None, 150):
         data = Images(400)
         trainer.train(theta, data, slot, 1.0, b"k" * 32, room=how)
         counts[how] = list(zip(map(len, data.rows), data.sizes, strict=True))
-    sizes = {size for _, size in counts[75]}
-    assert (len(sizes), len(counts[75])) == (1, 20 * 2)
-    assert sum(rows for rows, _ in counts[75]) == sum(rows for rows, _ in counts[None])  # the same draws
+    sizes = {size for _, size in counts[150]}
+    assert (len(sizes), len(counts[150])) == (1, 20 * 2)
+    assert sum(rows for rows, _ in counts[150]) == sum(rows for rows, _ in counts[None])  # the same draws
     free = [sum(rows for rows, _ in counts[None][k:]) for k in range(len(counts[None]))]
     assert len(counts[None]) < 20 * 2  # positive control: otherwise the number of batches follows the draw
     assert len(set(free)) == len(free)
@@ -65,13 +66,13 @@ def test_every_step_computes_on_the_same_batches_whatever_it_draws():
 def test_cutting_changes_nothing_but_batches_that_are_too_large():
     module = models.build("digits-cnn", (1, 8, 8), 10)
     trainer, data = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=32), Images(100)
-    theta, rows = flatten(module), np.arange(50)
+    theta, rows = flatten(module), np.arange(90)
     free = trainer.clipped_sum(theta, data, rows)
-    assert np.allclose(trainer.clipped_sum(theta, data, rows, room=90), free, rtol=2e-3, atol=1e-5)
+    assert np.allclose(trainer.clipped_sum(theta, data, rows, room=200), free, rtol=2e-3, atol=1e-5)
     cut = trainer.clipped_sum(theta, data, rows[:37])
     assert np.allclose(trainer.clipped_sum(theta, data, rows, room=37), cut, rtol=2e-3, atol=1e-5)
-    size, batches = padded(rows, 90)
-    assert (size, len(batches), [len(b) for b in batches]) == (30, 3, [30, 20, 0])
+    size, batches = padded(rows, 200)
+    assert (size, len(batches), [len(b) for b in batches]) == (67, 3, [67, 23, 0])
 
 
 def job_of(folder, **local):

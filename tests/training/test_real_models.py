@@ -171,7 +171,7 @@ def test_an_engine_that_is_asked_for_is_taken(name: str) -> None:
     assert report.gradient_error <= ERROR
 
 
-NAMED = {"char-lstm": (9,), "linear": (12,), "resnet18": (3, 16, 16)}
+NAMED = {"char-lstm": (9,), "char-transformer": (9,), "linear": (12,), "resnet18": (3, 16, 16)}
 
 
 @pytest.mark.parametrize("name", models.NAMES)

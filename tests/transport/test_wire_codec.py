@@ -16,6 +16,7 @@ from dpcfl_net.core import tensors as named
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.types import TensorSpec
 from dpcfl_net.transport import keys
+from dpcfl_net.transport.header_rules import RULES
 from dpcfl_net.transport.messages import (
     CHUNK,
     MAX_HEADER,
@@ -56,7 +57,7 @@ rows = st.lists(st.tuples(st.from_regex(r"\A[A-Za-z0-9_.]{1,20}\Z"), st.sampled_
 @st.composite
 def headers(draw: st.DrawFn) -> Header:
     kind = draw(st.sampled_from(["HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE"]))
-    code = {"RESULT": "release", "HEARTBEAT": "idle"}.get(kind, draw(st.from_regex(r"\A[a-z0-9-]{0,64}\Z")))
+    code = {"RESULT": "release", "HEARTBEAT": "idle", "ACK": "waiting"}.get(kind, draw(st.from_regex(r"\A[a-z0-9-]{0,64}\Z")))
     found = {name: (name, dtype, tuple(shape)) for name, dtype, shape in draw(rows)} if kind in ("TASK", "RESULT") else {}
     table = tuple((*row, math.prod(row[2]) * int(row[1][1])) for _, row in sorted(found.items()))
     size = sum(row[3] for row in table)
@@ -97,7 +98,7 @@ nested = st.recursive(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(Header.model_fields)), nested)
+@given(st.sampled_from(sorted(RULES)), nested)
 def test_any_value_in_any_field_is_valid_or_a_wire_error(name: str, value: object) -> None:
     try:
         header = decode(raw(**{name: value}))
@@ -285,3 +286,18 @@ def test_signature_holds_for_the_very_bytes_and_key_only(tmp_path: object) -> No
     with pytest.raises(Refused) as caught:
         signing.sign(one / "operator.secret", b"a job")
     assert caught.value.code == "key-permissions"
+
+
+def test_norm_and_finiteness_of_large_arrays_agree_with_numpy() -> None:
+    array = np.random.default_rng(4).standard_normal((3, 70_001)).astype("f4")
+    assert named.norm(array) == pytest.approx(float(np.linalg.norm(array.astype("f8"))), rel=1e-12)
+    assert named.norm(np.full(5, 3e38, "f4")) == pytest.approx(3e38 * math.sqrt(5))
+    assert named.finite(array)
+    for place, value in ((0, np.nan), (65_536, np.inf), (array.size - 1, -np.inf)):
+        array.flat[place] = value
+        assert not named.finite(array)
+        array.flat[place] = 0.0
+    bits = np.full(70_000, 0x3F80, "<u2")
+    assert named.finite(bits)
+    bits[-1] = 0x7F80
+    assert not named.finite(bits)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,10 @@ from wire_ends import (
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
-from dpcfl_net.transport.messages import CHUNK, WINDOW, Header, WireError, decode, encode
-from dpcfl_net.transport.observer_link import End, Models, ObserverInbox, ObserverOutbox, Personal, Span
+from dpcfl_net.transport.messages import CHUNK, WINDOW, WireError, decode, encode
+from dpcfl_net.transport.observer_inbox import ObserverInbox
+from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
+from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.server import FAILURES
 from dpcfl_net.transport.transcript import Transcript, read
 
@@ -106,7 +109,7 @@ def test_answers_without_release_carry_a_status_and_a_reason(server: ServerEndpo
 def test_other_version_run_or_job_is_refused_with_its_name(server: ServerEndpoint, field: str, value: object) -> None:
     ends = Ends(server)
     with Liar(server.address) as liar:
-        header = Header(**{**liar.stamp.header(kind="HELLO", client=0).model_dump(), field: value})
+        header = replace(liar.stamp.header(kind="HELLO", client=0), **{field: value})
         liar.socket.send_multipart([encode(header)])
         ends.until(lambda: liar.hears(kind="ERROR", code=field, parent=header.id))
         assert not server.ready
@@ -638,6 +641,9 @@ def test_missing_observer_stops_nobody() -> None:
             main.models(index, [0], np.zeros((1, P), "f4"))
         assert time.monotonic() - start < 5
         assert main.dropped == 50
+    with outbox(f"tcp://127.0.0.1:{port}", "coordinator", SERVER, patience_s=3600, ended=lambda: True) as main:
+        main.end(1)
+        assert main.dropped == 1
     assert not hasattr(main, "poll")
 
 

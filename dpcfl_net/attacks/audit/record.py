@@ -20,8 +20,8 @@ from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.federation.client import slot_key
 from dpcfl_net.federation.gate import seeded_key
 from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
-from dpcfl_net.privacy.ledger.ledger import read_ledger
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.randomness import stream
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot

@@ -5,55 +5,40 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpcfl_net.core.atomic import Buffer, sync_folder, write_all, write_atomically
+from dpcfl_net.core.atomic import Buffer, sync_folder, write_atomically
 
 
 class Disk:
-    """Writes and removes a ledger's files.
+    """Writes a ledger's files.
 
     Args:
-        durable: False skips fsync only.
+        durable: False skips only the flushes: a crash of the process loses nothing then, a crash of the machine may.
     """
 
     def __init__(self, durable: bool = True) -> None:
         self.durable = durable
 
     def sync(self, fd: int) -> None:
-        """Flush an open file to the device."""
+        """Flush the content of an open file to the device, and its length if that has changed."""
         if self.durable:
-            os.fsync(fd)
+            os.fdatasync(fd)
 
     def sync_folder(self, folder: Path) -> None:
         """Flush creations, renames and removals in a folder to the device."""
         if self.durable:
             sync_folder(folder)
 
-    def append(self, fd: int, data: Buffer) -> None:
-        """Append all bytes to a file opened for appending, and flush it."""
-        write_all(fd, data)
-        self.sync(fd)
+    def write_at(self, fd: int, offset: int, *chunks: Buffer) -> None:
+        """Overwrite a part of an open file in place, without a flush."""
+        left = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
+        while left:
+            done = os.pwritev(fd, left, offset)
+            offset += done
+            while left and done >= left[0].nbytes:
+                done -= left.pop(0).nbytes
+            if done:
+                left[0] = left[0][done:]
 
     def replace(self, path: Path, *chunks: Buffer) -> None:
         """Replace a file (mode 0600) atomically; errors as `core.atomic.write_atomically`."""
         write_atomically(path, *chunks, durable=self.durable, mode=0o600)
-
-    def remove(self, path: Path) -> None:
-        """Remove a file; a missing file is no error."""
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            return
-        self.sync_folder(path.parent)
-
-    def erase(self, path: Path) -> None:
-        """Overwrite a secret in place, then remove it: unlinking alone leaves the bytes on most file systems."""
-        try:
-            fd = os.open(path, os.O_WRONLY)
-        except FileNotFoundError:
-            return
-        try:
-            write_all(fd, bytes(os.fstat(fd).st_size))
-            self.sync(fd)
-        finally:
-            os.close(fd)
-        self.remove(path)

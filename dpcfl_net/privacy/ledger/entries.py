@@ -137,15 +137,14 @@ class History:
         spent: Charged slots of each job, by name.
         debits: Debits by request id.
         truncated: Truncated lines without a charge, by number.
-        closed: Charges for truncated lines.
     """
 
     def __init__(self) -> None:
         self.spent: dict[str, Counter[str]] = {}
         self.debits: dict[str, Entry] = {}
         self.truncated: dict[int, Entry] = {}
-        self.closed: list[Entry] = []
         self._requests: set[tuple[str, int, str]] = set()
+        self._charges: dict[str, list[Entry]] = {}
 
     def after(self, job: str, slots: Iterable[str]) -> Counter[str]:
         """Count the slots of `job` that are spent after `slots` are charged too."""
@@ -173,7 +172,6 @@ class History:
                 raise ValueError(f"line {entry.torn} is not a truncated line without a charge")
             self._charge(entry)
             del self.truncated[entry.torn]
-            self.closed.append(entry)
         elif entry.type == "torn":
             self.truncated[entry.sequence] = entry
 
@@ -182,11 +180,11 @@ class History:
         if len(entry.slots) != len(entry.events) or total != Counter(entry.spent):
             raise ValueError("slots, events and spent do not agree")
         self.spent[entry.job] = total
+        self._charges.setdefault(entry.job, []).append(entry)
 
     def charges(self, job: str) -> list[Entry]:
-        """List the debits of `job` and the charges for its truncated lines, in order."""
-        found = [e for e in (*self.debits.values(), *self.closed) if e.job == job]
-        return sorted(found, key=lambda e: e.sequence)
+        """List the debits of `job` and the charges for its truncated lines, in order; the list grows with the ledger."""
+        return self._charges.get(job, [])
 
 
 def _parse(line: bytes, prev: str) -> Entry:

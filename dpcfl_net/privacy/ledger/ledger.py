@@ -1,4 +1,30 @@
-"""Privacy ledger of one client: durable debits before data is touched, one random draw per charge, across crashes."""
+"""Privacy ledger of one client: durable debits before data is touched, one random draw per charge, across crashes.
+
+Files in the ledger's folder, all with mode 0600: ledger.jsonl, the hash chain of `Entry` lines, one per charge; journal, a ring of the
+last 16 lines with the key of each (`journal.Journal`); releases/, the results of the last two rounds (`release_store.ReleaseStore`).
+
+A task costs two flushes, one before data is touched and one before the answer leaves:
+
+1. `debit` writes line and key into the oldest slot of the journal and flushes it. This is the charge. A crash before the flush has
+   ended leaves the slot as it was, cut short or whole. As it was: nothing is charged. Cut short: no data was touched; the next
+   opening enters the line as "torn", and the gate charges the costliest request for it and closes its round. Whole: charged.
+2. It appends the line to ledger.jsonl, without a flush. A crash may lose the line or its end; the next opening appends the rest from
+   the journal. Before a slot is overwritten, ledger.jsonl is flushed up to its line (one flush in 16 debits), so that each line is
+   always whole on the device in one of both files.
+3. The step computes. A crash leaves a debit with a key: an equal request is computed again from the same key.
+4. `store` puts the result into a file of releases/ that holds nothing any more, and flushes it. A crash before the flush has ended
+   leaves a file whose hashes do not match, and the key: as in step 3.
+5. It then overwrites the key; the next flush, of the next debit or of `close`, takes that to the device. A crash in between leaves
+   result and key; the next opening erases the key.
+
+A large result that can be computed again is not stored (`store` with `repeatable`): step 4 marks the slot with the hash of the
+result and flushes that instead, and the key stays until the result is two rounds old, as long as a stored result would. An equal
+request is computed again from key, request and the state before it. If the bits differ from the hash, nothing is sent: one draw
+never leaves with two roundings. A crash before the mark is whole means that no answer was sent: as in step 3.
+
+Edits and rollbacks: the journal counts the lines, holds the last of them, and notes up to which line ledger.jsonl was flushed, at the
+latest by `close`. A shorter or different ledger.jsonl, or a journal that is older than it, does not open.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +32,39 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core.atomic import remove_drafts
+from dpcfl_net.core.atomic import remove_drafts, write_all
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
-from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.locks import try_lock
 from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.ledger.chain import LINES, Chain, read_chain
 from dpcfl_net.privacy.ledger.durable import Disk
-from dpcfl_net.privacy.ledger.entries import (
-    FIRST_PREV,
-    Entry,
-    History,
-    broken,
-    counter_line,
-    digest,
-    read_counter,
-    split_lines,
-    verify_lines,
-)
-from dpcfl_net.privacy.ledger.release_store import Keys, ReleaseStore, Stored
+from dpcfl_net.privacy.ledger.entries import FIRST_PREV, Entry, History, broken, digest
+from dpcfl_net.privacy.ledger.journal import JOURNAL, KEY_BYTES, SLOTS, Journal
+from dpcfl_net.privacy.ledger.release_store import ReleaseStore, Stored, seal_state
 
-LINES, COUNTER = "ledger.jsonl", "counter"
-KEY_BYTES = 32
+RELEASES = "releases"
 
 
 @dataclass(frozen=True)
 class Charged:
-    """A request that was debited and has no result yet.
+    """A debited request without a stored result.
 
     Attributes:
         sequence: Number of the debit's line.
         key: Secret of 32 bytes, from which all randomness of the request is derived.
+        answered: Hash of the result, as `Stored.digest`, if the request was answered and is to be computed again; "" if it was
+            never answered.
     """
 
     sequence: int
     key: bytes = field(repr=False)
+    answered: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,13 +75,10 @@ class Expired:
 class Ledger:
     """The ledger in a folder, locked for this process until `close`.
 
-    Files: ledger.jsonl (a hash chain of `Entry` lines), counter (the last number and its line's hash), keys/ (one private
-    key for each debit without a result), releases/ (results of the last two rounds, each with the client state after it).
-
     Args:
         folder: Folder of the ledger, created if missing.
         owner: Run, job and client; written in the first line and compared at each opening.
-        durable: False skips fsync only.
+        durable: False skips the flushes only.
 
     Raises:
         LedgerError: "ledger-locked", "ledger-rolled-back", "ledger-broken" or "ledger-foreign".
@@ -71,11 +87,11 @@ class Ledger:
     def __init__(self, folder: Path, *, owner: Mapping[str, Any], durable: bool = True) -> None:
         self.folder = Path(folder)
         self._disk = Disk(durable)
-        self._keys = Keys(self.folder / "keys", self._disk)
-        self._make_folders()
+        self._append_fd = self._lock = -1
+        self._journal: Journal | None = None
+        self._usable = False
+        (self.folder / RELEASES).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _lock(self.folder)
-        self._append_fd = -1
-        self._usable = True
         try:
             self._open(dict(owner))
         except BaseException:
@@ -83,11 +99,18 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Release the lock; no other method may be called afterwards."""
-        for fd in (self._append_fd, self._lock):
-            if fd >= 0:
-                os.close(fd)
-        self._append_fd = self._lock = -1
+        """Flush the files and release the lock; no other method may be called afterwards."""
+        usable, self._usable = self._usable, False
+        with ExitStack() as stack:
+            for fd in (self._lock, self._append_fd):
+                if fd >= 0:
+                    stack.callback(os.close, fd)
+            self._lock = -1
+            if self._journal is not None:
+                stack.callback(self._journal.close)
+            if usable:
+                self._flush_lines()
+        self._append_fd, self._journal = -1, None
 
     def __enter__(self) -> Ledger:
         return self
@@ -115,24 +138,20 @@ class Ledger:
             request: Request id.
 
         Returns:
-            Its stored result; `Charged` if it was debited and has no result; `Expired` if its result is no longer stored; None
-            if it was never debited.
+            Its stored result; `Charged` if it was debited and its result is not stored; `Expired` if its result can be had no
+            more; None if it was never debited.
 
         Raises:
-            LedgerError: "ledger-broken" if its key or result was changed.
+            LedgerError: "ledger-broken" if its result was changed.
         """
         entry = self._history.debits.get(request)
         if entry is None:
             return None
-        answer = self._releases.get(entry.sequence)
-        if answer is not None:
-            return answer
-        note = self._keys.get(entry.sequence)
-        if note is None:
-            return Expired()
-        if (note["job"], note["round"], note["kind"], note["id"]) != (entry.job, entry.round, entry.kind, request):
-            raise broken(f"the key of entry {entry.sequence}")
-        return Charged(entry.sequence, bytes.fromhex(note["key"]))
+        stored = self._releases.get(entry.sequence)
+        if stored is not None:
+            return stored
+        found = self._slots.key(entry.sequence)
+        return Expired() if found is None else Charged(entry.sequence, *found)
 
     def debit(
         self,
@@ -146,8 +165,6 @@ class Ledger:
         key: bytes | None = None,
     ) -> Charged:
         """Charge all slots of a request, durably. Data may be touched once this returns.
-
-        The key is on disk before the line, and the line before the counter.
 
         Args:
             job: Hash of the signed protocol.
@@ -165,7 +182,6 @@ class Ledger:
             LedgerError: "ledger-closed" after `close` or a failed write.
             ValueError: If the request was charged before, or the key does not have 32 bytes.
         """
-        self._check_usable()
         secret = os.urandom(KEY_BYTES) if key is None else key
         if len(secret) != KEY_BYTES:
             raise ValueError(f"key must have {KEY_BYTES} bytes, got {len(secret)}")
@@ -180,43 +196,43 @@ class Ledger:
             events=tuple(events),
             spent=dict(self._history.after(job, slots)),
         )
-        line = entry.line(self._head)
-        self._history.add(entry)
-        note = {"job": job, "round": round, "kind": kind, "id": request, "key": secret.hex()}
-        with self._writing():
-            self._keys.put(entry.sequence, note)
-            self._disk.append(self._append_fd, line)
-            self._disk.sync_folder(self.folder)
-            self._advance(entry, line)
+        self._enter(entry, secret)
         return Charged(entry.sequence, secret)
 
-    def store(self, sequence: int, answer: Stored, state: bytes | None = None) -> Stored:
-        """Store the result of a debit atomically and erase its key.
+    def store(self, sequence: int, answer: Stored, state: bytes | None = None, *, repeatable: bool = False) -> Stored:
+        """Make the result of a debit final, durably. It may be sent once this returns.
 
         Args:
             sequence: Number of the debit's line.
             answer: The result.
-            state: Client state after the request; None if it is unchanged.
+            state: Client state after the request; None if there is none.
+            repeatable: True if the result is to be computed again rather than stored; it is stored all the same if it comes with
+                a new state.
 
         Returns:
             The result.
 
         Raises:
             LedgerError: "ledger-closed" after `close` or a failed write.
-            ValueError: If the line is not a debit, or has a result.
+            ValueError: If the line is not a debit, or has a stored result.
         """
         entry = self._entries[sequence]
         if entry.type != "debit" or sequence in self._releases:
             raise ValueError(f"entry {sequence} is not a debit without a result")
+        if repeatable and state is not None:
+            repeatable = seal_state(state) == self._releases.state_seal(entry.job)
         with self._writing():
-            self._releases.put(entry, answer, state)
-            self._keys.erase(sequence)
-            self._releases.prune(entry.job)
+            if repeatable and self._slots.key(sequence) is not None:
+                self._slots.mark(sequence, answer.digest())
+            else:
+                self._releases.put(entry, answer, state)
+                self._slots.erase(sequence)
+            self._prune(entry.job)
         return answer
 
-    def state(self, job: str) -> bytes | None:
-        """Read the newest client state of `job`; None before the first."""
-        return self._releases.state(job)
+    def state(self, job: str, before: int | None = None) -> bytes | None:
+        """Read the newest client state of `job`, or the newest before the debit with number `before`; None before the first."""
+        return self._releases.state(job, before)
 
     def truncated(self, job: str) -> list[Entry]:
         """List the truncated lines of `job` that have no charge yet."""
@@ -235,7 +251,7 @@ class Ledger:
             ValueError: If the line is not truncated, or was charged before.
         """
         spent = dict(self._history.after(truncated.job, slots))
-        self._rewrite(
+        self._enter(
             Entry(
                 self._next,
                 "closed",
@@ -252,58 +268,80 @@ class Ledger:
     def _next(self) -> int:
         return len(self._entries)
 
-    def _check_usable(self) -> None:
-        if self._lock < 0 or not self._usable:
-            raise LedgerError("ledger-closed", "the ledger is closed, or a write to it failed: open it again")
-
-    def _make_folders(self) -> None:
-        for folder in (self.folder, self.folder / "keys", self.folder / "releases"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._disk.sync_folder(self.folder)
-        self._disk.sync_folder(self.folder.parent)
+    @property
+    def _slots(self) -> Journal:
+        if self._journal is None:
+            raise LedgerError("ledger-closed", "the ledger is closed: open it again")
+        return self._journal
 
     def _open(self, owner: dict[str, Any]) -> None:
         remove_drafts(self.folder)
-        path = self.folder / LINES
-        if not path.exists() and not any((self.folder / name).exists() for name in (COUNTER, *_kept(self.folder))):
-            self._disk.replace(path, Entry(0, "header", owner=owner).line(FIRST_PREV))
-        lines, self._entries, tail = _read(self.folder)
-        if self._entries[0].owner != json.loads(canonical_json(owner)):
-            raise LedgerError("ledger-foreign", f"{path} belongs to {dict(self._entries[0].owner)}, not to {owner}")
-        self._head = digest(lines[-1])
-        self._history = History()
+        if not any((self.folder / name).exists() for name in (LINES, JOURNAL)) and not any((self.folder / RELEASES).iterdir()):
+            self._disk.replace(self.folder / LINES, Entry(0, "header", owner=owner).line(FIRST_PREV))
+            self._disk.sync_folder(self.folder.parent)
+        chain = read_chain(self.folder)
+        if chain.entries[0].owner != json.loads(canonical_json(owner)):
+            raise LedgerError(
+                "ledger-foreign", f"{self.folder / LINES} belongs to {dict(chain.entries[0].owner)}, not to {owner}"
+            )
+        if chain.image is None:
+            if chain.copied or any((self.folder / RELEASES).iterdir()):
+                raise broken(f"{self.folder / JOURNAL} is missing")
+            Journal.create(self.folder / JOURNAL, self._disk, chain.entries[0], chain.last)
+            chain = read_chain(self.folder)
+        assert chain.image is not None
+        if chain.ahead:
+            raise broken(f"{self.folder / LINES} continues after the last line that {self.folder / JOURNAL} holds")
+        self._journal = Journal(self.folder / JOURNAL, self._disk, chain.image)
+        self._entries, self._head, self._history = list(chain.entries), digest(chain.last), History()
         for entry in self._entries:
             self._history.add(entry)
-        self._write_counter()
-        self._open_for_append()
-        if tail:
-            self._mark_truncated()
-        self._releases = ReleaseStore(self.folder / "releases", self._disk, self._entries)
-        self._keys.erase_all_but([e.sequence for e in self._history.debits.values() if e.sequence not in self._releases])
-
-    def _mark_truncated(self) -> None:
-        """Replace an unterminated last line by a "torn" entry; only debits are appended, and their keys are written first."""
-        note = self._keys.get(self._next)
-        if note is None:
-            raise broken(f"{self.folder / LINES}: the last line is truncated, and no debit was in progress")
-        self._rewrite(Entry(self._next, "torn", job=note["job"], round=note["round"], kind=note["kind"], id=note["id"]))
-
-    def _rewrite(self, entry: Entry) -> None:
-        """Add an entry other than a debit by replacing the whole file, so that it is never truncated."""
-        self._check_usable()
-        self._history.add(entry)
-        path = self.folder / LINES
-        complete, _ = split_lines(path.read_bytes())
-        line = entry.line(self._head)
-        with self._writing():
-            self._disk.replace(path, *complete, line)
-            self._open_for_append()
-            self._advance(entry, line)
-
-    def _open_for_append(self) -> None:
-        if self._append_fd >= 0:
-            os.close(self._append_fd)
         self._append_fd = os.open(self.folder / LINES, os.O_WRONLY | os.O_APPEND)
+        write_all(self._append_fd, chain.unwritten)
+        self._usable = True
+        self._recover(chain)
+
+    def _recover(self, chain: Chain) -> None:
+        """Enter a line that a crash cut short as "torn", and erase keys whose debit has a stored result."""
+        slots, begun = self._slots, chain.image.begun if chain.image else None
+        if begun is not None and begun["type"] in ("debit", "torn"):
+            self._enter(Entry(self._next, "torn", **{name: begun[name] for name in ("job", "round", "kind", "id")}))
+        self._releases = ReleaseStore(self.folder / RELEASES, self._disk, self._entries, slots.with_key(answered=False))
+        self._releases.remove_cut()
+        for sequence in (*slots.with_key(answered=False), *slots.with_key(answered=True)):
+            if sequence in self._releases:
+                slots.erase(sequence)
+        for job in {entry.job for entry in self._history.debits.values()}:
+            self._prune(job)
+
+    def _enter(self, entry: Entry, key: bytes | None = None) -> None:
+        """Add an entry: durably to the journal, then to ledger.jsonl."""
+        self._check_usable()
+        line = entry.line(self._head)
+        self._history.add(entry)
+        with self._writing():
+            if entry.sequence - SLOTS > self._slots.image.synced:
+                self._flush_lines()
+            self._slots.put(entry, line, key)
+            write_all(self._append_fd, line)
+            self._entries.append(entry)
+            self._head = digest(line)
+
+    def _flush_lines(self) -> None:
+        """Flush ledger.jsonl, and note it in the journal."""
+        if self._slots.image.synced < self._next - 1:
+            self._disk.sync(self._append_fd)
+            self._slots.set_synced(self._next - 1)
+
+    def _prune(self, job: str) -> None:
+        """Forget results that are no longer kept, and erase the keys of results that are no longer to be computed again."""
+        rounds = {n: self._entries[n].round for n in self._slots.with_key(answered=True) if self._entries[n].job == job}
+        for sequence in self._releases.prune(job, rounds):
+            self._slots.erase(sequence)
+
+    def _check_usable(self) -> None:
+        if self._lock < 0 or not self._usable:
+            raise LedgerError("ledger-closed", "the ledger is closed, or a write to it failed: open it again")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -313,52 +351,21 @@ class Ledger:
         yield
         self._usable = True
 
-    def _advance(self, entry: Entry, line: bytes) -> None:
-        self._entries.append(entry)
-        self._head = digest(line)
-        self._write_counter()
 
-    def _write_counter(self) -> None:
-        self._disk.replace(self.folder / COUNTER, counter_line(self._next - 1, self._head))
-
-
-def read_ledger(folder: Path) -> list[Entry]:
-    """Read and verify a ledger without its lock and without changing it.
+def read_state(folder: Path, job: str) -> bytes | None:
+    """Read the newest client state of a job without the ledger's lock; None before the first.
 
     Args:
         folder: Folder of the ledger.
-
-    Returns:
-        Its entries. An unterminated last line (a debit being written, or truncated by a crash) is left out.
+        job: Hash of the signed protocol.
 
     Raises:
-        LedgerError: "ledger-rolled-back" or "ledger-broken".
+        LedgerError: If the ledger is damaged.
     """
-    _, entries, _ = _read(Path(folder))
-    return entries
-
-
-def _read(folder: Path) -> tuple[list[bytes], list[Entry], bytes]:
-    path, counter_path = folder / LINES, folder / COUNTER
-    # The counter before the lines: a ledger in use may grow in between.
-    content = read_bytes(counter_path) if counter_path.exists() else b""
-    lines, tail = split_lines(read_bytes(path) if path.exists() else b"")
-    entries = verify_lines(lines, str(path))
-    if not content and len(lines) == 1 and not tail:
-        return lines, entries, tail
-    counter = read_counter(content)
-    if counter is None:
-        raise broken(f"{counter_path} is missing or unreadable")
-    number, written = counter
-    if number >= len(lines):
-        raise LedgerError("ledger-rolled-back", f"{path} holds {len(lines)} lines, {number + 1} were written before")
-    if digest(lines[number]) != written:
-        raise broken(f"{path}, line {number}: not the line that was written")
-    return lines, entries, tail
-
-
-def _kept(folder: Path) -> list[str]:
-    return [f"{name}/{path.name}" for name in ("keys", "releases") for path in (folder / name).iterdir()]
+    chain = read_chain(Path(folder))
+    slots = {} if chain.image is None else chain.image.slots
+    pending = [number for number, slot in slots.items() if slot.key is not None and not slot.answered]
+    return ReleaseStore(Path(folder) / RELEASES, Disk(False), chain.entries, pending).state(job)
 
 
 def _lock(folder: Path) -> int:

@@ -1,11 +1,12 @@
-"""Private keys of debits without a result, and the store of recent results and client states."""
+"""Store of recent results and client states, in a few files that are overwritten in place."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +16,10 @@ from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import Entry, broken
 
 KEPT_ROUNDS = 2
+MOST_HEADER = 1 << 16  # bytes of a file's first line
 
 Status = Literal["release", "lost", "refused"]
+Header = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -28,94 +31,70 @@ class Stored:
         release: Packed tensors.
         code: Code of a refusal.
         reason: Reason of a refusal.
+        payload: Bytes at the end of the release whose hash is known.
+        sha256: That hash, hex; "" if none is known.
     """
 
     status: Status
     release: bytes = b""
     code: str = ""
     reason: str = ""
+    payload: int = 0
+    sha256: str = ""
 
+    def seal(self) -> list[Any]:
+        """Return the release's length and hashes; the payload's known hash is not computed again."""
+        head = memoryview(self.release)[: len(self.release) - self.payload]
+        return [len(self.release), self.payload, hashlib.sha256(head).hexdigest(), self.sha256]
 
-class Keys:
-    """Keys of debits and their requests, in keys/<sequence>.key with mode 0600, written before the debit's line."""
-
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        self._folder, self._disk = folder, disk
-
-    def put(self, sequence: int, note: dict[str, Any]) -> None:
-        """Write a key durably.
-
-        Args:
-            sequence: Number of the line of the debit.
-            note: job, round, kind, id and key (hex).
-        """
-        self._disk.replace(self._path(sequence), canonical_json(note))
-
-    def get(self, sequence: int) -> dict[str, Any] | None:
-        """Read a key.
-
-        Args:
-            sequence: Number of the debit's line.
-
-        Returns:
-            The note written by `put`; None if there is none.
-
-        Raises:
-            LedgerError: "ledger-broken" if the file is damaged.
-        """
-        path = self._path(sequence)
-        try:
-            note = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValueError as problem:
-            raise broken(str(path)) from problem
-        if not isinstance(note, dict) or set(note) != {"job", "round", "kind", "id", "key"}:
-            raise broken(str(path))
-        return note
-
-    def erase(self, sequence: int) -> None:
-        """Overwrite and remove a key."""
-        self._disk.erase(self._path(sequence))
-
-    def erase_all_but(self, sequences: Collection[int]) -> None:
-        """Erase all keys but those of `sequences`: a crash may leave keys of debits with a result, or of debits never written."""
-        needed = {self._path(sequence).name for sequence in sequences}
-        for path in sorted(self._folder.iterdir()):
-            if path.name not in needed:
-                self._disk.erase(path)
-
-    def _path(self, sequence: int) -> Path:
-        return self._folder / f"{sequence:08d}.key"
+    def digest(self) -> str:
+        """Compute the hash of the whole result, hex."""
+        return hashlib.sha256(canonical_json([self.status, self.code, self.reason, self.seal()])).hexdigest()
 
 
 class ReleaseStore:
-    """Results in releases/<sequence>.answer: one line of JSON, then the client state after the task, then the release.
+    """Results in releases/<k>.answer: one line of JSON, then the client state after the task, then the release.
+
+    A file whose result is no longer kept is overwritten by the next one, so that no flush of a folder is needed.
 
     Args:
         folder: Folder of the results.
         disk: Writes the files.
         entries: Entries of the ledger.
+        pending: Debits that have no result as far as the journal knows: a crash may have cut theirs.
 
     Raises:
-        LedgerError: "ledger-broken" for a file that belongs to no debit of `entries` or whose bytes changed.
+        LedgerError: "ledger-broken" for a file that belongs to no debit of `entries` or that no crash can have left.
     """
 
-    def __init__(self, folder: Path, disk: Disk, entries: Sequence[Entry]) -> None:
+    def __init__(self, folder: Path, disk: Disk, entries: Sequence[Entry], pending: Collection[int]) -> None:
         self._folder, self._disk = folder, disk
-        self._headers: dict[int, dict[str, Any]] = {}
-        for path in sorted(folder.iterdir()):
-            if path.suffix == ".answer":
-                header = self._read_header(path, entries)
-                self._headers[header["sequence"]] = header
+        self._headers: dict[int, Header] = {}
+        self._files: dict[int, Path] = {}  # file of each kept result
+        self._free: list[Path] = []
+        self._cut: list[Path] = []
+        for path in sorted(folder.glob("*.answer")):
+            header = _read_header(path, entries)
+            if header is None and not pending:
+                raise broken(f"{path}: the first line is damaged")
+            if header is None or (header["sequence"] in pending and not _intact(path, header)):
+                self._cut.append(path)
             else:
-                disk.remove(path)
+                self._headers[header["sequence"]], self._files[header["sequence"]] = header, path
 
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._headers
 
+    def remove_cut(self) -> None:
+        """Remove, durably, the files whose write a crash cut short: their debits will not be pending for ever."""
+        for path in self._cut:
+            path.unlink()
+        if self._cut:
+            self._disk.sync_folder(self._folder)
+        self._cut.clear()
+
     def put(self, entry: Entry, answer: Stored, state: bytes | None) -> None:
-        """Write the result of debit `entry` and the client state after it (None: unchanged), atomically."""
+        """Write the result of debit `entry` and the client state after it (None: unchanged), durably."""
         header = {
             "sequence": entry.sequence,
             "job": entry.job,
@@ -124,63 +103,128 @@ class ReleaseStore:
             "status": answer.status,
             "code": answer.code,
             "reason": answer.reason,
-            "state": None if state is None else _seal(state),
-            "release": _seal(answer.release),
+            "state": None if state is None else seal_state(state),
+            "release": answer.seal(),
         }
-        self._disk.replace(self._path(entry.sequence), canonical_json(header) + b"\n", state or b"", answer.release)
-        self._headers[entry.sequence] = header
+        line = canonical_json({**header, "check": _check(header)}) + b"\n"
+        fresh = not self._free
+        path = self._new_file() if fresh else self._free.pop()
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            self._disk.write_at(fd, 0, line, state or b"", answer.release)
+            self._disk.sync(fd)
+        finally:
+            os.close(fd)
+        if fresh:
+            self._disk.sync_folder(self._folder)
+        self._headers[entry.sequence], self._files[entry.sequence] = header, path
 
     def get(self, sequence: int) -> Stored | None:
         """Read the result of a debit; None if it has none or it is no longer stored."""
         header = self._headers.get(sequence)
-        if header is None:
-            return None
-        return Stored(header["status"], self._section(header, "release"), header["code"], header["reason"])
+        return None if header is None else _release(self._files[sequence], header)
 
-    def state(self, job: str) -> bytes | None:
-        """Read the newest client state of `job`; None before the first."""
-        newest = self._newest_state(job)
-        return None if newest is None else self._section(self._headers[newest], "state")
+    def state(self, job: str, before: int | None = None) -> bytes | None:
+        """Read the newest client state of `job`; None before the first.
 
-    def prune(self, job: str) -> None:
-        """Remove the results of all but the last `KEPT_ROUNDS` rounds, never the newest state."""
-        mine = {n: h["round"] for n, h in self._headers.items() if h["job"] == job}
-        kept = sorted(set(mine.values()))[-KEPT_ROUNDS:]
+        Args:
+            job: Hash of the signed protocol.
+            before: Number of a debit: the state before it.
+        """
+        newest = self._newest_state(job, before)
+        return None if newest is None else _state(self._files[newest], self._headers[newest])
+
+    def state_seal(self, job: str) -> list[Any] | None:
+        """Return length and hash of the newest client state of `job`, as `seal_state`; None before the first."""
         newest = self._newest_state(job)
+        return None if newest is None else list(self._headers[newest]["state"])
+
+    def prune(self, job: str, repeatable: Mapping[int, int]) -> list[int]:
+        """Forget all results but those of the last `KEPT_ROUNDS` rounds, and the states that are still needed.
+
+        Args:
+            job: Hash of the signed protocol.
+            repeatable: Round of each debit whose result can be computed again.
+
+        Returns:
+            The debits of `repeatable` that need not be repeated any more.
+        """
+        mine = {n: header["round"] for n, header in self._headers.items() if header["job"] == job}
+        kept = sorted({*mine.values(), *repeatable.values()})[-KEPT_ROUNDS:]
+        needed = {self._newest_state(job), *(self._newest_state(job, n) for n, t in repeatable.items() if t in kept)}
         for sequence, answered in mine.items():
-            if answered not in kept and sequence != newest:
-                self._disk.remove(self._path(sequence))
+            if answered not in kept and sequence not in needed:
+                self._free.append(self._files.pop(sequence))
                 del self._headers[sequence]
+        return [sequence for sequence, answered in repeatable.items() if answered not in kept]
 
-    def _newest_state(self, job: str) -> int | None:
-        return max((n for n, h in self._headers.items() if h["job"] == job and h["state"] is not None), default=None)
+    def _new_file(self) -> Path:
+        names = (self._folder / f"{number}.answer" for number in itertools.count())
+        return next(path for path in names if not path.exists())
 
-    def _path(self, sequence: int) -> Path:
-        return self._folder / f"{sequence:08d}.answer"
+    def _newest_state(self, job: str, before: int | None = None) -> int | None:
+        found = (n for n, header in self._headers.items() if header["job"] == job and header["state"] is not None)
+        return max((n for n in found if before is None or n < before), default=None)
 
-    def _read_header(self, path: Path, entries: Sequence[Entry]) -> dict[str, Any]:
-        try:
-            with path.open("rb") as file:
-                header: dict[str, Any] = json.loads(file.readline())
-            entry = entries[header["sequence"]]
-            expected = (self._path(entry.sequence), entry.id, entry.job, entry.round)
-            if entry.type != "debit" or (path, header["id"], header["job"], header["round"]) != expected:
-                raise ValueError("belongs to no debit")
-        except (ValueError, TypeError, KeyError, IndexError) as problem:
-            raise broken(f"{path}: {problem}") from problem
-        return header
 
-    def _section(self, header: dict[str, Any], section: Literal["state", "release"]) -> bytes:
-        path = self._path(header["sequence"])
+def seal_state(state: bytes) -> list[Any]:
+    """Return length and hash of a client state."""
+    return [len(state), hashlib.sha256(state).hexdigest()]
+
+
+def _check(header: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(header)).hexdigest()
+
+
+def _read_header(path: Path, entries: Sequence[Entry]) -> Header | None:
+    """Read the first line of a file; None if it is damaged."""
+    try:
         with path.open("rb") as file:
-            file.readline()
-            if section == "release" and header["state"] is not None:
-                file.seek(header["state"][0], os.SEEK_CUR)
-            data = file.read(header[section][0])
-        if _seal(data) != header[section]:
-            raise broken(f"{path}, {section}")
-        return data
+            header: Header = json.loads(file.readline(MOST_HEADER))
+        if header.pop("check") != _check(header):
+            return None
+    except (ValueError, KeyError, AttributeError):
+        return None
+    entry = entries[header["sequence"]] if header["sequence"] < len(entries) else None
+    if entry is None or (entry.type, entry.id, entry.job, entry.round) != (
+        "debit",
+        header["id"],
+        header["job"],
+        header["round"],
+    ):
+        raise broken(f"{path}: belongs to no debit")
+    return header
 
 
-def _seal(data: bytes) -> list[Any]:
-    return [len(data), hashlib.sha256(data).hexdigest()]
+def _read(path: Path, header: Header, section: Literal["state", "release"]) -> bytes:
+    with path.open("rb") as file:
+        file.readline(MOST_HEADER)
+        if section == "release" and header["state"] is not None:
+            file.seek(header["state"][0], os.SEEK_CUR)
+        return file.read(int(header[section][0]))
+
+
+def _state(path: Path, header: Header) -> bytes:
+    state = _read(path, header, "state")
+    if seal_state(state) != header["state"]:
+        raise broken(f"{path}, state")
+    return state
+
+
+def _release(path: Path, header: Header) -> Stored:
+    release, payload = _read(path, header, "release"), header["release"][1]
+    known = hashlib.sha256(memoryview(release)[len(release) - payload :]).hexdigest() if header["release"][3] else ""
+    stored = Stored(header["status"], release, header["code"], header["reason"], payload, known)
+    if stored.seal() != header["release"]:
+        raise broken(f"{path}, release")
+    return stored
+
+
+def _intact(path: Path, header: Header) -> bool:
+    release = _read(path, header, "release")
+    whole = _read(path, header, "state") if header["state"] is not None else None
+    known = (
+        hashlib.sha256(memoryview(release)[len(release) - header["release"][1] :]).hexdigest() if header["release"][3] else ""
+    )
+    stored = Stored(header["status"], release, payload=header["release"][1], sha256=known)
+    return stored.seal() == header["release"] and (whole is None or seal_state(whole) == header["state"])

@@ -2,40 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpcfl_net.launch.cli.commands.parameters import MOST_CLIENTS
 
+if TYPE_CHECKING:
+    from dpcfl_net.launch.bench.figures import Result
+    from dpcfl_net.launch.bench.options import Options
+
+RUNS = ("live", "gpu")
+
 
 def bench(
     what: Annotated[
         str,
-        typer.Argument(help="dpsgd: speed of DP-SGD; live: a thousand clients on this machine; gpu: 21 workers on one GPU"),
+        typer.Argument(
+            help="dpsgd, resnet, epoch, start, clients, noop, round, mixture, aggregate, wire or accounting: one row; all: every "
+            "row; live: a thousand clients on this machine; gpu: 21 workers on one GPU"
+        ),
     ] = "dpsgd",
+    against: Annotated[
+        str | None, typer.Option(help="compare only with these: opacus,flower,pfl,sklearn,grpc (default: all installed)")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, max=1_000, help="repetitions (default: depends on the row)")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="small cases, once: shows that the rows work, not their figures")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(help="also write the tables to this Markdown file, or into its part for them")
+    ] = None,
     clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: number of clients")] = 1000,
     sampled: Annotated[
         int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per round, and largest number of connected clients")
     ] = 100,
     per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per process")] = 1,
-    model: Annotated[str, typer.Option(help="dpsgd: cnn or resnet18")] = "cnn",
     slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at the same time")] = 1,
 ) -> None:
-    """Measure speed and memory on this machine.
+    """Measure speed and memory on this machine, beside other software.
 
-    dpsgd: DP-SGD against Opacus and plain SGD. live: a run of many clients. gpu: workers that share a GPU.
+    Other software is measured where it is installed: pip install 'dpcfl-net[bench]'.
     """
     from dpcfl_net.core.errors import ConfigError
-    from dpcfl_net.launch.cli import bench_dpsgd, bench_gpu, bench_live
+    from dpcfl_net.launch.bench.options import Options
+    from dpcfl_net.launch.bench.options import against as parse
+    from dpcfl_net.launch.bench.registry import ROWS
+    from dpcfl_net.launch.cli import bench_gpu, bench_live
 
-    if what not in ("dpsgd", "live", "gpu"):
-        raise ConfigError(f"unknown benchmark {what!r}: must be dpsgd, live or gpu")
+    names = (*ROWS, "all", *RUNS)
+    if what not in names:
+        raise ConfigError(f"unknown benchmark {what!r}: must be one of {', '.join(names)}")
     if what == "live":
         bench_live.live(clients, sampled, group=per_worker)
     elif what == "gpu":
         bench_gpu.gpu(slots_per_gpu)
-    elif model == "resnet18":
-        bench_dpsgd.dpsgd(reps=3, batches=(16, 64), epoch=False, model=model)
     else:
-        bench_dpsgd.dpsgd(model=model)
+        _rows(list(ROWS) if what == "all" else [what], Options(repeats, quick, parse(against)), as_json, markdown)
+
+
+def _rows(names: list[str], options: Options, as_json: bool, markdown: Path | None) -> None:
+    """Measure rows, print each when it is done, and write the Markdown file."""
+    from dpcfl_net.launch.bench import machine, registry, tables
+
+    here = machine.describe()
+    if not as_json:
+        typer.echo(f"{machine.headline(here)}\n{tables.EXPLAINED}\n")
+    results: list[Result] = []
+    for name in names:
+        results.append(registry.measure(name, options))
+        if not as_json:
+            typer.echo(tables.text(results[-1]) + "\n")
+    if as_json:
+        typer.echo(json.dumps({"machine": here, "rows": [result.as_json() for result in results]}))
+    if markdown is not None:
+        tables.write(markdown, results, here)

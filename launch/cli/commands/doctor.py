@@ -11,6 +11,9 @@ from dpcfl_net.launch.cli.commands.parameters import MOST_CLIENTS
 
 def doctor(
     clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of worker processes of the planned run")] = 21,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="measure the costs of runs on this host, from which dpcfl job predicts")
+    ] = False,
 ) -> None:
     """Check whether runs work on this machine.
 
@@ -18,4 +21,4 @@ def doctor(
     """
     from dpcfl_net.launch.cli import doctor as doctors
 
-    raise typer.Exit(doctors.run(clients))
+    raise typer.Exit(doctors.measure() if measure else doctors.run(clients))

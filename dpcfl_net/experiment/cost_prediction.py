@@ -1,0 +1,156 @@
+"""Prediction of a run's time and memory from its work, the host's measured costs, and a measured step of the job's model."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.experiment.cost_estimate import estimate, evaluation_interval
+from dpcfl_net.experiment.host_costs import HostCosts
+from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.privacy.slots import DPSGDSlot, given
+
+_UPDATE_BYTES = 4  # of a coordinate of an update that the server holds until its round ends
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Measured cost of computing on the first client's records.
+
+    Attributes:
+        step_s: Processor seconds of a local step at the usual batch size.
+        record_s: Processor seconds of evaluating one record.
+        step_bytes: Memory that a step takes beyond a worker at rest; 0 where the system does not tell it.
+    """
+
+    step_s: float
+    record_s: float
+    step_bytes: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted cost of a run.
+
+    Attributes:
+        cpu_s: Processor seconds of all processes.
+        wall_s: Elapsed seconds on idle cores.
+        memory: Peak of the memory of all processes, in bytes; shared pages count once.
+    """
+
+    cpu_s: float
+    wall_s: float
+    memory: float
+
+
+def predict(job: Job, config: Config, host: HostCosts, step: StepCost, slots: int, workers: int) -> Prediction:
+    """Predict the cost of a run.
+
+    Args:
+        job: The job.
+        config: Its configuration.
+        host: Costs of the host.
+        step: Cost of a step of the job.
+        slots: Workers that compute at a time.
+        workers: Worker processes at a time; 0: the run is in one process.
+    """
+    work, rounds, p = estimate(job.protocol), job.protocol.rounds, job.protocol.model.parameters
+    clients, tasks = work["clients"], work["tasks"]
+    every = evaluation_interval(job, config.data.root, config.output.evaluate_every)
+    evaluations = -(-rounds // every) * clients * (config.data.test_per_client or 0)
+    compute = work["batches"] * step.step_s + (work["scored"] + evaluations) * step.record_s
+    moved = (work["bytes_up"] + work["bytes_down"]) * host.byte_s
+    live = min(clients, config.runtime.max_live_workers)
+    starts = workers if live == clients or workers < live else workers + tasks * (1 - live / clients)
+    start_s = host.start_s + starts * host.worker_s if workers else host.start_s
+    overhead, waits = rounds * host.round_s + tasks * host.task_s, rounds * host.round_wall_s + tasks * host.task_wall_s
+    memory = host.run_bytes + workers * (host.worker_bytes + p * host.worker_parameter_bytes)
+    memory += min(slots, workers or 1) * step.step_bytes
+    memory += p * (host.server_parameter_bytes + _UPDATE_BYTES * tasks / rounds)
+    return Prediction(
+        start_s + overhead + moved + compute,
+        host.start_wall_s + starts * host.worker_s / slots + waits + (moved + compute) / slots,
+        memory,
+    )
+
+
+def idle_memory(host: HostCosts, workers: int) -> float:
+    """Return the memory of a run's processes without models, in bytes."""
+    return host.run_bytes + workers * host.worker_bytes
+
+
+def measure_step(job: Job, root: str | None, steps: int = 8) -> StepCost:
+    """Measure a local step and an evaluation on the first client's records; the results are discarded.
+
+    Args:
+        job: The job.
+        root: Folder of the data sets.
+        steps: Steps to run.
+
+    Raises:
+        ConfigError: As `open_client`.
+        DataMissing: As `open_client`.
+    """
+    import torch
+
+    from dpcfl_net.federation.client import Engine
+
+    torch.set_num_threads(1)
+    entry = job.protocol.roster[0]
+    settings, piece = client_slice(job, entry.id, root)
+    theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
+    run, count = _local_steps(job, theta, root, steps)
+    run()
+    peak = _peak(run)
+    step_s = _seconds(run) / count
+    part: Literal["test", "train"] = "test" if len(piece.test_rows) else "train"
+    data, evaluator = open_client(settings, piece, root, part), Engine.of(job.protocol).evaluator
+    evaluator.accuracy_and_loss(theta, data)
+    return StepCost(step_s, _seconds(lambda: evaluator.accuracy_and_loss(theta, data)) / len(data), peak)
+
+
+def _local_steps(job: Job, theta: np.ndarray, root: str | None, steps: int) -> tuple[Callable[[], Any], int]:
+    """Return a function that runs local steps as a worker does, and their number."""
+    from dpcfl_net.federation.client import Engine
+
+    entry, local = job.protocol.roster[0], job.protocol.local
+    settings, piece = client_slice(job, entry.id, root)
+    if job.algorithm.capabilities.plain_sgd:
+        one_epoch = job.protocol.model_copy(update={"local": local.model_copy(update={"epochs": 1})})
+        engine, few = Engine.of(one_epoch), replace(piece, train_rows=piece.train_rows[: steps * local.batch_size])
+        data = open_client(settings, few, root)
+        return lambda: engine.sgd.train(theta, data, np.random.default_rng()), -(-len(data) // local.batch_size)
+    trainer, data = Engine.of(job.protocol).trainer, open_client(settings, piece, root)
+    slot = DPSGDSlot("timing", min(1.0, local.batch_size / entry.records), steps)
+    z = given(entry.noise_multiplier)
+    return lambda: trainer.train(theta, data, slot, z, os.urandom(32)), steps
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    begin = time.process_time()
+    run()
+    return time.process_time() - begin
+
+
+def _peak(run: Callable[[], Any]) -> float:
+    """Peak of this process's memory while `run` runs, beyond what it has before; 0 where Linux's /proc does not tell it."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        reset.write_text("5")  # the peak starts again from here
+    except OSError:
+        return 0.0
+    before = _status(status, "VmRSS")
+    run()
+    return max(0.0, _status(status, "VmHWM") - before)
+
+
+def _status(status: Path, field: str) -> float:
+    return 1024.0 * next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(f"{field}:"))

@@ -1,0 +1,112 @@
+"""Reads the hash chain of a ledger: ledger.jsonl, completed from the journal and compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpcfl_net.core.errors import LedgerError
+from dpcfl_net.core.files import read_bytes
+from dpcfl_net.privacy.ledger.entries import (
+    Entry,
+    broken,
+    counter_line,
+    digest,
+    read_counter,
+    split_lines,
+    verify_lines,
+)
+from dpcfl_net.privacy.ledger.journal import JOURNAL, Image, read_journal
+
+LINES, COUNTER = "ledger.jsonl", "counter"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The verified lines of a ledger.
+
+    Attributes:
+        entries: One per line; an entry that a crash cut short is left out.
+        last: The last line.
+        unwritten: What ledger.jsonl lacks of them at its end, from the journal.
+        image: The journal; None without one: a copy for the operator, or a ledger whose creation was interrupted.
+        copied: True if a counter stands in for the journal.
+        ahead: True if ledger.jsonl holds more than the journal, which is then an older one, or is read while it is written.
+    """
+
+    entries: list[Entry]
+    last: bytes
+    unwritten: bytes
+    image: Image | None
+    copied: bool
+    ahead: bool
+
+
+def read_ledger(folder: Path) -> list[Entry]:
+    """Read and verify a ledger, or the operator's copy of one, without its lock and without changing it.
+
+    Args:
+        folder: Folder of the ledger.
+
+    Returns:
+        Its entries. A line that is being written, or that a crash truncated before it counted, is left out.
+
+    Raises:
+        LedgerError: "ledger-rolled-back" or "ledger-broken".
+    """
+    return read_chain(Path(folder)).entries
+
+
+def read_chain(folder: Path) -> Chain:
+    """Read and verify the chain of a ledger; args and errors as `read_ledger`."""
+    path, counter_path = folder / LINES, folder / COUNTER
+    # What counts the lines is read before the lines: a ledger in use may grow in between.
+    image = read_journal(folder / JOURNAL)
+    content = read_bytes(counter_path) if image is None and counter_path.exists() else b""
+    lines, tail = split_lines(read_bytes(path) if path.exists() else b"")
+    missing = [] if image is None else _missing(lines, tail, image, str(path))
+    entries = verify_lines([*lines, *missing], str(path))
+    if image is None:
+        _check_counter(content, lines, tail, folder)
+    return Chain(
+        entries, (lines + missing)[-1], b"".join(missing)[len(tail) :], image, bool(content),
+        image is not None and (len(lines) > image.newest + 1 or bool(tail and not missing)),
+    )  # fmt: skip
+
+
+def last_counted(folder: Path) -> bytes | None:
+    """Return number and hash of the newest line of a ledger, as the content of a counter file; None before the first line.
+
+    Args:
+        folder: Folder of the ledger.
+    """
+    image = read_journal(Path(folder) / JOURNAL)
+    return None if image is None else counter_line(image.newest, digest(image.slots[image.newest].line))
+
+
+def _missing(lines: Sequence[bytes], tail: bytes, image: Image, where: str) -> list[bytes]:
+    """Return the lines that the journal holds and the file lacks."""
+    for number, slot in image.slots.items():
+        if number < len(lines) and lines[number] != slot.line:
+            raise broken(f"{where}, line {number}: not the line that was written")
+    if len(lines) <= image.synced or len(lines) < min(image.slots):
+        raise LedgerError("ledger-rolled-back", f"{where} holds {len(lines)} lines, {image.newest + 1} were written before")
+    missing = [image.slots[number].line for number in range(len(lines), image.newest + 1)]
+    if missing and not missing[0].startswith(tail):
+        raise broken(f"{where}: the last line is truncated, and is not the beginning of the line that was written")
+    return missing
+
+
+def _check_counter(content: bytes, lines: Sequence[bytes], tail: bytes, folder: Path) -> None:
+    """Compare a copied ledger with its counter."""
+    if not content and len(lines) == 1 and not tail:
+        return
+    counter = read_counter(content)
+    if counter is None:
+        raise broken(f"{folder / JOURNAL} is missing, and {folder / COUNTER} is missing or unreadable")
+    number, written = counter
+    if number >= len(lines):
+        raise LedgerError("ledger-rolled-back", f"{folder / LINES} holds {len(lines)} lines, {number + 1} were written before")
+    if digest(lines[number]) != written:
+        raise broken(f"{folder / LINES}, line {number}: not the line that was written")

@@ -1,0 +1,158 @@
+"""A process's end of its one-way link to the observer: models from the coordinator, metrics and timings from the workers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import msgpack
+import numpy as np
+import zmq
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import Assignment
+from dpcfl_net.transport.channel import new_id
+from dpcfl_net.transport.messages import VERSION, plain
+from dpcfl_net.transport.observer_notes import COORDINATOR, Note
+from dpcfl_net.transport.payload import Payload
+from dpcfl_net.transport.sockets import Link, dial, join_curve, new_socket, require_safe
+
+END_LINGER_MS = 30_000
+LOOK_S = 0.2  # between two questions for the observer's end
+
+
+class ObserverOutbox:
+    """Sends messages to the observer and never reads, so that nothing flows back.
+
+    While the observer cannot be reached, sending waits; after `patience_s` the message is dropped, and so are later ones that
+    cannot be sent at once, until one is sent. An observer never stops a run.
+
+    Args:
+        connect: The observer's "tcp://host:port".
+        link: Run, job, keys and security.
+        sender: "coordinator" or a client id.
+        patience_s: Longest wait, seconds; well below the `orphan_timeout_s` of workers, to whom the coordinator is silent meanwhile.
+        ended: Returns True once the observer has ended for good; nothing waits for it then.
+
+    Attributes:
+        dropped: Number of dropped messages.
+
+    Raises:
+        ConfigError: If the address is not allowed or a key is missing.
+    """
+
+    def __init__(
+        self,
+        connect: str,
+        link: Link,
+        *,
+        sender: str | int,
+        patience_s: float = 20.0,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        require_safe(connect, link.security)
+        if link.security == "curve" and (link.keys is None or link.server_key is None):
+            raise ConfigError("a link to the observer with security curve needs a key pair and the observer's public key")
+        self.dropped = 0
+        self._run, self._job, self._boot, self._sequence = link.run, link.job, new_id(), 0
+        self._sender = -1 if sender == COORDINATOR else int(sender)
+        self._patience_s, self._gave_up, self._ended = patience_s, False, ended
+        self._own_context = link.context is None
+        self._context = link.context or zmq.Context()
+        self._socket = new_socket(self._context, zmq.PUSH)
+        join_curve(self._socket, link)
+        dial(self._socket, connect)
+
+    def models(
+        self,
+        round: int,
+        assignment: Assignment,
+        models: np.ndarray,
+        clients: Sequence[int] = (),
+        labels: Mapping[str, Sequence[int | None]] = MappingProxyType({}),
+    ) -> None:
+        """Publish the models after a round.
+
+        Args:
+            round: The round.
+            assignment: Cluster of each client, by client id.
+            models: (M, p) float32, M >= 0; must not change until they are sent.
+            clients: As in `Models`.
+            labels: As in `Models`.
+        """
+        payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
+        sampled: dict[str, Any] = {"clients": list(clients), "labels": {kind: list(values) for kind, values in labels.items()}}
+        sent = self._send(
+            "MODELS", sha256=payload.sha256, round=round, assignment=list(assignment), models=len(models), **sampled
+        )
+        for index, chunk in enumerate(payload.chunks):
+            sent = sent and self._send("CHUNK", chunk=chunk, index=index)
+        self.dropped += not sent
+
+    def personal(self, round: int, accuracy: float, loss: float) -> None:
+        """Report the evaluation of a personal model.
+
+        Args:
+            round: The round.
+            accuracy: 0 to 1.
+            loss: Mean loss in nats.
+        """
+        finite = float(loss) if math.isfinite(loss) else None
+        self.dropped += not self._send("PERSONAL", round=round, accuracy=float(accuracy), loss=finite)
+
+    def span(self, what: str, round: int, start: float, end: float) -> None:
+        """Report a period of work.
+
+        Args:
+            what: Kind of work, one of `Work`.
+            round: The round.
+            start: Begin, seconds since the epoch.
+            end: End, seconds since the epoch.
+        """
+        self.dropped += not self._send("SPAN", what=what, round=round, start=float(start), end=float(end))
+
+    def end(self, round: int, reason: str = "") -> None:
+        """Report the end of the run."""
+        self.dropped += not self._send("END", round=round, reason=plain(reason))
+
+    def close(self, abort: bool = False) -> None:
+        """Close the socket; queued messages are sent for up to 30 s, unless `abort` or the observer has ended."""
+        self._socket.close(linger=0 if abort or self._gave_up or self._ended() else END_LINGER_MS)
+        if self._own_context:
+            self._context.term()
+
+    def __enter__(self) -> ObserverOutbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(abort=kind is not None)
+
+    def _send(self, kind: str, /, chunk: memoryview | None = None, **fields: Any) -> bool:
+        """Send one message; False if the observer did not accept it in time."""
+        self._sequence += 1
+        note = Note(
+            version=VERSION,
+            run=self._run,
+            job=self._job,
+            boot=self._boot,
+            sequence=self._sequence,
+            kind=kind,  # type: ignore[arg-type]
+            sender=self._sender,
+            **fields,
+        )
+        data = msgpack.packb(note.model_dump(exclude_defaults=True))
+        self._gave_up = not self._wait(0.0 if self._gave_up else self._patience_s)
+        if not self._gave_up:
+            self._socket.send_multipart([data] if chunk is None else [data, chunk], zmq.DONTWAIT, copy=False)
+        return not self._gave_up
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until a message can be sent; False after some seconds, or once the observer has ended."""
+        deadline = time.monotonic() + seconds
+        while not self._socket.poll(int(1000 * min(LOOK_S, max(0.0, deadline - time.monotonic()))), zmq.POLLOUT):
+            if time.monotonic() >= deadline or self._ended():
+                return False
+        return True

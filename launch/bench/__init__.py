@@ -1,0 +1,1 @@
+"""Benchmarks of `dpcfl bench`: one file per row, and what other software does in the same setting."""

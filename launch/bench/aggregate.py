@@ -1,0 +1,36 @@
+"""Row aggregate: the mean of all updates against a copy of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.federation.aggregation import mean
+from dpcfl_net.launch.bench.figures import OURS, Figure, Target
+from dpcfl_net.launch.bench.options import Options
+from dpcfl_net.launch.bench.timing import interleave, timed
+
+CLIENTS = 21
+SMALL, LARGE = 28_938, 11_181_642
+
+
+def measure(options: Options) -> list[Figure]:
+    """Measure the mean of 21 updates; the copy goes into memory that was written before."""
+    return [_case(p, options) for p in ((SMALL,) if options.quick else (SMALL, LARGE))]
+
+
+def _case(p: int, options: Options) -> Figure:
+    updates = np.random.default_rng(0).standard_normal((CLIENTS, p), dtype=np.float32)
+    copy, by_client = np.zeros_like(updates), dict(enumerate(updates))
+    calls = 50 if p == SMALL else 1
+    ways: dict[str, Callable[[], Any]] = {OURS: partial(mean, by_client), "memcpy": partial(np.copyto, copy, updates)}
+    samples = interleave({name: timed(partial(_repeat, run, calls), calls) for name, run in ways.items()}, options.times(7))
+    return Figure.of_times(f"21 updates, p={p:,}", "ms", samples, [Target(round(1 / 1.5, 2), "memcpy")])
+
+
+def _repeat(run: Callable[[], Any], calls: int) -> None:
+    for _ in range(calls):
+        run()

@@ -1,0 +1,64 @@
+"""Measures the costs of this host: a few small runs, from whose differences follow the costs of starts, rounds, tasks, bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment.host_costs import HostCosts, processor
+from dpcfl_net.launch import running
+from dpcfl_net.launch.bench import noop_algorithm, runs
+from dpcfl_net.launch.bench.processes import dpcfl
+
+SMALL, LARGE = 28_938, 4_009_990
+FEW, MANY = 2, 10
+ROUNDS = 40
+
+
+def wide(input_shape: tuple[int, ...], classes: int) -> Any:
+    """Model of 4,009,990 parameters for images of 1x28x28, whose steps are cheap."""
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 5044), nn.ReLU(), nn.Linear(5044, classes))
+
+
+def measure() -> HostCosts:
+    """Measure this host; takes half a minute."""
+    few, many = (runs.noop("cnn", clients, ROUNDS) for clients in (FEW, MANY))
+    trained = runs.run(runs.config("cnn", FEW, 10, {"name": "global"}))  # workers that have computed are larger
+    large = runs.run(runs.config("wide", FEW, 6, {"name": noop_algorithm.NAME}))
+    start_s, start_wall_s = _whole_run(few)
+    size = 8 * (LARGE - SMALL)  # of a model and an update
+    between = MANY - FEW
+    task_s = max(0.0, (many.round.cpu - few.round.cpu) / between)
+    task_wall_s = max(0.0, (many.round.wall - few.round.wall) / between)
+    byte_s = max(0.0, (large.round.cpu - few.round.cpu) / FEW / size)
+    worker_s = max(0.0, (many.started - few.started) / between)
+    by_parameter = max(0.0, (large.private - few.private) / (LARGE - SMALL))
+    beyond = large.total - few.total - FEW * (large.private - few.private)
+    return HostCosts(
+        processor=processor(),
+        start_s=max(0.0, start_s - FEW * worker_s),
+        start_wall_s=start_wall_s,
+        worker_s=worker_s,
+        round_s=max(0.0, few.round.cpu - FEW * task_s),
+        round_wall_s=max(0.0, few.round.wall - FEW * task_wall_s),
+        task_s=task_s,
+        task_wall_s=task_wall_s,
+        byte_s=byte_s,
+        run_bytes=max(0.0, trained.total - FEW * trained.private),
+        worker_bytes=trained.private,
+        worker_parameter_bytes=by_parameter,
+        server_parameter_bytes=max(0.0, beyond / (LARGE - SMALL) - 4 * FEW),
+    )
+
+
+def _whole_run(few: runs.Cost) -> tuple[float, float]:
+    """Processor and wall seconds of a whole `dpcfl run` of few clients, without its rounds."""
+    config = runs.config("cnn", FEW, 2, {"name": noop_algorithm.NAME})
+    with tempfile.TemporaryDirectory(prefix="dpcfl-bench-") as name:
+        running.write_config(Path(name), config)
+        found = dpcfl("run", RunFolder(name).config, "--out", Path(name) / "runs")
+    return found.cpu - config.rounds * few.round.cpu, max(0.0, found.wall - config.rounds * few.round.wall)

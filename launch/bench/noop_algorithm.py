@@ -1,0 +1,39 @@
+"""An algorithm whose clients return the model that they get: a round is messages, debits and aggregation only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, Algorithm, on_client
+from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.types import Release, State
+from dpcfl_net.federation.aggregation import mean
+from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.client import Client
+from dpcfl_net.privacy.slots import Slot, UnprotectedSlot
+
+NAME = "dpcfl_net.launch.bench.noop_algorithm:NoOp"
+REASON = "a benchmark: clients return the model that they get, and read no record"
+
+
+class NoOp(Algorithm):
+    """FedAvg without training."""
+
+    name = "no-op"
+    paper = "a benchmark, not an algorithm"
+
+    def plan(self, client: ClientEntry) -> list[Slot]:
+        return [UnprotectedSlot("return", REASON)] * self.protocol.rounds
+
+    def start(self, fed: Federation) -> State:
+        return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
+
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        updates = fed.call(self.give_back, common={"model": state.models[0]}).column("update")
+        return State(mean(updates)[None], state.assignment)
+
+    @on_client(charges=["return"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
+    def give_back(self, me: Client, model: np.ndarray) -> Release:
+        """Return the model; the mechanism without a guarantee is declared, as the gate demands."""
+        me._without_guarantee("return")
+        return Release(update=model)

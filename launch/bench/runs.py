@@ -1,0 +1,182 @@
+"""Runs of a configuration for benchmarks: processor time and wall time per round, memory by role."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.launch import running
+from dpcfl_net.launch.bench import family, noop_algorithm
+from dpcfl_net.launch.bench.timing import Sample
+
+MODELS = {"wide": "dpcfl_net.launch.bench.host:wide"}  # those that the package does not name
+DATA = {
+    "wide": "dpcfl_net.launch.bench.synthetic:gray",
+    "cnn": "dpcfl_net.launch.bench.synthetic:gray",
+    "resnet18": "dpcfl_net.launch.bench.synthetic:color",
+}
+LOOK_S = 0.02
+WARM = 2  # rounds before the measured ones: workers load torch and build the model in them
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a round of a run cost.
+
+    Attributes:
+        round: Seconds per round: processor time of coordinator, observer, workers and their parents.
+        by_role: Processor seconds per round, by role.
+        private: Median memory of a worker that no other process shares, in bytes.
+        started: Processor seconds of the same processes before the first round.
+        total: Private memory of all processes of the run, and shared pages once, in bytes.
+    """
+
+    round: Sample
+    by_role: dict[str, float]
+    private: float
+    started: float
+    total: float
+
+
+def config(model: str, clients: int, rounds: int, algorithm: dict[str, Any], **sections: Any) -> Config:
+    """Build the configuration of a benchmark.
+
+    Args:
+        model: A key of `DATA`.
+        clients: Number of clients, all connected.
+        rounds: Measured rounds; `WARM` rounds and a last one come on top.
+        algorithm: The `algorithm` section.
+        sections: Further sections.
+    """
+    return configuration.resolve({
+        "name": "bench",
+        "data": {"dataset": DATA[model], "clients": [clients], "shift": "none", "train_per_client": 1, "test_per_client": 1},
+        "model": {"name": MODELS.get(model, model)},
+        "rounds": rounds + WARM + 1,
+        "local": {"batch_size": 1},
+        "privacy": {"epsilon": 5.0, "delta": 1e-5},
+        "algorithm": algorithm,
+        "output": {"transcript": "off", "evaluate_every": 100_000},
+        **sections,
+        "runtime": {"max_live_workers": clients, **sections.get("runtime", {})},
+    })  # fmt: skip
+
+
+def noop(model: str, clients: int, rounds: int, **runtime: Any) -> Cost:
+    """Run rounds in which clients return the model; arguments as for `config`, and keys of the `runtime` section."""
+    return run(config(model, clients, rounds, {"name": noop_algorithm.NAME}, runtime=runtime))
+
+
+def run(config: Config) -> Cost:
+    """Run a configuration in a temporary folder.
+
+    Args:
+        config: The configuration.
+
+    Returns:
+        The cost of a round, without the first rounds and the last.
+
+    Raises:
+        DpcflError: If the run fails.
+        KeyboardInterrupt: If it is interrupted.
+    """
+    with tempfile.TemporaryDirectory(prefix="dpcfl-bench-") as name:
+        folder = Path(name)
+        watcher = _Watcher(folder, config.rounds)
+        watcher.start()
+        try:
+            document, failure = running.run_in(folder, config, _NoDisplay())
+        finally:
+            watcher.end()
+        if failure is not None:
+            raise failure
+        if document["state"] != "finished":
+            raise KeyboardInterrupt
+        lines = [line for line in runlog.read(RunFolder(folder).metrics) if "started" in line]
+    wall = statistics.median(line["seconds"] for line in lines if line["round"] > WARM)
+    by_role = watcher.per_round()
+    return Cost(Sample(sum(by_role.values()), wall), by_role, watcher.private, watcher.started(by_role), watcher.total)
+
+
+class _NoDisplay:
+    """See `running.ProgressDisplay`."""
+
+    def update(self, view: Any) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class _Watcher(threading.Thread):
+    """Reads the processor time of the run's processes after the first rounds and again until the last one."""
+
+    def __init__(self, folder: Path, rounds: int) -> None:
+        super().__init__(daemon=True)
+        self._metrics, self._rounds, self._ended = RunFolder(folder).metrics, rounds, threading.Event()
+        self._marks: list[tuple[int, dict[str, float]]] = []
+        self.private = self.total = 0.0
+
+    def run(self) -> None:
+        pause = LOOK_S
+        while not self._ended.wait(pause):
+            done = self._rounds_done()
+            if not WARM <= done < self._rounds or (self._marks and done == self._marks[-1][0]):
+                continue
+            begin, members = time.monotonic(), list(family.members())
+            self._marks.append((done, family.processor_seconds(members)))
+            if len(self._marks) == 2:
+                self._measure_memory(members)
+            pause = max(LOOK_S, 5 * (time.monotonic() - begin))  # a look at many processes is slow
+
+    def end(self) -> None:
+        """Stop reading."""
+        self._ended.set()
+        self.join()
+
+    def per_round(self) -> dict[str, float]:
+        """Processor seconds per round, by role, without the launcher, which measures."""
+        if len(self._marks) < 2:
+            raise RunFailed(f"the run of {self._rounds} rounds ended before it could be measured: use more rounds")
+        (first, before), (last, after) = self._marks[0], self._marks[-1]
+        return {role: (after[role] - before.get(role, 0.0)) / (last - first) for role in sorted(after) if role != "launcher"}
+
+    def started(self, per_round: dict[str, float]) -> float:
+        """Processor seconds before the first round, given those per round."""
+        done, spent = self._marks[0]
+        return max(0.0, sum(spent[role] for role in per_round if role in spent) - done * sum(per_round.values()))
+
+    def _rounds_done(self) -> int:
+        try:
+            return self._metrics.read_bytes().count(b'"view":"server"')
+        except FileNotFoundError:
+            return 0
+
+    def _measure_memory(self, members: list[family.Member]) -> None:
+        """Read private memory of the workers, and of all processes with the shared pages of the one that shares most.
+
+        Proportional sizes (PSS) would depend on other programs that map the same libraries.
+        """
+        workers, private, shared = [], 0, 0
+        for role, process in members:
+            with contextlib.suppress(psutil.Error):
+                found = process.memory_full_info()
+                private += found.uss
+                shared = max(shared, found.rss - found.uss)
+                if role == "worker":
+                    workers.append(found.uss)
+        self.total = private + shared
+        self.private = statistics.median(workers) if workers else 0.0

@@ -1,0 +1,265 @@
+"""The gate when the power fails: any part of what was not flushed is lost, and there is still one charge and one draw."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+from journals import keys_in
+from test_gate import JOB, Crash, FakeStep, allow, ask, forbidden, open_gate, task, used_ledger
+
+from dpcfl_net.core.errors import LedgerError
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.types import Release
+from dpcfl_net.privacy.ledger.ledger import Charged, Ledger
+
+DRAWS = 6
+
+
+class StatelessStep(FakeStep):
+    """A client step that keeps no state."""
+
+    def __call__(self, charge, state):
+        self.keys.append(charge.key)
+        self.made.append(np.frombuffer(charge.key, "<i8"))
+        events = [slot.event(charge.noise_multiplier, charge.adjacency) for slot in charge.slots.values()]
+        return Release(key=self.made[-1]), {}, events
+
+
+class Unflushed:
+    """What the device does not surely hold: for each file its last flushed content and the writes after it."""
+
+    def __init__(self):
+        self.files, self.fresh = {}, set()
+
+    def wrote(self, fd, offset, data):
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        with open(path, "rb") as file:
+            content = file.read()
+        if not content:
+            self.fresh.add(path)
+        self.files.setdefault(path, (content, []))[1].append((offset, data))
+
+    def flushed(self, fd):
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        self.files.pop(path, None)
+        self.fresh -= {name for name in self.fresh if os.path.dirname(name) == path}
+
+    def lose(self, rng, share):
+        """Leave in the folder what a power failure leaves: of each unflushed write, `share` of the time all of it."""
+        for path, (content, writes) in self.files.items():
+            kept = bytearray(content)
+            for offset, data in writes:
+                if rng.random() < share:
+                    kept.extend(bytes(max(0, offset + len(data) - len(kept))))
+                    kept[offset : offset + len(data)] = data
+                elif rng.random() < share:
+                    size = rng.randrange(len(data))
+                    kept.extend(bytes(max(0, offset + size - len(kept))))
+                    kept[offset : offset + size] = data[:size]
+            with open(path, "wb") as file:
+                file.write(kept)
+        for path in self.fresh:
+            if rng.random() >= share:
+                os.unlink(path)
+
+
+@contextmanager
+def power(step):
+    """Let the power fail before file operation `step`; yields what was not flushed then."""
+    real = {name: getattr(os, name) for name in ("write", "pwritev", "fsync", "fdatasync")}
+    lost, count = Unflushed(), itertools.count(1)
+
+    def guarded(name):
+        def call(fd, *rest):
+            if step is not None and next(count) >= step:
+                raise Crash
+            if "sync" in name:
+                return lost.flushed(fd)
+            if name == "write":
+                lost.wrote(fd, os.fstat(fd).st_size, bytes(rest[0]))
+            else:
+                lost.wrote(fd, rest[1], b"".join(rest[0]))
+            return real[name](fd, *rest)
+
+        return call
+
+    for name in real:
+        setattr(os, name, guarded(name))
+    try:
+        yield lost
+    finally:
+        for name, function in real.items():
+            setattr(os, name, function)
+
+
+def ask_until_failure(folder, request, fake, step, rng, share, **changes):
+    """One process: open and ask; the power fails at `step`, or once the answer was sent. The answer; None if none was sent."""
+    answer = None
+    with power(step) as lost:
+        with suppress(Crash):
+            ledger, gate = open_gate(folder, durable=True, **changes)
+            try:
+                answer = gate.answer(request, allow, fake)
+            finally:
+                ledger._usable, ledger._journal._dirty = False, False  # the process ends without the flushes of `close`
+                ledger.close()
+        lost.lose(rng, share)
+    return answer
+
+
+def after_each_failure(tmp_path, step_type, rounds, **changes):
+    """Yields (folder, fake step, answer that was sent before the failure) for each point of failure and what it lost."""
+    before = used_ledger(tmp_path / "before", rounds, step_type)
+    for share in (0.0, 0.3, 0.5, 0.7, 1.0):
+        for step in itertools.count(1):
+            for draw in range(1 if share in (0.0, 1.0) else DRAWS):
+                folder, fake = tmp_path / f"{share} {step} {draw}", step_type()
+                shutil.copytree(before, folder)
+                rng = random.Random(f"{share} {step} {draw}")
+                sent = ask_until_failure(folder, task(rounds + 1), fake, step, rng, share, **changes)
+                yield folder, fake, sent
+                shutil.rmtree(folder)
+            if sent is not None:
+                break
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_whatever_a_power_failure_loses_there_is_one_charge_and_one_draw(tmp_path, rounds):
+    """With two rounds before, the answer's file is new; with three, it is one that is used again."""
+    outcomes = set()
+    for folder, fake, sent in after_each_failure(tmp_path, FakeStep, rounds):
+        ledger, gate = open_gate(folder)
+        answer = gate.answer(task(rounds + 1), allow, fake)
+        assert len(ledger.charges(JOB)) == rounds + 1
+        assert len(set(fake.keys)) <= 1
+        assert answer.status == "release" or (answer.status, sent, fake.keys) == ("lost", None, [])
+        if answer.status == "release":
+            assert gate.state()["count"].tolist() == [rounds + 1]
+        if sent is not None:
+            assert (answer.status, answer.cached, answer.release) == ("release", True, sent.release)
+        assert gate.answer(task(rounds), allow, forbidden).status == "release"
+        assert keys_in(folder) == []
+        ledger.close()
+        outcomes.add((answer.status, len(fake.keys)))
+    assert outcomes >= {("lost", 0), ("release", 1), ("release", 2)}
+
+
+def test_whatever_a_power_failure_loses_an_answer_that_is_not_stored_repeats_its_bytes(tmp_path):
+    computed = set()
+    for folder, fake, sent in after_each_failure(tmp_path, StatelessStep, 2, most_stored=0):
+        ledger, gate = open_gate(folder, most_stored=0)
+        for _ in range(2):
+            answer = gate.answer(task(3), allow, fake)
+            assert len(ledger.charges(JOB)) == 3
+            assert len(set(fake.keys)) <= 1
+            if sent is not None:
+                assert (answer.status, answer.cached, answer.release) == ("release", True, sent.release)
+        ledger.close()
+        computed.add((sent is not None, len(fake.keys)))
+    assert (True, 3) in computed
+
+
+def test_without_a_flush_before_the_data_a_power_failure_draws_twice(tmp_path, monkeypatch):
+    """Control: the failures of this file find a gate that touches data before the charge is durable."""
+    whole = Ledger.debit
+
+    def hasty(self, **how):
+        durable, self._disk.durable = self._disk.durable, False
+        charged: Charged = whole(self, **how)
+        self._disk.durable = durable
+        return charged
+
+    monkeypatch.setattr(Ledger, "debit", hasty)
+    draws = set()
+    for folder, fake, _ in after_each_failure(tmp_path, StatelessStep, 2):
+        with suppress(LedgerError):
+            ledger, gate = open_gate(folder)
+            gate.answer(task(3), allow, fake)
+            ledger.close()
+        draws.add(len(set(fake.keys)))
+    assert 2 in draws
+
+
+# Answers that are not stored
+
+
+def repeating_gate(folder, **changes):
+    return open_gate(folder, most_stored=0, **changes)
+
+
+def test_a_large_answer_is_computed_again_from_the_same_key_while_it_would_be_kept(tmp_path):
+    fakes = {number: StatelessStep() for number in (1, 2, 3)}
+    ledger, gate = repeating_gate(tmp_path / "ledger")
+    sent = {number: ask(gate, number, compute=fake) for number, fake in fakes.items()}
+    assert list((tmp_path / "ledger" / "releases").iterdir()) == []
+    assert keys_in(tmp_path / "ledger") == [2, 3]
+    ledger.close()
+    ledger, gate = repeating_gate(tmp_path / "ledger")
+    assert ask(gate, 1, compute=forbidden).status == "stale"
+    for number in (2, 3, 2):
+        again = ask(gate, number, compute=fakes[number])
+        assert (again.release, again.sha256, again.cached) == (sent[number].release, sent[number].sha256, True)
+    assert [len(set(fake.keys)) for fake in fakes.values()] == [1, 1, 1]
+    assert len(gate.spent()) == 3
+    ledger.close()
+
+
+def test_an_answer_whose_bits_do_not_repeat_is_never_sent_a_second_time(tmp_path):
+    ledger, gate = repeating_gate(tmp_path / "ledger")
+    ask(gate, 1, compute=StatelessStep())
+
+    def other(charge, state):
+        release, state, events = StatelessStep()(charge, state)
+        return Release(key=release.tensors["key"] + 1), state, events
+
+    answer = ask(gate, 1, compute=other)
+    assert (answer.status, answer.release) == ("lost", b"")
+    assert ask(gate, 1, compute=forbidden).status == "lost"
+    assert keys_in(tmp_path / "ledger") == []
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [
+        pytest.param(FakeStep, {}, id="with a new state"),
+        pytest.param(StatelessStep, {"deterministic": False}, id="not deterministic"),
+        pytest.param(StatelessStep, {"most_stored": None}, id="all are stored"),
+        pytest.param(StatelessStep, {"most_stored": 1 << 20}, id="small"),
+    ],
+)
+def test_other_answers_are_stored(tmp_path, step, changes):
+    ledger, gate = open_gate(tmp_path / "ledger", **{"most_stored": 0, **changes})
+    sent = ask(gate, 1, compute=step())
+    again = ask(gate, 1, compute=forbidden)
+    assert (again.release, again.sha256) == (sent.release, sent.sha256)
+    assert keys_in(tmp_path / "ledger") == []
+    ledger.close()
+
+
+def test_an_answer_is_computed_again_from_the_state_before_it(tmp_path):
+    """The state of round 1 is kept for the answer of round 2, though round 3 has left a newer one."""
+    seen = []
+
+    def steady(charge, state):
+        release, _, events = StatelessStep()(charge, state)
+        seen.append(state["count"].tolist())
+        return release, state, events
+
+    ledger, gate = repeating_gate(tmp_path / "ledger")
+    ask(gate, 1)
+    sent = ask(gate, 2, compute=steady)
+    ask(gate, 3)
+    ledger.close()
+    ledger, gate = repeating_gate(tmp_path / "ledger")
+    assert ask(gate, 2, compute=steady).release == sent.release
+    assert seen == [[1], [1]]
+    assert gate.state()["count"].tolist() == [2]
+    assert set(unpack(sent.release)) == {"key"}
+    ledger.close()

@@ -1,0 +1,154 @@
+"""`dpcfl bench`: every row runs, and its tables, targets and choices of other software are right. Never how fast it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.experiment import host_costs
+from dpcfl_net.launch.bench import machine, options, registry, tables
+from dpcfl_net.launch.bench.figures import Figure, Result, Target
+from dpcfl_net.launch.bench.options import Options
+from dpcfl_net.launch.bench.peers import process
+from dpcfl_net.launch.bench.timing import Sample, Spread, enough, interleave, timed
+from dpcfl_net.launch.cli import app, doctor
+
+QUICK = Options(quick=True, against=frozenset())
+STARTS_PROCESSES = ("start", "clients", "noop", "round", "wire")
+IN_THIS_PROCESS = tuple(row for row in registry.ROWS if row not in STARTS_PROCESSES)
+
+
+def samples(*seconds: float) -> list[Sample]:
+    return [Sample(value, 2 * value) for value in seconds]
+
+
+def test_quick_rows_print_json_with_the_machine():
+    done = CliRunner().invoke(app, ["bench", "aggregate", "--quick", "--json"])
+    found = json.loads(done.stdout)
+    assert found["machine"]["processor"] == host_costs.processor()
+    assert found["machine"]["cores"] >= 1
+    (row,) = found["rows"]
+    (figure,) = row["figures"]
+    assert {"dpcfl", "memcpy"} == figure["ways"].keys()
+    assert figure["ways"]["memcpy"]["quotient"]["median"] > 0
+    assert figure["targets"][0]["verdict"] in ("hit", "miss")
+
+
+@pytest.mark.parametrize("name", [*IN_THIS_PROCESS, "noop"])
+def test_every_row_measures_in_quick_mode(name):
+    check(registry.measure(name, QUICK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", registry.ROWS)
+def test_every_row_measures_with_what_it_compares(name):
+    check(registry.measure(name, Options(quick=True)))
+
+
+def check(result: Result) -> None:
+    """Every figure has values, and the tables hold every case."""
+    assert result.figures
+    for figure in result.figures:
+        assert figure.ways["dpcfl"].value.median >= 0
+        assert all(
+            way.quotient is not None
+            for name, way in figure.ways.items()
+            if name != "dpcfl" and figure.ways["dpcfl"].value.low > 0
+        )
+        assert figure.case in tables.text(result)
+        assert figure.case in tables.markdown([result], machine.describe())
+
+
+@pytest.mark.slow
+def test_this_host_can_be_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert doctor.measure() == 0
+    costs, source = host_costs.load()
+    assert source == "constants measured on this host"
+    assert costs.start_s > 0
+    assert costs.worker_bytes > 2**20
+    assert costs.processor in capsys.readouterr().out
+
+
+def test_repetitions_are_interleaved_in_both_orders():
+    calls = []
+    ways = {name: timed(lambda name=name: calls.append(name)) for name in "ab"}
+    found = interleave(ways, 3)
+    assert calls == ["a", "b", "b", "a", "a", "b"]
+    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
+
+
+def test_time_is_per_unit_and_counts_ended_children():
+    def work() -> None:
+        process.subprocess.run([process.sys.executable, "-c", "sum(range(10**7))"], check=True)
+
+    once, halved = timed(work)(), timed(work, units=10**6)()
+    assert once.cpu > 0.01
+    assert halved.cpu < once.cpu
+    assert halved.wall < once.wall
+
+
+def test_enough_runs_at_least_the_fewest_steps():
+    assert enough(lambda steps: None, 4, 0.0) == 4
+
+
+def test_quartiles_and_quotients_are_of_paired_repetitions():
+    assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
+    figure = Figure.of_times("case", "ms", {"dpcfl": samples(1.0, 2.0, 4.0), "other": samples(3.0, 6.0, 4.0)})
+    assert figure.ways["other"].value.median == 4000.0
+    assert figure.ways["other"].quotient is not None
+    assert figure.ways["other"].quotient.median == 3.0
+    assert figure.ways["other"].wall == Spread(8000.0, 7000.0, 10000.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict"),
+    [
+        (Target(2.0, "other"), "hit"),
+        (Target(2.5, "other"), "miss"),
+        (Target(2.0, "absent"), "not measured"),
+        (Target(1000.0), "hit"),
+        (Target(999.0), "miss"),
+    ],
+)
+def test_targets_are_lower_bounds_of_quotients_and_upper_bounds_of_values(target, verdict):
+    figure = Figure.of_times("case", "ms", {"dpcfl": samples(1.0), "other": samples(2.0)}, [target])
+    assert figure.verdict(target) == verdict
+    assert verdict in tables.markdown([Result("row", "title", (figure,))], machine.describe())
+
+
+def test_software_that_is_absent_or_not_asked_for_is_skipped_with_the_reason(monkeypatch):
+    monkeypatch.setattr(options.importlib.util, "find_spec", lambda module: None)
+    assert Options().refusal("flower") == "flwr, ray is not installed: pip install 'dpcfl-net[bench]'"
+    assert not Options().uses("pfl")
+    monkeypatch.setattr(options.importlib.util, "find_spec", lambda module: module)
+    assert Options().uses("flower")
+    assert Options(against=options.against("pfl, grpc")).refusal("flower") == "not asked for"
+    with pytest.raises(ConfigError, match="unknown name 'jax'"):
+        options.against("opacus,jax")
+
+
+def test_a_markdown_page_keeps_what_is_around_the_tables(tmp_path):
+    page = tmp_path / "page.md"
+    figure = Figure.of_values("size", "MiB", {"dpcfl": [3.0]})
+    tables.write(page, [Result("row", "title", (figure,))], machine.describe())
+    page.write_text(f"first\n{page.read_text()}last\n")
+    changed = Figure.of_values("length", "m", {"dpcfl": [5.0]})
+    tables.write(page, [Result("row", "title", (changed,))], machine.describe())
+    text = page.read_text()
+    assert text.startswith("first\n")
+    assert text.endswith("last\n")
+    assert "length" in text
+    assert "size" not in text
+    page.write_text("mine")
+    with pytest.raises(ConfigError, match="has no part between the lines"):
+        tables.write(page, [], machine.describe())
+
+
+def test_a_program_that_fails_is_named_with_its_last_words():
+    with pytest.raises(RunFailed, match=r"(?s)peers\.wire flying .*KeyError"):
+        process.run("wire", "flying", 10, 1)

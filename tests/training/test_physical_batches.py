@@ -1,0 +1,118 @@
+"""Sizes of physical batches follow the coins of sampling alone, and a record's clipped gradient has the same bits in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from records import KEY, Images, small, start
+
+from dpcfl_net.privacy import clipping
+from dpcfl_net.privacy.clipping import GradientBlock, Rows
+from dpcfl_net.privacy.gram_clipping import PlaceSums
+from dpcfl_net.privacy.slots import DPSGDSlot
+from dpcfl_net.training import models
+from dpcfl_net.training.dpsgd import Trainer
+from dpcfl_net.training.gradient_engines import Engine, choose
+from dpcfl_net.training.physical_batches import LARGEST, sizes, slots_for, unit
+
+torch.set_num_threads(1)
+
+
+def test_sizes_hold_the_drawn_records_with_less_than_a_unit_to_spare() -> None:
+    for batch in (1, 4, 32, 64, 100, 256):
+        slots = slots_for(batch)
+        assert slots <= LARGEST
+        for drawn in range(500):
+            found = sizes(drawn, slots)
+            assert drawn <= sum(found) < drawn + unit(slots)
+            assert all(0 < size <= slots and size % unit(slots) == 0 for size in found)
+
+
+def test_sizes_follow_the_coins_and_not_the_records() -> None:
+    trainer, worlds = small(), [Images(100, seed=0), Images(100, seed=1)]
+    worlds[1].x[7] = torch.nan
+    for data in worlds:
+        trainer.train(start(), data, DPSGDSlot("train", 0.08, 30), 1.0, KEY)
+        trainer.train(start(), data, DPSGDSlot("train", 1, 1), 1.0, KEY)
+    assert worlds[0].sizes == worlds[1].sizes
+    assert len(set(worlds[0].sizes)) > 2
+
+
+CASES = [("cnn", "fast"), ("digits-cnn", "fast"), ("digits-cnn", "opacus"), ("digits-cnn", "vmap"), ("resnet18", "deep")]
+SHAPES = {"cnn": (1, 28, 28), "digits-cnn": (1, 8, 8), "resnet18": (3, 8, 8)}
+
+
+@pytest.mark.parametrize(("name", "path"), CASES)
+def test_a_gradient_has_the_same_bits_in_every_size_and_slot_that_is_used(name: str, path: str) -> None:
+    shape, batch = SHAPES[name], 4 if name == "resnet18" else 24
+    trainer = Trainer(models.build(name, shape, 10), clip=1.0, learning_rate=0.1, batch_size=batch, path=path)
+    data, theta = Images(trainer.slots, shape, seed=5), start(name, shape)
+    for drawn in range(1, trainer.slots, 3):
+        trainer.clipped_sum(theta, data, np.arange(drawn))
+    used = sorted(set(data.sizes))
+    blocks = {size: _gradients(trainer._engine, theta, data, np.arange(size) % 5) for size in used}
+    for size in used:
+        for here, largest in zip(blocks[size], blocks[used[-1]], strict=True):
+            assert torch.equal(here, largest[torch.arange(size) % 5])
+
+
+def _gradients(engine: Engine, theta: np.ndarray, data: Images, rows: np.ndarray) -> list[torch.Tensor]:
+    with torch.no_grad():
+        logits, parts = engine.gradients(torch.from_numpy(theta), data.x[rows], data.y[rows])
+    fields = [getattr(part, field) for part in parts for field in ("values", "signals", "inputs") if hasattr(part, field)]
+    return [logits, *fields, *(part.squared_norms() for part in parts)]
+
+
+class Shifting:
+    """An engine whose gradients change in one bit at some sizes, as if a library took another kernel there."""
+
+    def __init__(self, engine: Engine, at: set[int]) -> None:
+        self._engine, self._at = engine, at
+
+    def logits(self, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self._engine.logits(theta, x)
+
+    def gradients(self, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[GradientBlock]]:
+        logits, parts = self._engine.gradients(theta, x, y)
+        if len(x) in self._at:
+            rows = next(part for part in parts if isinstance(part, Rows))
+            rows.values *= 1 + torch.finfo(torch.float32).eps
+        return logits, parts
+
+
+def test_sizes_at_which_bits_differ_are_not_used() -> None:
+    module = models.build("digits-cnn", (1, 8, 8), 10)
+    engine = Shifting(choose(module, "fast", (1, 8, 8))[1], {4, 12, 16})
+    trainer = Trainer(module, clip=1.0, learning_rate=0.1, batch_size=16, path=engine)
+    data = Images(40)
+    for drawn, expected in ((3, 8), (8, 8), (9, 20), (16, 20), (20, 20)):
+        data.sizes.clear()
+        trainer.clipped_sum(start(), data, np.arange(drawn))
+        assert data.sizes[-1] == expected
+
+
+def _rows(slots: int) -> Rows:
+    values = torch.zeros(slots, 700)
+    values[0] = torch.randn(700, generator=torch.Generator().manual_seed(1))
+    return Rows(values, 0)
+
+
+def _sums(slots: int) -> PlaceSums:
+    draw = torch.Generator().manual_seed(2)
+    signals, inputs = torch.zeros(slots, 8, 20), torch.zeros(slots, 8, 35)
+    signals[0], inputs[0] = torch.randn(8, 20, generator=draw), torch.randn(8, 35, generator=draw)
+    # Gradients that cancel, so that the bound of rounding decides the factor.
+    signals[0, 4:], inputs[0, 4:] = signals[0, :4], -inputs[0, :4]
+    return PlaceSums(signals, inputs, 0, (20, 35), ())
+
+
+@pytest.mark.parametrize("make", [_rows, _sums])
+def test_clip_factors_do_not_show_the_size_of_the_batch(make: Callable[[int], GradientBlock]) -> None:
+    found = []
+    for slots in (4, 16, 40):
+        usable = torch.arange(slots) < 1
+        found.append(clipping.clipped_sum([make(slots)], usable, 1.0, torch.empty(700), most=40).numpy().tobytes())
+    assert len(set(found)) == 1
