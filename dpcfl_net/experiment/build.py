@@ -220,7 +220,7 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
     if is_plugin(name):
         layout = _layout(**spec)
     elif plain is not None and images.task == "classification":  # every engine trains these
-        layout = plain
+        layout = [(key, shape) for key, shape in plain]
     else:  # cached per host, so that torch need not be loaded
         folder = Path(models.__file__).parent
         source = [version("torch"), *(hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in models.FILES)]
