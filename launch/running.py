@@ -262,7 +262,7 @@ def run_in(
                 if is_new:
                     prepare(folder, config, placement)
                 job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
-            recorder = RunRecorder(folder, job, options.seconds_before, run)
+            recorder = RunRecorder(folder, job, options.seconds_before, run, durable=config.runtime.durable)
             run.start(job, interrupts)
             recorder.write("running")
             run.watch(lambda: display.update(recorder.progress()), interrupts)
@@ -351,10 +351,11 @@ class RunRecorder:
         job: The job.
         seconds_before: Duration of the run before it was resumed, in seconds.
         run: The processes of the run.
+        durable: False if the run does not flush its ledgers.
     """
 
-    def __init__(self, folder: Path, job: Job, seconds_before: float, run: processes.Run) -> None:
-        self.folder, self.job, self.seconds_before, self._run = folder, job, seconds_before, run
+    def __init__(self, folder: Path, job: Job, seconds_before: float, run: processes.Run, *, durable: bool) -> None:
+        self.folder, self.job, self.seconds_before, self._run, self._durable = folder, job, seconds_before, run, durable
         self.document: dict[str, Any] = {}
         self.started = time.time()
         self._replace_one: float | None = None
@@ -397,6 +398,7 @@ class RunRecorder:
             processes=self._run.processes(),
             replace_one=self._replace_one,
             devices=self._run.devices(),
+            durable=self._durable,
         )
         summary.write_run(self.folder, self.document)
         return self.document

@@ -97,7 +97,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
         faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
-    central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
+    central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol), durable=spec.durable)
     news, outbox = LauncherNews(_pipe(spec.lost)), None
     if spec.observer:
         link = Link.of(protocol, pair, protocol.observer_key)
@@ -112,7 +112,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         pauses = PauseListener(records.pause, records.resume)
         fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
-        checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
+        checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn, durable=spec.durable)
         first = max(checkpoints.rounds(), default=0) + 1
         fed.join(first)
         loading.join()

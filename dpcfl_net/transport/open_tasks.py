@@ -110,7 +110,7 @@ class OpenTasks:
         if task is None or header.parent != task.id:
             peer.channel.ignore(header.id)
             raise WireError("task-closed", "an answer to a task that is not open")
-        peer.answering = header.id
+        peer.answering, task.arrived = header.id, True
         if (header.round, header.task) != (task.round, task.task):
             raise WireError("round", f"an answer for {header.task or 'no task'} in round {header.round}")
         match_template(header.tensors, (self._template(task.task) or {}) if header.code == "release" else {})
