@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -213,7 +214,7 @@ def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: 
         if spec.max_norm is None:
             continue
         bound = spec.max_norm(algorithm, algorithm.protocol.client(client))
-        length = norm(decoded[name])
+        length = 0.0 if bound == math.inf else norm(decoded[name])
         if length > bound:
             raise Refused("norm", f"{name} norm {length:.3g} is over the bound {bound:.3g}")
 

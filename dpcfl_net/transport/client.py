@@ -31,12 +31,11 @@ from dpcfl_net.transport.messages import (
     word,
 )
 from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
-from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join_curve, new_socket, receive, require_safe
+from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join_curve, new_socket, receive, require_safe, send
 
 BATCH = 256  # messages read before queued messages are sent
 HANDSHAKES = 5  # failures in a row after which the server is not the expected one
 HELLO_S = 1.0
-ACK_DELAY_S = 0.05  # a result that is ready by then acknowledges its task itself, which saves two messages
 _FAILED = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 
@@ -79,6 +78,8 @@ class ClientTimes:
         resend_s: Time without acknowledgement after which a result is sent again; it doubles with each repetition.
         orphan_timeout_s: Silence of the coordinator after which `poll` raises RunFailed.
         handshake_limit_s: Time without a completed handshake after which `poll` raises Refused.
+        ack_delay_s: Time after which a task is acknowledged; a result that is ready before acknowledges it too, which saves two
+            messages.
         duplicate_grace_s: Time during which the coordinator may report the key as connected already.
     """
 
@@ -87,6 +88,7 @@ class ClientTimes:
     orphan_timeout_s: float = 300.0
     handshake_limit_s: float = 30.0
     duplicate_grace_s: float = 35.0
+    ack_delay_s: float = 0.05
 
 
 @dataclass
@@ -333,7 +335,7 @@ class ClientEndpoint:
 
     def _send(self, header: Header, data: bytes, chunk: memoryview | None) -> bool:
         try:
-            self._socket.send_multipart([data] if chunk is None else [data, chunk], zmq.DONTWAIT, copy=False)
+            send(self._socket, *([data] if chunk is None else [data, chunk]))
         except zmq.Again:
             return False
         return True
@@ -455,7 +457,7 @@ class ClientEndpoint:
         tensors = checked(complete, self._check, header.task)
         remember(self._tasks, header.id, _Task(header.round, header.task))
         self._phase = self._told_phase = "waiting"
-        self._unacknowledged = header.id, time.monotonic() + ACK_DELAY_S
+        self._unacknowledged = header.id, time.monotonic() + self._times.ack_delay_s
         event = ClientEvent(
             "task",
             header.id,

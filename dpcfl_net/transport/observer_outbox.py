@@ -18,7 +18,7 @@ from dpcfl_net.transport.channel import new_id
 from dpcfl_net.transport.messages import VERSION, plain
 from dpcfl_net.transport.observer_notes import COORDINATOR, Note, Period
 from dpcfl_net.transport.payload import Payload
-from dpcfl_net.transport.sockets import Link, dial, join_curve, new_socket, require_safe
+from dpcfl_net.transport.sockets import Link, dial, join_curve, new_socket, require_safe, send
 
 END_LINGER_MS = 30_000
 LOOK_S = 0.2  # between two questions for the observer's end
@@ -147,7 +147,7 @@ class ObserverOutbox:
         data = msgpack.packb(note.model_dump(exclude_defaults=True))
         self._gave_up = not self._wait(0.0 if self._gave_up else self._patience_s)
         if not self._gave_up:
-            self._socket.send_multipart([data] if chunk is None else [data, chunk], zmq.DONTWAIT, copy=False)
+            send(self._socket, *([data] if chunk is None else [data, chunk]))
         return not self._gave_up
 
     def _wait(self, seconds: float) -> bool:

@@ -61,7 +61,6 @@ class OpenTasks:
     def cancel(self, peer: Peer) -> None:
         """Close the client's open task; a later answer is set aside."""
         if peer.open is not None:
-            peer.channel.drop(peer.open.id)
             remember(peer.cancelled, peer.open.id, (peer.open.round, peer.open.task))
             self._close(peer)
 
@@ -176,11 +175,12 @@ class OpenTasks:
     def _fail(self, peer: Peer, error: WireError, closes: bool) -> None:
         event, task = ServerEvent("failed", peer.client, code=error.code, reason=error.reason), peer.open
         if task is not None and closes:
-            peer.channel.drop(task.id)
             self._close(peer)
             event = replace(event, round=task.round, task=task.task, id=task.id)
         self._events.append(event)
 
     def _close(self, peer: Peer) -> None:
+        if peer.open is not None:
+            peer.channel.drop(peer.open.id)
         peer.open, peer.answering = None, ""
         self._looks.drop(peer.client)
