@@ -222,6 +222,7 @@ class FederationRun:
             FIRST_FREE + 1,
             None if self.chaos is None else self.chaos.message_faults,
             runtime.pause_s,
+            runtime.durable,
         )
         self._close_pipes()
         self._commands, commands_end = multiprocessing.Pipe(duplex=False)

@@ -268,7 +268,7 @@ def run_in(
                 if is_new:
                     prepare(folder, config, placement, options.on_step)
                 job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
-            recorder = RunRecorder(folder, job, options.seconds_before, run)
+            recorder = RunRecorder(folder, job, options.seconds_before, run, durable=config.runtime.durable)
             options.on_step(f"start of processes: {run.processes()}")
             run.start(job, interrupts)
             recorder.write("running")
@@ -358,10 +358,11 @@ class RunRecorder:
         job: The job.
         seconds_before: Duration of the run before it was resumed, in seconds.
         run: The processes of the run.
+        durable: False if the run does not flush its ledgers.
     """
 
-    def __init__(self, folder: Path, job: Job, seconds_before: float, run: processes.Run) -> None:
-        self.folder, self.job, self.seconds_before, self._run = folder, job, seconds_before, run
+    def __init__(self, folder: Path, job: Job, seconds_before: float, run: processes.Run, *, durable: bool) -> None:
+        self.folder, self.job, self.seconds_before, self._run, self._durable = folder, job, seconds_before, run, durable
         self.document: dict[str, Any] = {}
         self.started = time.time()
         self._replace_one: float | None = None
@@ -404,6 +405,7 @@ class RunRecorder:
             processes=self._run.processes(),
             replace_one=self._replace_one,
             devices=self._run.devices(),
+            durable=self._durable,
         )
         summary.write_run(self.folder, self.document)
         return self.document

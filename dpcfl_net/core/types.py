@@ -96,7 +96,7 @@ class Answer:
     """
 
     status: Literal["release", "lost", "stale", "refused"]
-    release: bytes = b""
+    release: bytes | memoryview = b""
     code: str = ""
     reason: str = ""
     cached: bool = False

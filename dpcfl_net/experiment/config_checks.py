@@ -54,6 +54,8 @@ def combination_problems(config: Config) -> list[str]:
         problems.append("ledger.root is missing: scope dataset needs a folder that is kept after the run")
     if config.ledger.scope == "run" and (config.ledger.root or config.ledger.budget):
         problems.append("ledger.root and ledger.budget belong to scope dataset; ledger.scope is 'run'")
+    if config.ledger.scope == "dataset" and not config.runtime.durable:
+        problems.append("runtime.durable is false: ledger.scope 'dataset' composes all runs on a record and needs true")
     problems += _privacy_problems(config)
     if config.runtime.federation == "in-process" and config.output.transcript != "off":
         problems.append("output.transcript must be off where runtime.federation is 'in-process', which sends no messages")

@@ -162,6 +162,11 @@ class RuntimeSettings(Section):
         le=10_000,
         description="maximum number of clients connected at once; others connect in turn",
     )
+    durable: bool = Field(
+        default=True,
+        description="flush each charge, answer and checkpoint to the disk; false: a crash of the machine, not of a process, may "
+        "lose charges, and a host with DPCFL_DURABLE=1 flushes in any case",
+    )
     clients_per_worker: int = Field(
         default=1,
         ge=1,

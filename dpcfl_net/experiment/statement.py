@@ -28,6 +28,10 @@ COUNTS = (
 )
 SERVER_SEES = "the server: it is trusted and receives the raw update and cluster identifier of every sampled client"
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"
+NOT_DURABLE = (
+    "a crash of the machine, not of a process: charges are not flushed to the disk, so that a run that continues after such a crash "
+    "may release more than its ledgers say (fix: runtime.durable)"
+)
 NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
     "hyper-parameter search",

@@ -39,7 +39,9 @@ class RunningMean:
         """Return the mean, (p,) float32; ValueError without updates."""
         if not self.count:
             raise ValueError("no update to average")
-        return (self._total / self._share).astype(np.float32)
+        mean = np.empty(self._total.shape, dtype=np.float32)
+        np.divide(self._total, self._share, out=mean, casting="same_kind")  # rounds once, without a float64 copy
+        return mean
 
 
 class ModelMeans:

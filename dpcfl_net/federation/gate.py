@@ -322,7 +322,7 @@ def _answer(stored: Stored, *, cached: bool = False) -> Answer:
     return Answer(stored.status, stored.release, stored.code, stored.reason, cached, stored.sha256)
 
 
-def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) -> tuple[Stored, bytes | None]:
+def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) -> tuple[Stored, bytes | memoryview | None]:
     """Pack release and state (None: empty, as before); Refused for another type, or if other mechanisms ran than were charged."""
     complete = isinstance(result, tuple) and len(result) == 3
     if not complete or not isinstance(result[0], Release) or not isinstance(result[1], dict):

@@ -20,7 +20,7 @@ from dpcfl_net.core.protocol import PrivacyTarget, digest, read_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
-from dpcfl_net.experiment.statement import privacy_statement
+from dpcfl_net.experiment.statement import NOT_DURABLE, privacy_statement
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
@@ -79,7 +79,15 @@ def run_settings(folder: Path) -> dict[str, Any]:
 
 
 def run_document(
-    folder: Path, job: Job, *, state: str, wall_s: float, processes: int, replace_one: float | None, devices: dict[str, int]
+    folder: Path,
+    job: Job,
+    *,
+    state: str,
+    wall_s: float,
+    processes: int,
+    replace_one: float | None,
+    devices: dict[str, int],
+    durable: bool = True,
 ) -> dict[str, Any]:
     """Build run.json; figures that do not exist yet are null.
 
@@ -91,6 +99,7 @@ def run_document(
         processes: Largest number of processes at once.
         replace_one: Epsilon under replace-one; None if infinite or not computed yet.
         devices: Worker processes by device, "cpu" or a GPU's UUID; empty if unknown.
+        durable: False if the run does not flush its ledgers.
 
     Returns:
         The document.
@@ -106,6 +115,8 @@ def run_document(
     privacy = privacy_statement(job.protocol, replace_one)
     if job.experiment.audit is not None:
         privacy["audited"] = audited(job.experiment.audit)
+    if not durable:
+        privacy["not_covered"].append(NOT_DURABLE)
     privacy["epsilon_spent"] = None  # unknown while the run goes on; a launcher that is killed leaves this
     if state != "running":
         spent = max((curve[-1] for curve in epsilon_curves(folder, job) if curve), default=0.0)

@@ -36,10 +36,13 @@ class Checkpoints:
         folder: The folder; created if it does not exist.
         keep: Number of newest checkpoints to keep.
         warn: Receives warnings.
+        durable: False skips the flushes: a crash of the machine may damage the newest checkpoints.
     """
 
-    def __init__(self, folder: Path, keep: int = 2, warn: Callable[[str], None] = lambda text: None) -> None:
-        self.folder, self.keep, self._warn = folder, keep, warn
+    def __init__(
+        self, folder: Path, keep: int = 2, warn: Callable[[str], None] = lambda text: None, *, durable: bool = True
+    ) -> None:
+        self.folder, self.keep, self._warn, self._durable = folder, keep, warn, durable
         self._flushing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -88,10 +91,11 @@ class Checkpoints:
 
     def _flush(self, final: Path, done: Future[None]) -> None:
         try:
-            for path in final.iterdir():
-                sync_file(path)
-            sync_folder(final)
-            sync_folder(self.folder)
+            if self._durable:
+                for path in final.iterdir():
+                    sync_file(path)
+                sync_folder(final)
+                sync_folder(self.folder)
             for old in self.rounds()[: -self.keep]:
                 _remove(self.folder / f"round_{old:05d}")
         except BaseException as error:  # `flush` raises it

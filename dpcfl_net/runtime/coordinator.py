@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -97,7 +98,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
         faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
-    central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol))
+    central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol), durable=spec.durable)
     news, outbox = LauncherNews(_pipe(spec.lost)), None
     if spec.observer:
         link = Link.of(protocol, pair, protocol.observer_key)
@@ -112,7 +113,7 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         pauses = PauseListener(records.pause, records.resume)
         fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
-        checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
+        checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn, durable=spec.durable)
         first = max(checkpoints.rounds(), default=0) + 1
         fed.join(first)
         loading.join()
@@ -213,7 +214,7 @@ def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: 
         if spec.max_norm is None:
             continue
         bound = spec.max_norm(algorithm, algorithm.protocol.client(client))
-        length = norm(decoded[name])
+        length = 0.0 if bound == math.inf else norm(decoded[name])
         if length > bound:
             raise Refused("norm", f"{name} norm {length:.3g} is over the bound {bound:.3g}")
 

@@ -34,6 +34,7 @@ class CoordinatorSpec:
         commands: Descriptor of a pipe to the launcher, for start and stop commands.
         lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
         faults: Message faults to inject, for tests; None: no faults.
+        durable: Flush checkpoints, and the ledger of a trusted server, to the disk.
     """
 
     protocol: Path
@@ -52,6 +53,7 @@ class CoordinatorSpec:
     lost: int | None = None
     faults: MessageFaults | None = None
     pause_s: float = 0.0
+    durable: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,13 @@ class Terms:
         policy: Bounds on epsilon and delta of one job.
         book: Folder of the record book; needed for ledger scope "dataset".
         budget: (epsilon, delta) that all runs on a record may spend together; None: no limit.
+        durable: Flush the ledger to the disk; False: a crash of the machine, not of a process, may lose charges.
     """
 
     policy: Policy = USUAL_POLICY
     book: Path | None = None
     budget: tuple[float, float] | None = None
+    durable: bool = True
 
 
 USUAL_TERMS = Terms()

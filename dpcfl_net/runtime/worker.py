@@ -41,8 +41,11 @@ from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.links.netem import enter
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 
+INSIST = "DPCFL_DURABLE"  # environment variable: with 1, workers of this host flush their ledgers also if a run would not
 LEAST_WAIT_S = 0.001  # a shorter wait for a core is not reported
 
+LOOK_S = 0.25  # between looks at the computing thread, whose work the coordinator hears of so much later
+Period = tuple[str, int, float, float]  # kind of work, round, begin, end
 Turns = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
@@ -67,7 +70,7 @@ def make_host(
         ledgers: Folder of the ledgers.
         data_root: Folder of the data sets; None: the usual one.
         terms: Terms on which the client serves.
-        durable: Write the ledger with fsync.
+        durable: False never flushes the ledger; True leaves it to the terms and the host.
         engine: Makes the engine that the clients of one process share; None: a separate engine.
 
     Returns:
@@ -87,7 +90,8 @@ def make_host(
 
     if job.protocol.ledger_scope == "dataset":
         enrol(algorithm, client, open_data, terms, durable)
-    ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=durable)
+    flush = durable and (terms.durable or os.environ.get(INSIST) == "1")
+    ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=flush)
     noise_seed, audit = job.experiment.noise, job.experiment.audit
     if audit is not None and client in audit.clients:
         return AuditedHost(algorithm, client, ledger, open_data, audit.in_model(job.protocol.model.parameters), noise_seed)
@@ -211,6 +215,8 @@ class Worker:
         self._stop = False
         self._outbox: ObserverOutbox | None = None
         self._span: tuple[float, float] | None = None
+        self._sent: deque[ClientEvent] = deque()  # results that have arrived, to be reported with the next task
+        self._idle = False
         self._at_work = False  # computes now; the coordinator counts the timeout from the heartbeat that says so
         host.turn = self._computing
 
@@ -226,14 +232,15 @@ class Worker:
             while (event := self._newest()) is not None:
                 if isinstance(event, BaseException):
                     raise event
-                if event.kind == "sent":
-                    self._report_transfer("send", event)
-                else:
+                if event.kind == "task":
                     self._work(event)
+                else:
+                    self._report([])
         finally:
             self.stop()
             self._wake()
             talker.join()
+            self._report([])
             if self._outbox is not None:
                 self._outbox.close()
             os.close(self._wake_read)
@@ -245,9 +252,12 @@ class Worker:
         try:
             event = self._tasks.get(timeout=memory.IDLE_S)
         except queue.Empty:
+            self._idle = True
+            self._report([])
             memory.give_back_all()  # many idle workers share one machine
             event = self._tasks.get()
-        while isinstance(event, ClientEvent) and not self._tasks.empty():
+            self._idle = False
+        while isinstance(event, ClientEvent) and event.kind == "task" and not self._tasks.empty():
             say(f"round {event.round}: the task was replaced before it began; it is not charged")
             event = self._tasks.get()
         return event
@@ -264,20 +274,23 @@ class Worker:
         self._answers.append((event.id, answer))
         self._wake()
         if outbox is not None:
-            self._report_transfer("receive", event)
+            spans = [_transfer("receive", event)]
             if self._span is not None:
-                arrived = _epoch(event.arrived)
+                arrived = spans[0][3]
                 if self._span[0] - arrived > LEAST_WAIT_S:
-                    outbox.span("wait", event.round, arrived, self._span[0])
-                outbox.span("train", event.round, *self._span)
+                    spans.append(("wait", event.round, arrived, self._span[0]))
+                spans.append(("train", event.round, *self._span))
+            self._report(spans)
             self._report_personal(outbox, event.round)
         self._span = None
         memory.give_back_freed()
 
-    def _report_transfer(self, what: str, event: ClientEvent) -> None:
-        outbox = self._link()
+    def _report(self, spans: list[Period]) -> None:
+        """Report periods of work to the observer, with the results that have arrived meanwhile."""
+        sent = [_transfer("send", self._sent.popleft()) for _ in range(len(self._sent))]
+        outbox = self._link() if spans or sent else None
         if outbox is not None:
-            outbox.span(what, event.round, _epoch(event.begun), _epoch(event.arrived))
+            outbox.spans([*sent, *spans])
 
     def _wait_for_the_deadline(self, arrived: float) -> None:
         """Wait for the next multiple of local.deadline_s, so that the time of the answer does not reveal the computing time."""
@@ -295,7 +308,6 @@ class Worker:
     def _computing(self) -> Iterator[None]:
         with self._turn():
             self._at_work = True
-            self._wake()
             started = time.time()
             yield
             self._span = started, time.time()
@@ -357,27 +369,35 @@ class Worker:
             endpoint.register(self._wake_read, lambda: self._deliver(endpoint))
             endpoint.heartbeat("idle")
             while not self._stop:
-                for event in endpoint.poll(1.0):
-                    if event.kind in ("task", "sent"):
+                for event in endpoint.poll(LOOK_S):
+                    if event.kind == "task":
                         self._tasks.put(event)
+                    elif event.kind == "sent":
+                        self._sent.append(event)
+                        if self._idle:  # otherwise the report of the next task takes it along
+                            self._tasks.put(event)
                     elif event.kind == "bye":
                         endpoint.bye()
                         abort = False
                         return
                     elif event.kind == "error":
                         say(f"the coordinator says: {event.code} {event.reason}")
+                if self._at_work:
+                    endpoint.heartbeat("computing")
         finally:
             endpoint.close(abort=abort)
 
     def _deliver(self, endpoint: ClientEndpoint) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
-        if self._at_work:
-            endpoint.heartbeat("computing")
         while self._answers:
             task_id, answer = self._answers.popleft()
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
             endpoint.send_result(task_id, answer.status, Payload.from_packed(answer.release, answer.sha256), reason)
+
+
+def _transfer(what: str, event: ClientEvent) -> Period:
+    return what, event.round, _epoch(event.begun), _epoch(event.arrived)
 
 
 def _epoch(monotonic: float) -> float:

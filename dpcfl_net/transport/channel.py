@@ -18,6 +18,7 @@ DAMAGED = ("chunk", "hash")  # errors of a payload that arrived incomplete or ch
 PASSING = ("no-hello", "boot", "sequence", "stale-boot")  # errors of a message that came too late: nothing in it was read
 REPEATS = 64  # repetitions of one damaged message that a peer may ask for
 DOUBLINGS = 3  # of the time between repetitions
+CREDIT_S = 1.0  # at most, between the credits for a message whose chunks keep arriving
 SLOW = 1 << 20  # bytes per second; on a faster link nothing is sent again that is on its way
 
 K = TypeVar("K")
@@ -105,6 +106,8 @@ class Channel:
         self._stamp, self._send, self._wake = stamp, send, wake
         self._controls: deque[dict[str, Any]] = deque()
         self._streams: deque[Stream] = deque()
+        self._on_their_way: dict[str, Stream] = {}  # all chunks are sent, and the peer has not acknowledged the message
+        self._credit_due = 0.0
         self._ignored: OrderedDict[str, int] = OrderedDict()  # refused message to its last chunk that arrived, -1: none
         self.assembly: Assembly | None = None
         self.sequence = 0
@@ -113,6 +116,7 @@ class Channel:
         """Discard all state of a connection that has ended."""
         self._controls.clear()
         self._streams.clear()
+        self._on_their_way.clear()
         self.assembly = None
         self.sequence = 0
 
@@ -125,6 +129,7 @@ class Channel:
     def push(self, stream: Stream) -> None:
         """Queue a message with payload from its beginning, unless it is being sent already."""
         if stream not in self._streams:
+            self._on_their_way.pop(stream.id, None)
             stream.rewind()
             self._streams.append(stream)
             self._wake()
@@ -141,6 +146,7 @@ class Channel:
 
     def drop(self, message_id: str) -> None:
         """Stop sending a message."""
+        self._on_their_way.pop(message_id, None)
         self._streams = deque(stream for stream in self._streams if stream.id != message_id)
 
     def sending(self, message_id: str) -> bool:
@@ -148,14 +154,16 @@ class Channel:
         return any(stream.id == message_id for stream in self._streams)
 
     def credit(self, message_id: str, arrived: int) -> None:
-        """Record that the peer has taken `arrived` chunks of a message."""
+        """Record that the peer has taken `arrived` chunks of a message, also after the last one was sent."""
+        if message_id in self._on_their_way:
+            self._on_their_way[message_id].moved = time.monotonic()
         for stream in self._streams:
             if stream.id == message_id:
                 stream.credited = max(stream.credited, min(arrived, stream.sent))
                 stream.moved = time.monotonic()
                 self._wake()
 
-    def announce(self) -> bool:
+    def _announce(self) -> bool:
         """Send the waiting controls and the header of the next message; False if the socket refused one."""
         while self._controls:
             header = self._stamp.header(**self._controls[0])
@@ -177,7 +185,7 @@ class Channel:
     def pump(self) -> bool:
         """Send as much as credit allows; returns False if the socket refused a message, which must be retried soon."""
         while True:
-            if not self.announce():
+            if not self._announce():
                 return False
             if not self._streams:
                 return True
@@ -188,6 +196,7 @@ class Channel:
                 return True
             if self._streams:
                 self._streams.popleft()
+                self._on_their_way[stream.id] = stream
 
     def _advance(self, stream: Stream) -> bool:
         """Send the chunks of a message as far as its credit allows; False if the socket refused one."""
@@ -220,7 +229,7 @@ class Channel:
         if not header.chunks:
             return assembly
         self._ignored.pop(header.id, None)
-        self.assembly = assembly
+        self.assembly, self._credit_due = assembly, time.monotonic() + CREDIT_S
         return None
 
     def ignore(self, message_id: str, seen: int = -1) -> None:
@@ -253,7 +262,9 @@ class Channel:
         if assembly.add(header.index, chunk):
             self.assembly = None
             return assembly
-        if assembly.received % (WINDOW // 2) == 0:
+        now = time.monotonic()
+        if assembly.received % (WINDOW // 2) == 0 or now >= self._credit_due:
+            self._credit_due = now + CREDIT_S
             self.say("CREDIT", parent=header.parent, index=assembly.received)
         return None
 

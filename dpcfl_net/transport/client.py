@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from dpcfl_net.transport.messages import (
     word,
 )
 from dpcfl_net.transport.payload import Assembly, Payload, as_payload, checked
-from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join_curve, new_socket, receive, require_safe
+from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join_curve, new_socket, receive, require_safe, send
 
 BATCH = 256  # messages read before queued messages are sent
 HANDSHAKES = 5  # failures in a row after which the server is not the expected one
@@ -77,6 +78,8 @@ class ClientTimes:
         resend_s: Time without acknowledgement after which a result is sent again; it doubles with each repetition.
         orphan_timeout_s: Silence of the coordinator after which `poll` raises RunFailed.
         handshake_limit_s: Time without a completed handshake after which `poll` raises Refused.
+        ack_delay_s: Time after which a task is acknowledged; a result that is ready before acknowledges it too, which saves two
+            messages.
         duplicate_grace_s: Time during which the coordinator may report the key as connected already.
     """
 
@@ -85,6 +88,7 @@ class ClientTimes:
     orphan_timeout_s: float = 300.0
     handshake_limit_s: float = 30.0
     duplicate_grace_s: float = 35.0
+    ack_delay_s: float = 0.05
 
 
 @dataclass
@@ -140,6 +144,7 @@ class ClientEndpoint:
         self._stamp = Stamp(link.run, link.job)
         self._channel = Channel(self._stamp, self._send)
         self._phase = self._told_phase = "idle"
+        self._unacknowledged: tuple[str, float] | None = None  # id of a task, and the time of its ACK
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
         self._results: dict[str, Stream] = {}
         self._events: list[ClientEvent] = []
@@ -181,8 +186,9 @@ class ClientEndpoint:
         deadline = time.monotonic() + timeout_s
         while True:
             blocked = self._tend()
-            wait = max(0.0, min(deadline - time.monotonic(), 0.02 if blocked else 0.25))
-            readable = dict(self._poller.poll(0 if self._events else int(wait * 1000)))
+            due = deadline if self._unacknowledged is None else min(deadline, self._unacknowledged[1])
+            wait = max(0.0, min(due - time.monotonic(), 0.02 if blocked else 0.25))
+            readable = dict(self._poller.poll(0 if self._events else math.ceil(wait * 1000)))
             if self._monitor in readable:
                 self._watch()
             if self._socket in readable:
@@ -213,6 +219,8 @@ class ClientEndpoint:
         if task is None or status not in STATUSES:
             raise ValueError(f"no task {task_id} was delivered, or {status!r} is no status")
         task.answered = True
+        if self._unacknowledged is not None and self._unacknowledged[0] == task_id:
+            self._unacknowledged = None
         fields = {"kind": "RESULT", "parent": task_id, "round": task.round, "task": task.task}
         stream = Stream({**fields, "code": status, "reason": plain(reason)}, as_payload(release))
         self._results[stream.id] = stream
@@ -290,6 +298,7 @@ class ClientEndpoint:
         self._channel.restart()
         self._connected, self.welcomed, self._server_boot = True, False, ""
         self._hellos.clear()
+        self._unacknowledged = None  # the task comes again
         self._next_hello = 0.0
 
     def _hello(self, now: float) -> None:
@@ -308,7 +317,10 @@ class ClientEndpoint:
             raise RunFailed(f"nothing was heard from the coordinator for {self._times.orphan_timeout_s:g} s")
         if self._connected and not self.welcomed and now >= self._next_hello:
             self._hello(now)
-        if self.welcomed and (now >= self._next_heartbeat or self._phase != self._told_phase):
+        if self._unacknowledged is not None:
+            if now >= self._unacknowledged[1]:
+                self._acknowledge(self._unacknowledged[0])
+        elif self.welcomed and (now >= self._next_heartbeat or self._phase != self._told_phase):
             self._next_heartbeat = now + self._times.heartbeat_s
             self._told_phase = self._phase
             self._channel.say("HEARTBEAT", code=self._phase)
@@ -323,7 +335,7 @@ class ClientEndpoint:
 
     def _send(self, header: Header, data: bytes, chunk: memoryview | None) -> bool:
         try:
-            self._socket.send_multipart([data] if chunk is None else [data, chunk], zmq.DONTWAIT, copy=False)
+            send(self._socket, *([data] if chunk is None else [data, chunk]))
         except zmq.Again:
             return False
         return True
@@ -427,7 +439,7 @@ class ClientEndpoint:
         known = self._tasks.get(header.id)
         if known is not None and (known.answered or self._phase != "idle"):
             self._channel.ignore(header.id)
-            self._acknowledge(header.id, self._phase)
+            self._acknowledge(header.id)
             return
         template = self._template(header.task)
         if template is None:
@@ -444,7 +456,8 @@ class ClientEndpoint:
         header = complete.header
         tensors = checked(complete, self._check, header.task)
         remember(self._tasks, header.id, _Task(header.round, header.task))
-        self._acknowledge(header.id, "waiting")
+        self._phase = self._told_phase = "waiting"
+        self._unacknowledged = header.id, time.monotonic() + self._times.ack_delay_s
         event = ClientEvent(
             "task",
             header.id,
@@ -457,10 +470,10 @@ class ClientEndpoint:
         )
         self._events.append(event)
 
-    def _acknowledge(self, task_id: str, phase: str) -> None:
+    def _acknowledge(self, task_id: str) -> None:
         """Say that a task has arrived, and the worker's phase with it."""
-        self._phase = self._told_phase = phase
-        self._channel.say("ACK", parent=task_id, code=phase)
+        self._unacknowledged, self._told_phase = None, self._phase
+        self._channel.say("ACK", parent=task_id, code=self._phase)
 
     def _refuse(self, header: Header | None, error: WireError) -> None:
         """Count and log a broken message; report it to the coordinator if it belongs to a task."""

@@ -115,7 +115,9 @@ class ObserverInbox:
             except WireError as error:
                 self._message_log.failed(name, error)
                 continue
-            if heard is not None:
+            if isinstance(heard, list):
+                found += heard
+            elif heard is not None:
                 found.append(heard)
 
     def _checked(self, arrived: Arrived) -> tuple[Note, _Sender]:
@@ -142,11 +144,11 @@ class ObserverInbox:
         sender.sequence = note.sequence
         return note, sender
 
-    def _take(self, note: Note, sender: _Sender, chunk: memoryview | None) -> Models | Personal | Span | End | None:
+    def _take(self, note: Note, sender: _Sender, chunk: memoryview | None) -> Models | Personal | list[Span] | End | None:
         if (note.kind == "CHUNK") != (chunk is not None):
             raise WireError("multipart", f"a {note.kind} with a wrong number of frames")
-        if note.kind == "SPAN":
-            return Span(sender_name(note.sender), note.what, note.round, note.start, note.end)
+        if note.kind == "SPANS":
+            return [Span(sender_name(note.sender), one.what, one.round, one.start, one.end) for one in note.spans]
         if (note.kind == "PERSONAL") != (note.sender >= 0):
             raise WireError("kind", f"{sender_name(note.sender)} does not send {note.kind}")
         if note.kind == "PERSONAL":

@@ -14,9 +14,21 @@ from dpcfl_net.transport.messages import WireError, plain, unpack_strict
 COORDINATOR = "coordinator"
 Kind = Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,19}$")]  # of labels: a phrase for the report
 Work = Literal["receive", "train", "wait", "send", "aggregate", "cluster", "evaluate"]
+MOST_SPANS = 64  # in one message
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Cluster = Annotated[int, Field(ge=0, le=10**6)]
+
+
+class Period(BaseModel):
+    """A period of work in a message: its kind and round, begin and end in seconds since the epoch."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    what: Work
+    round: Round
+    start: Number
+    end: Number
 
 
 class Note(BaseModel):
@@ -38,7 +50,7 @@ class Note(BaseModel):
     job: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     boot: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sequence: Annotated[int, Field(ge=1, le=1 << 62)]
-    kind: Literal["MODELS", "CHUNK", "PERSONAL", "SPAN", "END"]
+    kind: Literal["MODELS", "CHUNK", "PERSONAL", "SPANS", "END"]
     sender: Annotated[int, Field(ge=-1, le=10**6)]
     round: Round = 0
     assignment: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
@@ -49,9 +61,7 @@ class Note(BaseModel):
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     accuracy: Number = 0.0
     loss: Number | None = 0.0
-    what: Work = "wait"
-    start: Number = 0.0
-    end: Number = 0.0
+    spans: Annotated[list[Period], Field(max_length=MOST_SPANS)] = []
     reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")] = ""
 
 

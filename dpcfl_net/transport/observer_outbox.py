@@ -16,9 +16,9 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.transport.channel import new_id
 from dpcfl_net.transport.messages import VERSION, plain
-from dpcfl_net.transport.observer_notes import COORDINATOR, Note
+from dpcfl_net.transport.observer_notes import COORDINATOR, Note, Period
 from dpcfl_net.transport.payload import Payload
-from dpcfl_net.transport.sockets import Link, dial, join_curve, new_socket, require_safe
+from dpcfl_net.transport.sockets import Link, dial, join_curve, new_socket, require_safe, send
 
 END_LINGER_MS = 30_000
 LOOK_S = 0.2  # between two questions for the observer's end
@@ -103,16 +103,17 @@ class ObserverOutbox:
         finite = float(loss) if math.isfinite(loss) else None
         self.dropped += not self._send("PERSONAL", round=round, accuracy=float(accuracy), loss=finite)
 
-    def span(self, what: str, round: int, start: float, end: float) -> None:
-        """Report a period of work.
+    def spans(self, periods: Sequence[tuple[str, int, float, float]]) -> None:
+        """Report periods of work in one message.
 
         Args:
-            what: Kind of work, one of `Work`.
-            round: The round.
-            start: Begin, seconds since the epoch.
-            end: End, seconds since the epoch.
+            periods: (kind of work, one of `Work`; round; begin and end in seconds since the epoch); at most `MOST_SPANS`.
         """
-        self.dropped += not self._send("SPAN", what=what, round=round, start=float(start), end=float(end))
+        spans = [
+            Period(what=what, round=t, start=float(start), end=float(end))  # type: ignore[arg-type]
+            for what, t, start, end in periods
+        ]
+        self.dropped += not self._send("SPANS", spans=spans)
 
     def end(self, round: int, reason: str = "") -> None:
         """Report the end of the run."""
@@ -146,7 +147,7 @@ class ObserverOutbox:
         data = msgpack.packb(note.model_dump(exclude_defaults=True))
         self._gave_up = not self._wait(0.0 if self._gave_up else self._patience_s)
         if not self._gave_up:
-            self._socket.send_multipart([data] if chunk is None else [data, chunk], zmq.DONTWAIT, copy=False)
+            send(self._socket, *([data] if chunk is None else [data, chunk]))
         return not self._gave_up
 
     def _wait(self, seconds: float) -> bool:

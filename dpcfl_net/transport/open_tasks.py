@@ -61,7 +61,6 @@ class OpenTasks:
     def cancel(self, peer: Peer) -> None:
         """Close the client's open task; a later answer is set aside."""
         if peer.open is not None:
-            peer.channel.drop(peer.open.id)
             remember(peer.cancelled, peer.open.id, (peer.open.round, peer.open.task))
             self._close(peer)
 
@@ -110,7 +109,7 @@ class OpenTasks:
         if task is None or header.parent != task.id:
             peer.channel.ignore(header.id)
             raise WireError("task-closed", "an answer to a task that is not open")
-        peer.answering = header.id
+        peer.answering, task.arrived = header.id, True
         if (header.round, header.task) != (task.round, task.task):
             raise WireError("round", f"an answer for {header.task or 'no task'} in round {header.round}")
         match_template(header.tensors, (self._template(task.task) or {}) if header.code == "release" else {})
@@ -176,11 +175,12 @@ class OpenTasks:
     def _fail(self, peer: Peer, error: WireError, closes: bool) -> None:
         event, task = ServerEvent("failed", peer.client, code=error.code, reason=error.reason), peer.open
         if task is not None and closes:
-            peer.channel.drop(task.id)
             self._close(peer)
             event = replace(event, round=task.round, task=task.task, id=task.id)
         self._events.append(event)
 
     def _close(self, peer: Peer) -> None:
+        if peer.open is not None:
+            peer.channel.drop(peer.open.id)
         peer.open, peer.answering = None, ""
         self._looks.drop(peer.client)

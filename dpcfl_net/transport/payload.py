@@ -44,7 +44,7 @@ class Payload:
         return cls(named.describe(tensors), named.buffers(tensors))
 
     @classmethod
-    def from_packed(cls, packed: bytes, sha256: str = "") -> Payload:
+    def from_packed(cls, packed: bytes | memoryview, sha256: str = "") -> Payload:
         """Create a payload from the bytes of `tensors.pack`, which are sent unchanged.
 
         Args:
@@ -105,7 +105,7 @@ class Assembly:
     def __init__(self, header: Header) -> None:
         self.header = header
         self.received = 0
-        self._buffer = bytearray(header.size)
+        self._buffer = named.empty(header.size)
         self._digest = hashlib.sha256()
 
     def add(self, index: int, chunk: memoryview) -> bool:

@@ -193,8 +193,6 @@ class ServerEndpoint:
     def _pump(self) -> bool:
         """Send queued messages; True if the socket refused one."""
         peers, self._waking = self._waking, {}
-        for peer in peers.values():  # all headers first: tasks are written to the transcript once, before the first chunk
-            peer.channel.announce()
         self._waking |= {client: peer for client, peer in peers.items() if not peer.channel.pump()}
         return bool(self._waking)
 

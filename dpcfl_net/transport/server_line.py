@@ -15,7 +15,7 @@ from dpcfl_net.transport.faults import FaultInjector
 from dpcfl_net.transport.message_log import MessageLog
 from dpcfl_net.transport.messages import Header, WireError, decode, encode
 from dpcfl_net.transport.peers import Peer
-from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, Listener
+from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, Listener, send
 
 Frame = bytes | memoryview
 BATCH = 256  # messages read before queued messages are sent
@@ -144,7 +144,7 @@ class ServerLine:
     def send_to(self, route: bytes, data: Frame, chunk: Frame | None = None) -> bool | None:
         """True if the socket accepted the message, False if the connection's queue is full, None if the connection has ended."""
         try:
-            self.socket.send_multipart([route, data] if chunk is None else [route, data, chunk], zmq.DONTWAIT, copy=False)
+            send(self.socket, *([route, data] if chunk is None else [route, data, chunk]))
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

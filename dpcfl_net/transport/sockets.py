@@ -20,6 +20,7 @@ from dpcfl_net.transport.messages import WireError, plain
 DOMAIN = "dpcfl"
 HIGH_WATER = 64  # messages; four windows, so that flow control sets the pace and not the mark
 MAX_FRAME = 2 << 20  # bytes
+ZERO_COPY = 256 << 10  # bytes of a frame that is sent without a copy
 FRAMES = 2  # header and one chunk
 BYE_LINGER_MS = 5000
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|\[[^\s\[\]]+\]|[^\s:/\[\]*\x00]+):(?P<port>\*|[0-9]{1,5})")
@@ -78,6 +79,21 @@ def require_safe(address: str, security: str) -> None:
     host = form["host"].strip("[]")
     if security == "none" and not _is_loopback(host):
         raise ConfigError(f"transport.security: none is allowed on loopback only, not on {address}")
+
+
+def send(made: zmq.Socket, *frames: bytes | memoryview) -> None:
+    """Send one multipart message without waiting.
+
+    A large frame is not copied. A small one is: pyzmq wakes a thread to learn when it may forget a frame that was not copied.
+
+    Args:
+        made: The socket.
+        frames: The frames; the last one is the largest.
+
+    Raises:
+        zmq.Again: If the queue is full.
+    """
+    made.send_multipart(frames, zmq.DONTWAIT, copy=len(frames[-1]) < ZERO_COPY)
 
 
 def dial(made: zmq.Socket, address: str) -> None:

@@ -16,7 +16,7 @@ UNENCRYPTED = {"transport": {"security": "none"}}
 
 
 def measure(options: Options) -> list[Figure]:
-    """Measure rounds without encryption; beside them with CURVE, and in one process, where debits are written without fsync."""
+    """Measure rounds without encryption; beside them without flushes, with CURVE, and in one process, which never flushes."""
     if options.quick:
         return [_case("cnn", 28_938, 15, 20.0, options, 3)]
     return [_case(*case, options, CLIENTS) for case in CASES]
@@ -25,6 +25,7 @@ def measure(options: Options) -> list[Figure]:
 def _case(model: str, p: int, rounds: int, least: float, options: Options, clients: int) -> Figure:
     ways = {OURS: partial(_ours, model, clients, rounds, UNENCRYPTED)}
     if not options.quick:
+        ways["dpcfl, not durable"] = partial(_ours, model, clients, rounds, {**UNENCRYPTED, "durable": False})
         ways["dpcfl, CURVE"] = partial(_ours, model, clients, rounds, {})
         ways["dpcfl, in-process"] = partial(_ours, model, clients, rounds, {"federation": "in-process"})
     ways["raw zmq"] = partial(process.run, "raw_zmq", p, clients, rounds)

@@ -144,7 +144,7 @@ class Agent:
             write_atomically(self.folder / name, text)
         spec = WorkerSpec(
             self.folder, 0, command.connect, command.observer, self._files.keys, command.operator_key, self._files.ledgers,
-            Terms(Policy(command.runtime.max_epsilon, command.runtime.max_delta)), command.data_root, own_slots(command.runtime, self.folder.name), command.runtime.orphan_timeout_s,
+            Terms(Policy(command.runtime.max_epsilon, command.runtime.max_delta), durable=command.runtime.durable), command.data_root, own_slots(command.runtime, self.folder.name), command.runtime.orphan_timeout_s,
             relayed=command.relayed,
         )  # fmt: skip
         devices = deal(command.runtime, len(command.firsts))

@@ -27,9 +27,9 @@ def terms_of(config: Config) -> Terms:
     """Return the workers' terms from the configuration: largest epsilon and delta, record book and budget."""
     ledger, policy = config.ledger, Policy(config.runtime.max_epsilon, config.runtime.max_delta)
     if ledger.root is None:
-        return Terms(policy)
+        return Terms(policy, durable=config.runtime.durable)
     budget = None if ledger.budget is None else (ledger.budget.epsilon, ledger.budget.delta)
-    return Terms(policy, Path(ledger.root).expanduser().resolve(), budget)
+    return Terms(policy, Path(ledger.root).expanduser().resolve(), budget, config.runtime.durable)
 
 
 class Placement(Protocol):

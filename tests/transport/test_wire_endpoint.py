@@ -580,7 +580,7 @@ def test_observer_hears_models_figures_timings_and_the_end() -> None:
     with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main, outbox(inbox.address, 1, KEYS[1]) as worker:
         main.models(4, [0, None, 2], models)
         main.models(5, [None] * 3, np.zeros((0, P), "f4"))
-        main.span("cluster", 4, 1.0, 2.0)
+        main.spans([("cluster", 4, 1.0, 2.0)])
         main.end(5, "all rounds done")
         found = collect(inbox, 4)
         assert [type(note) for note in found] == [Models, Models, Span, End]

@@ -199,7 +199,9 @@ class Ledger:
         self._enter(entry, secret)
         return Charged(entry.sequence, secret)
 
-    def store(self, sequence: int, answer: Stored, state: bytes | None = None, *, repeatable: bool = False) -> Stored:
+    def store(
+        self, sequence: int, answer: Stored, state: bytes | memoryview | None = None, *, repeatable: bool = False
+    ) -> Stored:
         """Make the result of a debit final, durably. It may be sent once this returns.
 
         Args:

@@ -36,7 +36,7 @@ class Stored:
     """
 
     status: Status
-    release: bytes = b""
+    release: bytes | memoryview = b""
     code: str = ""
     reason: str = ""
     payload: int = 0
@@ -93,7 +93,7 @@ class ReleaseStore:
             self._disk.sync_folder(self._folder)
         self._cut.clear()
 
-    def put(self, entry: Entry, answer: Stored, state: bytes | None) -> None:
+    def put(self, entry: Entry, answer: Stored, state: bytes | memoryview | None) -> None:
         """Write the result of debit `entry` and the client state after it (None: unchanged), durably."""
         header = {
             "sequence": entry.sequence,
@@ -167,7 +167,7 @@ class ReleaseStore:
         return max((n for n in found if before is None or n < before), default=None)
 
 
-def seal_state(state: bytes) -> list[Any]:
+def seal_state(state: bytes | memoryview) -> list[Any]:
     """Return length and hash of a client state."""
     return [len(state), hashlib.sha256(state).hexdigest()]
 

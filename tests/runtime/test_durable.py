@@ -1,0 +1,80 @@
+"""`runtime.durable: false` skips the flushes of ledgers, unless the host of the worker insists, and the statement says so."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from conftest import SMALL
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import State
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.job_files import write_job
+from dpcfl_net.results.summary import run_document
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.specs import Terms
+from dpcfl_net.runtime.worker import INSIST, make_host
+from dpcfl_net.transport.keys import make_keys
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    settings = config.resolve({**SMALL, "model": {"name": "linear"}, "algorithm": {"name": "global"}})
+    make_keys(folder, sum(settings.data.clients))
+    return make_job(settings, folder)
+
+
+@pytest.fixture
+def flushes(monkeypatch):
+    """Counts the flushes of this process by the folder that holds the file."""
+    count: Counter[str] = Counter()
+
+    def counted(real):
+        def flush(fd):
+            count[os.readlink(f"/proc/self/fd/{fd}")] += 1
+            return real(fd)
+
+        return flush
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    return count
+
+
+@pytest.mark.parametrize(("durable", "insists", "flushed"), [(True, "", True), (False, "", False), (False, "1", True)])
+def test_a_worker_flushes_its_ledger_unless_the_run_says_no_and_its_host_does_not_insist(
+    job, tmp_path, flushes, monkeypatch, durable, insists, flushed
+):
+    monkeypatch.setenv(INSIST, insists)
+    make_host(job, 0, tmp_path / "ledgers", terms=Terms(durable=durable)).close()
+    assert any(path.startswith(str(tmp_path)) for path in flushes) == flushed
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_checkpoint_is_written_in_any_case_and_flushed_if_the_run_is_durable(tmp_path, flushes, durable):
+    import numpy as np
+
+    checkpoints = Checkpoints(tmp_path, durable=durable)
+    checkpoints.write(1, State(np.zeros((1, 3), "f4"), [0]))
+    checkpoints.flush()
+    assert checkpoints.newest()[0] == 1
+    assert bool(flushes) == durable
+
+
+def test_the_statement_names_a_crash_of_the_machine(job, tmp_path):
+    make_keys(tmp_path / "keys", len(job.protocol.roster))
+    write_job(job, tmp_path, tmp_path / "keys")
+    about = {"state": "finished", "wall_s": 1.0, "processes": 1, "replace_one": None, "devices": {}}
+    lists = [run_document(tmp_path, job, durable=durable, **about)["privacy"]["not_covered"] for durable in (True, False)]
+    (more,) = set(lists[1]) - set(lists[0])
+    assert "crash of the machine" in more
+    assert "runtime.durable" in more
+
+
+def test_a_guarantee_over_all_runs_needs_durable_charges(tmp_path):
+    with pytest.raises(ConfigError, match=r"runtime\.durable is false: ledger\.scope 'dataset'"):
+        config.resolve({**SMALL, "ledger": {"scope": "dataset", "root": str(tmp_path)}, "runtime": {"durable": False}})

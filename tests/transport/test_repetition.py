@@ -1,0 +1,88 @@
+"""A message is sent again only if its receiver makes no progress, and a quick answer needs no acknowledgement of its task."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from wire_ends import JOB, RUN, Ends, P, make_client, make_server
+
+from dpcfl_net.transport.channel import Channel, Stamp, Stream
+from dpcfl_net.transport.endpoint import Payload
+from dpcfl_net.transport.messages import CHUNK, Header, decode
+from dpcfl_net.transport.peers import OpenTask
+from dpcfl_net.transport.transcript import Transcript, read
+
+RESEND_S = 0.5
+FIELDS = {"kind": "TASK", "round": 1, "task": "train"}
+
+
+def sent_stream(chunks: int) -> tuple[Channel, Stream]:
+    """A channel that has sent a whole message, as far as its window allows, to a peer that says nothing."""
+    channel = Channel(Stamp(RUN, JOB), lambda header, data, chunk: True)
+    stream = Stream(FIELDS, Payload.of({"models": np.zeros(chunks * CHUNK // 4, "f4")}))
+    channel.push(stream)
+    assert channel.pump()
+    return channel, stream
+
+
+def test_progress_of_the_receiver_puts_off_the_repetition_also_after_the_last_chunk_was_sent() -> None:
+    channel, stream = sent_stream(2)
+    assert stream.sent == 2
+    task = OpenTask(1, "train", stream)
+    stream.moved -= 100.0
+    overdue_at = stream.due(RESEND_S)
+    assert task.is_overdue("receiving", overdue_at + 0.001, RESEND_S)
+    channel.credit(stream.id, 1)
+    assert not task.is_overdue("receiving", overdue_at + 0.001, RESEND_S)
+    assert stream.due(RESEND_S) > overdue_at + 50.0
+    channel.drop(stream.id)
+    before = stream.moved
+    channel.credit(stream.id, 2)
+    assert stream.moved == before  # a forgotten message does not come back
+
+
+def test_a_repetition_starts_from_the_first_chunk_and_is_sent_once() -> None:
+    said: list[Header] = []
+    channel = Channel(Stamp(RUN, JOB), lambda header, data, chunk: said.append(header) is None)
+    stream = Stream(FIELDS, Payload.of({"models": np.zeros(CHUNK // 2, "f4")}))
+    channel.push(stream)
+    channel.pump()
+    channel.repeat_overdue(stream)
+    channel.pump()
+    assert [header.kind for header in said] == ["TASK", "CHUNK", "CHUNK"] * 2
+    assert [header.index for header in said if header.kind == "CHUNK"] == [0, 1, 0, 1]
+
+
+def test_credits_come_from_a_slow_transfer_before_half_a_window_has_arrived() -> None:
+    said: list[Header] = []
+    channel = Channel(Stamp(RUN, JOB), lambda header, data, chunk: said.append(header) is None)
+    payload = Payload.of({"models": np.zeros(3 * CHUNK // 4, "f4")})
+    stamp = Stamp(RUN, JOB)
+    channel.begin(stamp.header(tensors=payload.rows, sha256=payload.sha256, chunks=3, **FIELDS))
+    task = channel.assembly.header.id
+    channel._credit_due = 0.0  # a second has passed
+    assert channel.take(stamp.header(kind="CHUNK", parent=task, index=0), payload.chunks[0]) is None
+    assert channel.take(stamp.header(kind="CHUNK", parent=task, index=1), payload.chunks[1]) is None
+    channel.pump()
+    assert [(header.kind, header.index) for header in said] == [("CREDIT", 1)]
+
+
+def test_an_answer_acknowledges_its_task(tmp_path: Path) -> None:
+    with (
+        closing(Transcript(tmp_path / "t", "headers")) as transcript,
+        make_server(transcript=transcript) as server,
+        make_client(server.address, ack_delay_s=3600.0) as client,
+    ):
+        ends = Ends(server, client).joined()
+        for number in (1, 2):
+            server.send_task(0, number, "train", {"models": np.zeros((1, P), "f4")})
+            ends.until(lambda number=number: len(ends.tasks(client)) == number)
+            client.heartbeat("computing")
+            client.send_result(ends.tasks(client)[-1].id, "release", {"update": np.zeros(P, "f4")})
+            ends.until(lambda number=number: len(ends.of("result")) == number and not client.pending)
+        assert len(ends.tasks(client)) == 2
+    up = [decode(record.header).kind for record in read(tmp_path / "t") if record.direction == "up"]
+    assert up.count("RESULT") == 2
+    assert "ACK" not in up
