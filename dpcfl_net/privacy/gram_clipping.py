@@ -40,6 +40,7 @@ class PlaceSums:
         at: Index of the first parameter of the weight.
         sides: Shape of the weight, (o, ...).
         window: Part of the last dimensions of `sides` that `inputs` covers; the rest of the gradient is zero.
+        order: Permutation of `sides` in which `inputs` lie; empty if they lie in this order.
     """
 
     signals: torch.Tensor
@@ -47,6 +48,7 @@ class PlaceSums:
     at: int
     sides: tuple[int, ...]
     window: tuple[slice, ...]
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         signals, inputs = (values.double() for values in (self.signals, self.inputs))
@@ -96,14 +98,27 @@ class PlaceSums:
         return max(1, _TERMS // self.signals.shape[1])
 
     def _write(self, place: torch.Tensor, signals: torch.Tensor, inputs: torch.Tensor) -> None:
-        whole = math.prod(self.sides) == signals.shape[2] * inputs.shape[2]
-        total = place.view(self.sides[0], -1) if whole else place.new_empty(self.sides[0], inputs.shape[2])
+        total: torch.Tensor | None = None
         left, right = (values.split(self._step()) for values in (signals, inputs))
-        torch.mm(left[0].flatten(0, 1).t(), right[0].flatten(0, 1), out=total)
-        for some, more in zip(left[1:], right[1:], strict=True):
+        for some, more in zip(left, right, strict=True):
             # A separate product: in a joint one, all terms could pass through one chain of additions.
-            total += some.flatten(0, 1).t() @ more.flatten(0, 1)
-        if not whole:
-            window: Any = (..., *self.window)
-            covered = place.zero_().view(self.sides)[window]
-            covered.copy_(total.view(covered.shape))
+            product = _product(some.flatten(0, 1), more.flatten(0, 1))
+            total = product if total is None else total.add_(product)
+        assert total is not None
+        window: Any = (..., *self.window)
+        covered = place.view(self.sides)[window]
+        if covered.numel() < place.numel():
+            place.zero_()
+        covered = covered.permute(self.order) if self.order else covered
+        covered.copy_(total.view(covered.shape))
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left^T right; by oneDNN where it takes half the time of torch's product: float32 with AVX-512."""
+    fast = left.dtype == torch.float32 and left.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if fast and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        # oneDNN takes rows that lie apart, but a thousand times slower.
+        left, right = left.contiguous().t(), right.contiguous().t()
+        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
+        return found
+    return left.t() @ right

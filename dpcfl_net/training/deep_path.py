@@ -142,10 +142,13 @@ def _conv_blocks(layer: nn.Conv2d, at: list[int], inputs: torch.Tensor, signal: 
 def _place_sums(layer: nn.Conv2d, at: int, inputs: torch.Tensor, signal: torch.Tensor) -> PlaceSums:
     n, out, *places = signal.shape
     window = tuple(_seen(layer, axis, inputs.shape[2 + axis], places[axis]) for axis in (0, 1))
-    patches = _patches(layer, inputs, signal.shape[2:])[:, :, window[0], window[1]].permute(0, 4, 5, 1, 2, 3)
+    # (n, *places, height, width, channels): runs of a whole pixel are copied, ten times as fast as single numbers.
+    patches = _patches(layer, inputs, signal.shape[2:])[:, :, window[0], window[1]].permute(0, 4, 5, 2, 3, 1)
     columns = torch.empty_like(signal, memory_format=torch.channels_last).copy_(signal).permute(0, 2, 3, 1)
     shape = n, math.prod(places), -1
-    return PlaceSums(columns.view(n, -1, out), patches.reshape(shape), at, tuple(layer.weight.shape), window)
+    return PlaceSums(
+        columns.view(n, -1, out), patches.reshape(shape).contiguous(), at, tuple(layer.weight.shape), window, (0, 2, 3, 1)
+    )
 
 
 def _seen(layer: nn.Conv2d, axis: int, side: int, places: int) -> slice:
@@ -167,7 +170,8 @@ def _patches(layer: nn.Conv2d, inputs: torch.Tensor, places: torch.Size) -> torc
     """View of each place's patch: (n, channels, height, width of the kernel, *places)."""
     assert not isinstance(layer.padding, str)
     (down, right), (row, column), (bottom, side) = layer.stride, layer.dilation, layer.padding
-    padded = F.pad(inputs.contiguous(), (side, side, bottom, bottom))
-    image, plane, line, _ = padded.stride()
+    # Channels lie together.
+    padded = F.pad(inputs.permute(0, 2, 3, 1).contiguous(), (0, 0, side, side, bottom, bottom))
+    image, line, pixel, _ = padded.stride()
     shape = (len(inputs), layer.in_channels, *layer.weight.shape[2:], *places)
-    return padded.as_strided(shape, (image, plane, row * line, column, down * line, right))
+    return padded.as_strided(shape, (image, 1, row * line, column * pixel, down * line, right * pixel))

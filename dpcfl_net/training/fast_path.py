@@ -144,12 +144,20 @@ def _by_patches(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: 
     n, (out, deep, high, wide) = columns.shape[0], layer.shape
     (down, right), (row, column) = layer.stride, layer.dilation
     bottom, side = layer.padding
-    padded = F.pad(inputs.contiguous(), (side, side, bottom, bottom))
-    image, plane, line, _ = padded.stride()
-    shape = (n, deep, high, wide, *places)
-    patches = padded.as_strided(shape, (image, plane, row * line, column, down * line, right))
-    values = torch.bmm(patches.reshape(n, deep * high * wide, -1), columns)
-    return Rows(values.view(n, -1), layer.at, sides=(deep * high * wide, out), order=(1, 0))
+    if deep == 1:
+        padded = F.pad(inputs.contiguous(), (side, side, bottom, bottom))
+        image, plane, line, _ = padded.stride()
+        shape = (n, deep, high, wide, *places)
+        patches = padded.as_strided(shape, (image, plane, row * line, column, down * line, right))
+        values = torch.bmm(patches.reshape(n, deep * high * wide, -1), columns)
+        return Rows(values.view(n, -1), layer.at, sides=(deep * high * wide, out), order=(1, 0))
+    padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, side, side, bottom, bottom)).contiguous()
+    image, line, pixel, _ = padded.stride()
+    patches = padded.as_strided(
+        (n, *places, high, wide, deep), (image, down * line, right * pixel, row * line, column * pixel, 1)
+    )
+    values = torch.bmm(columns.transpose(1, 2), patches.reshape(n, columns.shape[1], -1))
+    return Rows(values.view(n, -1), layer.at, sides=(out, high, wide, deep), order=(0, 3, 1, 2))
 
 
 def _by_lines(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:

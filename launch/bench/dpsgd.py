@@ -21,7 +21,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _steps(data: dpsgd_ways.Records, batch: int, options: Options) -> Figure:
-    ways = dpsgd_ways.steps(data, batch, options)
+    ways = {**dpsgd_ways.steps(data, batch, options), **dpsgd_ways.variants(data, batch)}
     counts = {name: enough(run, 4, 0.05 if options.quick else 0.4) for name, run in ways.items()}
     samples = interleave(
         {name: timed(partial(run, counts[name]), counts[name]) for name, run in ways.items()}, options.times(7)

@@ -82,19 +82,32 @@ def steps(data: Records, batch: int, options: Options) -> dict[str, Steps]:
     return {"dpcfl": dpcfl(data, batch), **opacus, "plain": _plain(data, batch)}
 
 
+def variants(data: Records, batch: int) -> dict[str, Steps]:
+    """Return functions that run steps in other ways: plain SGD in channels_last, and DP-SGD in bfloat16 where the processor has it.
+
+    Args:
+        data: The records.
+        batch: Expected batch size.
+    """
+    from dpcfl_net.training.precision import missing
+
+    in_bfloat16 = {} if missing() else {"dpcfl, bfloat16": dpcfl(data, batch, "bfloat16")}
+    return {**in_bfloat16, "plain, channels_last": _plain(data, batch, channels_last=True)}
+
+
 def epochs(data: Records, batch: int, options: Options) -> dict[str, Callable[[], Any]]:
     """Return functions that run an epoch, Opacus and plain SGD with their loaders; arguments as for `steps`."""
     opacus = {"opacus": _opacus_epoch(data, batch)} if options.uses("opacus") else {}
     return {"dpcfl": partial(dpcfl(data, batch), len(data) // batch), **opacus, "plain": _plain_epoch(data, batch)}
 
 
-def dpcfl(data: Records, batch: int) -> Steps:
+def dpcfl(data: Records, batch: int, precision: str = "float32") -> Steps:
     """Return a function that runs steps of `Trainer.train`."""
     from dpcfl_net.privacy.slots import DPSGDSlot
     from dpcfl_net.training import models
     from dpcfl_net.training.dpsgd import Trainer
 
-    trainer = Trainer(data.build(), clip=CLIP, learning_rate=RATE, batch_size=batch)
+    trainer = Trainer(data.build(), clip=CLIP, learning_rate=RATE, batch_size=batch, precision=precision)
     theta = models.initial(data.model, SHAPES[data.model], 10, 0)
     return lambda steps: trainer.train(theta, data, DPSGDSlot("train", batch / len(data), steps), NOISE, b"a key of a bench")
 
@@ -132,18 +145,20 @@ def _opacus(data: Records, batch: int) -> Steps:
     return run
 
 
-def _plain(data: Records, batch: int) -> Steps:
+def _plain(data: Records, batch: int, channels_last: bool = False) -> Steps:
     import torch
     import torch.nn.functional as F
 
-    module = data.build()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    module = data.build().to(memory_format=layout)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
 
     def run(steps: int) -> None:
         for step in range(steps):
             begin = step * batch % (len(data) - batch)
             optimizer.zero_grad()
-            F.cross_entropy(module(data.x[begin : begin + batch]), data.y[begin : begin + batch]).backward()
+            x = data.x[begin : begin + batch].to(memory_format=layout)
+            F.cross_entropy(module(x), data.y[begin : begin + batch]).backward()
             optimizer.step()
 
     return run
