@@ -1,6 +1,7 @@
 """Golden runs: small seeded runs whose jobs, releases, ledgers, checkpoints and models are recorded as hashes, bit for bit.
 
 `pytest tests/test_golden.py -m slow --record-golden` records them again; a change of bits needs a reason in its commit.
+Bits depend on the width of the processor's vectors (AVX2, AVX-512): products of the model, and logarithm and sine of the noise.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from dpcfl_net.federation.in_order import Take
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
+from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
 
@@ -277,7 +278,7 @@ class CentralContext:
     def _noisy(self, slot: str, part: str, values: np.ndarray, sensitivity: float) -> np.ndarray:
         z = self._slot(slot).part_noise(self._charge.z, part)
         self._noised.append((slot, part, z))
-        return gaussian_on_grid(values, z * sensitivity, self._stream(slot, f"noise {part}"))
+        return gaussian_on_grid(values, z * sensitivity, NormalStream(self._key(slot), f"noise {part}"))
 
     def _slot(self, slot: str) -> CentralSlot:
         spec = self._charge.slots[slot]
@@ -285,4 +286,7 @@ class CentralContext:
         return spec
 
     def _stream(self, slot: str, purpose: str) -> np.random.Generator:
-        return stream(derive(self._charge.key, "curator", slot), purpose)
+        return stream(self._key(slot), purpose)
+
+    def _key(self, slot: str) -> bytes:
+        return derive(self._charge.key, "curator", slot)

@@ -25,6 +25,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
+from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SelectionSlot, UnprotectedSlot
 from dpcfl_net.training import devices
@@ -289,7 +290,7 @@ class Client:
         self.ran.append(spec.event(z, self._charge.adjacency))
         key, deviation = slot_key(self._charge.key, slot), z * spec.ratio * sensitivity
         if devices.repeatable():
-            return gaussian_on_grid(value, deviation, stream(key, "noise"))
+            return gaussian_on_grid(value, deviation, NormalStream(key, "noise"))
         from dpcfl_net.training.device_steps import noisy
 
         return noisy(value, deviation, key)

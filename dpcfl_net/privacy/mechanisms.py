@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from dpcfl_net.privacy.normal_stream import NormalStream
 
 GRID_BITS = 20
 
@@ -59,26 +63,25 @@ def shortened(vectors: Sequence[np.ndarray], clip: float) -> list[np.ndarray]:
     return [scale * vector for vector in exact]
 
 
-def gaussian_on_grid(total: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:
+def gaussian_on_grid(total: np.ndarray, deviation: float, noise: NormalStream) -> np.ndarray:
     """Add Gaussian noise and round to a grid.
 
     The grid is public and coarse compared with float64, so that the low bits of a result reveal nothing about the sum.
 
     Args:
-        total: The sum, (p,) float64.
+        total: The sum, of any shape.
         deviation: Standard deviation of the noise.
-        rng: Source of the noise.
+        noise: Source of the noise.
 
     Returns:
-        total + N(0, deviation^2) in each coordinate, rounded to multiples of deviation * 2^-20, (p,) float64.
+        total + N(0, deviation^2) in each coordinate, rounded to multiples of deviation * 2^-20, float64.
 
     Source: Mironov 2012 (the attack on low bits).
     """
     grid = deviation * 2.0**-GRID_BITS
-    noisy = rng.standard_normal(total.shape)
-    noisy *= deviation
-    noisy += total
-    noisy /= grid
+    noisy = noise.standard_normal(total.size).reshape(total.shape)
+    noisy *= 2.0**GRID_BITS
+    noisy += np.divide(total, grid, dtype=np.float64)
     np.rint(noisy, out=noisy)
     noisy *= grid
     return noisy

@@ -19,7 +19,8 @@ from dpcfl_net.experiment.build import calibrated
 from dpcfl_net.experiment.config import resolve
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
-from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.privacy.normal_stream import NormalStream
+from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.slots import DPSGDSlot, given
 from dpcfl_net.reproduce.base import Scale
 
@@ -111,7 +112,7 @@ class FirstRound:
         return self.rate * self.clip * noise_multiplier / self.records
 
     def _update(self, total: np.ndarray, noise_multiplier: float, key: bytes) -> np.ndarray:
-        noisy = gaussian_on_grid(total, noise_multiplier * self.clip, stream(key, "noise")).astype(np.float32)
+        noisy = gaussian_on_grid(total, noise_multiplier * self.clip, NormalStream(key, "noise")).astype(np.float32)
         noisy /= np.float32(self.records)
         return (self.theta - np.float32(self.rate) * noisy) - self.theta  # rounds like a real run: step, then difference
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
-from dpcfl_net.privacy.randomness import stream
+from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.device_steps import DeviceSteps
 
-_CHUNK = 2**17  # coordinates that are noised and applied together: their float64 numbers stay in the processor's cache
+_CHUNK = 2**15  # coordinates that are noised and applied together: their float64 numbers stay in the processor's cache
 
 
 class Sums:
@@ -72,7 +72,7 @@ def stepper(
         **step: `deviation`, `expected`, `learning_rate` and `proximal` of `descend`.
     """
     on_device = None if devices.repeatable() else DeviceSteps(sums.weights, key, **step)
-    noise = stream(key, "noise")
+    noise = NormalStream(key, "noise")
 
     def take(total: torch.Tensor) -> None:
         if on_device is not None:
@@ -89,7 +89,7 @@ def stepper(
 
 
 def descend(
-    theta: np.ndarray, total: np.ndarray, *, deviation: float, noise: np.random.Generator, expected: float, learning_rate: float,
+    theta: np.ndarray, total: np.ndarray, *, deviation: float, noise: NormalStream, expected: float, learning_rate: float,
     proximal: tuple[float, np.ndarray] | None = None, noisy: np.ndarray | None = None,
 ) -> None:  # fmt: skip
     """Take the step theta -= learning_rate * (total + noise) / expected in place.

@@ -388,6 +388,12 @@ class Scripted:
         }
         return Results(asked, answers)
 
+    def stream(self, method, take, *, common=None, each=None):
+        results = self.call(method, common, each)
+        for client, release in results.items():
+            take(client, release)
+        return list(results)
+
     def rng(self, purpose):
         return np.random.default_rng([self.round, 1])
 

@@ -277,7 +277,7 @@ NUMBERS: list[Case] = [
     ("sweep {config} seed=0:100 rounds=2:102 --dry-run", 2, ["10,000 combinations", "must be at most 5,000"]),
     ("run {config} rounds=1000000000000 --dry-run", 2, ["rounds is 1000000000000", "less than or equal to 100000"]),
     ("run {config} privacy.epsilon=1e300 --dry-run", 2, ["privacy.epsilon is 1e+300", "less than or equal to 100000"]),
-    ("job {config} data.clients=[1000000000] --out {base}/x", 2, ["data.clients is [1000000000]", "at most 10,000"]),
+    ("job {config} data.clients=[1000000000] --out {base}/x", 2, ["data.clients is [1000000000]", "at most 1,000,000"]),
 ]
 NAMES: list[Case] = [
     ("fly", 2, ["No such command 'fly'"]),
@@ -363,7 +363,7 @@ DAMAGED: list[tuple[str, str, bytes | Callable[[bytes], bytes] | None, int, list
     ("report", "run.json", changed(state=1), 0, ["warning: {damaged}/run.json is damaged: state is 1, must be text"]),
     ("report", "run.json", changed(wall_s="x"), 0, ["warning: {damaged}/run.json is damaged: wall_s is 'x', must be a number"]),
     ("report", "run.json", changed(privacy=[]), 0, ["warning: {damaged}/run.json is damaged: privacy is []"]),
-    ("report", "ledgers/client_0000/counter", b"x", 0, ["warning: ledger-broken: {damaged}/ledgers/client_0000/counter"]),
+    ("report", "ledgers/client_0000/journal", b"x", 0, ["warning: ledger-broken: {damaged}/ledgers/client_0000/journal"]),
     ("report", "ledgers/client_0000/ledger.jsonl", b"{}\n", 0, ["warning: ledger-broken: {damaged}/ledgers/client_0000/ledger.jsonl, line 0"]),
     ("compare", "run.json", b"{", 2, ["{damaged}: run.json is damaged"]),
     ("compare", "run.json", None, 2, ["{damaged} is not a run folder: it needs run.json"]),

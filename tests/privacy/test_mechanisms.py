@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from dpcfl_net.privacy.mechanisms import GRID_BITS, exponential_mechanism, gaussian_on_grid
+from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import stream
 
 KEY = b"sixteen bytes ok"
@@ -71,7 +72,7 @@ def test_bad_arguments_are_refused(counts: list, eta: float) -> None:
 
 def test_noise_has_its_deviation_and_is_normal() -> None:
     size, deviation = 200_000, 3.7
-    noise = gaussian_on_grid(np.zeros(size), deviation, stream(KEY, "noise")) / deviation
+    noise = gaussian_on_grid(np.zeros(size), deviation, NormalStream(KEY, "noise")) / deviation
     assert abs(noise.std() - 1) < 6 / math.sqrt(2 * size)
     assert abs(noise.mean()) < 6 / math.sqrt(size)
     assert stats.kstest(noise, "norm").pvalue > 1e-7
@@ -80,13 +81,13 @@ def test_noise_has_its_deviation_and_is_normal() -> None:
 def test_every_noisy_sum_is_a_whole_multiple_of_the_grid() -> None:
     total = np.random.default_rng(0).normal(size=50_000) * 10
     deviation = 1.3 * 0.7
-    steps = gaussian_on_grid(total, deviation, stream(KEY, "noise")) / (deviation * 2.0**-GRID_BITS)
+    steps = gaussian_on_grid(total, deviation, NormalStream(KEY, "noise")) / (deviation * 2.0**-GRID_BITS)
     assert np.abs(steps - np.rint(steps)).max() < 1e-6
     assert np.abs(total / (deviation * 2.0**-GRID_BITS) % 1).max() > 0.9
 
 
 def test_the_sum_is_in_the_noisy_sum() -> None:
     total = np.linspace(-5, 5, 100_000)
-    plain = gaussian_on_grid(np.zeros_like(total), 1.0, stream(KEY, "noise"))
-    moved = gaussian_on_grid(total, 1.0, stream(KEY, "noise"))
+    plain = gaussian_on_grid(np.zeros_like(total), 1.0, NormalStream(KEY, "noise"))
+    moved = gaussian_on_grid(total, 1.0, NormalStream(KEY, "noise"))
     assert np.abs(moved - plain - total).max() <= 1.01 * 2.0**-GRID_BITS

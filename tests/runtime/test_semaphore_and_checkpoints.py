@@ -19,8 +19,9 @@ from dpcfl_net.runtime.worker import turns
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
 
 
-def work(folder, holders, most, hold_s):
+def work(folder, holders, most, hold_s, start):
     slots = ComputeSemaphore(folder, 2)
+    start.wait(30)
     for _ in range(5):
         with slots.hold():
             with holders.get_lock():
@@ -34,7 +35,8 @@ def work(folder, holders, most, hold_s):
 def test_no_more_hold_a_slot_than_there_are(tmp_path):
     context = multiprocessing.get_context("fork")
     holders, most = context.Value("i", 0), context.Value("i", 0)
-    workers = [context.Process(target=work, args=(tmp_path, holders, most, 0.01)) for _ in range(6)]
+    start = context.Barrier(6)
+    workers = [context.Process(target=work, args=(tmp_path, holders, most, 0.01, start)) for _ in range(6)]
     for worker in workers:
         worker.start()
     for worker in workers:

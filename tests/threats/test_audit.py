@@ -46,7 +46,7 @@ from dpcfl_net.runtime.coordinator import run_coordinator
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.specs import CoordinatorSpec, WorkerSpec
 from dpcfl_net.runtime.worker import make_host, run_worker
-from dpcfl_net.training import dpsgd, models
+from dpcfl_net.training import dpsgd, dpsgd_steps, models
 from dpcfl_net.training.dpsgd import Trainer
 
 NEVER = 1e-7  # the chance at which these tests let a sound run be accused
@@ -71,8 +71,8 @@ def audited(**changes) -> Config:
 
 
 def less_noise() -> None:
-    whole = dpsgd.gaussian_on_grid
-    dpsgd.gaussian_on_grid = lambda total, deviation, rng: whole(total, 0.7 * deviation, rng)
+    whole = dpsgd_steps.gaussian_on_grid
+    dpsgd_steps.gaussian_on_grid = lambda total, deviation, rng: whole(total, 0.7 * deviation, rng)
 
 
 def no_clipping() -> None:
@@ -81,18 +81,18 @@ def no_clipping() -> None:
 
 def shared_noise() -> None:
     tasks = iter(range(10**6))
-    own = dpsgd.stream
-    dpsgd.stream = lambda key, purpose: own(b"task %10d" % next(tasks) + KEY if purpose == "noise" else key, purpose)
+    own = dpsgd_steps.NormalStream
+    dpsgd_steps.NormalStream = lambda key, purpose: own(b"task %10d" % next(tasks) + KEY, purpose)
 
 
 def repeated_noise() -> None:
-    whole, drawn = dpsgd.gaussian_on_grid, {}
+    whole, drawn = dpsgd_steps.gaussian_on_grid, {}
 
     def same(total, deviation, rng):
         nothing = np.zeros_like(total)
         return total + drawn.setdefault(deviation, whole(nothing, deviation, rng))
 
-    dpsgd.gaussian_on_grid = same
+    dpsgd_steps.gaussian_on_grid = same
 
 
 def one_batch() -> None:

@@ -26,7 +26,7 @@ from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.report.page import write_report
 from dpcfl_net.results.attack_results import AttackResult, read_result, results
 from dpcfl_net.results.summary import read_run_job
-from dpcfl_net.training import dpsgd, models
+from dpcfl_net.training import dpsgd, dpsgd_steps, models
 from dpcfl_net.transport.keys import make_keys
 
 ONE = {
@@ -75,7 +75,7 @@ def noiseless(folder: Path, clients: list[int], monkeypatch) -> reconstruction.R
     """What clients of a DP-SGD run would have sent in round 1 had the one line that adds noise not been there."""
     job = read_run_job(folder)
     truth = reconstruction.read_truth(job, None)
-    monkeypatch.setattr(dpsgd, "gaussian_on_grid", lambda values, *_: values)
+    monkeypatch.setattr(dpsgd_steps, "gaussian_on_grid", lambda values, *_: values)
     found = {}
     for client in clients:
         (first, *_) = read_updates(folder, job, 1)[client]

@@ -23,7 +23,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
-from dpcfl_net.privacy.randomness import stream
+from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 from dpcfl_net.results.summary import ledger_folder
 from dpcfl_net.transport import transcript
@@ -190,6 +190,6 @@ class Record:
         """
         clip, nothing = self.protocol.local.clip, np.zeros(self.protocol.model.parameters)
         key = slot_key(seeded_key(seed, training.client, training.round, training.kind, training.charges), training.slot.name)
-        draws = stream(key, "noise")
+        draws = NormalStream(key, "noise")
         noises = (gaussian_on_grid(nothing, training.noise * clip, draws) for _ in range(training.slot.steps))
         return np.stack([self.canaries.project(noise) / clip for noise in noises])
