@@ -206,6 +206,15 @@ class Protocol(FrozenModel):
     communication: Communication = Communication()
     experiment_hash: str
 
+    @model_validator(mode="after")
+    def _share_names_of_set_fields(self) -> Protocol:
+        # pydantic keeps a set of names in each entry, which takes more memory than the entry's values.
+        shared: dict[frozenset[str], set[str]] = {}
+        for entry in self.roster:
+            names = entry.__pydantic_fields_set__
+            object.__setattr__(entry, "__pydantic_fields_set__", shared.setdefault(frozenset(names), names))
+        return self
+
     @model_serializer(mode="wrap")
     def _without_usual_communication(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Omit `communication` when it is the default so that the job hash is unchanged.

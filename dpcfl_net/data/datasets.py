@@ -145,6 +145,11 @@ def load(name: str, root: str | os.PathLike[str] | None = None, sha256: str | No
     return Images(**arrays, classes=spec.classes, mean=spec.mean, std=spec.std, sha256=None, identity=identity)
 
 
+def place(root: str | os.PathLike[str] | None = None) -> tuple[str | None, ...]:
+    """Return all values that the place of the files depends on, as `load` looks for them."""
+    return (None if root is None else str(root), *map(os.environ.get, ("DPCFL_DATA", "XDG_CACHE_HOME", "HOME")))
+
+
 def is_here(name: str, root: str | os.PathLike[str] | None = None) -> bool:
     """Return True if the files of a data set are where `load` looks for them; they are not read."""
     if name in _SETS:

@@ -335,10 +335,21 @@ def open_many(
     Raises:
         ValueError: For slices with different transformations, or none.
     """
+    return open_rows(open_set(settings, root), pieces, part)
+
+
+def open_rows(images: Images, pieces: Sequence[Slice], part: Split = "train") -> tuple[ClientData, np.ndarray]:
+    """Open the concatenated records of several clients of an open data set; results and errors as `open_many`.
+
+    Args:
+        images: The data set.
+        pieces: Slices of the clients, at least one.
+        part: "train", "validation" or "test".
+    """
     transformations = {(piece.quarter_turns, piece.label_shift, piece.line) for piece in pieces}
     if len(transformations) != 1:
         raise ValueError(f"clients opened together must have one transformation, got {len(transformations)}")
     rows = [piece.rows(part) for piece in pieces]
     ends = np.cumsum([len(own) for own in rows])
     source: Literal["train", "test"] = "test" if part == "test" else "train"
-    return ClientData(open_set(settings, root), source, np.concatenate(rows), *transformations.pop()), ends[:-1]
+    return ClientData(images, source, np.concatenate(rows), *transformations.pop()), ends[:-1]

@@ -19,12 +19,15 @@ from dpcfl_net.core.protocol import (
     canonical,
     digest,
     invalid_fields,
+    once,
     read_part,
     read_signed_protocol,
 )
 from dpcfl_net.core.run_folder import RunFolder, signature_path
 from dpcfl_net.core.signing import check_signature, sign, write_secret
-from dpcfl_net.data.partition import DataSettings, Slice, open_set, plan_slices
+from dpcfl_net.data.datasets import Images, place
+from dpcfl_net.data.partition import DataSettings, Slice, Split, open_rows, open_set, plan_slices
+from dpcfl_net.data.records import ClientData
 from dpcfl_net.transport.keys import COORDINATOR, NOISE_SEED, OPERATOR, public_path, secret_path
 
 if TYPE_CHECKING:
@@ -198,7 +201,34 @@ def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings,
         client: Client id.
         root: Folder of the data sets, which are read for sizes, labels or roles.
     """
-    experiment = job.experiment
-    settings = DataSettings.model_validate(experiment.data)
-    images = open_set(settings, root)
-    return settings, plan_slices(settings, images, experiment.partition_seed)[experiment.slices[client]]
+    settings, _, slices = _partition(job.experiment, root)
+    return settings, slices[job.experiment.slices[client]]
+
+
+def client_records(job: Job, client: int, root: str | None, part: Split) -> ClientData:
+    """Open the records of a client.
+
+    Args:
+        job: The job.
+        client: Client id.
+        root: Folder of the data sets.
+        part: "train", "validation" or "test".
+
+    Raises:
+        ConfigError: As `datasets.load`.
+        DataMissing: As `datasets.load`.
+    """
+    _, images, slices = _partition(job.experiment, root)
+    return open_rows(images, [slices[job.experiment.slices[client]]], part)[0]
+
+
+def _partition(experiment: Experiment, root: str | None) -> tuple[DataSettings, Images, list[Slice]]:
+    """Settings, data set and all slices, once for the clients of a process: each look costs as much as a short task."""
+    data, seed = experiment.data, experiment.partition_seed
+
+    def plan() -> tuple[DataSettings, Images, list[Slice]]:
+        settings = DataSettings.model_validate(data)
+        images = open_set(settings, root)
+        return settings, images, plan_slices(settings, images, seed)
+
+    return once(experiment, ("partition", *place(root)), plan)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.protocol import LocalTraining, ModelTemplate, PrivacyTarget, Protocol, once
 from dpcfl_net.core.types import ClientStep
@@ -111,12 +112,14 @@ class Capabilities:
 
 def client_steps(algorithm: object) -> dict[str, ClientStep]:
     """Return the client steps of an algorithm by task name."""
-    return _marked(algorithm, "client_step")
+    owner: Any = type(algorithm)
+    return dict(_marked(owner, "client_step"))
 
 
 def central_steps(algorithm: object) -> dict[str, ClientStep]:
     """Return the central steps of an algorithm by task name."""
-    return _marked(algorithm, "central_step")
+    owner: Any = type(algorithm)
+    return dict(_marked(owner, "central_step"))
 
 
 def update_tensor(step: ClientStep) -> str | None:
@@ -146,7 +149,8 @@ def tensor_sides(algorithm: ClientSide) -> dict[str, int | tuple[int, int]]:
     return {"p": model.parameters, "M": (1, capabilities.max_models), **named}
 
 
-def _marked(algorithm: object, mark: str) -> dict[str, ClientStep]:
-    methods = (getattr(type(algorithm), name) for name in dir(type(algorithm)))
+@lru_cache(maxsize=16)
+def _marked(algorithm: type, mark: str) -> dict[str, ClientStep]:
+    methods = (getattr(algorithm, name) for name in dir(algorithm))
     steps = (getattr(method, mark, None) for method in methods)
     return {step.kind: step for step in steps if step is not None}

@@ -207,6 +207,12 @@ def verify_claim(algorithm: ClientSide, client: int, cache: Path, policy: Policy
         Refused: "claim" if epsilon exceeds the job's target, or a condition or a declaration is missing; "policy" if the job
             exceeds the policy.
     """
+    protocol = algorithm.protocol
+    name = ("claim", type(algorithm), plan_key(algorithm, protocol.client(client)), str(cache), policy)
+    return once(protocol, name, lambda: _verified(algorithm, client, cache, policy))
+
+
+def _verified(algorithm: ClientSide, client: int, cache: Path, policy: Policy) -> float:
     privacy = algorithm.protocol.privacy
     if (privacy.unit, privacy.trust) not in algorithm.capabilities.protects:
         raise Refused(

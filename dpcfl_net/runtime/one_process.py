@@ -11,8 +11,7 @@ from pathlib import Path
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import State
-from dpcfl_net.data.partition import open_client
-from dpcfl_net.experiment.job_files import Job, client_slice, read_job
+from dpcfl_net.experiment.job_files import Job, client_records, read_job
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.client import ClientHost, Engine
 from dpcfl_net.federation.in_process import InProcessFederation
@@ -184,6 +183,5 @@ def _personal(job: Job, host: ClientHost, client: int, t: int, root: str | None)
     model = host.personal_model()
     if model is None:
         return None
-    settings, piece = client_slice(job, client, root)
-    accuracy, loss = host.engine.evaluator.accuracy_and_loss(model, open_client(settings, piece, root, "test"))
+    accuracy, loss = host.engine.evaluator.accuracy_and_loss(model, client_records(job, client, root, "test"))
     return Personal(client, t, accuracy, loss)

@@ -22,8 +22,8 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import say
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.data import cache
-from dpcfl_net.data.partition import Split, open_client
-from dpcfl_net.experiment.job_files import Job, client_slice, read_job
+from dpcfl_net.data.partition import Split
+from dpcfl_net.experiment.job_files import Job, client_records, client_slice, read_job
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
 from dpcfl_net.federation.capabilities import client_steps
@@ -83,10 +83,10 @@ def make_host(
     algorithm = job.algorithm
     hold_to_processor(job.protocol)
     verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
-    settings, piece = client_slice(job, client, data_root)
+    client_slice(job, client, data_root)  # missing data is an error before the first debit
 
     def open_data(part: Split) -> Any:
-        return open_client(settings, piece, data_root, part)
+        return client_records(job, client, data_root, part)
 
     if job.protocol.ledger_scope == "dataset":
         enrol(algorithm, client, open_data, terms, durable)
@@ -331,8 +331,7 @@ class Worker:
         model = self.host.personal_model()
         if model is None:
             return
-        settings, piece = client_slice(self.job, self.spec.client, self.spec.data_root)
-        test = open_client(settings, piece, self.spec.data_root, "test")
+        test = client_records(self.job, self.spec.client, self.spec.data_root, "test")
         with self._turn():
             accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, test)
         outbox.personal(t, accuracy, loss)

@@ -9,6 +9,7 @@ import numpy as np
 
 CLASSES = 10
 TRAIN, TEST = 4200, 1000
+MANY = 1_000_000  # one for each client of the largest roster
 
 
 def gray(root: Path) -> dict[str, Any]:
@@ -21,10 +22,15 @@ def color(root: Path) -> dict[str, Any]:
     return _images((3, 32, 32))
 
 
-def _images(shape: tuple[int, int, int]) -> dict[str, Any]:
+def small(root: Path) -> dict[str, Any]:
+    """Images of 1x8x8, as many as a roster may have clients."""
+    return _images((1, 8, 8), MANY)
+
+
+def _images(shape: tuple[int, int, int], train: int = TRAIN) -> dict[str, Any]:
     draw = np.random.default_rng(0)
     found: dict[str, Any] = {"classes": CLASSES, "mean": 0.5, "std": 0.25}
-    for part, count in (("train", TRAIN), ("test", TEST)):
+    for part, count in (("train", train), ("test", TEST)):
         found[f"{part}_x"] = draw.integers(0, 256, (count, *shape), dtype=np.uint8)
         found[f"{part}_y"] = np.arange(count) % CLASSES
     return found

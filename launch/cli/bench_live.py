@@ -19,11 +19,14 @@ from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import running
 from dpcfl_net.launch.bench import family
 
+DIGITS = 1437  # training records of digits
 QUIET_ROUNDS = 2  # at the end; memory is measured in them, which slows them down
 
 
-def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 1) -> dict[str, Any]:
-    """Run DP-FedAvg on digits with one record per client, and print the results.
+def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int | None = None) -> dict[str, Any]:
+    """Run DP-FedAvg with one record of 64 pixels per client, and print the results.
+
+    The records are digits, or random pixels if there are more clients than digits.
 
     The clients compute almost nothing, so a round consists of start, connection, task and exit. Memory is the sum of the
     proportional set sizes (PSS) of all processes of the run, with the launcher and the parents.
@@ -32,7 +35,7 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
         clients: Number of clients.
         sampled: Clients per round.
         rounds: Number of rounds.
-        group: Clients per worker process.
+        group: Clients per worker process; None: as `runtime.clients_per_worker` if unset.
 
     Returns:
         The results.
@@ -43,14 +46,15 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
     """
     with tempfile.TemporaryDirectory(prefix="dpcfl-live-") as folder:
         watcher = _Watcher(rounds)
-        document, failure = running.run_in(Path(folder), _config(clients, sampled, rounds, group), watcher)
+        settings = configured(clients, sampled, rounds, group)
+        document, failure = running.run_in(Path(folder), settings, watcher)
         if failure is not None:
             raise failure
         if document["state"] != "finished":
             raise KeyboardInterrupt
         lines = [line for line in runlog.read(RunFolder(folder).metrics) if "started" in line]
     found = watcher.figures(lines)
-    print(f"{clients} clients, {sampled} sampled per round, {group} per process; {rounds} rounds")
+    print(f"{clients} clients, {sampled} sampled per round, {settings.runtime.clients_per_worker} per process; {rounds} rounds")
     print(
         f"seconds per round: {found['seconds']:.2f} (first round {found['first_seconds']:.2f}); {found['started']:.0f} clients started"
     )
@@ -66,16 +70,22 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int = 
     return found
 
 
-def _config(clients: int, sampled: int, rounds: int, group: int) -> Config:
+def configured(clients: int, sampled: int, rounds: int, group: int | None) -> Config:
+    """Build the configuration of the run; arguments as for `live`."""
+    dataset = "digits" if clients <= DIGITS else "dpcfl_net.launch.bench.synthetic:small"
+    grouped = {} if group is None else {"clients_per_worker": group}
     return configuration.resolve({
         "name": "live",
-        "data": {"dataset": "digits", "clients": [clients], "shift": "none", "train_per_client": 1, "test_per_client": 1},
+        "data": {"dataset": dataset, "clients": [clients], "shift": "none", "train_per_client": 1, "test_per_client": 1},
         "model": {"name": "linear"},
         "rounds": rounds,
         "local": {"batch_size": 1},
-        "privacy": {"epsilon": 5.0, "delta": 1e-4, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one"},
+        "privacy": {
+            "epsilon": 5.0, "delta": min(1e-4, 0.1 / clients), "unit": "client", "trust": "trusted-server",
+            "adjacency": "replace-one",
+        },
         "algorithm": {"name": "dp-fedavg", "sampling_rate": sampled / clients},
-        "runtime": {"max_live_workers": sampled, "clients_per_worker": group},
+        "runtime": {"max_live_workers": sampled, **grouped},
         "output": {"transcript": "off"},
     })  # fmt: skip
 

@@ -18,6 +18,7 @@ from conftest import SMALL, assert_nothing_left
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import Task
+from dpcfl_net.data.partition import open_set, plan_slices
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.client_pool import BYE_AGAIN_S, INSIST_S, ClientPool
@@ -369,6 +370,14 @@ def test_a_client_that_comes_back_answers_the_same_task_with_the_same_bytes(all_
         host.close()
     assert answers[0].release == answers[1].release
     assert [answer.cached for answer in answers] == [False, True]
+
+
+def test_the_benchmark_has_a_record_for_each_of_a_hundred_thousand_clients():
+    large = bench_live.configured(100_000, 1000, 5, None)
+    assert large.runtime.clients_per_worker > 1
+    slices = plan_slices(large.data, open_set(large.data), 0)
+    assert len({int(row) for piece in slices for row in piece.train_rows}) == 100_000
+    assert bench_live.configured(1000, 100, 5, None).data.dataset == "digits"
 
 
 @pytest.mark.slow

@@ -103,11 +103,12 @@ class Journal:
             self._overwrite_key(sequence)
 
     @classmethod
-    def create(cls, path: Path, disk: Disk, entry: Entry, line: bytes) -> None:
-        """Create a journal that holds the first entry."""
-        size = _slot_bytes(line)
-        disk.replace(path, _head(size), bytes(PAGE - len(_head(size))), _slot(_note(entry), line, None).ljust(size, b"\0"),
+    def create(cls, path: Path, disk: Disk, entry: Entry, line: bytes) -> Image:
+        """Create a journal that holds the first entry; returns its content."""
+        size, note = _slot_bytes(line), _note(entry)
+        disk.replace(path, _head(size), bytes(PAGE - len(_head(size))), _slot(note, line, None).ljust(size, b"\0"),
                      bytes((SLOTS - 1) * size))  # fmt: skip
+        return Image(size, 0, {entry.sequence: Slot(note, line, None, "")})
 
     def put(self, entry: Entry, line: bytes, key: bytes | None) -> None:
         """Write an entry durably, over the slot that is `SLOTS` entries older."""

@@ -33,11 +33,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpcfl_net.core.atomic import remove_drafts, write_all
+from dpcfl_net.core.atomic import DRAFT, remove_drafts, write_all
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError
 from dpcfl_net.core.locks import try_lock
@@ -277,20 +277,22 @@ class Ledger:
         return self._journal
 
     def _open(self, owner: dict[str, Any]) -> None:
-        remove_drafts(self.folder)
-        if not any((self.folder / name).exists() for name in (LINES, JOURNAL)) and not any((self.folder / RELEASES).iterdir()):
-            self._disk.replace(self.folder / LINES, Entry(0, "header", owner=owner).line(FIRST_PREV))
-            self._disk.sync_folder(self.folder.parent)
-        chain = read_chain(self.folder)
-        if chain.entries[0].owner != json.loads(canonical_json(owner)):
+        header = Entry(0, "header", owner=json.loads(canonical_json(owner)))
+        names = os.listdir(self.folder)
+        if any(name.endswith(DRAFT) for name in names):
+            remove_drafts(self.folder)
+        if not {LINES, JOURNAL} & set(names) and not os.listdir(self.folder / RELEASES):
+            chain = self._created(header)
+        else:
+            chain = read_chain(self.folder)
+        if chain.entries[0].owner != header.owner:
             raise LedgerError(
                 "ledger-foreign", f"{self.folder / LINES} belongs to {dict(chain.entries[0].owner)}, not to {owner}"
             )
         if chain.image is None:
-            if chain.copied or any((self.folder / RELEASES).iterdir()):
+            if chain.copied or os.listdir(self.folder / RELEASES):
                 raise broken(f"{self.folder / JOURNAL} is missing")
-            Journal.create(self.folder / JOURNAL, self._disk, chain.entries[0], chain.last)
-            chain = read_chain(self.folder)
+            chain = replace(chain, image=Journal.create(self.folder / JOURNAL, self._disk, chain.entries[0], chain.last))
         assert chain.image is not None
         if chain.ahead:
             raise broken(f"{self.folder / LINES} continues after the last line that {self.folder / JOURNAL} holds")
@@ -302,6 +304,13 @@ class Ledger:
         write_all(self._append_fd, chain.unwritten)
         self._usable = True
         self._recover(chain)
+
+    def _created(self, header: Entry) -> Chain:
+        """Write the first line of a new ledger."""
+        line = header.line(FIRST_PREV)
+        self._disk.replace(self.folder / LINES, line)
+        self._disk.sync_folder(self.folder.parent)
+        return Chain([header], line, b"", None, False, False)
 
     def _recover(self, chain: Chain) -> None:
         """Enter a line that a crash cut short as "torn", and erase keys whose debit has a stored result."""

@@ -40,7 +40,10 @@ def bench(
     sampled: Annotated[
         int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per round, and largest number of connected clients")
     ] = 100,
-    per_worker: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per process")] = 1,
+    per_worker: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_CLIENTS, help="live: clients per process (default: 1, more with 2,000 clients)"),
+    ] = None,
     slots_per_gpu: Annotated[int, typer.Option(min=1, max=1_000, help="gpu: workers that compute at the same time")] = 1,
 ) -> None:
     """Measure speed and memory on this machine, beside other software.
