@@ -111,10 +111,12 @@ class CanaryEngine(Engine):
     def trainer(self) -> Trainer:
         """DP-SGD on canaries; clipping and noise are those of `Engine`."""
         local = self._local
-        return Trainer(
+        trainer = Trainer(
             self._module(), clip=local.clip, learning_rate=local.lr, batch_size=local.batch_size,
-            path=CanaryPath(self._canaries, GAIN * local.clip), task=self._template.task, tap=self._tap,
+            path=CanaryPath(self._canaries, GAIN * local.clip), task=self._template.task,
         )  # fmt: skip
+        trainer.tap = self._tap
+        return trainer
 
 
 def _path(ledger: Path, round: int, kind: str) -> Path:

@@ -55,7 +55,6 @@ class Trainer:
         batch_size: Expected batch; sets the largest physical batch only, the divisor is rate * N of the slot.
         path: Engine as for `gradient_engines.choose`, or an `Engine`.
         task: Must be "classification".
-        tap: Called with each step's noisy sum, (p,) float32, before the division.
         input_shape: Shape of one record, as for `gradient_engines.choose`.
         precision: "float32", or "bfloat16" for the forward and backward passes (`bfloat16.py`); weights, clipping and noise
             stay as they are.
@@ -64,17 +63,16 @@ class Trainer:
         path: Name of the engine.
         parameters: Number of parameters p.
         slots: Records of the largest physical batch.
+        tap: Called with each step's noisy sum, (p,) float32, before the division; None: nothing is called.
 
     Raises:
         ConfigError: For another task, a number out of range, a precision that this processor or the model's engine does not
-            have, or a layer that has no per-record gradients (BatchNorm, LSTM) or
-            does not fit the records.
+            have, or a layer that has no per-record gradients (BatchNorm, LSTM) or does not fit the records.
     """
 
     def __init__(
         self, module: nn.Module, *, clip: float, learning_rate: float, batch_size: int, path: str | Engine = "auto",
-        task: str = "classification", tap: Callable[[np.ndarray], None] | None = None,
-        input_shape: tuple[int, ...] | None = None, precision: str = "float32",
+        task: str = "classification", input_shape: tuple[int, ...] | None = None, precision: str = "float32",
     ) -> None:  # fmt: skip
         if task != "classification":
             raise ConfigError(f"DP-SGD trains classification only, got the task {task!r}: protect whole clients (privacy.unit)")
@@ -89,7 +87,7 @@ class Trainer:
         self.path, self._engine = choose(module, path, input_shape) if isinstance(path, str) else (type(path).__name__, path)
         self._engine = in_precision(self._engine, module, self.path, precision)
         self._same_bits = SameBits(self._engine, module, self.slots)
-        self._tap = tap
+        self.tap: Callable[[np.ndarray], None] | None = None
         self.parameters = sum(p.numel() for p in module.parameters())
 
     def train(
@@ -127,7 +125,7 @@ class Trainer:
         theta, batches, steps = theta.astype(np.float32, copy=True), stream(key, "batches"), 0
         sums = Sums(theta)
         take_step = stepper(
-            theta, sums, key, self._tap, deviation=noise_multiplier * self.clip, expected=slot.rate * records,
+            theta, sums, key, self.tap, deviation=noise_multiplier * self.clip, expected=slot.rate * records,
             learning_rate=self.learning_rate, proximal=proximal,
         )  # fmt: skip
         with np.errstate(all="ignore"):

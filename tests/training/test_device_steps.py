@@ -73,7 +73,9 @@ def test_a_tap_sees_each_noisy_sum(on_device):
     seen: list[np.ndarray] = []
     data = Images(10)
     data.x[:] = torch.nan
-    small(clip=0.5, tap=lambda values: seen.append(values.copy())).train(start(), data, DPSGDSlot("train", 1, 2), 3.0, KEY)
+    trainer = small(clip=0.5)
+    trainer.tap = lambda values: seen.append(values.copy())
+    trainer.train(start(), data, DPSGDSlot("train", 1, 2), 3.0, KEY)
     source = DeviceNoise(KEY, torch.device("cpu"))
     for values in seen:
         assert values.dtype == np.float32
