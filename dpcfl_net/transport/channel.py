@@ -71,6 +71,7 @@ class Stream:
         credited: Chunks that the peer has confirmed.
         moved: Time of the last progress, monotonic clock, seconds.
         repeats: Repetitions without an answer so far.
+        heard: Messages of the peer that had been heard at the last progress.
         created: Time when the message was ready, monotonic clock, seconds.
     """
 
@@ -82,6 +83,7 @@ class Stream:
     credited: int = 0
     moved: float = 0.0
     repeats: int = 0
+    heard: int = 0
     created: float = field(default_factory=time.monotonic)
 
     def rewind(self) -> None:
@@ -111,6 +113,7 @@ class Channel:
         self._ignored: OrderedDict[str, int] = OrderedDict()  # refused message to its last chunk that arrived, -1: none
         self.assembly: Assembly | None = None
         self.sequence = 0
+        self._heard = 0  # messages of the peer on this connection
 
     def restart(self) -> None:
         """Discard all state of a connection that has ended."""
@@ -118,7 +121,7 @@ class Channel:
         self._streams.clear()
         self._on_their_way.clear()
         self.assembly = None
-        self.sequence = 0
+        self.sequence = self._heard = 0
 
     def say(self, kind: str, **fields: Any) -> None:
         """Queue a message without payload; it is dropped if too many wait for the peer, and a repetition replaces it."""
@@ -131,6 +134,7 @@ class Channel:
         if stream not in self._streams:
             self._on_their_way.pop(stream.id, None)
             stream.rewind()
+            stream.heard = self._heard
             self._streams.append(stream)
             self._wake()
 
@@ -205,7 +209,7 @@ class Channel:
             header = self._stamp.header(kind="CHUNK", parent=stream.id, index=stream.sent)
             if not self._send(header, encode(header), chunks[stream.sent]):
                 return False
-            stream.sent, stream.moved = stream.sent + 1, time.monotonic()
+            stream.sent, stream.moved, stream.heard = stream.sent + 1, time.monotonic(), self._heard
         return True
 
     def admit(self, header: Header) -> None:
@@ -213,6 +217,14 @@ class Channel:
         if header.sequence <= self.sequence:
             raise WireError("sequence", f"message {header.sequence} after message {self.sequence}")
         self.sequence = header.sequence
+        self._heard += 1
+
+    def was_read(self, stream: Stream) -> bool:
+        """Return True if the peer must have read a message that arrived: it has since said two things, and reads in between.
+
+        A peer that is silent is busy, or its connection has ended: the same message again would only wait behind the first one.
+        """
+        return self._heard >= stream.heard + 2
 
     def begin(self, header: Header) -> Assembly | None:
         """Start to receive a message whose header has passed every check.

@@ -326,7 +326,7 @@ class ClientEndpoint:
             self._channel.say("HEARTBEAT", code=self._phase)
         if self.welcomed:
             for stream in self._results.values():
-                if now > stream.due(self._times.resend_s):
+                if now > stream.due(self._times.resend_s) and self._channel.was_read(stream):
                     self._channel.repeat_overdue(stream)
         return self._pump()
 

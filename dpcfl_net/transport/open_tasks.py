@@ -81,7 +81,7 @@ class OpenTasks:
             task = peer.open
             if task is None or peer.route is None:
                 continue
-            if task.is_overdue(peer.phase, now, self._resend_s):
+            if task.is_overdue(peer.phase, now, self._resend_s) and peer.channel.was_read(task.stream):
                 peer.channel.repeat_overdue(task.stream)
             due = task.stream.due(self._resend_s)
             self._looks.set(client, due if due > now else now + self._resend_s)

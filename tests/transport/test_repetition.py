@@ -86,3 +86,16 @@ def test_an_answer_acknowledges_its_task(tmp_path: Path) -> None:
     up = [decode(record.header).kind for record in read(tmp_path / "t") if record.direction == "up"]
     assert up.count("RESULT") == 2
     assert "ACK" not in up
+
+
+def test_nothing_is_sent_again_to_a_peer_that_says_nothing() -> None:
+    channel, stream = sent_stream(1)
+    peer = Stamp(RUN, JOB)
+    assert not channel.was_read(stream)
+    channel.admit(peer.header(kind="HEARTBEAT", code="idle"))  # may have left before the peer read the message
+    assert not channel.was_read(stream)
+    channel.admit(peer.header(kind="HEARTBEAT", code="idle"))
+    assert channel.was_read(stream)
+    channel.repeat_overdue(stream)
+    channel.pump()
+    assert not channel.was_read(stream)
