@@ -163,7 +163,7 @@ def prepare(folder: Path, config: Config, placement: Placement | None = None) ->
         ConfigError: If the job cannot be made.
     """
     keys = RunFolder(folder).keys
-    make_operator_keys(keys)
+    make_operator_keys(keys, config.runtime.aggregators)
     (placement or LocalPlacement()).make_keys(keys, sum(config.data.clients), config.runtime.clients_per_worker)
     config = with_noise_seed(config)
     job = make_job(config, keys)
