@@ -166,10 +166,14 @@ def open_chaos(folder: Path, config: Config, path: Path) -> Chaos:
         path: The chaos file.
 
     Raises:
-        ConfigError: If the file is invalid, or the run has no processes.
+        ConfigError: If the file is invalid, or the run has no processes or has aggregators.
     """
     if config.runtime.federation != "network":
         raise ConfigError(f"--chaos needs processes: runtime.federation must be 'network', got {config.runtime.federation!r}")
+    if config.runtime.aggregators:
+        raise ConfigError(
+            f"--chaos injects faults at the coordinator: runtime.aggregators must be 0, got {config.runtime.aggregators}"
+        )
     clients = sum(config.data.clients)
     plan = read_chaos(path, clients, config.rounds)
     write_atomically(RunFolder(folder).chaos, read_text(path))

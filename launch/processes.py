@@ -22,6 +22,7 @@ from dpcfl_net.experiment.cost_estimate import evaluation_interval
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.network_settings import compute_factors, links_of
 from dpcfl_net.federation.virtual_clock import VirtualNetwork
+from dpcfl_net.launch.aggregators import AGGREGATOR_MAIN, Aggregators
 from dpcfl_net.launch.chaos import Chaos
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.links import RELAY, Links, require_netem
@@ -137,6 +138,7 @@ class FederationRun:
         self._operator_key = self._observer = ""
         self._evaluate_every = 1
         self._links: Links | None = None
+        self._aggregators: Aggregators | None = None
         self._pool: WorkerPool | None = None
         self._commands: Connection | None = None  # from the coordinator
         self._losses: Connection | None = None  # to it
@@ -156,6 +158,9 @@ class FederationRun:
         runtime, clients = self.config.runtime, len(job.protocol.roster)
         if self.config.network.how != "off":
             self._links = Links(self._files, self.config, job)
+        if job.protocol.aggregators:
+            self._aggregators = Aggregators(self._files, runtime, job, self._operator_key)
+            self._restarts |= dict.fromkeys(self._aggregators.titles, 0)
         self._start_observer(self._bind(OBSERVER))
         self.placement.preload((self.folder, self._operator_key, self.config.data.root))
         self._observer = self._address(OBSERVER, interrupts)
@@ -167,7 +172,7 @@ class FederationRun:
             clients,
             PoolLimits(runtime.clients_per_worker, runtime.max_live_workers, runtime.max_restarts, runtime.quorum == 1),
             report=self._report,
-            on_lost=self._tell_coordinator,
+            on_lost=self._tell_coordinator if self._aggregators is None else self._aggregators.tell,
         )
         if clients <= runtime.max_live_workers:
             self._pool.start_worker(range(clients))
@@ -184,8 +189,20 @@ class FederationRun:
             self._start_relay(coordinator)
             self._address(RELAY, interrupts)
             relayed = {client: self.placement.reachable_address(at) for client, at in self._links.addresses().items()}
+        if self._aggregators is not None:
+            for title in self._aggregators.titles:
+                self._start_aggregator(title, self.placement.bind(COORDINATOR))
+            for title in self._aggregators.titles:
+                self._address(title, interrupts)
+            relayed = self._aggregators.addresses()
         namespaces = self._links.namespaces if self._links is not None else {}
         return Addresses(self.placement.reachable_address(coordinator), observer, relayed, namespaces)
+
+    def _start_aggregator(self, title: str, bind: str) -> None:
+        assert self._aggregators is not None
+        spec = self._aggregators.spec(title, self._files.address(COORDINATOR).read_text(), bind)
+        with self._aggregators.pipe(title) as theirs:
+            self._fork(title, spec, role_environment(), (theirs.fileno(),))
 
     def _start_relay(self, coordinator: str) -> None:
         assert self._links is not None
@@ -294,12 +311,17 @@ class FederationRun:
                 self._start_relay(self._files.address(COORDINATOR).read_text())
                 continue
             address = self._files.address(title).read_text()
+            if self._aggregators is not None and title in self._aggregators.titles:
+                self._start_aggregator(title, address)
+                self._aggregators.tell_again(title, self._pool.lost())
+                continue
             if title == OBSERVER:
                 self._start_observer(address, after_the_end=not {COORDINATOR} & {*self.children, *self._due})
                 continue
             self._start_coordinator(address)
-            for client in self._pool.lost():
-                self._tell_coordinator(client)
+            if self._aggregators is None:  # aggregators know
+                for client in self._pool.lost():
+                    self._tell_coordinator(client)
 
     def _read_commands(self) -> None:
         """Execute the commands that the coordinator has sent."""
@@ -330,6 +352,8 @@ class FederationRun:
         self._close_pipes()
         if self._links is not None:
             self._links.close()
+        if self._aggregators is not None:
+            self._aggregators.close()
         self._warnings.close()
 
     def _close_pipes(self) -> None:
@@ -343,7 +367,7 @@ class FederationRun:
 
     def processes(self) -> int:
         """See `Run`."""
-        return worker_processes(self.config, sum(self.config.data.clients)) + 2
+        return worker_processes(self.config, sum(self.config.data.clients)) + 2 + self.config.runtime.aggregators
 
     def _tell_coordinator(self, gone: int | str) -> None:
         """Send a lost client, or the observer that has ended, to the coordinator."""
@@ -355,7 +379,7 @@ class FederationRun:
         self._warnings.write({"view": "launcher", "time": time.time(), "text": text})
 
     def _fork(self, title: str, spec: Any, environment: dict[str, str], descriptors: Sequence[int] = ()) -> None:
-        start = start_of(MAINS[title], spec, environment)
+        start = start_of(MAINS.get(title, AGGREGATOR_MAIN), spec, environment)
         self.children[title] = parents.fork_role(title, start, self._files.log(title), descriptors)
 
     def _address(self, name: str, interrupts: Interrupts) -> str:

@@ -169,7 +169,7 @@ def prepare(
     """
     keys, clients = RunFolder(folder).keys, sum(config.data.clients)
     on_step(f"keys of clients: {clients}")
-    make_operator_keys(keys)
+    make_operator_keys(keys, config.runtime.aggregators)
     (placement or LocalPlacement()).make_keys(keys, clients, config.runtime.clients_per_worker)
     config = with_noise_seed(config)
     job = make_job(config, keys, on_step)

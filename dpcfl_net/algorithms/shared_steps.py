@@ -12,8 +12,8 @@ from pydantic import Field
 from dpcfl_net.algorithms.base import INDEX, MODEL, MODELS, UPDATE, Algorithm, Options, full_epochs, on_client
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, Release
-from dpcfl_net.federation.aggregation import ModelMeans
-from dpcfl_net.federation.base import Arrays, Federation
+from dpcfl_net.federation.aggregation import ModelMeans, chosen_row
+from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot
@@ -76,14 +76,9 @@ class FromModel(Algorithm):
             means: The models, (M, p), and their means.
             rows: Row of each client; none is None.
         """
-
-        def take(client: int, release: Arrays) -> None:
-            row = rows[client]
-            assert row is not None
-            means.add(row, client, release["update"])
-
-        assert None not in rows
-        fed.stream(self.train, take, each={client: {"model": means.models[rows[client]]} for client in fed.clients})
+        found = {client: row for client, row in enumerate(rows) if row is not None}
+        assert len(found) == len(rows)
+        fed.add_up(self.train, means, found, each={client: {"model": means.models[found[client]]} for client in fed.clients})
 
     @on_client(charges=["train"], takes={"model": MODEL}, gives={"update": UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
@@ -144,15 +139,9 @@ class Choosing(FromModel):
         Returns:
             The assignment with the new choices.
         """
-        chosen = list(assignment)
-
-        def take(client: int, release: Arrays) -> None:
-            if (row := chosen_row(release, len(means.models))) is not None:
-                chosen[client] = row
-                means.add(row, client, release["update"])
-
-        fed.stream(self.argmin_and_train if raw else self.select_and_train, take, common={"models": means.models})
-        return chosen
+        step = self.argmin_and_train if raw else self.select_and_train
+        chosen = fed.add_up(step, means, common={"models": means.models})
+        return [chosen.get(client, row) for client, row in enumerate(assignment)]
 
     def joining(self, t: int, before_window: int) -> list[int]:
         """List the clients that choose in a round of frozen clusters: their schedule has no earlier round from the window on.
@@ -220,17 +209,6 @@ class Choosing(FromModel):
         """
         choice = me.lowest_loss("argmin", models)
         return Release(choice=np.int64(choice), update=me.dpsgd("train", models[choice]) - models[choice])
-
-
-def chosen_row(release: Arrays, count: int) -> int | None:
-    """Read a choice; None for an index without a model, which is ignored, and so is its update.
-
-    Args:
-        release: Release with the tensor "choice".
-        count: Number of models.
-    """
-    row = int(release["choice"])
-    return row if 0 <= row < count else None
 
 
 def too_many_clusters(clusters: int, clients: int) -> list[str]:

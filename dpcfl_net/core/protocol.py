@@ -83,6 +83,25 @@ class ClientEntry(FrozenModel):
         return sum(max(0, min(b, last) - max(a, first) + 1) for a, b in spans)
 
 
+class AggregatorEntry(FrozenModel):
+    """One aggregator: it adds the answers of clients `first` to `last` for the server.
+
+    Attributes:
+        public_key: CURVE public key; the clients of the group accept no other server.
+        first: First client id of the group.
+        last: Last client id of the group.
+    """
+
+    public_key: str
+    first: int = Field(ge=0)
+    last: int = Field(ge=0)
+
+    @property
+    def clients(self) -> range:
+        """Client ids of the group."""
+        return range(self.first, self.last + 1)
+
+
 class LocalTraining(FrozenModel):
     """Local training: DP-SGD with Poisson batches (R-DPCFL, Algorithm 1), or plain SGD under a trusted server."""
 
@@ -204,6 +223,7 @@ class Protocol(FrozenModel):
     curator_noise_multiplier: float | None = Field(default=None, gt=0)  # of a round, if a trusted server adds the noise
     unprotected: list[str] = []  # reasons why there is no finite epsilon; signed
     communication: Communication = Communication()
+    aggregators: list[AggregatorEntry] = []
     experiment_hash: str
 
     @model_validator(mode="after")
@@ -215,11 +235,19 @@ class Protocol(FrozenModel):
             object.__setattr__(entry, "__pydantic_fields_set__", shared.setdefault(frozenset(names), names))
         return self
 
+    @model_validator(mode="after")
+    def _check_aggregators(self) -> Protocol:
+        bounds = [-1, *(bound for entry in self.aggregators for bound in (entry.first, entry.last)), len(self.roster)]
+        joined = all(bounds[k + 1] == bounds[k] + 1 for k in range(0, len(bounds), 2))
+        if self.aggregators and not (joined and all(entry.clients for entry in self.aggregators)):
+            raise ValueError("aggregators must name groups of clients in order, each client of the roster once")
+        return self
+
     @model_serializer(mode="wrap")
-    def _without_usual_communication(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `communication` when it is the default so that the job hash is unchanged.
-        usual = self.communication == Communication()
-        return {key: value for key, value in standard(self).items() if key != "communication" or not usual}
+    def _without_unused_parts(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit parts with their default values so that the job hash is unchanged.
+        used = {"communication": self.communication != Communication(), "aggregators": bool(self.aggregators)}
+        return {key: value for key, value in standard(self).items() if used.get(key, True)}
 
     @property
     def kept_delta(self) -> float:
@@ -244,6 +272,10 @@ class Protocol(FrozenModel):
             if entry.id == number:
                 return entry
         raise KeyError(number)
+
+    def server_key(self, client: int) -> str:
+        """Return the public key of the server that a client connects to: its aggregator's, or the coordinator's."""
+        return next((entry.public_key for entry in self.aggregators if client in entry.clients), self.coordinator_key)
 
 
 def canonical(part: FrozenModel) -> bytes:

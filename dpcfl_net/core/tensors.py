@@ -18,6 +18,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "b2": np.dtype("<u2"),
     "i1": np.dtype("i1"),
     "i4": np.dtype("<i4"),
+    "f8": np.dtype("<f8"),
 }
 _BLOCK = 1 << 16  # elements
 MOST_HEAD = 1 << 20  # bytes of packed tensors in which their rows end

@@ -18,7 +18,7 @@ from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.plugins import is_plugin, short
 from dpcfl_net.core.plugins import load as load_function
-from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
+from dpcfl_net.core.protocol import AggregatorEntry, ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
 from dpcfl_net.data import cache
 from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
@@ -145,6 +145,7 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
         ledger_scope=config.ledger.scope,
         security=config.runtime.transport.security,
         communication=config.communication.signed(),
+        aggregators=_aggregators(config.runtime.aggregators, n, key_folder),
         oracle=experiment.true_clusters if config.capabilities.uses_oracle else None,
         experiment_hash=digest(experiment),
     )
@@ -153,6 +154,18 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
     if experiment.audit is not None and (problems := _audit_problems(protocol, experiment.audit)):
         raise ConfigError(problems)
     return Job(protocol, experiment)
+
+
+def _aggregators(count: int, clients: int, key_folder: Path) -> list[AggregatorEntry]:
+    """Groups of consecutive clients, whose sizes differ by at most one."""
+    return [
+        AggregatorEntry(
+            public_key=keys.read_public(key_folder, keys.aggregator_key(k)),
+            first=clients * k // count,
+            last=clients * (k + 1) // count - 1,
+        )
+        for k in range(count)
+    ]
 
 
 def _check_precision(config: Config, images: Images) -> None:

@@ -123,11 +123,12 @@ def resolve(document: Mapping[str, Any]) -> Config:
 
 
 def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Set defaults that depend on other settings: no transcript in one process, and many clients per process of a large roster."""
+    """Set defaults that depend on other settings: no transcript in one process or with aggregators, and many clients per process of a large roster."""
     found = dict(document)
     runtime, output, data = (document.get(name, {}) for name in ("runtime", "output", "data"))
-    in_process = isinstance(runtime, dict) and runtime.get("federation") == "in-process"
-    if in_process and isinstance(output, dict) and "transcript" not in output:
+    runtime_given = runtime if isinstance(runtime, dict) else {}
+    without = runtime_given.get("federation") == "in-process" or runtime_given.get("aggregators")
+    if without and isinstance(output, dict) and "transcript" not in output:
         found["output"] = {**output, "transcript": "off"}
     sizes = data.get("clients") if isinstance(data, dict) else None
     if isinstance(runtime, dict) and "clients_per_worker" not in runtime and _can_group(document) and _counts(sizes):

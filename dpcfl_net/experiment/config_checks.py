@@ -60,6 +60,7 @@ def combination_problems(config: Config) -> list[str]:
     if config.runtime.federation == "in-process" and config.output.transcript != "off":
         problems.append("output.transcript must be off where runtime.federation is 'in-process', which sends no messages")
     problems += _device_problems(config.runtime)
+    problems += _aggregator_problems(config)
     problems += _ledger_problems(config)
     problems += _pace_problems(config)
     problems += _precision_problems(config)
@@ -86,6 +87,35 @@ def _device_problems(runtime: RuntimeSettings) -> list[str]:
         problems.append(
             f"runtime.device is {runtime.device!r}, runtime.gpus {runtime.gpus}: must be auto or cpu, and none, where "
             "runtime.federation is 'in-process', which computes on the CPU"
+        )
+    return problems
+
+
+def _aggregator_problems(config: Config) -> list[str]:
+    """Problems of settings that cannot be combined with aggregators."""
+    runtime, clients, problems = config.runtime, sum(config.data.clients), []
+    if not runtime.aggregators:
+        return []
+    asked = f"runtime.aggregators is {runtime.aggregators}:"
+    if runtime.aggregators > clients:
+        problems.append(f"{asked} must be at most the number of clients, {clients}")
+    if config.privacy.trust == "trusted-server":
+        problems.append(
+            f"{asked} must be 0 with privacy.trust 'trusted-server': an aggregator would read raw updates, so it would have to be "
+            "trusted too"
+        )
+    if config.capabilities.asynchronous:
+        problems.append(f"{asked} algorithm.asynchronous must be null: without common rounds there are no sums to send")
+    if config.network.how != "off":
+        problems.append(f"{asked} network.how must be 'off', got {config.network.how!r}: links are to the coordinator")
+    if runtime.federation == "network" and clients > runtime.max_live_workers:
+        problems.append(
+            f"{asked} runtime.max_live_workers must be at least {clients}, got {runtime.max_live_workers}: aggregators do not "
+            "start clients on demand"
+        )
+    if runtime.federation == "network" and config.output.transcript != "off":
+        problems.append(
+            f"{asked} output.transcript must be 'off', got {config.output.transcript!r}: aggregators write no transcript"
         )
     return problems
 

@@ -173,6 +173,13 @@ class RuntimeSettings(Section):
         le=MOST_CLIENTS,
         description=f"clients per process; each has its own identity; if unset with {LARGE_ROSTER:,} clients or more: a 32nd of them, at least 100",
     )
+    aggregators: int = Field(
+        default=0,
+        ge=0,
+        le=1_000,
+        description="aggregator processes; each adds the answers of its share of the clients, so that the server handles an "
+        "answer per aggregator; 0: none; part of the signed job",
+    )
 
 
 class OutputSettings(Section):

@@ -27,6 +27,7 @@ COUNTS = (
     "equal numbers"
 )
 SERVER_SEES = "the server: it is trusted and receives the raw update and cluster identifier of every sampled client"
+AGGREGATORS_SEE = "the same releases as aggregators receive them: aggregators belong to the untrusted server"
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"
 NOT_DURABLE = (
     "a crash of the machine, not of a process: charges are not flushed to the disk, so that a run that continues after such a crash "
@@ -55,6 +56,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     smallest = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
     able = algorithm.capabilities
     covered, not_covered = list(able.covers), [*able.caveats, *NOT_COVERED]
+    if protocol.aggregators:
+        covered.append(AGGREGATORS_SEE)
     if by_client:
         not_covered.append(COUNTS)
     elif not able.plain_sgd and protocol.local.deadline_s is None:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """Sums of the updates of one group of clients.
+
+    Attributes:
+        counts: Updates of each model, (M,) int64.
+        weights: Sum of their weights, (M,) float64.
+        totals: Weighted sum of the updates, (M, p) float64; zeros for a model without one.
+    """
+
+    counts: np.ndarray
+    weights: np.ndarray
+    totals: np.ndarray
 
 
 class RunningMean:
@@ -35,6 +51,25 @@ class RunningMean:
         self._share += weight
         self.count += 1
 
+    def merge(self, count: int, weight: float, total: np.ndarray) -> None:
+        """Add the sum of a group's updates; the order of calls decides the last bits, and groups are added in their order.
+
+        Args:
+            count: Updates of the group, at least one.
+            weight: Sum of their weights.
+            total: Weighted sum of the updates, (p,) float64.
+        """
+        if not self.count:
+            self._total = np.zeros(total.shape, dtype=np.float64)
+        self._total += total
+        self._share += weight
+        self.count += count
+
+    @property
+    def sums(self) -> tuple[float, np.ndarray]:
+        """Sum of the weights, and the weighted sum of the updates."""
+        return self._share, self._total
+
     def value(self) -> np.ndarray:
         """Return the mean, (p,) float32; ValueError without updates."""
         if not self.count:
@@ -53,12 +88,13 @@ class ModelMeans:
 
     Attributes:
         models: As given.
+        weights: As given.
 
     Source: Malekmohammadi et al. 2025, Algorithm 1, lines 24-28.
     """
 
     def __init__(self, models: np.ndarray, weights: Mapping[int, float] | None = None) -> None:
-        self.models = models
+        self.models, self.weights = models, weights
         self._means = [RunningMean(weights) for _ in models]
 
     def add(self, row: int, client: int, update: np.ndarray) -> None:
@@ -71,6 +107,25 @@ class ModelMeans:
         """
         self._means[row].add(client, update)
 
+    def sums(self) -> PartialSums:
+        """Return the sums of all updates so far."""
+        rows = len(self._means)
+        found = PartialSums(np.zeros(rows, np.int64), np.zeros(rows), np.zeros(self.models.shape))
+        for row, mean in enumerate(self._means):
+            if mean.count:
+                found.counts[row] = mean.count
+                found.weights[row], found.totals[row] = mean.sums
+        return found
+
+    def merge(self, part: PartialSums) -> None:
+        """Add the sums of one group of clients; see `RunningMean.merge`.
+
+        Args:
+            part: The sums of the group.
+        """
+        for row in np.flatnonzero(part.counts):
+            self._means[row].merge(int(part.counts[row]), float(part.weights[row]), part.totals[row])
+
     def moved(self) -> np.ndarray:
         """Return the models with their mean updates added, (M, p) float32; a model without an update stays."""
         moved = self.models.copy()
@@ -78,6 +133,37 @@ class ModelMeans:
             if mean.count:
                 moved[row] += mean.value()
         return moved
+
+
+class GroupedMeans:
+    """Adds updates as aggregators do: those of a group are summed first, and the sums of groups are added in their order.
+
+    Args:
+        means: Receives the sums.
+        groups: Client ids of each group, in order; none: updates are added one by one.
+    """
+
+    def __init__(self, means: ModelMeans, groups: Sequence[range]) -> None:
+        self._means, self._groups, self._next = means, groups, 0
+        self._part: ModelMeans | None = None
+
+    def add(self, row: int, client: int, update: np.ndarray) -> None:
+        """Add an update; clients must come in order. See `ModelMeans.add`."""
+        if not self._groups:
+            self._means.add(row, client, update)
+            return
+        while client not in self._groups[self._next]:
+            self.close_group()
+            self._next += 1
+        if self._part is None:
+            self._part = ModelMeans(self._means.models, self._means.weights)
+        self._part.add(row, client, update)
+
+    def close_group(self) -> None:
+        """Add the sums of the open group to the means."""
+        if self._part is not None:
+            self._means.merge(self._part.sums())
+            self._part = None
 
 
 def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
@@ -96,3 +182,14 @@ def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
     for client in sorted(updates):
         running.add(client, updates[client])
     return running.value()
+
+
+def chosen_row(release: Mapping[str, np.ndarray], count: int) -> int | None:
+    """Read a choice; None for an index without a model, which is ignored, and so is its update.
+
+    Args:
+        release: Release with the tensor "choice".
+        count: Number of models.
+    """
+    row = int(release["choice"])
+    return row if 0 <= row < count else None

@@ -10,6 +10,7 @@ import numpy as np
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import ClientEntry, derive_seed, once
 from dpcfl_net.core.protocol import Protocol as Job
+from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans, chosen_row
 from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.in_order import Arrays, Take, window
@@ -200,6 +201,47 @@ class Federation:
         self._run(method, count_and_take, common, each, quorum, window(self.protocol.model.parameters))
         return answered
 
+    def add_up(
+        self,
+        method: Any,
+        means: ModelMeans,
+        rows: Mapping[int, int] | None = None,
+        *,
+        common: Arrays | None = None,
+        each: Mapping[int, Arrays] | None = None,
+    ) -> dict[int, int]:
+        """Run a client step as `stream` does, and add each update to the mean of a model.
+
+        Unlike with `stream`, aggregators send the sums of their clients' updates instead of the updates. The last bits of the
+        means depend on the groups of the signed protocol, and on nothing else.
+
+        Args:
+            method: The client step; it releases the tensor "update", and "choice" if `rows` is None.
+            means: Receives the updates.
+            rows: Row of each client's model; None: the row that the client chooses. An index without a model is ignored, and so
+                is that client's update.
+            common: As `call`.
+            each: As `call`.
+
+        Returns:
+            The row of each client whose update was added.
+
+        Raises:
+            RunFailed: If fewer clients than the quorum answer.
+        """
+        added: dict[int, int] = {}
+        grouped = GroupedMeans(means, [entry.clients for entry in self.protocol.aggregators])
+
+        def take(client: int, release: Arrays) -> None:
+            row = rows[client] if rows is not None else chosen_row(release, len(means.models))
+            if row is not None:
+                added[client] = row
+                grouped.add(row, client, release["update"])
+
+        self.stream(method, take, common=common, each=each)
+        grouped.close_group()
+        return added
+
     def _run(
         self,
         method: Any,
@@ -210,12 +252,8 @@ class Federation:
         window: int | None,
     ) -> list[int]:
         """Deliver a call, pass the decoded releases on in client order, and return the clients that were asked."""
-        if self.counts.round != self.round:
-            self.counts = RoundCounts(self.round, self.away(self.round))
-        asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
-        tasks = {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
-        self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
         step, encoding = method.client_step, MessageEncoding(method.__self__)
+        tasks = self._begin(common, each, quorum)
         answered: list[int] = []
 
         def decode_and_take(client: int, tensors: Arrays) -> None:
@@ -223,6 +261,20 @@ class Federation:
             take(client, encoding.decode_release(step, tensors))
 
         self._exchange(step.kind, encoding.encode_tasks(step, tasks), decode_and_take, window)
+        return self._end(list(tasks), answered)
+
+    def _begin(
+        self, common: Arrays | None, each: Mapping[int, Arrays] | None, quorum: float | None
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """Begin a call: set the number of needed answers, and return the tasks of the clients that are asked, in order."""
+        if self.counts.round != self.round:
+            self.counts = RoundCounts(self.round, self.away(self.round))
+        asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
+        self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
+        return {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
+
+    def _end(self, asked: list[int], answered: list[int]) -> list[int]:
+        """Count the answers of a call and return the clients that were asked; RunFailed below the quorum."""
         self.counts.add_call(asked, answered)
         if (count := len(answered) + len(self.lost)) < self.needed:
             raise RunFailed(

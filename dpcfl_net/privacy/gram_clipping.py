@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -115,10 +116,15 @@ class PlaceSums:
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """left^T right; by oneDNN where it takes half the time of torch's product: float32 with AVX-512."""
-    fast = left.dtype == torch.float32 and left.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    if fast and torch.backends.cpu.get_cpu_capability() == "AVX512":
+    if left.dtype == torch.float32 and left.device.type == "cpu" and _has_fast_product():
         # oneDNN takes rows that lie apart, but a thousand times slower.
         left, right = left.contiguous().t(), right.contiguous().t()
         found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
         return found
     return left.t() @ right
+
+
+@cache
+def _has_fast_product() -> bool:
+    fast = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return fast and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # a private operation of torch

@@ -27,8 +27,10 @@ from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.central_dp import CentralDPServer
 from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
 from dpcfl_net.federation.pause import Pause, PauseListener
+from dpcfl_net.federation.tree import TreeFederation, tree_endpoint_arguments
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.training import memory
@@ -89,17 +91,25 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
     transcript = Transcript(files.transcript, spec.transcript)
     pair = keys.read_pair(spec.keys, COORDINATOR, protocol.coordinator_key)
     steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
+    peers: dict[str, Any] = {
+        "clients": {entry.id: entry.public_key for entry in protocol.roster},
+        "result_template": lambda task: encoding.release_template(steps[task]),
+        "check": lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
+    }
+    if protocol.aggregators:
+        peers = tree_endpoint_arguments(algorithm)
     endpoint = ServerEndpoint(
         spec.bind,
         Link.of(protocol, pair),
-        clients={entry.id: entry.public_key for entry in protocol.roster},
-        result_template=lambda task: encoding.release_template(steps[task]),
-        check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
-        log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message, transcript),
+        **peers,
+        # Messages of clients are logged where they are received.
+        log=MessageLog(
+            lambda failure: say(f"refused: {failure}"), None if protocol.aggregators else records.message, transcript
+        ),
         faults=None if spec.faults is None else FaultInjector(spec.faults, records.fault),
     )
     central_server = CentralDPServer.of(algorithm, files.ledgers, _noise_seed(spec.keys, protocol), durable=spec.durable)
-    news, outbox = LauncherNews(_pipe(spec.lost)), None
+    news, outbox = LauncherNews(open_pipe(spec.lost)), None
     if spec.observer:
         link = Link.of(protocol, pair, protocol.observer_key)
         outbox = ObserverOutbox(spec.observer, link, sender=COORDINATOR, ended=news.observer_has_ended)
@@ -109,9 +119,13 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         loading = threading.Thread(target=importlib.import_module, args=("torch",), name="torch")
         loading.start()  # the first model needs torch; it loads while clients start and join
         limits = CallLimits(spec.quorum, spec.round_timeout_s, spec.join_timeout_s, spec.max_live, spec.pause_s)
-        launcher = LauncherLink(command_sender(_pipe(spec.commands, readable=False)), news.lost_clients)
+        fed: NetworkFederation | TreeFederation
+        launcher = LauncherLink(command_sender(open_pipe(spec.commands, readable=False)), news.lost_clients)
         pauses = PauseListener(records.pause, records.resume)
-        fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
+        if protocol.aggregators:
+            fed = TreeFederation(algorithm, endpoint, limits, records.warn)
+        else:
+            fed = AsynchronousNetworkFederation(protocol, endpoint, limits, launcher, records.warn, pauses)
         fed.central_server = central_server
         checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn, durable=spec.durable)
         first = max(checkpoints.rounds(), default=0) + 1
@@ -146,8 +160,13 @@ def _noise_seed(folder: Path, protocol: Protocol) -> bytes | None:
     return bytes.fromhex(read_secret_file(keys.secret_path(folder, COORDINATOR).with_name(keys.NOISE_SEED)))
 
 
-def _pipe(descriptor: int | None, *, readable: bool = True) -> Connection | None:
-    """Open one end of an inherited pipe."""
+def open_pipe(descriptor: int | None, *, readable: bool = True) -> Connection | None:
+    """Open one end of an inherited pipe.
+
+    Args:
+        descriptor: Its descriptor; None: no pipe.
+        readable: True for the receiving end.
+    """
     return None if descriptor is None else Connection(descriptor, readable=readable, writable=not readable)
 
 

@@ -57,6 +57,37 @@ class CoordinatorSpec:
 
 
 @dataclass(frozen=True)
+class AggregatorSpec:
+    """Arguments of an aggregator process; they hold no experiment and no data.
+
+    Attributes:
+        protocol: File of the signed protocol.
+        number: Number of the aggregator in the protocol.
+        operator_key: Public key of the operator.
+        bind: Address to listen on.
+        connect: Address of the coordinator.
+        keys: Folder of the key pairs.
+        folder: Run folder.
+        round_timeout_s: Seconds after which a client without an answer is missing.
+        join_timeout_s: Seconds for the clients to connect.
+        orphan_timeout_s: Seconds without a coordinator after which the aggregator fails.
+        lost: Descriptor of a pipe from the launcher, for clients that cannot be started again.
+    """
+
+    protocol: Path
+    number: int
+    operator_key: str
+    bind: str
+    connect: str
+    keys: Path
+    folder: Path
+    round_timeout_s: float = 600
+    join_timeout_s: float = 120
+    orphan_timeout_s: float = 60
+    lost: int | None = None
+
+
+@dataclass(frozen=True)
 class ObserverSpec:
     """Arguments of the observer process.
 

@@ -357,7 +357,7 @@ class Worker:
         steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
         endpoint = ClientEndpoint(
             self.spec.relayed.get(self.spec.client, self.spec.connect),
-            Link.of(protocol, self._keys(), protocol.coordinator_key, self._context),
+            Link.of(protocol, self._keys(), protocol.server_key(self.spec.client), self._context),
             client=self.spec.client,
             task_template=lambda task: encoding.task_template(steps[task]) if task in steps else None,
             on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),

@@ -18,22 +18,28 @@ LINE = CURVE_LENGTH + 1
 LONGEST_FILE = 4096  # bytes
 
 
+def aggregator_key(number: int) -> str:
+    """Return the name of an aggregator's key files."""
+    return f"aggregator_{number:04d}"
+
+
 def client_key(client: int) -> str:
     """Return the name of a client's key files."""
     return f"client_{client:04d}"
 
 
-def make_keys(folder: Path, clients: int) -> None:
-    """Write the key pairs of a run on one machine: operator, coordinator, observer and clients.
+def make_keys(folder: Path, clients: int, aggregators: int = 0) -> None:
+    """Write the key pairs of a run on one machine: operator, coordinator, observer, aggregators and clients.
 
     Args:
         folder: Folder of all keys.
         clients: Number of clients.
+        aggregators: Number of aggregators.
 
     Raises:
         ConfigError: As `write_pair`.
     """
-    make_operator_keys(folder)
+    make_operator_keys(folder, aggregators)
     make_client_keys(folder, range(clients))
 
 
@@ -75,17 +81,18 @@ def read_client_keys(folder: Path, clients: int) -> list[str]:
     return [_z85(path, text) for text in found]
 
 
-def make_operator_keys(folder: Path) -> None:
-    """Write the operator's signing key and the key pairs of coordinator and observer.
+def make_operator_keys(folder: Path, aggregators: int = 0) -> None:
+    """Write the operator's signing key and the key pairs of coordinator, observer and aggregators.
 
     Args:
         folder: Folder of all keys.
+        aggregators: Number of aggregators.
 
     Raises:
         ConfigError: As `write_pair`.
     """
     write_operator_key(folder / OPERATOR, OPERATOR)
-    for name in (COORDINATOR, OBSERVER):
+    for name in (COORDINATOR, OBSERVER, *map(aggregator_key, range(aggregators))):
         write_keypair(folder, name)
 
 

@@ -189,6 +189,11 @@ def _check(config: Config, options: Options) -> None:
             problems.append(
                 "runtime.federation is 'in-process': starts no workers, must be 'network' for workers on other hosts"
             )
+        if config.runtime.aggregators:
+            problems.append(
+                f"runtime.aggregators is {config.runtime.aggregators}: allowed with --on local only, since the launcher starts "
+                "aggregators on this machine; start them on other hosts with dpcfl aggregator"
+            )
         if config.ledger.scope == "dataset":
             problems.append(
                 "ledger.scope is 'dataset': allowed with --on local only: each host would have a separate record book and would not "

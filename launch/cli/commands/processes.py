@@ -1,4 +1,4 @@
-"""`dpcfl keygen`, `coordinator`, `worker` and `observer`: start the processes of a run manually."""
+"""`dpcfl keygen`, `coordinator`, `aggregator`, `worker` and `observer`: start the processes of a run manually."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import typer
 from dpcfl_net.launch.cli.commands.parameters import MOST_CLIENTS, MOST_ROUNDS, above_zero, budget, delta, epsilon, seconds
 
 
-def keygen(folder: Path, clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of clients")]) -> None:
+def keygen(
+    folder: Path,
+    clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of clients")],
+    aggregators: Annotated[int, typer.Option(min=0, max=1_000, help="number of aggregators (runtime.aggregators)")] = 0,
+) -> None:
     """Create the keys of all parties.
 
-    These are the operator, the coordinator, the observer and the clients.
+    These are the operator, the coordinator, the observer, the aggregators and the clients.
     """
     from dpcfl_net.transport.keys import make_keys
 
-    make_keys(folder, clients)
-    typer.echo(f"wrote {clients + 2} connection keys and the operator's signing key to {folder}")
+    make_keys(folder, clients, aggregators)
+    typer.echo(f"wrote {clients + aggregators + 2} connection keys and the operator's signing key to {folder}")
 
 
 def coordinator(
@@ -50,10 +54,34 @@ def coordinator(
     run_coordinator(spec)
 
 
+def aggregator(
+    protocol: Annotated[Path, typer.Argument(help="protocol.json, the public part of a job")],
+    number: Annotated[int, typer.Option(min=0, max=999, help="number of this aggregator in the job, from 0")],
+    bind: Annotated[str, typer.Option(help="for example tcp://0.0.0.0:5702")],
+    connect: Annotated[str, typer.Option(help="address of the coordinator")],
+    keys: Annotated[Path, typer.Option(help="folder with this aggregator's key pair")],
+    operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
+    out: Annotated[Path, typer.Option(help="run folder, for messages and warnings")] = Path("run"),
+    round_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for the answers of a round")] = 600.0,
+    join_timeout: Annotated[float, typer.Option(callback=seconds, help="seconds to wait for all clients to connect")] = 120.0,
+    orphan_timeout: Annotated[
+        float, typer.Option(callback=seconds, help="exit after this many seconds without a coordinator")
+    ] = 60.0,
+) -> None:
+    """Start an aggregator of a job on this host; the workers of its group connect to it."""
+    from dpcfl_net.core.signing import read_operator_key
+    from dpcfl_net.runtime.aggregator import run_aggregator
+    from dpcfl_net.runtime.specs import AggregatorSpec
+
+    key = read_operator_key(operator_key)
+    out.mkdir(parents=True, exist_ok=True)
+    run_aggregator(AggregatorSpec(protocol, number, key, bind, connect, keys, out, round_timeout, join_timeout, orphan_timeout))
+
+
 def worker(
     job: Annotated[Path, typer.Argument(help="folder with both parts of the job")],
     client: Annotated[int, typer.Option(min=0, max=MOST_CLIENTS - 1, help="id of this client in the job")],
-    connect: Annotated[str, typer.Option(help="address of the coordinator")],
+    connect: Annotated[str, typer.Option(help="address of the coordinator, or of this client's aggregator")],
     keys: Annotated[Path, typer.Option(help="folder with this client's key pair")],
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,

@@ -1,0 +1,209 @@
+"""Messages between the coordinator and an aggregator: one task and one answer for a whole group of clients.
+
+Names that start with a dot cannot be those of a step's tensors, which are names of arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.types import ClientStep
+from dpcfl_net.federation.aggregation import PartialSums
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.in_order import Arrays
+from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.transport.messages import Template, TensorTemplate
+
+SUMMED = "_summed"  # end of the name of a task whose answer holds sums
+OF = ".of"  # end of the name of the tensor that says which row of a table a client gets
+ASKED, STATUS, ROW, WEIGHT, ROWS = ".asked", ".status", ".row", ".weight", ".rows"
+COUNTS, WEIGHTS, TOTALS = ".counts", ".weights", ".totals"
+NOT_ASKED, ANSWERED, LOST, MISSING = range(4)  # status of a client
+Tensors = dict[str, np.ndarray]
+
+
+class Summing(NamedTuple):
+    """How the updates of a task are added.
+
+    Attributes:
+        rows: Row of each client's model; -1: the row that the client chooses.
+        weights: Weight of each client.
+        models: Number of models M.
+    """
+
+    rows: Mapping[int, int]
+    weights: Mapping[int, float]
+    models: int
+
+
+def group_task(group: range, tasks: Mapping[int, Arrays], summing: Summing | None) -> Tensors:
+    """Combine the tasks of a group's clients; an array that many clients get is sent once.
+
+    Args:
+        group: Client ids of the group.
+        tasks: Client to its encoded task, at least one.
+        summing: How updates are added; None: the answers are passed on.
+
+    Returns:
+        The tensors of the group's task.
+    """
+    found: Tensors = {ASKED: np.array([client in tasks for client in group], np.int64)}
+    for name in next(iter(tasks.values())):
+        table: dict[tuple[int, tuple[int, ...]], int] = {}
+        different: list[np.ndarray] = []
+        chosen = np.zeros(len(group), np.int64)
+        for client, tensors in tasks.items():
+            array = tensors[name]
+            key = (array.__array_interface__["data"][0], array.strides)
+            if key not in table:
+                table[key] = len(different)
+                different.append(array)
+            chosen[client - group.start] = table[key]
+        found |= {name: np.stack(different), name + OF: chosen}
+    if summing is not None:
+        found |= {
+            ROW: np.array([summing.rows.get(client, -1) for client in group], np.int64),
+            WEIGHT: np.array([summing.weights.get(client, 1.0) for client in group]),
+            ROWS: np.array(summing.models, np.int64),
+        }
+    return found
+
+
+def client_tasks(group: range, step: ClientStep, tensors: Arrays) -> dict[int, Tensors]:
+    """Split a group's task, the inverse of `group_task`.
+
+    Args:
+        group: Client ids of the group.
+        step: The client step.
+        tensors: The group's task, which has passed `check_group_task`.
+
+    Returns:
+        The encoded task of each client that is asked.
+    """
+    asked = [k for k in range(len(group)) if tensors[ASKED][k]]
+    return {group[k]: {name: tensors[name][tensors[name + OF][k]] for name in step.takes} for k in asked}
+
+
+def read_sums(answer: Arrays) -> PartialSums:
+    """Return the sums of an answer."""
+    return PartialSums(answer[COUNTS], answer[WEIGHTS], answer[TOTALS])
+
+
+class GroupMessages:
+    """Templates and checks of the messages of groups.
+
+    Args:
+        algorithm: The job's algorithm.
+    """
+
+    def __init__(self, algorithm: ClientSide) -> None:
+        self.steps, self.encoding = client_steps(algorithm), MessageEncoding(algorithm)
+        self._parameters = algorithm.protocol.model.parameters
+        self._most = max(algorithm.capabilities.max_models, algorithm.capabilities.published_models)
+        self._clients = len(algorithm.protocol.roster)
+        self._groups = [entry.clients for entry in algorithm.protocol.aggregators]
+
+    def step(self, task: str) -> ClientStep | None:
+        """Return the client step of a group's task; None for an unknown name."""
+        return self.steps.get(task.removesuffix(SUMMED))
+
+    def task_template(self, group: range, task: str) -> Template | None:
+        """Return the tensors of a group's task; None for an unknown name.
+
+        Args:
+            group: Client ids of the group.
+            task: Name of the task.
+        """
+        step, each = self.step(task), (len(group),)
+        if step is None:
+            return None
+        found = _tables(self.encoding.task_template(step), 1, len(group))
+        found |= {name + OF: TensorTemplate("i8", each) for name in step.takes}
+        found[ASKED] = TensorTemplate("i8", each)
+        if task.endswith(SUMMED):
+            found |= {ROW: TensorTemplate("i8", each), WEIGHT: TensorTemplate("f8", each), ROWS: TensorTemplate("i8")}
+        return found
+
+    def check_task(self, group: range, task: str, tensors: Arrays) -> None:
+        """Refuse a group's task that names a row that it does not hold.
+
+        Args:
+            group: Client ids of the group.
+            task: Name of the task.
+            tensors: Its tensors, which fit their template.
+        """
+        step = self.step(task)
+        assert step is not None
+        named = [(name + OF, 0, len(tensors[name])) for name in step.takes]
+        if task.endswith(SUMMED):
+            if not 1 <= int(tensors[ROWS]) <= self._most:
+                raise Refused("group", f"{ROWS} is {int(tensors[ROWS])}, out of range")
+            named.append((ROW, -1, int(tensors[ROWS])))
+        for name, least, end in named:
+            if not ((least <= tensors[name]) & (tensors[name] < end)).all():
+                raise Refused("group", f"{name} is out of range")
+
+    def answer_template(self, task: str) -> Template:
+        """Return the tensors of a group's answer.
+
+        Args:
+            task: Name of the task, as the coordinator sent it.
+        """
+        step, each, most = self.step(task), ((1, self._clients),), (1, self._most)
+        assert step is not None
+        found = {STATUS: TensorTemplate("i8", each)}
+        if not task.endswith(SUMMED):
+            return found | _tables(self.encoding.release_template(step), 0, self._clients)
+        return found | {
+            ROW: TensorTemplate("i8", each),
+            COUNTS: TensorTemplate("i8", (most,)),
+            WEIGHTS: TensorTemplate("f8", (most,)),
+            TOTALS: TensorTemplate("f8", (most, self._parameters)),
+        }
+
+    def check_answer(self, number: int, task: str, tensors: Arrays) -> None:
+        """Refuse a group's answer whose tensors do not agree with each other or with the group.
+
+        Args:
+            number: Number of the aggregator.
+            task: Name of the task.
+            tensors: Its tensors, which fit their template.
+        """
+        status, step = tensors[STATUS], self.step(task)
+        assert step is not None
+        wrong = len(status) != len(self._groups[number]) or not ((status >= NOT_ASKED) & (status <= MISSING)).all()
+        if task.endswith(SUMMED):
+            sides = {len(tensors[name]) for name in (COUNTS, WEIGHTS, TOTALS)}
+            wrong = wrong or len(tensors[ROW]) != len(status) or len(sides) != 1
+            wrong = wrong or not ((tensors[ROW] >= -1) & (tensors[ROW] < min(sides))).all()
+        else:
+            answers = int((status == ANSWERED).sum())
+            wrong = wrong or any(len(tensors[name]) != answers for name in self.encoding.release_template(step))
+        if wrong:
+            raise Refused("group", f"the answer of aggregator {number} does not fit its group")
+
+
+def stacked(template: Template, answers: Sequence[Arrays]) -> Tensors:
+    """Stack the encoded releases of the clients that answered, in client order.
+
+    Args:
+        template: Tensors of a release.
+        answers: The releases; may be empty.
+    """
+    if answers:
+        return {name: np.stack([answer[name] for answer in answers]) for name in template}
+    from dpcfl_net.core.tensors import DTYPES
+
+    sizes = {name: tuple(side if isinstance(side, int) else side[0] for side in one.shape) for name, one in template.items()}
+    return {name: np.zeros((0, *sizes[name]), DTYPES[one.dtype]) for name, one in template.items()}
+
+
+def _tables(template: Template, least: int, most: int) -> dict[str, TensorTemplate]:
+    """Tensors of one client as tables with a row for each of several clients."""
+    return {name: replace(one, shape=((least, most), *one.shape)) for name, one in template.items()}

@@ -1,0 +1,171 @@
+"""The aggregator process: a part of the untrusted server that adds the answers of one group of clients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from dpcfl_net.algorithms.base import Algorithm, algorithm_of
+from dpcfl_net.core.atomic import write_atomically
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.protocol import AggregatorEntry, read_signed_protocol
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.runlog import say
+from dpcfl_net.federation.aggregator import AggregatorFederation
+from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
+from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.group_messages import GroupMessages
+from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.runtime.coordinator import LauncherNews, Records, check_release, open_pipe
+from dpcfl_net.runtime.specs import AggregatorSpec
+from dpcfl_net.training import memory
+from dpcfl_net.transport import keys
+from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, MessageLog, ServerEndpoint
+from dpcfl_net.transport.keys import aggregator_key
+
+IDLE_S = 0.02  # between looks at the coordinator's connection while no task is open
+
+
+def run_aggregator(spec: AggregatorSpec) -> None:
+    """Serve the coordinator with the clients of one group until it says goodbye.
+
+    Args:
+        spec: Arguments of the process.
+
+    Raises:
+        ConfigError: If the job has no such aggregator.
+        Refused: If the protocol is invalid or not signed by the operator.
+        RunFailed: If the coordinator does not answer for `spec.orphan_timeout_s` seconds.
+    """
+    memory.keep_freed()
+    protocol = read_signed_protocol(spec.protocol, spec.operator_key)
+    if spec.number >= len(protocol.aggregators):
+        raise ConfigError(f"--number is {spec.number}: the job has {len(protocol.aggregators)} aggregators, numbered from 0")
+    algorithm, entry = algorithm_of(protocol), protocol.aggregators[spec.number]
+    pair = keys.read_pair(spec.keys, aggregator_key(spec.number), entry.public_key)
+    records = Records(spec.folder, protocol, algorithm)
+    with contextlib.closing(records), _client_endpoint(spec, algorithm, entry, pair, records) as endpoint:
+        write_atomically(RunFolder(spec.folder).address(aggregator_key(spec.number)), endpoint.address)
+        limits = CallLimits(0.0, spec.round_timeout_s, spec.join_timeout_s)
+        launcher = LauncherLink(lost=LauncherNews(open_pipe(spec.lost)).lost_clients)
+        fed = AggregatorFederation(algorithm, entry.clients, endpoint, limits, launcher, records.warn)
+        fed.join()
+        messages = GroupMessages(algorithm)
+        uplink = ClientEndpoint(
+            spec.connect,
+            Link.of(protocol, pair, protocol.coordinator_key),
+            client=spec.number,
+            task_template=lambda task: messages.task_template(entry.clients, task),
+            check=lambda task, tensors: messages.check_task(entry.clients, task, tensors),
+            on_failure=lambda failure: say(f"refused a message: {failure.get('code')} {failure.get('reason', '')}"),
+            times=ClientTimes(orphan_timeout_s=spec.orphan_timeout_s),
+        )
+        _serve(fed, Uplink(uplink))
+        fed.goodbye()
+
+
+def _client_endpoint(
+    spec: AggregatorSpec, algorithm: Algorithm, entry: AggregatorEntry, pair: tuple[str, str], records: Records
+) -> ServerEndpoint:
+    """Listen for the clients of the group, with the coordinator's checks."""
+    steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
+    return ServerEndpoint(
+        spec.bind,
+        Link.of(algorithm.protocol, pair),
+        clients={client: algorithm.protocol.client(client).public_key for client in entry.clients},
+        result_template=lambda task: encoding.release_template(steps[task]),
+        check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
+        log=MessageLog(lambda failure: say(f"refused: {failure}"), records.message),
+    )
+
+
+def _serve(fed: AggregatorFederation, uplink: Uplink) -> None:
+    """Answer the coordinator's tasks until it says goodbye; clients are heard in between."""
+    with contextlib.closing(uplink):
+        while (event := uplink.newest()) is not None:
+            if isinstance(event, ClientEvent):
+                uplink.answer(event.id, fed.answer(event.round, event.task, event.tensors))
+            else:
+                fed.idle(IDLE_S)
+
+
+class Uplink:
+    """Connection to the coordinator, in a thread, so that it is served while clients are asked.
+
+    Args:
+        endpoint: The connection; only the thread uses it.
+    """
+
+    def __init__(self, endpoint: ClientEndpoint) -> None:
+        self._endpoint = endpoint
+        self._tasks: queue.Queue[ClientEvent | BaseException | None] = queue.Queue()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._stop = False
+        self._thread = threading.Thread(target=self._talk, name="uplink", daemon=True)
+        self._thread.start()
+
+    def newest(self) -> ClientEvent | bool | None:
+        """Return the newest task, False if there is none, and None after goodbye; raises the errors of the thread."""
+        found: ClientEvent | bool | None = False
+        while found is not None and not self._tasks.empty():
+            event = self._tasks.get()
+            if isinstance(event, BaseException):
+                raise event
+            found = event
+        return found
+
+    def answer(self, task_id: str, tensors: dict[str, np.ndarray]) -> None:
+        """Send the answer to a task.
+
+        Args:
+            task_id: Message id of the task.
+            tensors: Tensors of the answer.
+        """
+        self._calls.append(lambda: self._endpoint.send_result(task_id, "release", tensors))
+        os.write(self._wake_write, b"x")
+
+    def close(self) -> None:
+        """End the thread and close the connection."""
+        self._stop = True
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _talk(self) -> None:
+        try:
+            with self._endpoint as endpoint:
+                endpoint.register(self._wake_read, self._deliver)
+                endpoint.heartbeat("idle")
+                while not self._stop and self._converse(endpoint):
+                    pass
+        except BaseException as error:
+            self._tasks.put(error)
+        else:
+            self._tasks.put(None)
+
+    def _converse(self, endpoint: ClientEndpoint) -> bool:
+        """Pass tasks on; False after goodbye."""
+        for event in endpoint.poll(1.0):
+            if event.kind == "task":
+                self._tasks.put(event)
+            elif event.kind == "bye":
+                endpoint.bye()
+                return False
+            elif event.kind == "error":
+                say(f"the coordinator says: {event.code} {event.reason}")
+        return True
+
+    def _deliver(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._calls:
+            self._calls.popleft()()

@@ -1,0 +1,300 @@
+"""Runs with aggregators: the bits of a run in one process, crashes, lost clients, and messages that do not fit a group."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import psutil
+import pytest
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, write_config
+from pydantic import ValidationError
+
+from dpcfl_net.core import runlog
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.protocol import AggregatorEntry, Protocol
+from dpcfl_net.core.signing import read_operator_key
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.job_files import read_job
+from dpcfl_net.experiment.statement import privacy_statement
+from dpcfl_net.federation import group_messages as wire
+from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans
+from dpcfl_net.results.verify import verify_run
+from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.simulate import simulate
+from dpcfl_net.transport.messages import match_template
+
+SETTINGS = {
+    "data": {"dataset": "digits", "clients": [1, 2, 2], "train_per_client": 100, "test_per_client": 40},
+    "model": {"name": "linear"}, "rounds": 6, "privacy": {**SMALL["privacy"], "accountant": "rdp"}, "output": {"transcript": "off"},
+}  # fmt: skip
+R_DPCFL = {"name": "r-dpcfl", "clusters": 2}
+
+
+def settings(algorithm=None, *, runtime=None, **changes):
+    return {**SETTINGS, "algorithm": algorithm or R_DPCFL, "runtime": {"aggregators": 2, **(runtime or {})}, **changes}
+
+
+def job_of(folder):
+    return read_job(folder, read_operator_key(folder / "operator.pub"))
+
+
+def last_state(folder):
+    found = Checkpoints(folder / "checkpoints").newest()
+    assert found is not None
+    return found
+
+
+def server_lines(folder):
+    """The coordinator's line of each round."""
+    return [line for line in runlog.read(folder / "metrics.jsonl") if "answered" in line]
+
+
+def assert_same_bits(folder, again):
+    """The last state of a run, and that of the same job in one process."""
+    job, (t, state) = job_of(folder), last_state(folder)
+    alone = simulate(job, again)
+    assert t == job.protocol.rounds
+    assert state.assignment == alone.assignment
+    assert np.array_equal(state.models.view("u4"), alone.models.view("u4"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of r-dpcfl: a round that passes updates on, rounds with choices, and rounds with sums."""
+    out = tmp_path_factory.mktemp("tree")
+    done = dpcfl("run", write_config(out / "c", **settings()), "--out", out / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(out / "runs")
+
+
+def test_a_run_with_aggregators_has_the_bits_of_one_process(finished, tmp_path):
+    assert_same_bits(finished, tmp_path)
+    assert not [check for check in verify_run(finished) if check.holds is False]
+    assert_nothing_left(finished)
+
+
+def test_the_server_receives_an_answer_per_aggregator(finished):
+    p = job_of(finished).protocol.model.parameters
+    last = server_lines(finished)[-1]
+    assert last["answered"] == 5
+    assert 2 * 2 * 8 * p < last["bytes_up"] < 2 * (2 * 8 * p + 4096)  # two aggregators, sums for two models
+    results = [line for line in runlog.read(finished / "messages.jsonl") if line["kind"] == "RESULT" and line["round"] == 6]
+    assert sorted(line["peer"] for line in results) == [f"client {k}" for k in range(5)]
+
+
+def test_the_statement_says_that_aggregators_belong_to_the_server(finished):
+    protocol = job_of(finished).protocol.model_copy(update={"unprotected": []})
+    with_them = privacy_statement(protocol, None)
+    without = privacy_statement(protocol.model_copy(update={"aggregators": []}), None)
+    assert [line for line in with_them["covered"] if line not in without["covered"]] == [
+        "the same releases as aggregators receive them: aggregators belong to the untrusted server"
+    ]
+    assert with_them | {"covered": without["covered"]} == without
+
+
+def test_clients_connect_to_the_aggregator_of_their_group(finished):
+    protocol = job_of(finished).protocol
+    assert [list(entry.clients) for entry in protocol.aggregators] == [[0, 1], [2, 3, 4]]
+    assert len({protocol.server_key(client) for client in range(5)}) == 2
+    assert protocol.coordinator_key not in {protocol.server_key(client) for client in range(5)}
+    assert protocol.server_key(1) == protocol.aggregators[0].public_key
+
+
+def test_a_protocol_names_each_client_in_one_group(finished):
+    document = job_of(finished).protocol.model_dump()
+    for groups in ([(0, 1)], [(0, 2), (2, 4)], [(1, 4)], [(0, 1), (3, 4)], [(0, 4), (5, 5)], [(0, 4), (5, 4)]):
+        entries = [AggregatorEntry(public_key="k" * 40, first=a, last=b).model_dump() for a, b in groups]
+        with pytest.raises(ValidationError, match="each client of the roster once"):
+            Protocol.model_validate({**document, "aggregators": entries})
+
+
+def test_the_groups_decide_the_last_bits_of_a_mean():
+    updates = np.random.default_rng(1).normal(size=(40, 500)) * 10.0 ** (np.arange(40) % 12)[:, None]
+    found = {}
+    for size in (40, 7, 20):
+        means = ModelMeans(np.zeros((1, 500), np.float32))
+        grouped = GroupedMeans(means, [range(a, min(40, a + size)) for a in range(0, 40, size)])
+        for client, update in enumerate(updates):
+            grouped.add(0, client, update.astype(np.float32))
+        grouped.close_group()
+        found[size] = means.sums().totals
+        assert means.sums().counts.tolist() == [40]
+    flat = ModelMeans(np.zeros((1, 500), np.float32))
+    for client, update in enumerate(updates):
+        flat.add(0, client, update.astype(np.float32))
+    assert np.array_equal(found[40], flat.sums().totals)
+    assert not np.array_equal(found[7], found[20])
+    assert np.allclose(found[7], found[20], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"runtime": {"aggregators": 6}}, "runtime.aggregators is 6: must be at most the number of clients, 5"),
+        ({"privacy": {"epsilon": 5, "delta": 1e-4, "unit": "client", "trust": "trusted-server"}, "algorithm": {"name": "dp-fedavg"}},
+         "an aggregator would read raw updates"),
+        ({"algorithm": {"name": "global", "asynchronous": {"buffer": 2}}}, "algorithm.asynchronous must be null"),
+        ({"network": {"how": "relay"}}, "network.how must be 'off', got 'relay'"),
+        ({"runtime": {"aggregators": 2, "max_live_workers": 3}}, "runtime.max_live_workers must be at least 5, got 3"),
+        ({"output": {"transcript": "full"}}, "output.transcript must be 'off', got 'full'"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_with_aggregators_are_named(changes, problem):
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        configuration.resolve({"name": "tree", **settings(), **changes})
+
+
+def test_messages_that_do_not_fit_a_group_are_refused(finished):
+    algorithm, group = job_of(finished).algorithm, range(2, 5)
+    messages, p = wire.GroupMessages(algorithm), algorithm.protocol.model.parameters
+    models = np.zeros((2, p), np.float32)
+    tasks = {client: {"model": models[client % 2]} for client in (2, 4)}
+    name = "train" + wire.SUMMED
+    good = wire.group_task(group, tasks, wire.Summing({2: 0, 4: 1}, {}, 2))
+    match_template([(key, _code(a), a.shape, a.nbytes) for key, a in good.items()], messages.task_template(group, name))
+    messages.check_task(group, name, good)
+    assert wire.client_tasks(group, messages.steps["train"], good).keys() == {2, 4}
+    one = np.ones(3, np.int64)
+    for bad in (
+        {"model.of": 2 * one},
+        {"model.of": -one},
+        {wire.ROW: 2 * one},
+        {wire.ROWS: np.int64(0)},
+        {wire.ROWS: np.int64(9)},
+    ):
+        with pytest.raises(Refused):
+            messages.check_task(group, name, good | bad)
+    sums = {wire.COUNTS: np.ones(2, np.int64), wire.WEIGHTS: np.ones(2), wire.TOTALS: np.zeros((2, p))}
+    answer = {wire.STATUS: one, wire.ROW: np.array([0, -1, 1]), **sums}
+    messages.check_answer(1, name, answer)
+    for bad in ({wire.STATUS: one[:2]}, {wire.STATUS: 4 * one}, {wire.ROW: 2 * one}, {wire.ROW: one[:2]}, {wire.COUNTS: one}):
+        with pytest.raises(Refused):
+            messages.check_answer(1, name, answer | bad)
+    with pytest.raises(Refused):
+        messages.check_answer(1, "train", {wire.STATUS: one, "update": np.zeros((2, p), np.float32)})
+
+
+def _code(array):
+    return array.dtype.kind + str(array.dtype.itemsize)
+
+
+def start(out, algorithm=None, **changes):
+    path = write_config(out / "c", **settings(algorithm, **changes))
+    return subprocess.Popen(
+        [*DPCFL, "run", str(path), "--out", str(out / "runs")], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def rounds_done(out):
+    return sum(len(server_lines(path.parent)) for path in (out / "runs").glob("*/metrics.jsonl"))
+
+
+def kill(run, title):
+    """Kill a process of a run with SIGKILL."""
+    for process in psutil.Process(run.pid).children(recursive=True):
+        if re.search(rf"\b{title}\b", " ".join(process.cmdline())):
+            process.send_signal(signal.SIGKILL)
+            return
+    raise AssertionError(f"there is no process {title}")
+
+
+def until_round(run, out, t, limit_s=100):
+    deadline = time.monotonic() + limit_s
+    while rounds_done(out) < t:
+        assert run.poll() is None, run.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", ["aggregator_0000", "aggregator_0001", "coordinator"])
+def test_a_killed_process_starts_again_and_changes_no_bit(tmp_path, title):
+    run = start(tmp_path, rounds=40, local={"batch_size": 8, "lr": 0.5, "epochs": 4}, runtime={"max_restarts": 5})
+    for t in (1, 5):
+        until_round(run, tmp_path, t)
+        kill(run, title)
+        time.sleep(1)
+    output = run.communicate(timeout=150)[0]
+    assert run.returncode == 0, output
+    folder = only_run(tmp_path / "runs")
+    assert sum(title in line["text"] for line in runlog.read(folder / "warnings.jsonl")) >= 2
+    assert_same_bits(folder, tmp_path / "again")
+    assert_nothing_left(folder)
+
+
+@pytest.mark.slow
+def test_a_run_without_restarts_can_be_resumed(tmp_path):
+    run = start(tmp_path, rounds=40, local={"batch_size": 8, "lr": 0.5, "epochs": 4}, runtime={"max_restarts": 0})
+    until_round(run, tmp_path, 3)
+    kill(run, "aggregator_0001")
+    output = run.communicate(timeout=60)[0]
+    assert run.returncode == 4, output
+    folder = only_run(tmp_path / "runs")
+    assert dpcfl("run", "--resume", folder).returncode == 0
+    assert_same_bits(folder, tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_a_lost_client_is_missing_and_the_others_go_on(tmp_path):
+    run = start(tmp_path, {"name": "global"}, rounds=40, local={"batch_size": 8, "lr": 0.5, "epochs": 4},
+                runtime={"max_restarts": 0, "quorum": 0.5})  # fmt: skip
+    until_round(run, tmp_path, 3)
+    kill(run, "client 3")
+    output = run.communicate(timeout=100)[0]
+    assert run.returncode == 0, output
+    lines = server_lines(only_run(tmp_path / "runs"))
+    assert (len(lines), lines[-1]["missing"], lines[-1]["answered"]) == (40, [3], 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [{"name": "oracle"}, {"name": "dp-ifca", "clusters": 2}, {"name": "mr-mtl"}])
+def test_other_algorithms_and_forms_have_the_bits_of_one_process(tmp_path, algorithm):
+    changes = {"communication": {"down": "bfloat16", "up": {"form": "top-k", "fraction": 0.2}}, "runtime": {"aggregators": 3}}
+    done = dpcfl("run", write_config(tmp_path / "c", **settings(algorithm, **changes)), "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_bits(only_run(tmp_path / "runs"), tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_processes_that_are_started_manually(tmp_path):
+    keys, job = tmp_path / "keys", tmp_path / "job"
+    assert dpcfl("keygen", keys, "--clients", 5, "--aggregators", 2).returncode == 0
+    assert dpcfl("job", write_config(tmp_path / "c", **settings()), "--out", job, "--keys", keys).returncode == 0
+    given = ["--keys", keys, "--operator-key", job / "operator.pub"]
+    running = []
+
+    def begin(role, *arguments):
+        command = [*DPCFL, role, *map(str, [*arguments, *given])]
+        running.append(subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}))
+
+    def address(folder, role):
+        path, deadline = folder / "addresses" / role, time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return path.read_text()
+
+    try:
+        run, anywhere = tmp_path / "run", ("--bind", "tcp://127.0.0.1:*")
+        begin("coordinator", job / "protocol.json", *anywhere, "--out", run, "--transcript", "off")
+        root = address(run, "coordinator")
+        for number, group in enumerate(([0, 1], [2, 3, 4])):
+            out = tmp_path / f"host {number}"
+            begin("aggregator", job / "protocol.json", "--number", number, *anywhere, "--connect", root, "--out", out)
+            host = address(out, f"aggregator_000{number}")
+            for client in group:
+                begin("worker", job, "--client", client, "--connect", host, "--ledgers", out / "ledgers")
+        assert [process.wait(timeout=120) for process in running] == [0] * 8
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    _, state = last_state(run)
+    alone = simulate(job_of(job), tmp_path / "again")
+    assert np.array_equal(state.models.view("u4"), alone.models.view("u4"))
