@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -20,23 +20,28 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "i4": np.dtype("<i4"),
     "f8": np.dtype("<f8"),
 }
+CLIENT_DTYPES = frozenset(DTYPES) - {"f8"}  # f8: sums of aggregators only
 _BLOCK = 1 << 16  # elements
 MOST_HEAD = 1 << 20  # bytes of packed tensors in which their rows end
 _BFLOAT16_EXPONENT = 0x7F80  # all bits set: an infinity or a NaN
 
 
-def describe(tensors: Mapping[str, np.ndarray]) -> list[list[Any]]:
+def describe(tensors: Mapping[str, np.ndarray], allowed: Collection[str] = frozenset(DTYPES)) -> list[list[Any]]:
     """Describe arrays as rows [name, dtype, shape, bytes] in name order.
 
+    Args:
+        tensors: Named arrays.
+        allowed: Codes of `DTYPES` that the arrays may have.
+
     Raises:
-        ValueError: If an array has another dtype than those of `DTYPES`.
+        ValueError: If an array has another dtype.
     """
     rows: list[list[Any]] = []
     for name in sorted(tensors):
         array = tensors[name]
         code = next((c for c, d in DTYPES.items() if array.dtype == d), None)
-        if code is None:
-            raise ValueError(f"tensor {name!r} has dtype {array.dtype}, allowed: {', '.join(DTYPES)}")
+        if code not in allowed:
+            raise ValueError(f"tensor {name!r} has dtype {array.dtype}, allowed: {', '.join(sorted(allowed))}")
         rows.append([name, code, list(array.shape), array.nbytes])
     return rows
 

@@ -13,7 +13,7 @@ import numpy as np
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.protocol import Protocol, digest
-from dpcfl_net.core.tensors import buffers, describe, pack, unpack
+from dpcfl_net.core.tensors import CLIENT_DTYPES, buffers, describe, pack, unpack
 from dpcfl_net.core.types import Adjacency, Answer, ClientStep, Release, Task
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
@@ -186,7 +186,7 @@ class Gate:
     def _request(self, task: Task) -> str:
         """Compute the request id of a task; Refused if its tensors or fields are malformed."""
         try:
-            rows = describe(task.tensors)
+            rows = describe(task.tensors, CLIENT_DTYPES)
         except ValueError as problem:
             raise Refused("tensors", str(problem)) from problem
         if isinstance(task.round, bool) or not isinstance(task.round, int) or not isinstance(task.kind, str):
@@ -331,6 +331,8 @@ def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) ->
     if not _same_events(ran, expected):
         raise Refused("mechanism-mismatch", "the mechanisms that ran are not those that were charged")
     try:
+        describe(release.tensors, CLIENT_DTYPES)
+        describe(state, CLIENT_DTYPES)
         packed, payload = pack(release.tensors), sum(array.nbytes for array in release.tensors.values())
         after = pack(state) if state or before else None
     except (ValueError, AttributeError) as problem:
