@@ -29,7 +29,7 @@ INPUTS = {
     "encodings": 1500,
     "chunks": 1500,
     "server": 6000,
-    "client": 3000,
+    "client": 9000,
     "flood": 3500,
     "transcript": 500,
     "job": 500,
