@@ -65,12 +65,14 @@ def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_ro
     else:
         done, state = found
         on_round(done, state)
-    for t in range(done + 1, algorithm.protocol.rounds + 1):
-        fed.round = t
-        state = algorithm.round(state, t, fed)
-        checkpoints.write(t, state)
-        on_round(t, state)
-    checkpoints.flush()
+    try:
+        for t in range(done + 1, algorithm.protocol.rounds + 1):
+            fed.round = t
+            state = algorithm.round(state, t, fed)
+            checkpoints.write(t, state)
+            on_round(t, state)
+    finally:
+        checkpoints.flush()  # also after an error: the run may be resumed in this process
     return state
 
 

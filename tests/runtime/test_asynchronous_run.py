@@ -140,13 +140,15 @@ def test_a_model_that_is_no_version_is_found(killed_run):
     def changed(number):
         client, task = next((client, task) for client, task in found.tasks if task.round == number)
         twice = [*found.tasks, (client, dataclasses.replace(task, sha256="5" * 64))]
-        return client, split_models(dataclasses.replace(found, tasks=twice), protocol, clusters)
+        return f"{task.task}: client {client} was given 2 models", split_models(
+            dataclasses.replace(found, tasks=twice), protocol, clusters
+        )
 
-    client, problems = changed(synchronous + 1)
-    assert f"participation {synchronous + 1} train: client {client} was given 2 models" in problems
+    problem, problems = changed(synchronous + 1)
+    assert f"participation {synchronous + 1} {problem}" in problems
     if synchronous:
-        client, problems = changed(2)
-        assert f"round 2 train: client {client} was given 2 models" in problems
+        problem, problems = changed(2)
+        assert f"round 2 {problem}" in problems
     client, task = found.tasks[-1]
     own = [(client, dataclasses.replace(task, sha256=f"{k:064x}", round=100 + k)) for k in range(ROUNDS)]
     problems = split_models(dataclasses.replace(found, tasks=[*found.tasks, *own]), protocol, clusters)

@@ -38,9 +38,9 @@ from dpcfl_net.transport.transcript import Transcript, messages, read
 HONEST, CARELESS = (0, 1), 2
 SPIED = [
     sys.executable, "-c",
-    "import sys\nfrom dpcfl_net.runtime import worker\nreal = worker.open_client\n"
+    "import sys\nfrom dpcfl_net.runtime import worker\nreal = worker.client_records\n"
     "def noted(*which):\n    print('records opened', file=sys.stderr, flush=True)\n    return real(*which)\n"
-    "worker.open_client = noted\nfrom dpcfl_net.launch.cli import main\nmain()",
+    "worker.client_records = noted\nfrom dpcfl_net.launch.cli import main\nmain()",
 ]  # fmt: skip
 PLAYED = [step.name for step in SCRIPT if step.name != "other-job"]
 
