@@ -184,7 +184,7 @@ def command_sender(commands: Connection | None) -> Callable[[str, int], None] | 
 
 
 class LauncherNews:
-    """What the launcher says about processes that do not come back.
+    """Messages of the launcher about processes that do not come back.
 
     Args:
         pipe: Pipe from the launcher; None: no launcher.

@@ -206,7 +206,7 @@ def secret_path(folder: str | Path, name: str) -> Path:
 
 
 def _packed(folder: str | Path, name: str) -> int | None:
-    """Return the line of a client in the packed files, or None if its keys have a folder of their own."""
+    """Return the line of a client in the packed files, or None if its keys are in a separate folder."""
     found = re.fullmatch(r"client_([0-9]{4,7})", name)
     if found is None or public_path(folder, name).exists() or not public_path(folder, PACK).exists():
         return None

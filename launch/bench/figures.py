@@ -13,7 +13,7 @@ OURS = "dpcfl"
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure should reach.
+    """Target of a figure.
 
     Attributes:
         bound: Smallest quotient (theirs / dpcfl's), or largest value of dpcfl.

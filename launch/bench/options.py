@@ -16,7 +16,7 @@ INSTALL = "pip install 'dpcfl-net[bench]'"
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure.
+    """Settings of a measurement.
 
     Attributes:
         repeats: Repetitions; None: the row's usual number.

@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def measure(options: Options) -> list[Figure]:
-    """Measure a step at batch size 64 in one thread, and the peak of memory in a process of its own."""
+    """Measure a step at batch size 64 in one thread, and the peak of memory in a separate process."""
     batch = 4 if options.quick else BATCH
     with dpsgd_ways.one_thread():
         ways = dpsgd_ways.steps(dpsgd_ways.Records("resnet18", 1000), batch, options)

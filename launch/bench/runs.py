@@ -34,7 +34,7 @@ WARM = 2  # rounds before the measured ones: workers load torch and build the mo
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round of a run cost.
+    """Cost of one round of a run.
 
     Attributes:
         round: Seconds per round: processor time of coordinator, observer, workers and their parents.

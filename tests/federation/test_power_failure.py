@@ -32,7 +32,7 @@ class StatelessStep(FakeStep):
 
 
 class Unflushed:
-    """What the device does not surely hold: for each file its last flushed content and the writes after it."""
+    """Writes that a power failure may lose: for each file its last flushed content and the writes after it."""
 
     def __init__(self):
         self.files, self.fresh = {}, set()

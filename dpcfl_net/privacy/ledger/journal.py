@@ -1,7 +1,7 @@
 """Journal of a ledger: a ring of slots, overwritten in place, so that one flush makes an entry durable.
 
-Each slot is a page of its own file: the note (what is entered), the key, the mark (what was answered) and the whole line. Every
-part ends with a checksum, so that a part that a crash cut short is recognised.
+Each slot is one page of the file, or more for a long line: the note (number and request of the entry), the key, the mark (hash of the
+answer) and the line. Every part ends with a checksum, so that a part that a crash cut short is recognised.
 """
 
 from __future__ import annotations
