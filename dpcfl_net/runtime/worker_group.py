@@ -50,6 +50,7 @@ class Group:
         self._news: queue.Queue[tuple[str, int] | BaseException] = queue.Queue()
         self._serving: dict[int, Worker | None] = {}  # None: the client's gate is being opened
         self._again: set[int] = set()  # to start again: the start command came before the client had left
+        self._stopped: set[int] = set()  # the stop command may come while the client's gate is being opened
         self._lock, self._process_turn = threading.Lock(), turns(spec.worker)
 
     def serve(self) -> None:
@@ -90,11 +91,13 @@ class Group:
         if client in self._serving:
             self._again.add(client)
             return
+        self._stopped.discard(client)
         self._serving[client] = None
         threading.Thread(target=self._serve, args=(client,), name=f"client {client}", daemon=True).start()
 
     def _stop_client(self, client: int) -> None:
         self._again.discard(client)
+        self._stopped.add(client)  # before the look at its worker: `_serve` stores the worker, then looks here
         worker = self._serving.get(client)
         if worker is not None:
             worker.stop()
@@ -117,6 +120,8 @@ class Group:
                 engine=lambda: self.engine,
             )
             worker = self._serving[client] = Worker(spec, self.job, host, self._context, self._turn)
+            if client in self._stopped:
+                worker.stop()
             worker.serve()
         except BaseException as error:
             self._news.put(error)

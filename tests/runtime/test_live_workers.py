@@ -326,8 +326,9 @@ def test_clients_that_share_processes_give_the_same_bits(all_connected, tmp_path
     folder, watching = run(tmp_path / "run", Watching(strike), max_live_workers=most, clients_per_worker=4)
     assert watching.most == 3
     assert (most == 3) == watching.struck.startswith("clients ")
-    # Two for each connected client; in addition to main, watch, start commands, and ZeroMQ's two.
-    assert watching.threads <= 2 * min(most, 4) + 5
+    # Two for each of the process's four clients (with three places, the fourth may still be leaving when the next one
+    # starts); in addition to main, watch, start commands, and ZeroMQ's two.
+    assert watching.threads <= 2 * 4 + 5
     assert models(folder) == models(all_connected)
     assert all(line["live"] <= most for line in rounds_of(folder))
 
