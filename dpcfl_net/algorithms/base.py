@@ -19,6 +19,7 @@ from dpcfl_net.core.protocol import ClientEntry, LocalTraining, Protocol, invali
 from dpcfl_net.core.types import ClientStep, State, TensorSpec
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
+from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import Slot, given
 
 
@@ -119,6 +120,22 @@ class Algorithm:
     def central_plan(self) -> list[Slot]:
         """List every slot that a trusted server may fill over the whole run; empty if no server is trusted."""
         return []
+
+    def secure_group(self, t: int) -> tuple[int, ...] | None:
+        """Return the clients of the secure sum of a round; None if the server may add up any group, each with all its noise.
+
+        Args:
+            t: Round.
+        """
+        return None
+
+    def secure_code(self, participants: int) -> SumCode | None:
+        """Build the encoding and noise of a secure sum; None if the algorithm has none.
+
+        Args:
+            participants: Number of clients in the group.
+        """
+        return None
 
     def start(self, fed: Federation) -> State:
         """Build the server's state before round 1.

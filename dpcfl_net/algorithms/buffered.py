@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -83,14 +83,14 @@ class Asynchronous(Options):
 class MayBeAsynchronous(Options):
     """Options of an algorithm that can run asynchronously."""
 
+    added: ClassVar[tuple[str, ...]] = ("asynchronous",)  # omitted when unset so that the hash of jobs without them is unchanged
     asynchronous: Asynchronous | None = Field(
         default=None, description="rounds that do not wait for slow clients (docs/asynchronous.md); null: synchronous rounds"
     )
 
     @model_serializer(mode="wrap")
     def _without_unset(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `asynchronous` when unset so that the job hash is unchanged.
-        return {key: value for key, value in standard(self).items() if key != "asynchronous" or value is not None}
+        return {key: value for key, value in standard(self).items() if key not in self.added or value is not None}
 
 
 def _how(options: Any) -> Asynchronous | None:

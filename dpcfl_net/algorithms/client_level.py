@@ -1,27 +1,41 @@
-"""Base of client-level algorithms: a trusted server samples clients, collects raw updates and publishes noisy sums."""
+"""Base of client-level algorithms: noisy sums of clipped updates, by a trusted server that samples clients, or by secure sums."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, Algorithm, Options, on_central_server, on_client
-from dpcfl_net.core.protocol import ClientEntry, ModelTemplate
+from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, derive_seed
 from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.central_dp import CentralContext
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.clipped_sums import ClippedSums
-from dpcfl_net.privacy.slots import CentralSlot, RawSlot, Slot
+from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
+from dpcfl_net.federation.secure.rounds import SecureSum, secure_sums
+from dpcfl_net.federation.secure.stages import MASKED, MASKING, secure_rounds
+from dpcfl_net.federation.secure.job_terms import honest_shares
+from dpcfl_net.privacy.secure_sum import SumCode
+from dpcfl_net.privacy.slots import CentralSlot, RawSlot, SecureSlot, Slot, given
 
 WITHOUT_CLIENTS = (
     "clients are sampled whether they are there or not; the noisy sum lacks the updates of those without an "
     "answer, and is divided by q n as always"
 )
+WITHOUT_SURVIVORS = (
+    "the secure sum is over the clients whose masked vector arrived, and is divided by their expected number in the sample; "
+    "with fewer than the threshold it is aborted, and the model stays"
+)
+COVERED_SUMS = "masked vectors, and the noisy sums of clipped updates that the server learns from them"
+IN_TIME = (
+    "who was in the sample, if training takes longer than local.deadline_s: the answer then leaves at a later multiple of it"
+)
+VISIBLE = "which clients take part in which round: the schedule is public, and epsilon counts every participation in full"
 
 
 class Sampled(Options):
@@ -33,9 +47,10 @@ class Sampled(Options):
     )
 
     sampling_rate: float = Field(default=0.1, gt=0, le=1, description="q: fraction of the clients that a round samples")
-    sampling: Literal["auto", "poisson", "fixed"] = Field(
+    sampling: Literal["auto", "poisson", "fixed", "visible"] = Field(
         default="auto",
-        description="poisson: each client with probability q; fixed: q n clients; auto: fixed for replace-one, else poisson",
+        description="poisson: each client with probability q; fixed: q n clients; auto: fixed for replace-one, else poisson; "
+        "visible: secure aggregation only, q n clients by a public schedule, without amplification",
     )
     server_lr: float = Field(
         default=1.0, gt=0, le=1e6, description="gamma: learning rate of the server for the noisy mean update"
@@ -49,11 +64,22 @@ class ClientLevel(Algorithm):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return Capabilities(
+        able = Capabilities(
             expected_releases=float(options.sampling_rate * setting.clients) * setting.rounds,
-            protects=(("client", "trusted-server"),),
+            protects=(("client", "trusted-server"), ("client", "secure-aggregation")),
             plain_sgd=True,
             without_clients=WITHOUT_CLIENTS,
+        )
+        if setting.privacy.trust != "secure-aggregation":
+            return able
+        visible = options.sampling == "visible"
+        each_round = options.sampling_rate * setting.clients if visible else setting.clients
+        return replace(
+            able,
+            expected_releases=float(each_round * setting.rounds),
+            without_clients=WITHOUT_SURVIVORS,
+            covers=(COVERED_SUMS,),
+            caveats=(VISIBLE if visible else IN_TIME,),
         )
 
     @classmethod
@@ -72,9 +98,34 @@ class ClientLevel(Algorithm):
             problems.append(
                 f"algorithm.sampling_rate is {options.sampling_rate}: {per_round:g} of {setting.clients} clients is not a whole number"
             )
-        if sampling == "fixed" and cls.capabilities_for(options, setting).holds_state:
+        holds_state = cls.capabilities_for(options, setting).holds_state
+        if sampling == "fixed" and holds_state:
             why = "clients that keep a state reveal earlier samples, which a sample of fixed size does not hide"
             problems.append(f"{cls.name} with these options needs Poisson sampling: {why}")
+        return problems + cls.secure_problems(options, setting, holds_state)
+
+    @staticmethod
+    def secure_problems(options: Any, setting: Setting, holds_state: bool) -> list[str]:
+        """List the problems of sampling with secure sums, or of an option that only they have.
+
+        Args:
+            options: Validated options.
+            setting: Public facts of the run.
+            holds_state: True if a client's release depends on earlier rounds in which it took part.
+        """
+        secure, visible, problems = setting.privacy.trust == "secure-aggregation", options.sampling == "visible", []
+        per_round = options.sampling_rate * setting.clients
+        if visible and not secure:
+            problems.append("algorithm.sampling is 'visible': needs privacy.trust secure-aggregation")
+        if visible and abs(per_round - round(per_round)) > 1e-9:
+            problems.append(
+                f"algorithm.sampling_rate is {options.sampling_rate}: {per_round:g} of {setting.clients} clients is not a whole number"
+            )
+        if visible and holds_state:
+            problems.append("algorithm.sampling is 'visible': clients keep a state, which only secret coins hide; must be poisson")
+        if secure and not visible and setting.local.deadline_s is None:
+            why = "the time of an answer would tell which clients trained"
+            problems.append(f"local.deadline_s is null: must be set for secure aggregation with secret coins, since {why}")
         return problems
 
     @property
@@ -82,12 +133,77 @@ class ClientLevel(Algorithm):
         """q n, the expected number of clients in a round; public, and the divisor of the sums over all clients."""
         return float(self.options.sampling_rate * len(self.clients))
 
+    @property
+    def secure(self) -> bool:
+        """True if updates are added by secure sums, False if a trusted server adds them."""
+        return self.setting.privacy.trust == "secure-aggregation"
+
+    @property
+    def coin(self) -> float:
+        """Probability with which a client of a secure sum is in it: q with secret coins, 1 by a public schedule."""
+        return 1.0 if self.options.sampling == "visible" else float(self.options.sampling_rate)
+
     def plan(self, client: ClientEntry) -> list[Slot]:
-        """List one raw release for each round."""
-        return [RawSlot("raw")] * self.protocol.rounds
+        """List one release for each round: raw to the trusted server, or masked."""
+        if not self.secure:
+            return [RawSlot("raw")] * self.protocol.rounds
+        rounds = self.protocol.rounds if self.coin < 1 or self._each == len(self.clients) else ceil(
+            self.protocol.rounds / (len(self.clients) // self._each)
+        )
+        return secure_rounds(SecureSlot("masked", self.coin), rounds)
 
     def central_plan(self) -> list[Slot]:
-        return [round_slot(self.options, self.setting)] * self.protocol.rounds
+        return [] if self.secure else [round_slot(self.options, self.setting)] * self.protocol.rounds
+
+    # ---- secure sums
+
+    @property
+    def _each(self) -> int:
+        """Number of clients in a round of the public schedule."""
+        return round(self.clients_per_round)
+
+    def secure_group(self, t: int) -> tuple[int, ...]:
+        """Return the clients of a round: all with secret coins; by the public schedule each at most once a cycle of rounds."""
+        if self.options.sampling != "visible":
+            return tuple(self.clients)
+        rounds = len(self.clients) // self._each
+        cycle, place = divmod(t - 1, rounds)
+        seed = derive_seed(self.protocol.server_seed.encode(), f"participants {cycle}")
+        order = np.random.Generator(np.random.Philox(seed)).permutation(self.clients)
+        return tuple(sorted(order[place * self._each : (place + 1) * self._each].tolist()))
+
+    def secure_code(self, participants: int) -> SumCode:
+        sums = self.new_sums()
+        return SumCode(
+            d=sums.total.size, participants=participants, honest=honest_shares(participants, self.setting.privacy),
+            noise_multiplier=given(self.protocol.roster[0].noise_multiplier), clip=sums.unit,
+        )  # fmt: skip
+
+    def new_sums(self) -> ClippedSums:
+        """Return empty sums of a round's clipped updates."""
+        raise NotImplementedError
+
+    def vector(self, parts: Contribution, counted_in: int | None = None) -> np.ndarray:
+        """Return one client's clipped contribution to the sums, (d,) float64.
+
+        Args:
+            parts: Parts of the update and their blocks.
+            counted_in: Block in which the client is counted, if clients are counted.
+        """
+        own = self.new_sums()
+        own.add(0, parts, counted_in)
+        return own.total.reshape(-1)
+
+    def sum_securely(self, fed: Federation, step: Any, **tensors: np.ndarray) -> SecureSum:
+        """Run the secure sum of a round.
+
+        Args:
+            fed: Federation of the clients.
+            step: Client step that releases the masked vector.
+            **tensors: Its tensors.
+        """
+        (result,) = secure_sums(fed, step, {self.secure_group(fed.round): tensors}).values()
+        return result
 
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
@@ -105,11 +221,33 @@ class OneModel(ClientLevel):
         """
         return model.parameters
 
+    @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), sides={"masked": cls.update_size})
+
+    def new_sums(self) -> ClippedSums:
+        return ClippedSums((1, self.update_size(self.protocol.model)), self.protocol.local.clip)
+
     def round(self, state: State, t: int, fed: Federation) -> State:
+        if self.secure:
+            result = self.sum_securely(fed, self.masked_update, model=state.models[0])
+            shown = {"secure sum": result.aborted or "ok", "survivors": len(result.survivors)}
+            if result.total is None:
+                return replace(state, diagnostics=shown)
+            moved = self.moved(state, result.total, self.coin * len(result.survivors))
+            return replace(moved, diagnostics=shown)
         released = fed.release(self.noisy_sum, model=state.models[0])
-        if released is None:
-            return state
-        step = self.options.server_lr * released["sum"] / self.clients_per_round
+        return state if released is None else self.moved(state, released["sum"], self.clients_per_round)
+
+    def moved(self, state: State, total: np.ndarray, clients: float) -> State:
+        """Move the model by the mean update.
+
+        Args:
+            state: The state before.
+            total: Noisy sum of the updates, (update_size,).
+            clients: Expected number of clients in it.
+        """
+        step = self.options.server_lr * total / clients
         models = state.models.copy()
         models[0, : step.size] += step.astype(np.float32)
         return replace(state, models=models)
@@ -122,7 +260,7 @@ class OneModel(ClientLevel):
             me: The round's sample and mechanisms.
             model: (p,) float32.
         """
-        clipped = ClippedSums((1, self.update_size(self.protocol.model)), self.protocol.local.clip)
+        clipped = self.new_sums()
         answered = me.stream(
             self.train,
             lambda client, release: clipped.add(client, [(0, release["update"])]),
@@ -134,13 +272,35 @@ class OneModel(ClientLevel):
 
     @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Run local epochs of plain SGD from the model and release the raw update.
+        """Train from the model and release the raw update.
 
         Args:
             me: The client's data and mechanisms.
             model: (p,) float32.
         """
-        return Release(update=me.sgd("raw", model) - model)
+        return Release(update=self.update(me, "raw", model))
+
+    @on_client(charges=["masked"], takes={**MASKING, "model": MODEL}, gives={"masked": MASKED})
+    def masked_update(self, me: Client, model: np.ndarray) -> Release:
+        """Train from the model if the client's coin says so, and add the clipped update to the secure sum.
+
+        Args:
+            me: The client's data and mechanisms.
+            model: (p,) float32.
+        """
+        return Release(
+            masked=me.masked_update("masked", lambda: self.vector([(0, self.update(me, "masked", model))]))
+        )
+
+    def update(self, me: Client, slot: str, model: np.ndarray) -> np.ndarray:
+        """Run local epochs of plain SGD from the model and return the update, (update_size,) float32.
+
+        Args:
+            me: The client's data and mechanisms.
+            slot: Slot that pays.
+            model: (p,) float32.
+        """
+        return me.sgd(slot, model) - model
 
 
 def sampling_of(asked: str, adjacency: str) -> Literal["poisson", "fixed"]:

@@ -31,9 +31,8 @@ class DPFedPer(OneModel):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(
-            super().capabilities_for(options, setting), personal=True, holds_state=True, sides={"body": cls.update_size}
-        )
+        able = super().capabilities_for(options, setting)
+        return replace(able, personal=True, holds_state=True, sides={**able.sides, "body": cls.update_size})
 
     @staticmethod
     def update_size(model: ModelTemplate) -> int:
@@ -46,15 +45,15 @@ class DPFedPer(OneModel):
 
     @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": BODY})
     def train(self, me: Client, model: np.ndarray) -> Release:
-        """Train the server's body with the client's head (at first the server's head) and release the body's update.
+        """Train from the model and release the raw update of the body; see `OneModel.train`."""
+        return Release(update=self.update(me, "raw", model))
 
-        Args:
-            me: The client's data and mechanisms.
-            model: (p,) float32.
-        """
+    def update(self, me: Client, slot: str, model: np.ndarray) -> np.ndarray:
+        """Train the server's body with the client's head (at first the server's head); return the body's update, (body,)."""
         body = self.update_size(self.protocol.model)
         start = model.copy()
         if "model" in me.state:
             start[body:] = me.state["model"][body:]
-        me.state["model"] = me.sgd("raw", start)
-        return Release(update=(me.state["model"] - start)[:body])
+        me.state["model"] = me.sgd(slot, start)
+        updated: np.ndarray = (me.state["model"] - start)[:body]
+        return updated

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, on_client
 from dpcfl_net.algorithms.client_level import OneModel, Sampled
-from dpcfl_net.core.types import Release
 from dpcfl_net.federation.client import Client
 
 
@@ -23,12 +21,6 @@ class DPFedProx(OneModel):
     class Options(Sampled):
         mu: float = Field(default=0.1, ge=0, le=1e6, description="mu: weight of the proximal term; 0: dp-fedavg")
 
-    @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
-    def train(self, me: Client, model: np.ndarray) -> Release:
-        """Run local epochs of plain SGD with the proximal term, centred at the server's model.
-
-        Args:
-            me: The client's data and mechanisms.
-            model: (p,) float32.
-        """
-        return Release(update=me.sgd("raw", model, proximal=(self.options.mu, model)) - model)
+    def update(self, me: Client, slot: str, model: np.ndarray) -> np.ndarray:
+        """Run local epochs of plain SGD with the proximal term, centred at the server's model; see `OneModel.update`."""
+        return me.sgd(slot, model, proximal=(self.options.mu, model)) - model

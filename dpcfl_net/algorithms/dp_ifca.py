@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.buffered import Buffered, MayBeAsynchronous
+from dpcfl_net.algorithms.secure_clusters import SecureClusters
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Assignment, State
@@ -24,7 +25,7 @@ WITHOUT_CLIENTS = (
 )
 
 
-class DPIFCA(Buffered, Choosing):
+class DPIFCA(Buffered, SecureClusters, Choosing):
     """M models with different initial values; clients choose privately in the first rounds, then clusters are frozen.
 
     Source: Liu, Hu, Wu, Smith 2022.
@@ -57,8 +58,11 @@ class DPIFCA(Buffered, Choosing):
     def plan(self, client: ClientEntry) -> list[Slot]:
         # A client that misses the whole window by schedule chooses once, in its first round.
         choices = client.rounds_there(1, self.window) or 1
-        count = self.participations_from(client, 1)
-        return [*self.training(client, count), *self.selections(choices, self.options.selection.budget_fraction)]
+        selections = self.selections(choices, self.options.selection.budget_fraction)
+        if self.secure:
+            after = client.rounds_there(self.window + 1, self.protocol.rounds)
+            return [*self.training(client, choices), *selections, *self.secure_slots(client, after)]
+        return [*self.training(client, self.participations_from(client, 1)), *selections]
 
     def start(self, fed: Federation) -> State:
         models = np.stack([fed.initial_model(m) for m in range(self.options.clusters)])
@@ -74,5 +78,7 @@ class DPIFCA(Buffered, Choosing):
         state = replace(state, assignment=assignment, diagnostics=state.diagnostics | {"phase": "frozen"})
         if self.asynchronous is not None:
             return self.buffered_round(state, t, fed)
+        if self.secure:
+            return self.secure_step(state, assignment, fed)
         assignment = self.choose_on_joining(fed, means, assignment, self.joining(t, 0))
         return replace(state, models=means.moved(), assignment=assignment)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpcfl_net.algorithms.buffered import Buffered
+from dpcfl_net.algorithms.secure_clusters import SecureClusters
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import ModelMeans
@@ -16,7 +17,7 @@ from dpcfl_net.privacy.slots import Slot
 WITHOUT_CLIENTS = "the mean is over the clients that answered; without any answer the model stays"
 
 
-class Global(Buffered):
+class Global(Buffered, SecureClusters):
     """DP-FedAvg at sample level: all clients train from the model, and the server adds the mean of their updates.
 
     Source: McMahan et al. 2017, with the local step of Abadi et al. 2016.
@@ -33,11 +34,14 @@ class Global(Buffered):
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        return [*self.training(client, self.participations_from(client, 1))]
+        count = self.participations_from(client, 1)
+        return self.secure_slots(client, count) if self.secure else [*self.training(client, count)]
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         if self.asynchronous is not None:
             return self.buffered_round(state, t, fed)
+        if self.secure:
+            return self.secure_step(state, state.assignment, fed)
         means = ModelMeans(state.models)
         self.stream_each(fed, means, state.assignment)
         return State(means.moved(), state.assignment)

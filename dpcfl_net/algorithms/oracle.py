@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.algorithms.buffered import Buffered
+from dpcfl_net.algorithms.secure_clusters import SecureClusters
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import ModelMeans
@@ -18,7 +19,7 @@ from dpcfl_net.privacy.slots import Slot
 WITHOUT_CLIENTS = "the mean of a cluster is over its clients that answered; a cluster without an answer keeps its model"
 
 
-class Oracle(Buffered):
+class Oracle(Buffered, SecureClusters):
     """Upper bound of clustered methods: R(i) is the true cluster from round 1.
 
     Source: O-DPCFL in Malekmohammadi et al., TMLR 2025.
@@ -40,11 +41,14 @@ class Oracle(Buffered):
         return State(models, [*self.protocol.oracle], diagnostics={"phase": "fixed"})
 
     def plan(self, client: ClientEntry) -> list[Slot]:
-        return [*self.training(client, self.participations_from(client, 1))]
+        count = self.participations_from(client, 1)
+        return self.secure_slots(client, count) if self.secure else [*self.training(client, count)]
 
     def round(self, state: State, t: int, fed: Federation) -> State:
         if self.asynchronous is not None:
             return self.buffered_round(state, t, fed)
+        if self.secure:
+            return self.secure_step(state, state.assignment, fed)
         means = ModelMeans(state.models)
         self.stream_each(fed, means, state.assignment)
         return replace(state, models=means.moved())

@@ -11,6 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
 from dpcfl_net.algorithms.buffered import Buffered, MayBeAsynchronous
+from dpcfl_net.algorithms.secure_clusters import SecureClusters
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
 from dpcfl_net.clustering import mixture, sampled
 from dpcfl_net.core.errors import RunFailed
@@ -54,7 +55,7 @@ class Clustering(Options):
         return {key: value for key, value in standard(self).items() if key != "sample" or value != SAMPLE}
 
 
-class RDPCFL(Buffered, Choosing):
+class RDPCFL(Buffered, SecureClusters, Choosing):
     """Full-batch first round, a mixture on its updates, soft rounds, a window of private choices, then frozen clusters.
 
     Source: Malekmohammadi, Taik, Farnadi, TMLR 2025, Algorithm 1.
@@ -64,6 +65,7 @@ class RDPCFL(Buffered, Choosing):
     paper = "Malekmohammadi, Taik, Farnadi, TMLR 2025, Algorithm 1"
 
     class Options(MayBeAsynchronous):
+        added = ("asynchronous", "secure_from")
         clusters: int | Literal["auto"] = Field(
             default="auto", description="M: number of clusters; auto: chosen by effective separation"
         )
@@ -73,6 +75,10 @@ class RDPCFL(Buffered, Choosing):
         warm_start: bool = Field(
             default=False, description="initialise cluster models with the posterior-weighted updates of the first round"
         )
+        secure_from: int | None = Field(
+            default=None, ge=2,
+            description="privacy.trust secure-aggregation: first round with secure sums, whose clusters are frozen; null: 2",
+        )  # fmt: skip
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
@@ -88,6 +94,11 @@ class RDPCFL(Buffered, Choosing):
         if setting.away_at_first and there < needed:
             why = f"the first round clusters the clients, and algorithm.clusters is {options.clusters}"
             problems.append(f"availability leaves {there} clients in round 1: must leave at least {needed}: {why}")
+        first = getattr(options, "secure_from", None)
+        if first is not None and setting.privacy.trust != "secure-aggregation":
+            problems.append(f"algorithm.secure_from is {first}: needs privacy.trust secure-aggregation")
+        if first is not None and first > setting.rounds:
+            problems.append(f"algorithm.secure_from is {first}: must be at most rounds, {setting.rounds}")
         return problems
 
     @staticmethod
@@ -100,6 +111,12 @@ class RDPCFL(Buffered, Choosing):
         A client that is away in round 1 by schedule has no full-batch steps, and rounds in which it is away are left out.
         """
         first = [DPSGDSlot("first", 1.0, self.protocol.local.epochs)] if client.is_there(1) else []
+        if self.secure:
+            begins, rounds = self.secure_from, self.protocol.rounds
+            choices = 0 if self.options.clusters == 1 else client.rounds_there(begins - self.window, begins - 1)
+            return [*first, *self.training(client, client.rounds_there(2, begins - 1)),
+                    *self.selections(choices, self.options.selection.budget_fraction),
+                    *self.secure_slots(client, client.rounds_there(begins, rounds))]  # fmt: skip
         there = self.participations_from(client, 2)
         return [*first, *self.training(client, there), *(self.choice_slots(client) if there else [])]
 
@@ -131,6 +148,8 @@ class RDPCFL(Buffered, Choosing):
             return self.first_round(state.models[0], fed)
         phase, assignment, means = self.phase(state, t), state.assignment, ModelMeans(state.models, self.weights)
         shown = {name: value for name, value in state.diagnostics.items() if name != "first_round"} | {"phase": phase}
+        if phase == "secure":
+            return self.secure_step(replace(state, diagnostics=shown), assignment, fed)
         if self.asynchronous is not None and phase in ("frozen", "single"):
             return self.buffered_round(replace(state, diagnostics=shown), t, fed)
         if phase == "soft":
@@ -153,6 +172,8 @@ class RDPCFL(Buffered, Choosing):
         rows = dict(zip(updates, fit.posteriors, strict=False))
         posteriors = np.stack([rows.get(i, uniform) for i in fed.clients])  # pi_1, ..., pi_n
         soft_until = max(1, int((1 - fit.mpo) * self.protocol.rounds / 2))  # line 12: E_c, section 4.3
+        if self.secure:
+            soft_until = self.secure_from - 1 - self.window
         models = np.repeat(theta[None], fit.clusters, axis=0)  # line 13
         if self.options.warm_start:
             weights = fit.posteriors / np.maximum(fit.posteriors.sum(axis=0), 1e-12)
@@ -185,10 +206,18 @@ class RDPCFL(Buffered, Choosing):
     @property
     def window(self) -> int:
         """Number of rounds with private choices; in the paper clients choose in every round after E_c."""
-        return self.options.selection.window(self.protocol.rounds)
+        window: int = self.options.selection.window(self.protocol.rounds)
+        return min(window, self.secure_from - 2) if self.secure else window
+
+    @property
+    def secure_from(self) -> int:
+        """First round with secure sums: E_c and the window end before it, so that the plan knows both phases."""
+        return self.options.secure_from or 2
 
     def phase(self, state: State, t: int) -> str:
         """Find the phase of a round t > 1: soft to E_c (line 15), then a window of choices (line 18), then frozen clusters."""
+        if self.secure and t >= self.secure_from:
+            return "secure"
         soft_until = int(state.memory["soft_until"])
         if len(state.models) == 1:
             return "single"

@@ -45,7 +45,8 @@ class RCDPFL(RDPCFL):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         claim = "record-level (epsilon, delta), the sensitivity of a choice being 'effectively zero'; it is not"
-        return replace(super().capabilities_for(options, setting), claim_of_paper=claim, without_clients=WITHOUT_CLIENTS)
+        return replace(super().capabilities_for(options, setting), claim_of_paper=claim, without_clients=WITHOUT_CLIENTS,
+                       protects=(("sample", "untrusted-server"),))  # fmt: skip
 
     @property
     def weights(self) -> dict[int, float]:

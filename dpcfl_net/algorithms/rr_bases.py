@@ -12,6 +12,9 @@ from dpcfl_net.federation.client import Client
 class IFCA:
     """IFCA: a client chooses the cluster of least training loss and trains its model.
 
+    Args:
+        slot: Slot of the release that pays for what is computed.
+
     Attributes:
         stateful: True if clients keep a state between rounds.
         shared: Number of models that every client trains; they come before the k models of the clusters.
@@ -21,6 +24,9 @@ class IFCA:
 
     stateful: ClassVar[bool] = False
     shared: ClassVar[int] = 0
+
+    def __init__(self, slot: str = "raw") -> None:
+        self.slot = slot
 
     def assign(self, me: Client, models: np.ndarray) -> int:
         """Choose s = argmin_j F(theta_j).
@@ -32,7 +38,7 @@ class IFCA:
         Returns:
             The cluster, 0 to k - 1.
         """
-        return me.lowest_loss("raw", models)
+        return me.lowest_loss(self.slot, models)
 
     def train(self, me: Client, models: np.ndarray, label: int) -> np.ndarray:
         """Train the models of a cluster.
@@ -45,7 +51,7 @@ class IFCA:
         Returns:
             The update, ((shared + 1) * p,) float32.
         """
-        return me.sgd("raw", models[label]) - models[label]
+        return me.sgd(self.slot, models[label]) - models[label]
 
 
 class FeSEM(IFCA):
@@ -59,11 +65,11 @@ class FeSEM(IFCA):
     def assign(self, me: Client, models: np.ndarray) -> int:
         """Choose s = argmin_j ||theta_i - theta_j||^2; a client without a model first trains one from the initial parameters."""
         if "model" not in me.state:
-            me.state["model"] = me.sgd("raw", me.initial_model())
+            me.state["model"] = me.sgd(self.slot, me.initial_model())
         return int(np.argmin([np.sum((me.state["model"] - model).astype(np.float64) ** 2) for model in models]))
 
     def train(self, me: Client, models: np.ndarray, label: int) -> np.ndarray:
-        me.state["model"] = me.sgd("raw", models[label])
+        me.state["model"] = me.sgd(self.slot, models[label])
         return me.state["model"] - models[label]
 
 
@@ -77,13 +83,13 @@ class FedCAM(IFCA):
 
     def assign(self, me: Client, models: np.ndarray) -> int:
         """Choose s = argmin_j F(theta_global + theta_j), where + adds the outputs."""
-        return int(np.argmin(me.losses("raw", models[1:], base_model=models[0])))
+        return int(np.argmin(me.losses(self.slot, models[1:], base_model=models[0])))
 
     def train(self, me: Client, models: np.ndarray, label: int) -> np.ndarray:
         """Train the global model and the cluster's model; the updates form one vector, (2p,), which is clipped as one."""
         common, own = models[0], models[1 + label]
-        trained = me.sgd("raw", common, base_model=own)
-        return np.concatenate([trained - common, me.sgd("raw", own, base_model=trained) - own])
+        trained = me.sgd(self.slot, common, base_model=own)
+        return np.concatenate([trained - common, me.sgd(self.slot, own, base_model=trained) - own])
 
 
 BASES: dict[str, type[IFCA]] = {"ifca": IFCA, "fesem": FeSEM, "fedcam": FedCAM}

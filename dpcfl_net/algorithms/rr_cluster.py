@@ -19,6 +19,7 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.central_dp import CentralContext
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
+from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.privacy.client_level import joint_noise, labels_first_sensitivity
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
@@ -78,15 +79,20 @@ class RRCluster(ClientLevel):
         base, paper = BASES[options.base], options.guarantee == "paper"
         models = base.shared + options.clusters
         claim = f"client-level epsilon {setting.privacy.epsilon:g} (Theorem 4.2, by Wang et al. 2019)"
+        able = super().capabilities_for(options, setting)
         return replace(
-            super().capabilities_for(options, setting),
+            able,
             holds_state=base.stateful and not paper,
             max_models=models,
             published_models=models,
             shared_models=base.shared,
-            sides={"update": lambda model: model.parameters * (1 + base.shared)},
+            sides={
+                "update": lambda model: model.parameters * (1 + base.shared),
+                "masked": lambda model: models * (model.parameters + 1),
+            },
+            protects=able.protects if options.guarantee == "expected" else able.protects[:1],
             claim_of_paper=claim if paper else None,
-            without_clients=WITHOUT_COUNTS if options.guarantee == "expected" else WITHOUT_LABELS,
+            without_clients=_without_clients(options, able, setting),
             sound_events=(lambda z: sound_events(options, setting, z)) if paper and not base.stateful else None,
         )
 
@@ -116,7 +122,7 @@ class RRCluster(ClientLevel):
     @property
     def base(self) -> IFCA:
         """The base method."""
-        return BASES[self.options.base]()
+        return BASES[self.options.base]("masked" if self.secure else "raw")
 
     @property
     def min_cluster_size(self) -> int:
@@ -127,6 +133,8 @@ class RRCluster(ClientLevel):
 
     def central_plan(self) -> list[Slot]:
         rounds = self.protocol.rounds
+        if self.secure:
+            return []
         if self.options.guarantee == "expected":
             return [round_slot(self.options, self.setting)] * rounds
         released = labels_slot(self.options, self.setting)
@@ -142,26 +150,57 @@ class RRCluster(ClientLevel):
         return State(models, [None] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
+        if self.secure:
+            return self.secure_round(state, fed)
         steps = {"labels-first": self.labels_then_sums, "expected": self.blocks, "paper": self.as_published}
         released = fed.release(steps[self.options.guarantee], models=state.models)
         if released is None:
             return state
-        moves, sizes = self.means(released)
+        return self.moved(state, released, self.clients_per_round)
+
+    def secure_round(self, state: State, fed: Federation) -> State:
+        """Run a round whose sums and counts of clusters are one secure sum: neither update nor cluster of a client is known.
+
+        Args:
+            state: State after the round before.
+            fed: Federation of the clients.
+        """
+        result = self.sum_securely(fed, self.masked_blocks, models=state.models)
+        shown = {"secure sum": result.aborted or "ok", "survivors": len(result.survivors)}
+        if result.total is None:
+            return replace(state, diagnostics={"phase": "clusters", **shown})
+        empty = self.new_sums()
+        sums, counts = empty.split(result.total.reshape(empty.total.shape))
+        assert counts is not None
+        released = {"sums": sums, "counts": counts[self.base.shared :].astype(np.float32)}
+        moved = self.moved(state, released, self.coin * len(result.survivors))
+        return replace(moved, diagnostics=moved.diagnostics | shown)
+
+    def moved(self, state: State, released: Any, clients: float) -> State:
+        """Move every model by its noisy mean update.
+
+        Args:
+            state: State after the round before.
+            released: Tensors that the central step published.
+            clients: Expected number of clients in the sums.
+        """
+        moves, sizes = self.means(released, clients)
         models = state.models + (self.options.server_lr * moves).astype(np.float32)
         return State(models, state.assignment, diagnostics={"phase": "clusters", "sizes": sizes})
 
-    def means(self, released: Any) -> tuple[np.ndarray, list[float]]:
+    def means(self, released: Any, clients: float) -> tuple[np.ndarray, list[float]]:
         """Compute the noisy mean update of every model.
 
         Args:
             released: Tensors that the central step published.
+            clients: Expected number of clients in the sums, by which those of shared models are divided.
 
         Returns:
             Mean updates, (M, p) float64, and the cluster sizes by which the sums were divided.
         """
         shared, sums = self.base.shared, released["sums"].astype(np.float64)
         steps = np.zeros_like(sums)
-        steps[:shared] = sums[:shared] / self.clients_per_round
+        steps[:shared] = sums[:shared] / clients
         if self.options.guarantee == "expected":
             counts = released["counts"].astype(np.float64)
             steps[shared:] = rebalanced_in_expectation(sums[shared:], counts, self.min_cluster_size)
@@ -227,7 +266,7 @@ class RRCluster(ClientLevel):
             me: The round's sample and mechanisms.
             models: (M, p) float32.
         """
-        clipped, where = ClippedSums(self.sums_shape, self.protocol.local.clip, counted=True), dict[int, int]()
+        clipped, where = self.new_sums(), dict[int, int]()
 
         def take(client: int, answer: Arrays) -> None:
             label = where[client] = min(max(int(answer["label"]), 0), self.options.clusters - 1)
@@ -251,6 +290,9 @@ class RRCluster(ClientLevel):
             Releases with the tensors "label" and "update".
         """
         return me.call(self.assign_and_train, {client: {"models": models} for client in sample})
+
+    def new_sums(self) -> ClippedSums:
+        return ClippedSums(self.sums_shape, self.protocol.local.clip, counted=True)
 
     @property
     def sums_shape(self) -> tuple[int, int]:
@@ -296,6 +338,29 @@ class RRCluster(ClientLevel):
         """
         label = self.base.assign(me, models)
         return Release(label=np.int64(label), update=self.base.train(me, models, label))
+
+    @on_client(charges=["masked"], takes={**MASKING, "models": MODELS}, gives={"masked": MASKED})
+    def masked_blocks(self, me: Client, models: np.ndarray) -> Release:
+        """Choose a cluster and train its model if the client's coin says so, and add the update and a count to the secure sum.
+
+        Args:
+            me: The client's data, mechanisms and state.
+            models: (M, p) float32.
+        """
+
+        def contribute() -> np.ndarray:
+            label = self.base.assign(me, models)
+            update = self.base.train(me, models, label)
+            return self.vector(self.contribution(update, label), self.base.shared + label)
+
+        return Release(masked=me.masked_update("masked", contribute))
+
+
+def _without_clients(options: Any, able: Capabilities, setting: Setting) -> str:
+    """What a round does without some clients."""
+    if setting.privacy.trust == "secure-aggregation":
+        return able.without_clients
+    return WITHOUT_COUNTS if options.guarantee == "expected" else WITHOUT_LABELS
 
 
 def labels_slot(options: Any, setting: Setting) -> CentralSlot:

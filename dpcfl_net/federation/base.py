@@ -16,6 +16,7 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts
+from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import Slot
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class ClientSide(Protocol):
     def plan(self, client: ClientEntry) -> list[Slot]: ...
 
     def central_plan(self) -> list[Slot]: ...
+
+    def secure_group(self, t: int) -> tuple[int, ...] | None: ...
+
+    def secure_code(self, participants: int) -> SumCode | None: ...
 
 
 class Results(Mapping[int, Arrays]):

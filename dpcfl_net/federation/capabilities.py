@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.protocol import LocalTraining, ModelTemplate, PrivacyTarget, Protocol, once
 from dpcfl_net.core.types import ClientStep
+from dpcfl_net.federation.secure.stages import GROUP_SIDES, STAGES
 from dpcfl_net.privacy.events.base import Event
 
 if TYPE_CHECKING:
@@ -110,10 +111,12 @@ class Capabilities:
         return (*range(self.shared_models), self.shared_models + row)
 
 
-def client_steps(algorithm: object) -> dict[str, ClientStep]:
-    """Return the client steps of an algorithm by task name."""
-    owner: Any = type(algorithm)
-    return dict(_marked(owner, "client_step"))
+def client_steps(algorithm: ClientSide) -> dict[str, ClientStep]:
+    """Return the client steps of an algorithm by task name, with the stages of secure sums if the job has them."""
+    steps = dict(_marked(type(algorithm), "client_step"))
+    secure = algorithm.protocol.privacy.trust == "secure-aggregation"
+    offered = {kind: step for kind, step in steps.items() if secure or "boxes" not in step.takes}
+    return {**offered, **STAGES} if secure else offered
 
 
 def central_steps(algorithm: object) -> dict[str, ClientStep]:
@@ -142,11 +145,13 @@ def tensor_sides(algorithm: ClientSide) -> dict[str, int | tuple[int, int]]:
         algorithm: The job's algorithm.
 
     Returns:
-        Name to size: "p" and the algorithm's names have an exact size, "M" has the range (1, max_models).
+        Name to size: "p" and the algorithm's names have an exact size, "M" has the range (1, max_models); "group", "holders" and
+        "witnesses" of secure sums range up to the number of clients.
     """
     model, capabilities = algorithm.protocol.model, algorithm.capabilities
     named = {name: size(model) for name, size in capabilities.sides.items()}
-    return {"p": model.parameters, "M": (1, capabilities.max_models), **named}
+    among = dict.fromkeys(GROUP_SIDES, (1, len(algorithm.protocol.roster)))
+    return {"p": model.parameters, "M": (1, capabilities.max_models), **among, **named}
 
 
 @lru_cache(maxsize=16)

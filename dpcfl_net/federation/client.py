@@ -21,13 +21,15 @@ from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.capabilities import client_steps, tensor_sides
 from dpcfl_net.federation.gate import Charge, Gate, GateSpec
 from dpcfl_net.federation.message_encoding import RESIDUAL, MessageEncoding
+from dpcfl_net.federation.secure.client_side import Masking, SecureClient, split_state
+from dpcfl_net.federation.secure.stages import MASKING, STAGES
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SelectionSlot, UnprotectedSlot
+from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SecureSlot, SelectionSlot, UnprotectedSlot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
 from dpcfl_net.transport.messages import match_template, resolve
@@ -81,9 +83,11 @@ class Engine:
             ConfigError: If the model cannot be trained.
         """
         plan = [slot for entry in algorithm.protocol.roster[:1] for slot in algorithm.plan(entry)]
-        if any(isinstance(slot, DPSGDSlot) for slot in plan):
+        secure = any(isinstance(slot, SecureSlot) for slot in plan)
+        whole_clients = algorithm.protocol.privacy.unit == "client"
+        if any(isinstance(slot, DPSGDSlot) for slot in plan) or (secure and not whole_clients):
             _ = self.trainer
-        if any(isinstance(slot, UnprotectedSlot | RawSlot | GaussianSlot) for slot in plan):
+        if any(isinstance(slot, UnprotectedSlot | RawSlot | GaussianSlot) for slot in plan) or (secure and whole_clients):
             _ = self.sgd
         if algorithm.capabilities.personal or any(isinstance(slot, SelectionSlot) for slot in plan):
             _ = self.evaluator
@@ -159,8 +163,10 @@ class Client:
     _charge: Charge
     _room: Callable[[DPSGDSlot], int | None] = lambda slot: None
     ran: list[Event] = field(default_factory=list)
+    _masking: Masking | None = None
     _raw: set[str] = field(default_factory=set)
     _trainings: int = 0
+    _inside: str = ""  # secure slot whose contribution is computed now
 
     def dpsgd(self, slot: str, model: np.ndarray, proximal: tuple[float, np.ndarray] | None = None) -> np.ndarray:
         """Run the DP-SGD steps of a slot.
@@ -279,6 +285,54 @@ class Client:
         clip = self.protocol.local.clip
         return self._noisy(slot, (shortened([update], clip) or [np.zeros(update.shape)])[0], clip).astype(np.float32)
 
+    def masked_update(self, slot: str, contribute: Callable[[], np.ndarray]) -> np.ndarray:
+        """Add a vector that protects the whole client to the secure sum: in by a secret coin, clipped, with a share of the noise.
+
+        Inside `contribute` the raw methods (`sgd`, `losses`, `lowest_loss`) may use the slot: what they compute leaves the
+        client only within the sum.
+
+        Args:
+            slot: Name of a secure slot; its rate is the probability that the client is in.
+            contribute: Computes the vector, (d,); called only if the client is in. Otherwise a zero vector is sent.
+
+        Returns:
+            The masked vector, (d,) uint32.
+        """
+        spec, masking = self._secure(slot, "client")
+        key = slot_key(self._charge.key, slot)
+        vector = np.zeros(masking.code.d)
+        if spec.rate == 1 or stream(key, "coin").random() < spec.rate:
+            self._inside = slot
+            vector = contribute()
+            self._inside = ""
+        return masking.words(vector, key)
+
+    def masked_gradient(self, slot: str, model: np.ndarray) -> np.ndarray:
+        """Add the clipped sum of the gradients of a Poisson batch to the secure sum, with a share of the noise.
+
+        Args:
+            slot: Name of a secure slot; its rate is the probability that a record is in the batch.
+            model: (p,) float32.
+
+        Returns:
+            The masked vector, (p,) uint32.
+        """
+        from dpcfl_net.training.dpsgd import poisson_rows
+
+        spec, masking = self._secure(slot, "sample")
+        key = slot_key(self._charge.key, slot)
+        rows = poisson_rows(len(self._data), spec.rate, stream(key, "batches"))
+        return masking.words(self._engine.trainer.clipped_sum(model, self._data, rows), key)
+
+    def _secure(self, slot: str, unit: str) -> tuple[SecureSlot, Masking]:
+        """Return a secure slot and the masked send of this task, and record the slot's event."""
+        spec, masking = self._charge.slots[slot], self._masking
+        assert isinstance(spec, SecureSlot)
+        assert masking is not None
+        assert self.protocol.privacy.unit == unit
+        self.ran.append(spec.event(self._charge.z, self._charge.adjacency))
+        return spec, masking
+
     def _mean_loss(self, model: np.ndarray, max_loss: float) -> float:
         losses, _ = self._engine.evaluator.each(model, self._validation())
         return float(np.clip(losses, 0.0, max_loss).mean())
@@ -298,6 +352,8 @@ class Client:
     def _without_guarantee(self, slot: str) -> None:
         """Record the event of a raw slot, once in a task even if the step uses it several times."""
         spec = self._charge.slots[slot]
+        if isinstance(spec, SecureSlot) and self._inside == slot:
+            return
         assert isinstance(spec, UnprotectedSlot | RawSlot)
         if slot not in self._raw:
             self._raw.add(slot)
@@ -318,6 +374,7 @@ class ClientHost:
         open_data: Opens the "train" or "validation" records; called only after the gate has charged a task that needs them.
         engine: Makes the engine; called at the first computation.
         noise_seed: Seed of the noise; None: noise of the operating system.
+        identity: Secret key of the client's identity in the roster, for jobs with secure sums.
 
     Attributes:
         turn: Makes the context in which a task is computed. Clients that share cores wait there; writes of the ledger happen
@@ -336,6 +393,7 @@ class ClientHost:
         open_data: Callable[[Split], Any],
         engine: Callable[[], Engine],
         noise_seed: bytes | None,
+        identity: bytes | None = None,
     ) -> None:
         self.algorithm, self.protocol, self.client = algorithm, algorithm.protocol, client
         entry = self.protocol.client(client)
@@ -345,6 +403,7 @@ class ClientHost:
         self._open_data, self._make_engine = open_data, engine
         self._data: dict[str, Any] = {}
         self._engine: Engine | None = None
+        self._secure = None if identity is None else SecureClient(algorithm, client, identity)
         self._ledger = ledger
         self.turn: Callable[[], AbstractContextManager[Any]] = nullcontext
         spec = GateSpec.of(
@@ -427,18 +486,31 @@ class ClientHost:
         for name, array in task.tensors.items():
             if not finite(array):
                 raise Refused("non-finite", f"tensor {name!r} holds a value that is not finite")
+        if self._secure is not None:
+            self._secure.check(task, split_state(self.gate.state())[0])
 
     def _compute(self, task: Task, charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
         step = self._steps[task.kind]
+        secure, state = split_state(state)
+        if self._secure is not None and task.kind in STAGES:
+            stage, secure, events = self._secure.answer(task, charge.key, secure)
+            return stage, state | secure, events
         residuals = {name: array for name, array in state.items() if name.startswith(RESIDUAL)}
         own = {name: array for name, array in state.items() if name not in residuals}
+        masking = self._secure.masking(task, secure) if self._secure is not None and set(MASKING) <= set(task.tensors) else None
         with self.turn():
-            me = Client(self.protocol, own, self.engine, self.data("train"), lambda: self.data("validation"), charge, self.room)
-            release = getattr(self.algorithm, task.kind)(me, **self._encoding.decode_task(step, task.tensors))
+            tensors = {name: array for name, array in task.tensors.items() if masking is None or name not in MASKING}
+            me = Client(
+                self.protocol, own, self.engine, self.data("train"), lambda: self.data("validation"), charge, self.room,
+                _masking=masking,
+            )  # fmt: skip
+            release = getattr(self.algorithm, task.kind)(me, **self._encoding.decode_task(step, tensors))
         if isinstance(release, Release):
             match_template(describe(release.tensors), resolve(step.gives, tensor_sides(self.algorithm)))
             release, residuals = self._encoding.encode_release(step, self.client, release, residuals)
-        return release, {**me.state, **residuals} if residuals else me.state, me.ran
+        if masking is not None:
+            secure = masking.state
+        return release, {**me.state, **residuals, **secure} if residuals or secure else me.state, me.ran
 
 
 def slot_key(task_key: bytes, slot: str) -> bytes:

@@ -39,6 +39,7 @@ class Hosts(Mapping[int, ClientHost]):
         data_root: Folder of the data sets; None: the usual one.
         terms: Terms on which the clients serve.
         before_step: Called before a client is used; an exception from it prevents the client step.
+        key_folder: As for `make_host`.
     """
 
     def __init__(
@@ -48,11 +49,12 @@ class Hosts(Mapping[int, ClientHost]):
         data_root: str | None = None,
         terms: Terms = USUAL_TERMS,
         before_step: Callable[[], None] = lambda: None,
+        key_folder: Path | None = None,
     ) -> None:
         self._before_step = before_step
         engine = cache(lambda: Engine.of(job.protocol))  # clients compute in turn
         self._make: Callable[[int], ClientHost] = lambda client: make_host(
-            job, client, ledgers, data_root=data_root, terms=terms, durable=False, engine=engine
+            job, client, ledgers, data_root=data_root, terms=terms, durable=False, engine=engine, key_folder=key_folder
         )
         self._clients = job.protocol.clients
         self._open: OrderedDict[int, ClientHost] = OrderedDict()  # least recently used first
@@ -91,6 +93,7 @@ def federation(
     quorum: float = 1.0,
     before_step: Callable[[], None] = lambda: None,
     clock: VirtualClock | None = None,
+    key_folder: Path | None = None,
 ) -> Iterator[InProcessFederation]:
     """Open a federation in this process and one thread; its clients and its trusted server are closed at the end.
 
@@ -102,6 +105,7 @@ def federation(
         quorum: Fraction of the asked clients that must answer.
         before_step: See `Hosts`.
         clock: Clock of a run in virtual time; None: no virtual time.
+        key_folder: As for `make_host`.
 
     Yields:
         The federation; a `VirtualFederation` with a clock.
@@ -115,7 +119,7 @@ def federation(
     torch.set_num_threads(1)
     memory.keep_freed()
     with ExitStack() as stack:
-        hosts = stack.enter_context(closing(Hosts(job, ledgers, data_root, terms, before_step)))
+        hosts = stack.enter_context(closing(Hosts(job, ledgers, data_root, terms, before_step, key_folder)))
         if clock is None:
             fed = InProcessFederation(job.protocol, hosts, quorum=quorum)
         else:
@@ -142,7 +146,7 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
     clock = None if spec.network is None else VirtualClock(spec.network, _elapsed_s(files.metrics))
     opened = federation(
         job, spec.ledgers, data_root=spec.data_root, terms=spec.terms, quorum=spec.quorum, before_step=lambda: attend(False),
-        clock=clock,
+        clock=clock, key_folder=files.keys,
     )  # fmt: skip
     with (
         closing(Records(spec.folder, job.protocol, algorithm, None if clock is None else clock.time)) as records,

@@ -14,7 +14,12 @@ from dpcfl_net.runtime.one_process import federation
 
 
 def simulate(
-    job: Job, folder: Path, *, data_root: str | None = None, on_round: Callable[[int, State], None] = lambda t, state: None
+    job: Job,
+    folder: Path,
+    *,
+    data_root: str | None = None,
+    on_round: Callable[[int, State], None] = lambda t, state: None,
+    key_folder: Path | None = None,
 ) -> State:
     """Run a job without processes or sockets, from the newest checkpoint on.
 
@@ -23,6 +28,7 @@ def simulate(
         folder: Folder of ledgers and checkpoints; ledgers are written without fsync.
         data_root: Folder of the data sets; None: the usual one.
         on_round: Called with the round and its state after each checkpoint.
+        key_folder: As for `make_host`.
 
     Returns:
         The state after the last round.
@@ -32,5 +38,5 @@ def simulate(
         RunFailed: If fewer clients than the quorum answer, or no checkpoint can be read.
     """
     files = RunFolder(folder)
-    with federation(job, files.ledgers, data_root=data_root) as fed:
+    with federation(job, files.ledgers, data_root=data_root, key_folder=key_folder) as fed:
         return drive(job.algorithm, fed, Checkpoints(files.checkpoints), on_round)

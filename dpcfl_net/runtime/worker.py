@@ -58,6 +58,7 @@ def make_host(
     terms: Terms = USUAL_TERMS,
     durable: bool = True,
     engine: Callable[[], Engine] | None = None,
+    key_folder: Path | None = None,
 ) -> ClientHost:
     """Open a client behind its privacy gate: verify the privacy claim, then open the ledger.
 
@@ -72,11 +73,13 @@ def make_host(
         terms: Terms on which the client serves.
         durable: False never flushes the ledger; True leaves it to the terms and the host.
         engine: Makes the engine that the clients of one process share; None: a separate engine.
+        key_folder: Folder of the key pairs, needed for the client's identity in secure sums.
 
     Returns:
         The client runtime.
 
     Raises:
+        ConfigError: If a job with secure sums is opened without the client's identity.
         Refused: If the job breaks its privacy claim, the terms forbid it, or this processor lacks its precision.
         LedgerError: If the ledger is damaged, or belongs to another job.
     """
@@ -95,7 +98,17 @@ def make_host(
     noise_seed, audit = job.experiment.noise, job.experiment.audit
     if audit is not None and client in audit.clients:
         return AuditedHost(algorithm, client, ledger, open_data, audit.in_model(job.protocol.model.parameters), noise_seed)
-    return ClientHost(algorithm, client, ledger, open_data, engine or (lambda: Engine.of(job.protocol)), noise_seed)
+    shared = engine or (lambda: Engine.of(job.protocol))
+    return ClientHost(algorithm, client, ledger, open_data, shared, noise_seed, _identity(job, client, key_folder))
+
+
+def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
+    """Read the secret key of a client's identity; None if the job has no secure sums."""
+    if job.protocol.privacy.trust != "secure-aggregation":
+        return None
+    if key_folder is None:
+        raise ConfigError("secure sums need the folder of the clients' identities (key_folder)")
+    return keys.read_identity(key_folder, client, job.protocol.client(client).identity or "")
 
 
 def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any], terms: Terms, durable: bool) -> None:
@@ -145,7 +158,7 @@ def run_worker(spec: WorkerSpec) -> None:
     job = read_job(spec.job, spec.operator_key)
     if spec.client not in job.algorithm.clients:
         raise ConfigError(f"--client is {spec.client}: the roster of the job has clients 0 to {len(job.protocol.roster) - 1}")
-    host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, terms=spec.terms)
+    host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, terms=spec.terms, key_folder=spec.keys)
     with zmq.Context() as context:
         Worker(spec, job, host, context, turns(spec)).serve()
 

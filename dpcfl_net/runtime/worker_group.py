@@ -118,6 +118,7 @@ class Group:
                 data_root=spec.data_root,
                 terms=spec.terms,
                 engine=lambda: self.engine,
+                key_folder=spec.keys,
             )
             worker = self._serving[client] = Worker(spec, self.job, host, self._context, self._turn)
             if client in self._stopped:

@@ -1,0 +1,37 @@
+"""Terms of secure sums as a signed job lays them down."""
+
+from __future__ import annotations
+
+from dpcfl_net.core.protocol import PrivacyTarget, Protocol, digest
+from dpcfl_net.federation.secure.terms import Settings, Terms, survivors_needed
+
+
+def terms_of(protocol: Protocol, group: tuple[int, ...]) -> Terms:
+    """Return the terms of a group; equal groups share one object.
+
+    Args:
+        protocol: The signed protocol.
+        group: Client ids in ascending order.
+    """
+    return Terms.of(digest(protocol), group, settings_of(protocol.privacy))
+
+
+def settings_of(privacy: PrivacyTarget) -> Settings:
+    """Return the settings of secure sums, the usual ones if the job names none.
+
+    Args:
+        privacy: The job's privacy target.
+    """
+    chosen = privacy.secure_aggregation
+    return Settings() if chosen is None else Settings(chosen.threshold, chosen.colluders, chosen.neighbours)
+
+
+def honest_shares(n: int, privacy: PrivacyTarget) -> int:
+    """Count the shares of the noise in a sum that colluders do not know, T - C at least.
+
+    Args:
+        n: Number of participants.
+        privacy: The job's privacy target.
+    """
+    settings = settings_of(privacy)
+    return survivors_needed(n, settings) - settings.colluders

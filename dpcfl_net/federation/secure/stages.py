@@ -1,0 +1,45 @@
+"""Stages of a secure sum as client steps: names, slots, and tensors on the wire.
+
+The masked vector itself is released by a step of the algorithm, which takes `MASKING` and gives `MASKED`.
+"""
+
+from __future__ import annotations
+
+from dpcfl_net.core.types import ClientStep, TensorSpec
+from dpcfl_net.federation.secure.keys import BOX_BYTES, KEYS_BYTES, SIGNATURE_BYTES
+from dpcfl_net.federation.secure.shamir import SHARE_BYTES
+from dpcfl_net.privacy.slots import SecureSlot, Slot, StageSlot
+
+GROUP_SIDES = ("group", "holders", "witnesses")
+_FLAGS = TensorSpec("u1", ("group",))  # 1 for each client of the group that has answered, else 0
+_BOXES = TensorSpec("u1", ("holders", BOX_BYTES))
+
+MASKED = TensorSpec("u4", ("masked",))
+MASKING = {"present": _FLAGS, "boxes": _BOXES}
+
+
+def _stage(kind: str, takes: dict[str, TensorSpec], gives: dict[str, TensorSpec]) -> ClientStep:
+    return ClientStep(kind, (kind,), takes, gives)
+
+
+KEYS = _stage("secure_keys", {"group": TensorSpec("i8", ("group",))}, {"keys": TensorSpec("u1", (KEYS_BYTES,))})
+SHARES = _stage(
+    "secure_shares", {"keys": TensorSpec("u1", ("holders", KEYS_BYTES)), "present": _FLAGS}, {"boxes": _BOXES}
+)
+SURVIVORS = _stage("secure_survivors", {"survivors": _FLAGS}, {"signature": TensorSpec("u1", (SIGNATURE_BYTES,))})
+UNMASK = _stage(
+    "secure_unmask",
+    {"survivors": _FLAGS, "signatures": TensorSpec("u1", ("witnesses", SIGNATURE_BYTES))},
+    {"shares": TensorSpec("u1", ("holders", SHARE_BYTES))},
+)
+STAGES = {step.kind: step for step in (KEYS, SHARES, SURVIVORS, UNMASK)}
+
+
+def secure_rounds(slot: SecureSlot, rounds: int) -> list[Slot]:
+    """List the slots of secure sums: the masked release of each round, and its stages, which cost nothing.
+
+    Args:
+        slot: Slot of a masked release.
+        rounds: Number of sums.
+    """
+    return [slot, *(StageSlot(kind) for kind in STAGES)] * rounds
