@@ -18,7 +18,7 @@ from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.slots import RawSlot, Slot, UnprotectedSlot
+from dpcfl_net.privacy.slots import RawSlot, Slot, StageSlot, UnprotectedSlot
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
@@ -71,12 +71,12 @@ def without_guarantee(algorithm: ClientSide) -> list[str]:
 
 
 def protected(plan: list[Slot]) -> list[Slot]:
-    """Select the slots of a plan for which the noise is calibrated.
+    """Select the slots of a plan for which the noise is calibrated, in the plan's order.
 
     Args:
         plan: Slots in any order.
     """
-    return [slot for slot in plan if not isinstance(slot, UnprotectedSlot | RawSlot)]
+    return [slot for slot in plan if not isinstance(slot, UnprotectedSlot | RawSlot | StageSlot)]
 
 
 def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:

@@ -27,7 +27,7 @@ from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SelectionSlot, UnprotectedSlot
+from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SecureSlot, SelectionSlot, UnprotectedSlot
 from dpcfl_net.training import devices
 from dpcfl_net.training.pace import room
 from dpcfl_net.transport.messages import match_template, resolve
@@ -81,9 +81,11 @@ class Engine:
             ConfigError: If the model cannot be trained.
         """
         plan = [slot for entry in algorithm.protocol.roster[:1] for slot in algorithm.plan(entry)]
-        if any(isinstance(slot, DPSGDSlot) for slot in plan):
+        secure_by_sgd = algorithm.capabilities.plain_sgd
+        if any(isinstance(slot, DPSGDSlot if secure_by_sgd else DPSGDSlot | SecureSlot) for slot in plan):
             _ = self.trainer
-        if any(isinstance(slot, UnprotectedSlot | RawSlot | GaussianSlot) for slot in plan):
+        raw = UnprotectedSlot | RawSlot | GaussianSlot
+        if any(isinstance(slot, raw | SecureSlot if secure_by_sgd else raw) for slot in plan):
             _ = self.sgd
         if algorithm.capabilities.personal or any(isinstance(slot, SelectionSlot) for slot in plan):
             _ = self.evaluator
