@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dpcfl_net.launch.api import run as run
     from dpcfl_net.launch.api import sweep as sweep
     from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection as BoundedRangeSelection
+    from dpcfl_net.privacy.events.data_free import DataFree as DataFree
     from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian as FixedSizeGaussian
     from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian as SampledGaussian
     from dpcfl_net.privacy.events.unprotected import Unprotected as Unprotected
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     from dpcfl_net.privacy.slots import DPSGDSlot as DPSGDSlot
     from dpcfl_net.privacy.slots import GaussianSlot as GaussianSlot
     from dpcfl_net.privacy.slots import RawSlot as RawSlot
+    from dpcfl_net.privacy.slots import SecureSlot as SecureSlot
     from dpcfl_net.privacy.slots import SelectionSlot as SelectionSlot
+    from dpcfl_net.privacy.slots import StageSlot as StageSlot
     from dpcfl_net.privacy.slots import UnprotectedSlot as UnprotectedSlot
     from dpcfl_net.report.run import Run as Run
     from dpcfl_net.results.comparison import Comparison as Comparison
@@ -61,10 +64,13 @@ _NAMES = {
     "federation.capabilities": ("Capabilities", "Setting"),
     "launch.api": ("SweepResult", "account", "compare", "load", "open_run", "resume", "run", "sweep"),
     "privacy.events.bounded_range_selection": ("BoundedRangeSelection",),
+    "privacy.events.data_free": ("DataFree",),
     "privacy.events.fixed_size_gaussian": ("FixedSizeGaussian",),
     "privacy.events.sampled_gaussian": ("SampledGaussian",),
     "privacy.events.unprotected": ("Unprotected",),
-    "privacy.slots": ("CentralSlot", "DPSGDSlot", "GaussianSlot", "RawSlot", "SelectionSlot", "UnprotectedSlot"),
+    "privacy.slots": (
+        "CentralSlot", "DPSGDSlot", "GaussianSlot", "RawSlot", "SecureSlot", "SelectionSlot", "StageSlot", "UnprotectedSlot",
+    ),
     "report.run": ("Run",),
     "results.comparison": ("Comparison",),
     "results.rounds": ("RoundMetrics",),

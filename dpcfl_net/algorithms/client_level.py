@@ -172,7 +172,10 @@ class ClientLevel(Algorithm):
         order = np.random.Generator(np.random.Philox(seed)).permutation(self.clients)
         return tuple(sorted(order[place * self._each : (place + 1) * self._each].tolist()))
 
-    def secure_code(self, participants: int) -> SumCode:
+    def secure_code(self, participants: int) -> SumCode | None:
+        in_a_round = self._each if self.options.sampling == "visible" else len(self.clients)
+        if not self.secure or participants != in_a_round:
+            return None
         sums = self.new_sums()
         return SumCode(
             d=sums.total.size, participants=participants, honest=honest_shares(participants, self.setting.privacy),

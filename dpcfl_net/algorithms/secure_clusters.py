@@ -80,12 +80,15 @@ class SecureClusters(FromModel):
         """
         return min(self.protocol.local.batch_size, client.records) / client.records
 
-    def secure_code(self, participants: int) -> SumCode:
+    def secure_code(self, participants: int) -> SumCode | None:
+        honest = honest_shares(participants, self.setting.privacy)
+        if not self.secure or honest < 1:
+            return None
         local = self.protocol.local
         batch = max(min(local.batch_size, entry.records) for entry in self.protocol.roster)
         return SumCode(
             d=self.protocol.model.parameters, participants=participants,
-            honest=honest_shares(participants, self.setting.privacy),
+            honest=honest,
             noise_multiplier=given(self.protocol.roster[0].noise_multiplier), clip=local.clip, largest=batch + 12 * batch**0.5 + 12, rounded=True,
         )  # fmt: skip
 

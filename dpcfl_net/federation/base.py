@@ -16,11 +16,11 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.in_order import Arrays, Take, window
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.round_counts import RoundCounts
-from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import Slot
 
 if TYPE_CHECKING:
     from dpcfl_net.federation.central_dp import CentralDPServer
+    from dpcfl_net.privacy.secure_sum import SumCode
 
 __all__ = ["Arrays", "ClientSide", "Federation", "Results"]
 

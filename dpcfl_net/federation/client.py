@@ -83,11 +83,11 @@ class Engine:
             ConfigError: If the model cannot be trained.
         """
         plan = [slot for entry in algorithm.protocol.roster[:1] for slot in algorithm.plan(entry)]
-        secure = any(isinstance(slot, SecureSlot) for slot in plan)
-        whole_clients = algorithm.protocol.privacy.unit == "client"
-        if any(isinstance(slot, DPSGDSlot) for slot in plan) or (secure and not whole_clients):
+        secure_by_sgd = algorithm.capabilities.plain_sgd
+        if any(isinstance(slot, DPSGDSlot if secure_by_sgd else DPSGDSlot | SecureSlot) for slot in plan):
             _ = self.trainer
-        if any(isinstance(slot, UnprotectedSlot | RawSlot | GaussianSlot) for slot in plan) or (secure and whole_clients):
+        raw = UnprotectedSlot | RawSlot | GaussianSlot
+        if any(isinstance(slot, raw | SecureSlot if secure_by_sgd else raw) for slot in plan):
             _ = self.sgd
         if algorithm.capabilities.personal or any(isinstance(slot, SelectionSlot) for slot in plan):
             _ = self.evaluator

@@ -10,6 +10,7 @@ from typing import Literal
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.events.unprotected import Unprotected
@@ -127,6 +128,31 @@ class RawSlot(Slot):
     def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
         """See `Slot`; independent of the noise. The server's ledger holds the cost of the run."""
         return Unprotected(RAW)
+
+
+@dataclass(frozen=True)
+class StageSlot(Slot):
+    """One message that the client computes without its records; it costs nothing, and the gate answers it once."""
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`; independent of the noise."""
+        return DataFree()
+
+
+@dataclass(frozen=True)
+class SecureSlot(Slot):
+    """One masked vector of a secure sum; the honest participants' shares of the noise protect the sum, see `secure_sum`.
+
+    Attributes:
+        rate: Probability that the protected unit is in the sum: Poisson sampling rate of records, or of clients with secret
+            coins; 1 if participation is visible.
+    """
+
+    rate: float
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`; z is the deviation of the honest participants' noise over the sensitivity of the sum."""
+        return SampledGaussian(given(noise_multiplier), self.rate, 1)
 
 
 @dataclass(frozen=True)

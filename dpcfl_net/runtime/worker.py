@@ -35,7 +35,7 @@ from dpcfl_net.runtime.specs import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, host_folder
 from dpcfl_net.training.precision import hold_to_processor
-from dpcfl_net.transport import keys
+from dpcfl_net.transport import identities, keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, Payload
 from dpcfl_net.transport.keys import client_key
 from dpcfl_net.transport.links.netem import enter
@@ -108,7 +108,7 @@ def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
         return None
     if key_folder is None:
         raise ConfigError("secure sums need the folder of the clients' identities (key_folder)")
-    return keys.read_identity(key_folder, client, job.protocol.client(client).identity or "")
+    return identities.read_identity(key_folder, client, job.protocol.client(client).identity or "")
 
 
 def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any], terms: Terms, durable: bool) -> None:

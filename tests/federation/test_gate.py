@@ -20,10 +20,12 @@ from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.gate import Gate, GateSpec
+from dpcfl_net.privacy.accounting.accountant import epsilon
+from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
-from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot
+from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, SelectionSlot, StageSlot
 
 JOB = "a" * 64
 Z = 1.25
@@ -54,6 +56,12 @@ def make_gate(ledger, **changes):
         "adjacency": "zero-out",
     }
     return Gate(GateSpec(**{**fields, **changes}), ledger)
+
+
+SECURE = {
+    "plan": [StageSlot("keys"), StageSlot("unmask"), SecureSlot("masked", 0.1)] * 2,
+    "charges": {"keys": ("keys",), "masked": ("masked",), "unmask": ("unmask",)},
+}
 
 
 @pytest.fixture
@@ -226,6 +234,28 @@ def test_what_was_not_charged_is_withheld_for_ever(tmp_path, result, code):
     ledger.close()
 
 
+def test_a_stage_without_data_is_answered_once_and_costs_nothing(tmp_path):
+    ledger, gate = open_gate(tmp_path / "ledger", **SECURE)
+    first, again = ask(gate, 1, "unmask"), ask(gate, 1, "unmask", compute=forbidden)
+    assert first.release == again.release
+    assert ask(gate, 1, "unmask", content=1.0, compute=forbidden).code == "other-content"
+    ask(gate, 1, "masked")
+    assert gate.spent() == [DataFree(), SampledGaussian(Z, 0.1, 1)]
+    assert epsilon(gate.spent(), 1e-5) == epsilon([SampledGaussian(Z, 0.1, 1)], 1e-5)
+    ledger.close()
+    ledger, gate = open_gate(tmp_path / "ledger", **SECURE)
+    assert ask(gate, 1, "unmask", compute=forbidden).release == first.release
+    assert gate.remaining() == {"keys": 2, "unmask": 1, "masked": 1}
+    ledger.close()
+
+
+def test_a_torn_line_among_stages_costs_a_masked_vector(tmp_path):
+    ledger, gate = torn_gate(tmp_path / "ledger", 1, "keys", **SECURE)
+    assert gate.spent() == [SampledGaussian(Z, 0.1, 1)]
+    assert ask(gate, 1, "masked", compute=forbidden).status == "lost"
+    ledger.close()
+
+
 def test_the_order_of_events_is_free(gate):
     def compute(charge, state):
         release, state, events = FakeStep()(charge, state)
@@ -322,12 +352,12 @@ def torn_gate(folder, number=1, kind="train", **changes):
     """A gate whose ledger's last debit was cut in the middle of its line."""
 
     def debit():
-        ledger, gate = open_gate(folder)
+        ledger, gate = open_gate(folder, **changes)
         with pytest.raises(RuntimeError):
             ask(gate, number, kind, compute=crash)
         ledger.close()
 
-    open_gate(folder)[0].close()
+    open_gate(folder, **changes)[0].close()
     cut_debit(folder, debit)
     return open_gate(folder, **changes)
 

@@ -9,15 +9,24 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon
 from dpcfl_net.privacy.accounting.composition import symmetric
+from dpcfl_net.privacy.accounting.document import account
 from dpcfl_net.privacy.events.base import LossSpread, Mechanism, event_types, merge, read_event
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.events.unprotected import Unprotected
 
-EVENTS = [SampledGaussian(1.5, 0.1, 7), FixedSizeGaussian(1.5, 10, 100, 7), BoundedRangeSelection(0.5, 7), Unprotected("raw")]
+EVENTS = [
+    SampledGaussian(1.5, 0.1, 7),
+    FixedSizeGaussian(1.5, 10, 100, 7),
+    BoundedRangeSelection(0.5, 7),
+    DataFree(),
+    Unprotected("raw"),
+]
 
 
 def test_every_type_is_found_in_the_order_in_which_its_numbers_are_added():
@@ -37,6 +46,22 @@ def test_equal_mechanisms_are_merged_and_others_are_not():
     merged = [SampledGaussian(1.5, 0.1, 25), *(event.with_runs(3 * event.runs) for event in EVENTS[1:])]
     assert merge(plan) == merged
     assert EVENTS[-1].with_runs(3) == EVENTS[-1]
+
+
+def test_messages_without_data_cost_nothing():
+    noisy = [SampledGaussian(1.5, 0.1, 7)]
+    for accountant in ("pld", "rdp"):
+        assert epsilon([DataFree()] * 4, 1e-5, accountant=accountant) == 0
+        assert epsilon([DataFree(), *noisy], 1e-5, accountant=accountant) == epsilon(noisy, 1e-5, accountant=accountant)
+    assert epsilon([DataFree(), BoundedRangeSelection(0.1, 1)], 1e-5, "replace-one") > 0
+    assert DataFree().counted() is None
+    assert DataFree().weight == 0 < SampledGaussian(1e6, 1e-6, 1).weight
+    document = {"events": [{"type": "DataFree"}, {"type": "SampledGaussian", "sampling_rate": 0.1, "steps": 7}], "delta": 1e-5}
+    answer = account(document | {"target_epsilon": 1.0})
+    alone = account(document | {"events": document["events"][1:], "target_epsilon": 1.0})
+    assert answer == alone
+    with pytest.raises(ConfigError, match="noise_multiplier: unknown key"):
+        account({"events": [{"type": "DataFree", "noise_multiplier": 1.0}], "delta": 1e-5})
 
 
 def test_weights_rank_events_by_their_cost():

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import once
 from dpcfl_net.core.tensors import buffers
 from dpcfl_net.core.types import Release, Task
-from dpcfl_net.federation.secure import client_stages
+from dpcfl_net.federation.secure import client_checks, client_stages
 from dpcfl_net.federation.secure.stages import MASKING, STAGES
-from dpcfl_net.federation.secure.job_terms import terms_of
+from dpcfl_net.federation.secure.job_terms import identities_of, terms_of
 from dpcfl_net.federation.secure.terms import Terms
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.data_free import DataFree
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 
 PREFIX = "secure "  # of the names of this state in a client's state
 State = dict[str, np.ndarray]
+
+
+def context_of(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Hash what all clients of a group must have got: the tensors of a masked step besides those of the protocol.
+
+    Args:
+        tensors: Tensors of the task as they cross the wire.
+    """
+    hashed = hashlib.sha256()
+    for buffer in buffers({name: array for name, array in tensors.items() if name not in MASKING}):
+        hashed.update(buffer)
+    return hashed.digest()
 
 
 def split_state(state: Mapping[str, np.ndarray]) -> tuple[State, State]:
@@ -84,10 +96,7 @@ class SecureClient:
 
     def __init__(self, algorithm: ClientSide, client: int, identity: bytes) -> None:
         self._algorithm, self._protocol, self._client, self._identity = algorithm, algorithm.protocol, client, identity
-        protocol = self._protocol
-        self._identities: Mapping[int, str] = once(
-            protocol, "identities", lambda: {entry.id: entry.identity for entry in protocol.roster if entry.identity}
-        )
+        self._identities = identities_of(algorithm.protocol)
 
     def check(self, task: Task, state: State) -> None:
         """Refuse a message that this client must not answer; uses public facts and the state of secure sums only.
@@ -101,19 +110,19 @@ class SecureClient:
         """
         t, i, tensors = task.round, self._client, task.tensors
         if task.kind == "secure_keys":
-            self._check_group(t, tuple(int(client) for client in tensors["group"]))
+            self._check_group(t, tuple(tensors["group"].tolist()))
             return
         if task.kind not in STAGES and "boxes" not in tensors:
             return
         terms = self._terms(state)
         if task.kind == "secure_shares":
-            client_stages.check_keys(terms, t, i, self._identities, state, tensors["keys"], tensors["present"])
+            client_checks.check_keys(terms, t, i, self._identities, state, tensors["keys"], tensors["present"])
         elif task.kind == "secure_survivors":
-            client_stages.check_survivors(terms, t, i, state, tensors["survivors"])
+            client_checks.check_survivors(terms, t, i, state, tensors["survivors"])
         elif task.kind == "secure_unmask":
-            client_stages.check_unmask(terms, t, i, self._identities, state, tensors["survivors"], tensors["signatures"])
+            client_checks.check_unmask(terms, t, i, self._identities, state, tensors["survivors"], tensors["signatures"])
         else:
-            client_stages.check_mask(terms, t, i, state, tensors["present"], tensors["boxes"])
+            client_checks.check_mask(terms, t, i, state, tensors["present"], tensors["boxes"])
 
     def answer(self, task: Task, key: bytes, state: State) -> tuple[Release, State, list[Event]]:
         """Answer a checked stage.
@@ -129,7 +138,7 @@ class SecureClient:
         t, i, tensors = task.round, self._client, task.tensors
         release: dict[str, np.ndarray]
         if task.kind == "secure_keys":
-            terms = terms_of(self._protocol, tuple(int(client) for client in tensors["group"]))
+            terms = terms_of(self._protocol, tuple(tensors["group"].tolist()))
             release, state = client_stages.advertise(terms, t, i, self._identity, key)
         elif task.kind == "secure_shares":
             release, state = client_stages.share(self._terms(state), t, i, state, tensors["keys"], tensors["present"], key)
@@ -147,26 +156,24 @@ class SecureClient:
             state: State of the client in secure sums.
         """
         terms, tensors = self._terms(state), task.tensors
-        others = {name: array for name, array in tensors.items() if name not in MASKING}
-        hashed = hashlib.sha256()
-        for buffer in buffers(others):
-            hashed.update(buffer)
-        code = self._algorithm.secure_code(self._protocol.client(self._client), terms.n)
+        code = self._algorithm.secure_code(terms.n)
+        assert code is not None  # checked with the group
         return Masking(
-            code, state, terms, task.round, self._client, tensors["present"], tensors["boxes"], hashed.digest()
+            code, state, terms, task.round, self._client, tensors["present"], tensors["boxes"], context_of(tensors)
         )
 
     def _check_group(self, t: int, group: tuple[int, ...]) -> None:
         expected = self._algorithm.secure_group(t)
         if expected is not None and group != expected:
             raise Refused("secure-group", f"round {t} adds {len(group)} clients, the job says which {len(expected)}")
-        if self._client not in group or list(group) != sorted(set(group)) or not 0 <= group[0] <= group[-1] < len(
-            self._protocol.roster
-        ):
-            raise Refused("secure-group", "the group must list clients of the roster in order, this one among them")
+        ordered = all(a < b for a, b in pairwise(group))
+        if not ordered or not set(group) <= set(self._identities):
+            raise Refused("secure-group", "the group must list clients of the roster in order")
+        client_checks.check_group(terms_of(self._protocol, group), self._client)
+        if self._algorithm.secure_code(len(group)) is None:
+            raise Refused("secure-group", f"this job has no secure sum of {len(group)} clients")
 
     def _terms(self, state: State) -> Terms:
-        group: Any = state.get("secure group")
-        if group is None:
+        if "secure group" not in state:
             raise Refused("secure-stage", "this client has not sent keys for a secure sum")
-        return terms_of(self._protocol, tuple(int(client) for client in group))
+        return terms_of(self._protocol, tuple(state["secure group"].tolist()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpcfl_net.core.protocol import PrivacyTarget, Protocol, digest
+from dpcfl_net.core.protocol import PrivacyTarget, Protocol, digest, once
 from dpcfl_net.federation.secure.terms import Settings, Terms, survivors_needed
 
 
@@ -14,6 +14,15 @@ def terms_of(protocol: Protocol, group: tuple[int, ...]) -> Terms:
         group: Client ids in ascending order.
     """
     return Terms.of(digest(protocol), group, settings_of(protocol.privacy))
+
+
+def identities_of(protocol: Protocol) -> dict[int, str]:
+    """Map each client to the public key of its identity, hex.
+
+    Args:
+        protocol: The signed protocol.
+    """
+    return once(protocol, "identities", lambda: {entry.id: entry.identity for entry in protocol.roster if entry.identity})
 
 
 def settings_of(privacy: PrivacyTarget) -> Settings:

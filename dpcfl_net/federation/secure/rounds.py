@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpcfl_net.core.types import ClientStep
+from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.federation.secure.client_side import context_of
+from dpcfl_net.federation.secure.job_terms import identities_of, terms_of
 from dpcfl_net.federation.secure.server_stages import Aborted, ServerRound
 from dpcfl_net.federation.secure.stages import KEYS, SHARES, SURVIVORS, UNMASK
-from dpcfl_net.federation.secure.job_terms import terms_of
 
 if TYPE_CHECKING:
     from dpcfl_net.federation.base import Arrays, ClientSide, Federation
+    from dpcfl_net.privacy.secure_sum import SumCode
 
 Group = tuple[int, ...]
+Tasks = dict[int, dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class SecureSum:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A stage in the form in which `Federation.call` takes a client step."""
+    """A stage in the form in which `Federation.stream` takes a client step."""
 
     client_step: ClientStep
     __self__: ClientSide
@@ -60,52 +64,52 @@ def secure_sums(fed: Federation, step: Any, work: Mapping[Group, Arrays]) -> dic
 
     Source: Bonawitz et al. 2017, figure 4; Bell et al. 2020 for the graph.
     """
-    algorithm: ClientSide = step.__self__
-    return _Sums(fed, algorithm, work).run(step)
+    return _Sums(fed, step, work).run()
 
 
 class _Sums:
-    """The groups of one round; those that are aborted are left out of later stages."""
+    """The groups of one round; a group that is aborted is left out of later stages."""
 
-    def __init__(self, fed: Federation, algorithm: ClientSide, work: Mapping[Group, Arrays]) -> None:
-        self._fed, self._algorithm, self._work = fed, algorithm, work
-        self._open = {group: ServerRound(terms_of(fed.protocol, group), fed.round, fed.protocol) for group in work}
+    def __init__(self, fed: Federation, step: Any, work: Mapping[Group, Arrays]) -> None:
+        self._fed, self._step, self._work = fed, step, work
+        self._algorithm: ClientSide = step.__self__
+        self._codes: dict[Group, SumCode] = {}
+        self._open: dict[Group, ServerRound] = {}
         self._results: dict[Group, SecureSum] = {}
+        for group in work:
+            code = self._algorithm.secure_code(len(group))
+            if code is None:
+                self._results[group] = SecureSum((), aborted=f"no secure sum of {len(group)} clients is possible in this job")
+                continue
+            self._codes[group] = code
+            self._open[group] = ServerRound(terms_of(fed.protocol, group), fed.round, identities_of(fed.protocol), code.d)
 
-    def run(self, step: Any) -> dict[Group, SecureSum]:
-        first = {client: {"group": np.array(group, np.int64)} for group in self._open for client in group}
-        self._exchange(KEYS, first, ServerRound.add_keys)
-        self._stage(SHARES, ServerRound.shares_tasks, ServerRound.add_boxes)
-        tasks = self._next(ServerRound.masked_tasks)
-        own = {client: self._work[group] for group in self._open for client in group}
-        self._exchange(step, {client: {**own[client], **task} for client, task in tasks.items()}, ServerRound.add_masked)
-        self._stage(SURVIVORS, ServerRound.survivors_tasks, ServerRound.add_signature)
-        self._stage(UNMASK, ServerRound.unmask_tasks, ServerRound.add_shares)
+    def run(self) -> dict[Group, SecureSum]:
+        stages: list[tuple[Any, Callable[[ServerRound], Tasks], Callable[..., bool]]] = [
+            (KEYS, ServerRound.keys_tasks, ServerRound.add_keys),
+            (SHARES, ServerRound.shares_tasks, ServerRound.add_boxes),
+            (self._step, ServerRound.masked_tasks, ServerRound.add_masked),
+            (SURVIVORS, ServerRound.survivors_tasks, ServerRound.add_signature),
+            (UNMASK, ServerRound.unmask_tasks, ServerRound.add_shares),
+        ]
+        for step, tasks, take in stages:
+            self._exchange(step, tasks, take)
         self._each(self._finish)
         return {group: self._results[group] for group in self._work}
 
-    def _stage(
-        self,
-        stage: ClientStep,
-        tasks: Callable[[ServerRound], dict[int, dict[str, np.ndarray]]],
-        take: Callable[[ServerRound, int, Arrays], None],
-    ) -> None:
-        self._exchange(stage, self._next(tasks), take)
-
-    def _next(self, tasks: Callable[[ServerRound], dict[int, dict[str, np.ndarray]]]) -> dict[int, dict[str, np.ndarray]]:
-        """Tasks of all groups that are not aborted; a group with too few answers is aborted here."""
-        found: dict[int, dict[str, np.ndarray]] = {}
-        self._each(lambda group, server: found.update(tasks(server)))
-        return found
-
-    def _exchange(
-        self, step: Any, tasks: Mapping[int, Arrays], take: Callable[[ServerRound, int, Arrays], None]
-    ) -> None:
-        if not tasks:
+    def _exchange(self, step: Any, tasks: Callable[[ServerRound], Tasks], take: Callable[..., bool]) -> None:
+        """Run one stage of all groups that are not aborted; a group with too few answers before it is aborted here."""
+        asked: Tasks = {}
+        self._each(lambda group, server: asked.update(tasks(server)))
+        if not asked:
             return
         servers = {client: server for group, server in self._open.items() for client in group}
-        method = _Stage(step, self._algorithm) if isinstance(step, ClientStep) else step
-        self._fed.stream(method, lambda client, release: take(servers[client], client, release), each=tasks)
+        if isinstance(step, ClientStep):
+            step = _Stage(step, self._algorithm)
+        else:
+            own = {client: self._work[group] for group in self._open for client in group}
+            asked = {client: {**own[client], **task} for client, task in asked.items()}
+        self._fed.stream(step, lambda client, release: take(servers[client], client, release), each=asked)
 
     def _each(self, act: Callable[[Group, ServerRound], None]) -> None:
         for group, server in list(self._open.items()):
@@ -116,7 +120,7 @@ class _Sums:
                 self._results[group] = SecureSum((), aborted=str(why))
 
     def _finish(self, group: Group, server: ServerRound) -> None:
-        words = server.unmask()
-        code = self._algorithm.secure_code(self._fed.protocol.client(group[0]), len(group))
-        self._results[group] = SecureSum(server.survivors, code.decode(words))
-
+        encoding = MessageEncoding(self._algorithm)
+        sent = encoding.encode_tasks(self._step.client_step, {group[0]: dict(self._work[group])})[group[0]]
+        total = self._codes[group].decode(server.unmask(context_of(sent)))
+        self._results[group] = SecureSum(server.survivors, total)

@@ -1,0 +1,28 @@
+"""Slots of secure sums in a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpcfl_net.federation.claim import plan_events, protected, unprotected
+from dpcfl_net.privacy.events.data_free import DataFree
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, StageSlot
+
+KEYS, MASKED, UNMASK = StageSlot("secure_keys"), SecureSlot("masked_update", 0.25), StageSlot("secure_unmask")
+
+
+def test_a_masked_vector_is_one_sampled_release_and_a_stage_none():
+    assert MASKED.event(1.5) == SampledGaussian(1.5, 0.25, 1)
+    assert KEYS.event(None) == KEYS.event(2.0, "replace-one") == DataFree()
+    with pytest.raises(ValueError, match="no noise multiplier"):
+        MASKED.event(None)
+
+
+def test_noise_is_calibrated_for_the_masked_vectors_only_in_the_order_of_the_plan():
+    train = DPSGDSlot("train", 0.1, 3)
+    plan = [KEYS, MASKED, UNMASK, train, KEYS, MASKED, UNMASK]
+    assert protected(plan) == [MASKED, train, MASKED]
+    assert plan_events(protected(plan), 2.0, "zero-out") == [SampledGaussian(2.0, 0.25, 2), SampledGaussian(2.0, 0.1, 3)]
+    assert plan_events(plan, 2.0, "zero-out").count(DataFree()) == 2
+    assert unprotected(plan) == []
