@@ -170,7 +170,7 @@ def prepare(
     keys, clients = RunFolder(folder).keys, sum(config.data.clients)
     on_step(f"keys of clients: {clients}")
     make_operator_keys(keys, config.runtime.aggregators)
-    (placement or LocalPlacement()).make_keys(keys, clients, config.runtime.clients_per_worker)
+    (placement or LocalPlacement()).make_keys(keys, clients, config.runtime.clients_per_worker, config.privacy.secure)
     config = with_noise_seed(config)
     job = make_job(config, keys, on_step)
     write_config(folder, config)

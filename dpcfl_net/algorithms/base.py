@@ -7,7 +7,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -20,6 +20,9 @@ from dpcfl_net.core.types import ClientStep, State, TensorSpec
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.privacy.slots import Slot, given
+
+if TYPE_CHECKING:
+    from dpcfl_net.privacy.secure_sum import SumCode
 
 
 class Options(BaseModel):
@@ -119,6 +122,23 @@ class Algorithm:
     def central_plan(self) -> list[Slot]:
         """List every slot that a trusted server may fill over the whole run; empty if no server is trusted."""
         return []
+
+    def secure_code(self, participants: int) -> SumCode | None:
+        """Build the code of a secure sum with this many participants.
+
+        It depends on public facts only, since all participants and the server must use the same. Its noise multiplier is that of
+        the roster, and `honest` is the number of answers that a sum needs less the job's colluders.
+
+        Args:
+            participants: Clients of the sum, 1 to the number of clients.
+
+        Returns:
+            The code; None if the algorithm has no secure sum of this size, as without `trust: secure-aggregation`.
+
+        Raises:
+            ValueError: If such a sum does not fit into 32 bits.
+        """
+        return None
 
     def start(self, fed: Federation) -> State:
         """Build the server's state before round 1.

@@ -29,6 +29,7 @@ from dpcfl_net.core.types import Adjacency
 MOST_EPSILON = 100_000.0
 LARGE_ROSTER = 2_000  # clients from which a run packs keys, groups clients in processes, and samples them in figures
 CUT_SHARE = 0.01  # share of delta for batches that constant pace cuts
+SECURE_SHARE = 0.001  # share of delta for the distance of a secure sum's noise from a Gaussian
 
 
 class FrozenModel(BaseModel):
@@ -51,6 +52,8 @@ class ClientEntry(FrozenModel):
         validation_records: Number of validation records; public.
         noise_multiplier: z_i, noise deviation over clip norm for a sum; None if the client adds no noise.
         rounds: Spans (from, to) of rounds in which the client is there, in order; None: it is always there.
+        identity: Ed25519 public key, 64 hex digits, which signs the client's messages of a secure sum; None without secure
+            aggregation.
     """
 
     id: int = Field(ge=0)
@@ -59,6 +62,7 @@ class ClientEntry(FrozenModel):
     validation_records: int = Field(default=0, ge=0)
     noise_multiplier: float | None = Field(gt=0)
     rounds: list[tuple[int, int]] | None = None
+    identity: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
 
     @field_validator("rounds")
     @classmethod
@@ -69,9 +73,9 @@ class ClientEntry(FrozenModel):
         return spans
 
     @model_serializer(mode="wrap")
-    def _without_unused_rounds(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `rounds` when unset so that the job hash is unchanged.
-        return {key: value for key, value in standard(self).items() if key != "rounds" or value is not None}
+    def _without_unused_fields(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `rounds` and `identity` when unset so that the job hash is unchanged.
+        return {key: value for key, value in standard(self).items() if key not in ("rounds", "identity") or value is not None}
 
     def is_there(self, t: int) -> bool:
         """Return True if the schedule has the client in round t."""
@@ -138,6 +142,24 @@ class LocalTraining(FrozenModel):
         return {key: value for key, value in standard(self).items() if key != "precision" or value != "float32"}
 
 
+class SecureAggregation(FrozenModel):
+    """Terms of secure sums: how many participants must answer, and how many may work with the server."""
+
+    threshold: float = Field(
+        default=2 / 3, ge=2 / 3, le=1, allow_inf_nan=False,
+        description="fraction of the participants of a sum that must answer; always more than two thirds of them",
+    )  # fmt: skip
+    colluders: int = Field(
+        default=0, ge=0, le=1_000_000,
+        description="most participants of a sum that may work with the server; the noise of the others protects the sum",
+    )  # fmt: skip
+    neighbours: int | None = Field(
+        default=None, ge=64, le=1_000_000, multiple_of=2,
+        description="other participants with which each one shares masks, with more than 64 participants; even; null: enough "
+        "for 30 % drop-outs",
+    )  # fmt: skip
+
+
 class PrivacyTarget(FrozenModel):
     """Privacy guarantee of every client, and the side that adds the noise."""
 
@@ -153,10 +175,24 @@ class PrivacyTarget(FrozenModel):
     noise: Literal["os", "seeded"] = Field(
         default="os", description="os: keys from the operating system; seeded: reproducible, without any epsilon (INSECURE)"
     )
-    trust: Literal["untrusted-server", "trusted-server"] = Field(
+    trust: Literal["untrusted-server", "trusted-server", "secure-aggregation"] = Field(
         default="untrusted-server",
-        description="who adds the noise: each client, or a server that receives raw updates",
+        description="who adds the noise: each client, a server that receives raw updates, or all clients of a secure sum "
+        "together, of whose updates the server learns the sum only",
     )
+    secure_aggregation: SecureAggregation | None = Field(
+        default=None, description="trust secure-aggregation only: terms of secure sums; null: the defaults"
+    )
+
+    @property
+    def secure(self) -> bool:
+        """True with secure sums."""
+        return self.trust == "secure-aggregation"
+
+    @model_serializer(mode="wrap")
+    def _without_unused_terms(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Omit `secure_aggregation` when unset so that the job hash is unchanged.
+        return {key: value for key, value in standard(self).items() if key != "secure_aggregation" or value is not None}
 
 
 class ModelTemplate(FrozenModel):
@@ -243,6 +279,17 @@ class Protocol(FrozenModel):
             raise ValueError("aggregators must name groups of clients in order, each client of the roster once")
         return self
 
+    @model_validator(mode="after")
+    def _check_secure_aggregation(self) -> Protocol:
+        secure = self.privacy.secure
+        if (self.privacy.secure_aggregation is not None) != secure:
+            raise ValueError(f"privacy.secure_aggregation belongs to trust secure-aggregation, trust is {self.privacy.trust!r}")
+        if secure and self.aggregators:
+            raise ValueError("aggregators must be empty with trust secure-aggregation")
+        if any((entry.identity is not None) != secure for entry in self.roster):
+            raise ValueError("roster: each client has an identity with trust secure-aggregation, and only there")
+        return self
+
     @model_serializer(mode="wrap")
     def _without_unused_parts(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Omit parts with their default values so that the job hash is unchanged.
@@ -255,9 +302,14 @@ class Protocol(FrozenModel):
         return CUT_SHARE * self.privacy.delta if self.local.pace == "constant" else 0.0
 
     @property
+    def secure_delta(self) -> float:
+        """Part of delta reserved for the distance of a secure sum's noise from a Gaussian; 0 without secure sums."""
+        return SECURE_SHARE * self.privacy.delta if self.privacy.secure else 0.0
+
+    @property
     def accounted_delta(self) -> float:
         """Part of delta for the accountant."""
-        return self.privacy.delta - self.kept_delta
+        return self.privacy.delta - self.kept_delta - self.secure_delta
 
     @property
     def clients(self) -> list[int]:

@@ -14,8 +14,27 @@ from dpcfl_net.core.run_folder import signature_path
 LONGEST_FILE = 4096  # bytes
 
 
-def write_operator_key(folder: str | Path, name: str = "operator") -> str:
+def signing_pair() -> tuple[str, str]:
     """Generate an Ed25519 key pair.
+
+    Returns:
+        (public, secret), 64 hex digits each.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    secret = Ed25519PrivateKey.generate()
+    return secret.public_key().public_bytes_raw().hex(), secret.private_bytes_raw().hex()
+
+
+def signing_public(secret: bytes) -> str:
+    """Return the public key of an Ed25519 secret of 32 bytes, 64 hex digits."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()
+
+
+def write_operator_key(folder: str | Path, name: str = "operator") -> str:
+    """Write a new Ed25519 key pair.
 
     Args:
         folder: Folder for `name.public` and `name.secret` (hex).
@@ -27,11 +46,8 @@ def write_operator_key(folder: str | Path, name: str = "operator") -> str:
     Raises:
         ConfigError: As `write_pair`.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    secret = Ed25519PrivateKey.generate()
-    public = secret.public_key().public_bytes_raw().hex()
-    write_pair(folder, name, public, secret.private_bytes_raw().hex())
+    public, secret = signing_pair()
+    write_pair(folder, name, public, secret)
     return public
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,11 +24,14 @@ from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Audit, Experiment, Job
-from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, plan_examples, plan_key, protected, without_guarantee
+from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events, protected, without_guarantee
+from dpcfl_net.federation.plan_examples import plan_examples, plan_key
+from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.randomness import derive
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 from dpcfl_net.transport import keys
+from dpcfl_net.transport.identities import read_identities
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
         audit=_audit(config, n, secrets.audit),
     )
     public = keys.read_client_keys(key_folder, n)
+    signing: Sequence[str | None] = read_identities(key_folder, n) if config.privacy.secure else [None] * n
     on_step(f"layout of model {short(config.model.name)}")
     protocol = Protocol(
         run=secrets.run.hex(),
@@ -136,6 +140,7 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
                 validation_records=len(pieces[k].validation_rows),
                 noise_multiplier=None,
                 rounds=config.availability.spans(i, config.rounds),
+                identity=signing[i],
             )
             for i, k in enumerate(order)
         ],
@@ -294,11 +299,14 @@ def _check_own_model(name: str, input_shape: tuple[int, ...], classes: int, by_r
 def calibrated(protocol: Protocol) -> Protocol:
     """Return the protocol with calibrated noise multipliers; equal plans are solved once.
 
+    With secure sums all clients get the largest one.
+
     Args:
         protocol: The protocol.
 
     Raises:
-        ConfigError: If no noise meets the target, or a dataset ledger is requested without a finite epsilon.
+        ConfigError: If no noise meets the target, a dataset ledger is requested without a finite epsilon, or the noise of secure
+            sums is too coarse.
     """
     algorithm = algorithm_of(protocol)
     solved: dict[tuple[Slot, ...], float | None] = {}
@@ -311,9 +319,14 @@ def calibrated(protocol: Protocol) -> Protocol:
     if protocol.privacy.trust == "trusted-server":
         (z,) = solved.values()
         return protocol.model_copy(update={"curator_noise_multiplier": z, "unprotected": reasons})
+    if protocol.privacy.secure:  # the shares of a sum's noise must fit together; a larger multiplier costs less
+        solved = dict.fromkeys(solved, max((z for z in solved.values() if z is not None), default=None))
     noise = {plan_key(algorithm, e): solved[tuple(algorithm.plan(e))] for e in plan_examples(algorithm)}
     roster = [e.model_copy(update={"noise_multiplier": noise[plan_key(algorithm, e)]}) for e in protocol.roster]
-    return protocol.model_copy(update={"roster": roster, "unprotected": reasons})
+    result = protocol.model_copy(update={"roster": roster, "unprotected": reasons})
+    if problem := secure_sum_problem(algorithm_of(result)):
+        raise ConfigError(problem)
+    return result
 
 
 def _noise_multiplier(plan: list[Slot], protocol: Protocol) -> float:

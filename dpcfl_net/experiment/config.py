@@ -123,13 +123,19 @@ def resolve(document: Mapping[str, Any]) -> Config:
 
 
 def _with_dependent_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Set defaults that depend on other settings: no transcript in one process or with aggregators, and many clients per process of a large roster."""
+    """Set defaults that depend on other settings.
+
+    No transcript in one process or with aggregators, many clients per process of a large roster, and the terms of secure sums.
+    """
     found = dict(document)
     runtime, output, data = (document.get(name, {}) for name in ("runtime", "output", "data"))
     runtime_given = runtime if isinstance(runtime, dict) else {}
     without = runtime_given.get("federation") == "in-process" or runtime_given.get("aggregators")
     if without and isinstance(output, dict) and "transcript" not in output:
         found["output"] = {**output, "transcript": "off"}
+    privacy = document.get("privacy")
+    if isinstance(privacy, dict) and privacy.get("trust") == "secure-aggregation" and privacy.get("secure_aggregation") is None:
+        found["privacy"] = {**privacy, "secure_aggregation": {}}
     sizes = data.get("clients") if isinstance(data, dict) else None
     if isinstance(runtime, dict) and "clients_per_worker" not in runtime and _can_group(document) and _counts(sizes):
         size = group_size(sum(sizes))

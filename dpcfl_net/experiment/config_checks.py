@@ -14,6 +14,7 @@ from dpcfl_net.experiment.build import model_template
 from dpcfl_net.experiment.communication_settings import communication_problems
 from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
 from dpcfl_net.experiment.network_settings import links_of
+from dpcfl_net.experiment.secure_sum_checks import secure_sum_problems
 from dpcfl_net.training import models
 
 # Larger numbers are mistakes; within these limits making a job takes about a minute at most.
@@ -57,6 +58,7 @@ def combination_problems(config: Config) -> list[str]:
     if config.ledger.scope == "dataset" and not config.runtime.durable:
         problems.append("runtime.durable is false: ledger.scope 'dataset' composes all runs on a record and needs true")
     problems += _privacy_problems(config)
+    problems += secure_sum_problems(config)
     if config.runtime.federation == "in-process" and config.output.transcript != "off":
         problems.append("output.transcript must be off where runtime.federation is 'in-process', which sends no messages")
     problems += _device_problems(config.runtime)

@@ -9,7 +9,9 @@ from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.data import cache
+from dpcfl_net.experiment.secure_statement import covered_by_sums, not_covered_by_sums, secure_sums
 from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
+from dpcfl_net.federation.secure_claim import epsilon_of_reserve
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.training.pace import covered_epsilon
@@ -49,7 +51,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         replace_one: Epsilon under replacement (`replace_one_epsilon`).
 
     Returns:
-        Fields of the statement; `epsilon` is None without a guarantee.
+        Fields of the statement; `epsilon` is None without a guarantee, `secure_sums` is there with secure sums only.
     """
     algorithm, by_client = algorithm_of(protocol), protocol.privacy.unit == "client"
     z = [noise for noise in noisy_plans(algorithm).values() if noise is not None]
@@ -69,6 +71,9 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     if protocol.privacy.trust == "trusted-server":
         covered = ["the server's publications of each round: noisy sums of clipped updates, and labels if they are released"]
         not_covered.insert(0, SERVER_SEES)
+    sums = secure_sums(algorithm) if protocol.privacy.secure else None
+    if sums is not None:
+        covered, not_covered = [*covered_by_sums(sums), *covered], [*not_covered_by_sums(sums), *not_covered]
     if protocol.unprotected:
         covered, given = [], []
         if z and protocol.privacy.noise == "os":
@@ -100,6 +105,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "covered": covered,
         "not_covered": not_covered,
         "insecure": privacy.noise == "seeded",
+        **({} if sums is None else {"secure_sums": sums}),
     }
 
 
@@ -131,4 +137,5 @@ def replace_one_epsilon(protocol: Protocol) -> float | None:
 
     largest = max(map(spent, plans), default=math.inf)
     covered = covered_epsilon(protocol.privacy.epsilon) if protocol.kept_delta else math.inf
+    covered = min(covered, epsilon_of_reserve(algorithm))
     return largest if math.isfinite(largest) and largest <= covered else None

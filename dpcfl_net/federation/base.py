@@ -20,6 +20,7 @@ from dpcfl_net.privacy.slots import Slot
 
 if TYPE_CHECKING:
     from dpcfl_net.federation.central_dp import CentralDPServer
+    from dpcfl_net.privacy.secure_sum import SumCode
 
 __all__ = ["Arrays", "ClientSide", "Federation", "Results"]
 
@@ -40,6 +41,8 @@ class ClientSide(Protocol):
     def plan(self, client: ClientEntry) -> list[Slot]: ...
 
     def central_plan(self) -> list[Slot]: ...
+
+    def secure_code(self, participants: int) -> SumCode | None: ...
 
 
 class Results(Mapping[int, Arrays]):

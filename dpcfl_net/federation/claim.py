@@ -7,15 +7,16 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.plugins import is_plugin
-from dpcfl_net.core.protocol import LARGE_ROSTER, ClientEntry, Protocol, once
+from dpcfl_net.core.protocol import LARGE_ROSTER, Protocol, once
 from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.plan_examples import plan_examples, plan_key
+from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.slots import RawSlot, Slot, StageSlot, UnprotectedSlot
@@ -92,29 +93,6 @@ def noisy_plans(algorithm: ClientSide) -> dict[tuple[Slot, ...], float | None]:
     if protocol.privacy.trust == "trusted-server":
         return {tuple(algorithm.central_plan()): protocol.curator_noise_multiplier}
     return {tuple(algorithm.plan(entry)): entry.noise_multiplier for entry in plan_examples(algorithm)}
-
-
-def plan_key(algorithm: ClientSide, entry: ClientEntry) -> Hashable:
-    """Return a key that only clients with equal plans share.
-
-    The plans of this package's algorithms depend on these public facts only; a plugin's plan may depend on the client's id.
-
-    Args:
-        algorithm: The job's algorithm.
-        entry: The client's roster entry.
-    """
-    spans = None if entry.rounds is None else tuple(entry.rounds)
-    own = entry.id if is_plugin(algorithm.protocol.algorithm) else None
-    return own, entry.records, entry.validation_records, entry.noise_multiplier, spans
-
-
-def plan_examples(algorithm: ClientSide) -> list[ClientEntry]:
-    """List clients whose plans are all the plans of a job: one of each key.
-
-    Args:
-        algorithm: The job's algorithm.
-    """
-    return [*{plan_key(algorithm, entry): entry for entry in algorithm.protocol.roster}.values()]
 
 
 def hold_to_policy(protocol: Protocol, client: int, policy: Policy) -> None:
@@ -222,6 +200,8 @@ def _verified(algorithm: ClientSide, client: int, cache: Path, policy: Policy) -
         raise Refused("claim", "; ".join(problems))
     hold_to_policy(algorithm.protocol, client, policy)
     reasons = without_guarantee(algorithm)
+    if problem := secure_sum_problem(algorithm):
+        raise Refused("claim", problem)
     if reasons != algorithm.protocol.unprotected:
         raise Refused("claim", f"without a guarantee: {reasons}; the job declares {algorithm.protocol.unprotected}")
     try:

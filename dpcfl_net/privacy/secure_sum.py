@@ -18,16 +18,15 @@ mechanisms of noise multiplier at least z, so that the events SampledGaussian(z,
 
 Proof. Let P_s be the law of rint(N(0, s^2)) and N_Z(V) the discrete Gaussian, with weights exp(-k^2 / (2 V)).
 
-(1) chi^2(P_s, N_Z(s^2 + c)) <= 0.11 s^-8 with c = 1/12. Write P_s(k) as the mean over u in [-1/2, 1/2] of the normal density at
-k + u, and sum P_s(k)^2 / N_Z(k) over k by Poisson's summation formula. With h = 1 / s^2,
+(1) chi^2(P_s, N_Z(s^2 + c)) <= b(s) = (2.9e-6 + 0.012 s^-4) s^-8 with c = 1/12. Write P_s(k) as the mean over u in
+[-1/2, 1/2] of the normal density at k + u, and sum P_s(k)^2 / N_Z(k) over k by Poisson's summation formula. With h = 1 / s^2,
 
     chi^2 + 1 <= L G(h),  G(h) = (1 + c h) (1 + 2 c h)^-1/2 E exp(h u v - kappa (u + v)^2),  kappa = c h^2 / (2 (1 + 2 c h)),
 
 u and v independent and uniform on [-1/2, 1/2]. L - 1 is less than 5 exp(-1.9 pi^2 s^2), below 10^-28 s^-8: the other terms of the
-formula. From E u^2 = c, E u = E u^3 = 0, the Taylor coefficients of G are 1 for h^0 and 0 for h, h^2 and h^3: for h^2,
-c^2/2 + c^2/2 - c^2; for h^3, -c^3 - c^3 + 2 c^3. G is analytic for |h| < 6. For |h| = 3, |1 + 2 c h| >= 1/2 and |kappa| <= 3/4, so
-|G| <= 1.25 sqrt(2) exp(3/4 + 3/4) < 7.93. By Cauchy's estimates |G(h) - 1| <= 7.93 (h/3)^4 / (1 - h/3), less than 0.108 h^4 for
-h <= 1/4.
+formula. From the moments of u, G(h) = 1 + h^4 / 345600 - h^5 / 1036800 + ... (the terms below h^4 cancel since variances agree). G
+is analytic for |h| < 6. For |h| = 3, |1 + 2 c h| >= 1/2 and |kappa| <= 3/4, so |G| <= 1.25 sqrt(2) exp(3/4 + 3/4) < 7.93. By Cauchy's
+estimates the terms from h^6 on are at most 7.93 (h/3)^6 / (1 - h/3), less than 0.0119 h^6 for h <= 1/4.
 
 (2) The sum of m independent N_Z(V) and N_Z(m V) differ in log-probability by at most 10 sum over k < m of
 exp(-2 pi^2 V k / (k + 1)) (Kairouz, Liu, Steinke 2021, Theorem 9), at most 10 m exp(-pi^2 V).
@@ -38,7 +37,7 @@ The noise is independent of the data, and a run's view is a function of data and
 that of the noise in all R d coordinates. KL divergence is at most chi^2, adds over independent coordinates and shares, and does not
 grow under sums; total variation is at most sqrt(KL / 2) (Pinsker). Steps (1), (2) and (3) give
 
-    eta <= sqrt(R d m 0.11 s^-8 / 2) + 10 R d m exp(-pi^2 s^2) + sqrt(R d 0.11 (m s^2)^-4 / 2),
+    eta <= sqrt(R d m b(s) / 2) + 10 R d m exp(-pi^2 s^2) + sqrt(R d b(sqrt(m) s) / 2),
 
 and eta = 0 for m = 1, whose noise is P_s with s = z * sensitivity. With noise P_t, a whole number plus rint(N(0, t^2)) equals rint of
 the whole number plus N(0, t^2): the Gaussian mechanism on whole numbers, then rounding. Shares beyond the m, colluders' shares and
@@ -241,7 +240,7 @@ def rounding_divergence(deviation: float) -> float:
         ValueError: If the deviation is smaller.
     """
     _check("deviation", deviation, deviation >= LEAST_DEVIATION, f"at least {LEAST_DEVIATION:g}")
-    return 0.11 * deviation**-8.0
+    return (2.9e-6 + 0.012 * deviation**-4.0) * deviation**-8.0
 
 
 def _norm(vector: np.ndarray) -> float:

@@ -121,6 +121,8 @@ def _updates(view: RunView) -> str:
     privacy = view.run.get("privacy")
     if isinstance(privacy, Mapping) and privacy.get("trust") == "trusted-server":
         return "The raw update and the cluster that the client names: this server is trusted and adds the noise."
+    if isinstance(privacy, Mapping) and privacy.get("trust") == "secure-aggregation":
+        return "A masked vector, which shows nothing alone; the server learns sums over clients."
     return "Only what the client's gate released."
 
 

@@ -25,7 +25,12 @@ ADJACENCIES = {
 TRUST = {
     "untrusted-server": "untrusted server: each client adds noise before it sends anything",
     "trusted-server": "trusted server: it receives raw updates and adds the noise",
-    "secure-aggregation": "secure aggregation: the server sees sums over clients only",
+    "secure-aggregation": "secure aggregation: the server learns sums of masked vectors over clients, with noise of all of them; it may deviate "
+    "from the protocol",
+}
+PARTICIPATION = {
+    "secret coins": "secret: each client sends in every round, and only it knows if its vector is zero",
+    "visible": "visible: the server names the participants of a sum",
 }
 LEDGERS = {
     "run": "this run only; other runs on the same data add to the total",
@@ -119,6 +124,15 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
         ("Epsilon under replace-one", plain(privacy.get("epsilon_replace_one"))),
         ("Ledger", words("ledger_scope", LEDGERS)),
     ]
+    if isinstance(sums := privacy.get("secure_sums"), Mapping):
+        facts += [
+            (
+                "Secure sums",
+                f"{_range(sums.get('participants'))} participants, of whom {_range(sums.get('answers'))} must answer",
+            ),
+            ("Colluders", f"at most {plain(sums.get('colluders'))} participants of a sum work with the server"),
+            ("Participation", PARTICIPATION.get(str(sums.get("participation")), "not stated")),
+        ]
     if (secret := number(privacy.get("epsilon_with_secret_noise"))) is not None:
         facts.append(("With secret noise", f"the same plan would promise epsilon {plain(secret)}"))
     if claim := privacy.get("claim_of_paper"):
@@ -127,10 +141,15 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
 
 
 def _noise(noise: Any) -> str:
-    if not isinstance(noise, Mapping):
-        return plain(noise)
-    low, high = plain(noise.get("min")), plain(noise.get("max"))
-    return low if low == high else f"{low} to {high} over the clients"
+    text = _range(noise)
+    return f"{text} over the clients" if " to " in text else text
+
+
+def _range(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return plain(value)
+    low, high = plain(value.get("min")), plain(value.get("max"))
+    return low if low == high else f"{low} to {high}"
 
 
 def sentences(value: Any) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class Privacy:
         delta: Promised delta.
         unit: "sample" (one training record) or "client" (all data of one client).
         adjacency: "zero-out" or "replace-one".
-        trust: "untrusted-server" or "trusted-server".
+        trust: "untrusted-server", "trusted-server" or "secure-aggregation".
         epsilon_spent: Largest epsilon that a client has spent so far; inf without a guarantee.
         statement: Headline, alerts, facts, and covered and uncovered items, as text.
         document: The statement in run.json.

@@ -127,7 +127,8 @@ def resume(folder: Path, options: Options) -> int:
         return runs.resume_saved(folder, saved)
     config = saved.config
     with _open_placement(config, options, document["run"], RunFolder(folder).logs, document["placed"]) as placement:
-        placement.make_keys(RunFolder(folder).keys, sum(config.data.clients), config.runtime.clients_per_worker)
+        clients, size = sum(config.data.clients), config.runtime.clients_per_worker
+        placement.make_keys(RunFolder(folder).keys, clients, size, config.privacy.secure)
         return runs.resume_saved(folder, saved, placement)
 
 

@@ -31,6 +31,7 @@ from dpcfl_net.launch.running import IN_PROCESS, RunOptions, SavedRun, new_folde
 from dpcfl_net.privacy.slots import Slot
 from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import duration
+from dpcfl_net.transport.identities import make_all_identities
 from dpcfl_net.transport.keys import make_keys
 
 
@@ -134,9 +135,16 @@ def dry_run(path: Path, overrides: Iterable[str]) -> None:
 
     config = configuration.load(path, overrides)
     with tempfile.TemporaryDirectory() as folder:
-        make_keys(RunFolder(folder).keys, sum(config.data.clients))
+        _make_keys(RunFolder(folder).keys, config)
         _print_job(make_job(config, RunFolder(folder).keys), config)
     print("nothing was started; run the same command without --dry-run to start the run")
+
+
+def _make_keys(folder: Path, config: Config) -> None:
+    clients = sum(config.data.clients)
+    make_keys(folder, clients)
+    if config.privacy.secure:
+        make_all_identities(folder, clients)
 
 
 def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None) -> None:
@@ -151,7 +159,7 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
     config = configuration.load(path, overrides)
     keys = keys or RunFolder(out).keys
     if not keys.exists():
-        make_keys(keys, sum(config.data.clients))
+        _make_keys(keys, config)
     config = with_noise_seed(config)
     job = make_job(config, keys)
     job_files.write_job(job, out, keys)
@@ -237,6 +245,7 @@ def inspect(folder: Path, client: int | None, round_: int | None, limit: int) ->
         "untrusted-server": "The server is not trusted. These messages are all that it received; each client's privacy gate released them.",
         "trusted-server": "The server is trusted: it sees the raw update and the cluster of every sampled client. Only what it publishes is noisy. "
         "This transcript holds raw updates: keep it private.",
+        "secure-aggregation": "The server is not trusted. These messages are all that it received: masked vectors, of which it learned sums over clients only.",
     }[protocol.privacy.trust])  # fmt: skip
     if protocol.unprotected:
         print(f"Without any privacy guarantee: {'; '.join(protocol.unprotected)}")

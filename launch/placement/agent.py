@@ -48,6 +48,7 @@ from dpcfl_net.privacy.ledger.chain import LINES, last_counted
 from dpcfl_net.runtime.specs import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
 from dpcfl_net.transport import keys
+from dpcfl_net.transport.identities import make_identities, read_public_identity
 from dpcfl_net.transport.keys import client_key, make_client_keys
 
 LOCK_S = 10.0
@@ -106,7 +107,7 @@ class Agent:
 
     def _execute(self, command: AgentCommand) -> None:
         if isinstance(command, PrepareKeys):
-            self._send(PublicKeys(keys=self._prepare_keys(command)))
+            self._send(self._prepare_keys(command))
         elif isinstance(command, SetJob):
             self._launcher = self._set_job(command)
         elif isinstance(command, StartWorker):
@@ -120,7 +121,7 @@ class Agent:
                 else:
                     handle.send_command(command.word)
 
-    def _prepare_keys(self, command: PrepareKeys) -> dict[int, str]:
+    def _prepare_keys(self, command: PrepareKeys) -> PublicKeys:
         folder = self._files.keys
         missing = [c for c in command.clients if command.existing and not keys.secret_path(folder, client_key(c)).exists()]
         if missing:
@@ -132,7 +133,11 @@ class Agent:
         self._lock.enter_context(_locked_folder(self.folder))
         if not command.existing:
             make_client_keys(folder, command.clients)
-        return {client: keys.read_public(folder, client_key(client)) for client in command.clients}
+            make_identities(folder, command.clients if command.identities else [])
+        return PublicKeys(
+            keys={client: keys.read_public(folder, client_key(client)) for client in command.clients},
+            identities={client: read_public_identity(folder, client) for client in command.clients if command.identities},
+        )
 
     def _set_job(self, command: SetJob) -> LocalLauncher:
         """Store the job for the workers; each worker verifies the operator's signature."""

@@ -32,6 +32,7 @@ class PrepareKeys(Message):
     do: Literal["prepare-keys"] = "prepare-keys"
     clients: list[Annotated[int, Field(ge=0)]]
     existing: bool
+    identities: bool = False  # True for a job with secure sums, whose clients also sign
 
 
 class SetJob(Message):
@@ -85,10 +86,11 @@ class AgentHello(Message):
 
 
 class PublicKeys(Message):
-    """Report: public keys by client; the secret keys stay on the host."""
+    """Report: public keys by client, and identities if the command asks for them; the secret keys stay on the host."""
 
     say: Literal["keys"] = "keys"
     keys: dict[int, str]
+    identities: dict[int, str] = {}
 
 
 class JobAccepted(Message):

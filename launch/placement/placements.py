@@ -13,6 +13,7 @@ from typing import Protocol
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.signing import read_key_file
 from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.placement.base import Addresses, Launcher, Node
@@ -20,7 +21,8 @@ from dpcfl_net.launch.placement.messages import FILES, PrepareKeys, SetJob
 from dpcfl_net.launch.placement.remote import HELLO_S, Host, HostAgent, RemoteLauncher, assign_processes, close_all, node_of
 from dpcfl_net.runtime.specs import Terms, WorkerSpec
 from dpcfl_net.training.devices import deal
-from dpcfl_net.transport.keys import OBSERVER, client_key, make_client_keys, make_packed_keys, public_path, read_public
+from dpcfl_net.transport.identities import identity_path, make_all_identities
+from dpcfl_net.transport.keys import OBSERVER, client_key, make_client_keys, make_packed_keys, public_path
 
 
 def terms_of(config: Config) -> Terms:
@@ -38,13 +40,14 @@ class Placement(Protocol):
     def capacity(self) -> list[Node]:
         """Return the hosts, or parts of hosts, that can run workers."""
 
-    def make_keys(self, keys: Path, clients: int, size: int) -> None:
+    def make_keys(self, keys: Path, clients: int, size: int, identities: bool) -> None:
         """Create every client's key pair on its host.
 
         Args:
             keys: Folder that receives the public keys.
             clients: Number of clients.
             size: Clients per worker process.
+            identities: Create the pairs with which clients sign messages of secure sums, too.
         """
 
     def bind(self, role: str) -> str:
@@ -90,12 +93,14 @@ class LocalPlacement:
 
         return [local_node()]
 
-    def make_keys(self, keys: Path, clients: int, size: int) -> None:
+    def make_keys(self, keys: Path, clients: int, size: int, identities: bool) -> None:
         """See `Placement`."""
         if clients >= LARGE_ROSTER:
             make_packed_keys(keys, clients)
         else:
             make_client_keys(keys, range(clients))
+        if identities:
+            make_all_identities(keys, clients)
 
     def bind(self, role: str) -> str:
         """See `Placement`."""
@@ -212,18 +217,19 @@ class RemotePlacement:
             self._agent_of = [self._agents[k] for k in assign_processes(count, shares)]
         return [agent.host.name for agent in self._agent_of]
 
-    def make_keys(self, keys: Path, clients: int, size: int) -> None:
+    def make_keys(self, keys: Path, clients: int, size: int, identities: bool) -> None:
         """See `Placement`. In a resumed run the keys must exist and match the signed job."""
         self.assign_hosts(clients, size)
         for agent in self._agents:
             if assigned := self._clients_of(agent, clients):
-                agent.send(PrepareKeys(clients=assigned, existing=self._assigned is not None))
+                agent.send(PrepareKeys(clients=assigned, existing=self._assigned is not None, identities=identities))
         for agent in dict.fromkeys(self._agent_of):
             agent.wait_for(agent.has_keys, HELLO_S)
-            for client, key in agent.keys.items():
-                path = public_path(keys, client_key(client))
-                if self._assigned is not None and read_public(keys, client_key(client)) != key:
-                    raise Refused("keys", f"the key of client {client} on {agent.host.name} differs from the key in the job")
+            found = {public_path(keys, client_key(client)): key for client, key in agent.keys.items()}
+            found |= {identity_path(keys, client_key(client)): key for client, key in agent.identities.items()}
+            for path, key in found.items():
+                if self._assigned is not None and read_key_file(path) != key:
+                    raise Refused("keys", f"{path.name} on {agent.host.name} differs from the key in the job")
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.write_text(key + "\n")
 

@@ -126,6 +126,7 @@ class HostAgent:
         ledgers: Folder of the copies of ledgers, once there is a run.
         hello: First report of the agent, once it has answered.
         keys: Public key of each client of the host.
+        identities: Public identity of each client of the host; empty without secure sums.
         devices: Device of each worker process.
         error_text: Why the connection failed or ended.
     """
@@ -134,6 +135,7 @@ class HostAgent:
     ledgers: Path | None = None
     hello: AgentHello | None = None
     keys: dict[int, str] = field(default_factory=dict)
+    identities: dict[int, str] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
     error_text: str = ""
 
@@ -166,7 +168,7 @@ class HostAgent:
 
     def set_job(self, job: SetJob) -> None:
         """Send the job now and after every reconnection; then the keys and ledgers of the clients must exist there."""
-        self._first = [PrepareKeys(clients=sorted(self.keys), existing=True), job]
+        self._first = [PrepareKeys(clients=sorted(self.keys), existing=True, identities=bool(self.identities)), job]
         self.send(job)
 
     def start(self, process: ClientRange, log: Path) -> RemoteHandle:
@@ -290,10 +292,10 @@ class HostAgent:
         elif isinstance(report, AgentError):
             self.error_text, self._code = report.reason, report.code
         elif isinstance(report, PublicKeys):
-            if self.keys and report.keys != self.keys:
+            if self.keys and (report.keys, report.identities) != (self.keys, self.identities):
                 raise Refused("keys", "the keys on the host differ from those in the job")
             with self._changed:
-                self.keys = report.keys
+                self.keys, self.identities = report.keys, report.identities
                 self._changed.notify_all()
 
     def _copy_ledger(self, report: LedgerUpdate) -> None:

@@ -82,7 +82,7 @@ def test_the_matrix_holds_every_algorithm():
 
 @pytest.mark.parametrize("case", MATRIX)
 def test_a_plan_depends_on_public_facts_and_not_on_the_client(case, tmp_path):
-    """Clients with equal facts are planned and calibrated once (`claim.plan_key`)."""
+    """Clients with equal facts are planned and calibrated once (`plan_examples.plan_key`)."""
     make_keys(tmp_path, 4)
     job = make_job(config.resolve({**SMALL, **changes_of(case)}), tmp_path)
     entry = job.protocol.roster[0]

@@ -14,14 +14,18 @@ def keygen(
     folder: Path,
     clients: Annotated[int, typer.Option(min=1, max=MOST_CLIENTS, help="number of clients")],
     aggregators: Annotated[int, typer.Option(min=0, max=1_000, help="number of aggregators (runtime.aggregators)")] = 0,
+    identities: Annotated[bool, typer.Option(help="clients also sign (privacy.trust secure-aggregation)")] = False,
 ) -> None:
     """Create the keys of all parties.
 
     These are the operator, the coordinator, the observer, the aggregators and the clients.
     """
+    from dpcfl_net.transport.identities import make_all_identities
     from dpcfl_net.transport.keys import make_keys
 
     make_keys(folder, clients, aggregators)
+    if identities:
+        make_all_identities(folder, clients)
     typer.echo(f"wrote {clients + aggregators + 2} connection keys and the operator's signing key to {folder}")
 
 

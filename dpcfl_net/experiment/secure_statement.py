@@ -1,0 +1,61 @@
+"""Part of the privacy statement about secure sums: their terms, and conditions under which epsilon holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpcfl_net.algorithms.base import Algorithm
+from dpcfl_net.federation.plan_examples import plan_examples
+from dpcfl_net.privacy.slots import SecureSlot
+
+SERVER_SEES = (
+    "what the server receives in a secure sum, also if it deviates from the protocol: keys, encrypted shares, masked vectors of single "
+    "clients, and sums of at least {needed} of them"
+)
+CRYPTOGRAPHY = (
+    "a break of the cryptography: masks and encrypted shares are computationally secure (X25519, AES, SHA-256, Ed25519)"
+)
+COLLUDERS = (
+    "more than {colluders} participants of a sum working with the server: they know their masks and their shares of the noise"
+)
+WRONG_SUMS = "the correctness of a sum: a malicious client can change it"
+VISIBLE = "the participants of a secure sum: the server names them"
+SECRET = (
+    "drop-outs and delays that depend on a client's secret coin: a client sends in every round, and its coin decides if its vector is "
+    "zero"
+)
+
+
+def secure_sums(algorithm: Algorithm) -> dict[str, Any]:
+    """Describe the secure sums of a job.
+
+    Args:
+        algorithm: The job's algorithm; `privacy.trust` is secure-aggregation.
+
+    Returns:
+        `participants` and `answers` (those needed), each with `min` and `max` over the sizes of sums that may be formed;
+        `colluders`, and `participation`: "secret coins" or "visible".
+    """
+    protocol = algorithm.protocol
+    terms = protocol.privacy.secure_aggregation
+    assert terms is not None  # a protocol with this trust has them
+    sizes = {n: code.honest + terms.colluders for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n))}
+    slots = (slot for entry in plan_examples(algorithm) for slot in algorithm.plan(entry))
+    secret = protocol.privacy.unit == "client" and all(slot.rate < 1 for slot in slots if isinstance(slot, SecureSlot))
+    return {
+        "participants": {"min": min(sizes), "max": max(sizes)},
+        "answers": {"min": min(sizes.values()), "max": max(sizes.values())},
+        "colluders": terms.colluders,
+        "participation": "secret coins" if secret else "visible",
+    }
+
+
+def covered_by_sums(sums: dict[str, Any]) -> list[str]:
+    """List what epsilon covers in secure sums; `sums` as from `secure_sums`."""
+    return [SERVER_SEES.format(needed=sums["answers"]["min"])]
+
+
+def not_covered_by_sums(sums: dict[str, Any]) -> list[str]:
+    """List what epsilon does not cover in secure sums; `sums` as from `secure_sums`."""
+    participation = SECRET if sums["participation"] == "secret coins" else VISIBLE
+    return [COLLUDERS.format(colluders=sums["colluders"]), CRYPTOGRAPHY, participation, WRONG_SUMS]

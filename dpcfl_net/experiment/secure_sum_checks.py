@@ -1,0 +1,41 @@
+"""Settings that cannot be combined with secure sums."""
+
+from __future__ import annotations
+
+from dpcfl_net.experiment.config_schema import Config
+
+
+def secure_sum_problems(config: Config) -> list[str]:
+    """List the problems of `privacy.trust: secure-aggregation` with other settings.
+
+    Args:
+        config: A configuration whose fields are valid one by one.
+
+    Returns:
+        One sentence for each problem: field, value and allowed values.
+    """
+    privacy, runtime, up = config.privacy, config.runtime, config.communication.up
+    if not privacy.secure:
+        given = privacy.secure_aggregation is not None
+        return (
+            [f"privacy.secure_aggregation belongs to privacy.trust secure-aggregation, got {privacy.trust!r}"] if given else []
+        )
+    asked, problems = "privacy.trust is 'secure-aggregation':", []
+    if privacy.adjacency != "zero-out":
+        problems.append(f"{asked} privacy.adjacency must be 'zero-out', got {privacy.adjacency!r}")
+    if runtime.aggregators:
+        problems.append(f"{asked} runtime.aggregators must be 0, got {runtime.aggregators}: the server adds masked vectors")
+    if up.form != "float32":
+        problems.append(f"{asked} communication.up must be float32, got {up.form!r}: clients send masked integers of 32 bits")
+    if config.capabilities.asynchronous:
+        problems.append(f"{asked} algorithm.asynchronous must be null: the masks of one round cancel in its sum only")
+    if config.local.pace != "free":
+        problems.append(f"{asked} local.pace must be 'free', got {config.local.pace!r}: secure sums take no padded batches")
+    if config.ledger.scope != "run":
+        problems.append(
+            f"{asked} ledger.scope must be 'run', got {config.ledger.scope!r}: the distance of the noise from a Gaussian is reserved in "
+            "one run's delta"
+        )
+    if config.audit.canaries:
+        problems.append(f"{asked} audit.canaries must be 0, got {config.audit.canaries}: the audit reads single updates")
+    return problems

@@ -1,0 +1,81 @@
+"""Conditions under which secure sums give the epsilon of Gaussian mechanisms; part of the check of a job's privacy claim."""
+
+from __future__ import annotations
+
+import math
+
+from dpcfl_net.core.protocol import once
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.plan_examples import plan_examples
+from dpcfl_net.privacy.slots import SecureSlot
+
+
+def secure_divergence(algorithm: ClientSide) -> float:
+    """Bound the total variation between the secure sums that a client takes part in and Gaussian mechanisms.
+
+    Args:
+        algorithm: The job's algorithm.
+
+    Returns:
+        The largest bound over the sizes of sums that the algorithm may form, see `SumCode.divergence`; 0 without secure sums.
+
+    Raises:
+        ValueError: If a sum does not fit into 32 bits.
+    """
+    protocol = algorithm.protocol
+
+    def bound() -> float:
+        plans = (algorithm.plan(entry) for entry in plan_examples(algorithm))
+        releases = max(sum(isinstance(slot, SecureSlot) for slot in plan) for plan in plans)
+        codes = [code for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n)) is not None]
+        if releases and not codes:
+            raise ValueError(f"a group of {len(protocol.roster)} clients or fewer cannot form a secure sum")
+        return max((code.divergence(releases) for code in codes), default=0.0)
+
+    return once(protocol, ("secure divergence", type(algorithm)), bound) if protocol.privacy.secure else 0.0
+
+
+def epsilon_of_reserve(algorithm: ClientSide) -> float:
+    """Compute the largest epsilon for which the reserved part of delta pays (1 + e^epsilon) times `secure_divergence`.
+
+    Args:
+        algorithm: The job's algorithm.
+
+    Returns:
+        Epsilon; inf if there is nothing to pay, -inf if the reserve is too small for any.
+
+    Raises:
+        ValueError: As `secure_divergence`.
+    """
+    if not (eta := secure_divergence(algorithm)):
+        return math.inf
+    left = algorithm.protocol.secure_delta / eta - 1
+    return math.log(left) if left > 0 else -math.inf
+
+
+def secure_sum_problem(algorithm: ClientSide) -> str | None:
+    """Find why a job's secure sums do not give the epsilon of Gaussian mechanisms with the noise multiplier of the roster.
+
+    Args:
+        algorithm: The job's algorithm.
+
+    Returns:
+        A sentence; None without a problem, and without secure sums.
+    """
+    protocol = algorithm.protocol
+    if not protocol.privacy.secure:
+        return None
+    noise = {entry.noise_multiplier for entry in protocol.roster}
+    if len(noise) != 1 or None in noise:
+        return f"the clients of a secure sum need one noise multiplier, the job has {sorted(map(str, noise))}"
+    try:
+        covered = epsilon_of_reserve(algorithm)
+    except ValueError as error:
+        return str(error)
+    if covered >= protocol.privacy.epsilon:
+        return None
+    return (
+        f"the noise of a secure sum is within {secure_divergence(algorithm):.3g} of a Gaussian's in total variation, which needs more "
+        f"than the reserved {protocol.secure_delta:.3g} of delta at epsilon {protocol.privacy.epsilon:g}: fewer participants, smaller "
+        "batches or a larger delta are needed"
+    )
