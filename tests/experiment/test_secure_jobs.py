@@ -1,0 +1,192 @@
+"""Jobs with secure sums: settings, identities, one noise multiplier, the reserve of delta, and the statement."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from conftest import SMALL
+
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.protocol import canonical, digest
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import calibrated, make_job
+from dpcfl_net.experiment.job_files import Job
+from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
+from dpcfl_net.federation.claim import verify_claim
+from dpcfl_net.federation.secure_claim import epsilon_of_reserve, secure_divergence, secure_sum_problem
+from dpcfl_net.privacy.accounting.accountant import epsilon
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.results.privacy_statement import statement
+from dpcfl_net.transport.identities import make_identities, read_identities
+from dpcfl_net.transport.keys import make_keys
+
+SECURE = {"epsilon": 4, "delta": 1e-3, "unit": "client", "trust": "secure-aggregation"}
+CLIENTS = 8
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder, CLIENTS)
+    make_identities(folder, range(CLIENTS))
+    return folder
+
+
+def document(options=None, privacy=None, **changes):
+    base = {**SMALL, "model": {"name": "linear"}, "output": {}, "privacy": {**SECURE, **(privacy or {})}}
+    return {**base, "algorithm": {"name": "secure_algorithm:SecureMean", **(options or {})}, **changes}
+
+
+def job_of(keys, *args, **more):
+    return make_job(config.resolve(document(*args, **more)), keys)
+
+
+def forged(job, **update):
+    return Job(job.protocol.model_copy(update=update), job.experiment)
+
+
+def test_terms_have_defaults_and_only_this_trust_has_terms():
+    plain = config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}})
+    assert "secure_aggregation" not in plain.model_dump()["privacy"]
+    terms = config.resolve(document()).privacy.secure_aggregation
+    assert (terms.threshold, terms.colluders, terms.neighbours) == (2 / 3, 0, None)
+    again = config.resolve(config.resolve(document(privacy={"secure_aggregation": {"colluders": 1}})).model_dump(mode="json"))
+    assert again.privacy.secure_aggregation.colluders == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"privacy": {"adjacency": "replace-one"}}, "privacy.adjacency must be 'zero-out', got 'replace-one'"),
+        ({"runtime": {"aggregators": 2}}, "runtime.aggregators must be 0, got 2"),
+        ({"communication": {"up": "int8"}}, "communication.up must be float32, got 'int8'"),
+        ({"ledger": {"scope": "dataset", "root": "/tmp/book"}}, "ledger.scope must be 'run', got 'dataset'"),
+        ({"local": {"pace": "constant"}}, "local.pace must be 'free', got 'constant'"),
+        ({"audit": {"canaries": 3}}, "audit.canaries must be 0, got 3"),
+        ({"algorithm": {"name": "r-dpcfl", "clusters": 4}}, "r-dpcfl works with unit sample with trust untrusted-server"),
+        ({"privacy": {"trust": "trusted-server", "secure_aggregation": {}}}, "belongs to privacy.trust secure-aggregation"),
+        ({"privacy": {"secure_aggregation": {"threshold": 0.5}}}, "threshold"),
+        ({"privacy": {"secure_aggregation": {"neighbours": 65}}}, "neighbours"),
+        ({"privacy": {"secure_aggregation": {"colluders": -1}}}, "colluders"),
+        ({"privacy": {"trust": "nobody"}}, "secure-aggregation"),
+    ],
+)
+def test_settings_that_cannot_be_combined_are_sentences(changes, said):
+    with pytest.raises(ConfigError) as caught:
+        config.resolve(document(**changes))
+    assert any(said in problem for problem in caught.value.problems)
+
+
+def test_the_job_names_each_client_s_identity_and_other_jobs_have_none(keys):
+    job = job_of(keys)
+    assert [entry.identity for entry in job.protocol.roster] == read_identities(keys, CLIENTS)
+    other = make_job(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}), keys)
+    assert b"identity" not in canonical(other.protocol)
+    assert b"secure" not in canonical(other.protocol)
+    roster = [entry.model_copy(update={"identity": "ab" * 32}) for entry in job.protocol.roster]
+    assert digest(forged(job, roster=roster).protocol) != digest(job.protocol)
+
+
+@pytest.mark.parametrize("remove", ["identity", "terms", "trust"])
+def test_a_protocol_that_does_not_fit_its_trust_is_invalid(keys, remove):
+    job = job_of(keys)
+    fields = job.protocol.model_dump()
+    if remove == "identity":
+        del fields["roster"][3]["identity"]
+    elif remove == "terms":
+        del fields["privacy"]["secure_aggregation"]
+    else:
+        fields["privacy"]["trust"] = "untrusted-server"
+    with pytest.raises(ValueError, match="secure-aggregation"):
+        type(job.protocol).model_validate(fields)
+
+
+def test_a_part_of_delta_is_reserved_and_the_rest_is_accounted(keys):
+    protocol = job_of(keys).protocol
+    assert protocol.secure_delta == 1e-3 * protocol.privacy.delta
+    assert protocol.accounted_delta == protocol.privacy.delta - protocol.secure_delta
+    z = protocol.roster[0].noise_multiplier
+    assert 3.99 < epsilon([SampledGaussian(z, 1.0, protocol.rounds)], protocol.accounted_delta) <= 4
+
+
+def test_all_clients_get_the_largest_noise_multiplier_and_workers_accept_it(keys, tmp_path):
+    alone, mixed = job_of(keys), job_of(keys, {"more_for": 2})
+    (small,) = {entry.noise_multiplier for entry in alone.protocol.roster}
+    (large,) = {entry.noise_multiplier for entry in mixed.protocol.roster}
+    assert 1.3 * small < large < 1.5 * small
+    spent = {client: verify_claim(mixed.algorithm, client, tmp_path) for client in (1, 2)}
+    assert spent[1] < 3.2 < 3.99 < spent[2] <= 4
+
+
+def test_workers_refuse_different_noise_multipliers(keys, tmp_path):
+    job = job_of(keys)
+    first, *others = job.protocol.roster
+    louder = first.model_copy(update={"noise_multiplier": 2 * first.noise_multiplier})
+    bad = forged(job, roster=[louder, *others])
+    with pytest.raises(Refused, match="need one noise multiplier"):
+        verify_claim(bad.algorithm, 0, tmp_path)
+
+
+def test_the_reserve_covers_the_distance_of_the_noise(keys):
+    algorithm = job_of(keys).algorithm
+    code = algorithm.secure_code(CLIENTS)
+    eta = secure_divergence(algorithm)
+    assert eta == code.divergence(algorithm.protocol.rounds) > 0
+    covered = epsilon_of_reserve(algorithm)
+    assert (1 + math.exp(covered)) * eta == pytest.approx(algorithm.protocol.secure_delta)
+    assert covered > 4
+    assert secure_sum_problem(algorithm) is None
+    lone = job_of(keys, {"groups": 1}).algorithm  # one honest participant adds the whole noise
+    assert secure_divergence(lone) == 0
+    assert epsilon_of_reserve(lone) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"largest": 3e7}, r"within .* of a Gaussian's in total variation, which needs more than the reserved 1e-06 of delta"),
+        ({"largest": 1e9}, "does not fit into 32 bits"),
+        ({"groups": 99}, "a group of 8 clients or fewer cannot form a secure sum"),
+    ],
+)
+def test_sums_whose_noise_is_too_coarse_are_refused_by_operator_and_worker(keys, tmp_path, options, said):
+    with pytest.raises(ConfigError, match=said):
+        job_of(keys, options)
+    job = job_of(keys)
+    bad = forged(job, options={**job.protocol.options, **options})
+    with pytest.raises(Refused, match=said):
+        verify_claim(bad.algorithm, 0, tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        calibrated(bad.protocol)
+
+
+@pytest.mark.parametrize(("rate", "participation"), [(0.5, "secret"), (1.0, "visible")])
+def test_the_statement_says_under_which_conditions_epsilon_holds(keys, rate, participation):
+    protocol = job_of(keys, {"rate": rate}, {"secure_aggregation": {"colluders": 1, "threshold": 0.8}}).protocol
+    section = privacy_statement(protocol, replace_one_epsilon(protocol))
+    assert section["secure_sums"] == {
+        "participants": {"min": 8, "max": 8},
+        "answers": {"min": 7, "max": 7},
+        "colluders": 1,
+        "participation": "secret coins" if participation == "secret" else "visible",
+    }
+    assert "sums of at least 7 of them" in section["covered"][0]
+    said = " ".join(section["not_covered"])
+    for words in ("more than 1 participants", "computationally secure", "malicious client can change it"):
+        assert words in said
+    assert ("secret coin" in said) == (participation == "secret")
+    page = statement(section)
+    facts = dict(page.facts)
+    assert "sums of masked vectors" in facts["Trust"]
+    assert facts["Secure sums"] == "8 participants, of whom 7 must answer"
+    assert facts["Colluders"] == "at most 1 participants of a sum work with the server"
+    assert facts["Participation"].startswith(participation)
+    assert section["epsilon_replace_one"] > 4
+
+
+def test_other_statements_are_unchanged(keys):
+    job = make_job(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}), keys)
+    section = privacy_statement(job.protocol, None)
+    assert "secure_sums" not in section
+    assert "Secure sums" not in dict(statement(section).facts)

@@ -1,0 +1,39 @@
+"""An algorithm whose rounds are secure sums; for jobs only, its rounds are not written."""
+
+from __future__ import annotations
+
+import math
+
+from dpcfl_net.algorithms import base
+from dpcfl_net.federation.capabilities import Capabilities
+from dpcfl_net.privacy.secure_sum import SumCode
+from dpcfl_net.privacy.slots import SecureSlot, StageSlot
+
+
+class SecureMean(base.Algorithm):
+    class Options(base.Options):
+        rate: float = 1.0
+        largest: float = 0.0  # of a rounded code; 0: truncated
+        groups: int = 0  # only sums of so many participants; 0: of all clients
+        more_for: int = -1  # client with twice as many sums
+
+    @classmethod
+    def capabilities_for(cls, options, setting):
+        trusts = [(unit, "secure-aggregation") for unit in ("client", "sample")]
+        return Capabilities(
+            setting.rounds * float(setting.clients), protects=(*trusts, ("client", "trusted-server")), plain_sgd=True
+        )
+
+    def plan(self, client):
+        sums = [StageSlot("secure_keys"), SecureSlot("masked_update", self.options.rate), StageSlot("secure_unmask")]
+        return sums * self.protocol.rounds * (2 if client.id == self.options.more_for else 1)
+
+    def secure_code(self, participants):
+        if participants != (self.options.groups or len(self.clients)):
+            return None
+        needed = max(2 * participants // 3 + 1, math.ceil(self.protocol.privacy.secure_aggregation.threshold * participants))
+        honest = needed - self.protocol.privacy.secure_aggregation.colluders
+        z, largest = self.protocol.roster[0].noise_multiplier, self.options.largest
+        return SumCode(
+            self.protocol.model.parameters, participants, honest, z, self.protocol.local.clip, largest or 1.0, largest > 0
+        )
