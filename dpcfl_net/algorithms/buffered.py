@@ -83,7 +83,9 @@ class Asynchronous(Options):
 class MayBeAsynchronous(Options):
     """Options of an algorithm that can run asynchronously."""
 
-    added: ClassVar[tuple[str, ...]] = ("asynchronous",)  # omitted when unset so that the hash of jobs without them is unchanged
+    added: ClassVar[tuple[str, ...]] = (
+        "asynchronous",
+    )  # omitted when unset so that the hash of jobs without them is unchanged
     asynchronous: Asynchronous | None = Field(
         default=None, description="rounds that do not wait for slow clients (docs/asynchronous.md); null: synchronous rounds"
     )

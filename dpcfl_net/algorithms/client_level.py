@@ -17,9 +17,9 @@ from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.central_dp import CentralContext
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
+from dpcfl_net.federation.secure.job_terms import honest_shares
 from dpcfl_net.federation.secure.rounds import SecureSum, secure_sums
 from dpcfl_net.federation.secure.stages import MASKED, MASKING, secure_rounds
-from dpcfl_net.federation.secure.job_terms import honest_shares
 from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import CentralSlot, RawSlot, SecureSlot, Slot, given
 
@@ -122,7 +122,9 @@ class ClientLevel(Algorithm):
                 f"algorithm.sampling_rate is {options.sampling_rate}: {per_round:g} of {setting.clients} clients is not a whole number"
             )
         if visible and holds_state:
-            problems.append("algorithm.sampling is 'visible': clients keep a state, which only secret coins hide; must be poisson")
+            problems.append(
+                "algorithm.sampling is 'visible': clients keep a state, which only secret coins hide; must be poisson"
+            )
         if secure and not visible and setting.local.deadline_s is None:
             why = "the time of an answer would tell which clients trained"
             problems.append(f"local.deadline_s is null: must be set for secure aggregation with secret coins, since {why}")
@@ -147,8 +149,10 @@ class ClientLevel(Algorithm):
         """List one release for each round: raw to the trusted server, or masked."""
         if not self.secure:
             return [RawSlot("raw")] * self.protocol.rounds
-        rounds = self.protocol.rounds if self.coin < 1 or self._each == len(self.clients) else ceil(
-            self.protocol.rounds / (len(self.clients) // self._each)
+        rounds = (
+            self.protocol.rounds
+            if self.coin < 1 or self._each == len(self.clients)
+            else ceil(self.protocol.rounds / (len(self.clients) // self._each))
         )
         return secure_rounds(SecureSlot("masked", self.coin), rounds)
 
@@ -291,9 +295,7 @@ class OneModel(ClientLevel):
             me: The client's data and mechanisms.
             model: (p,) float32.
         """
-        return Release(
-            masked=me.masked_update("masked", lambda: self.vector([(0, self.update(me, "masked", model))]))
-        )
+        return Release(masked=me.masked_update("masked", lambda: self.vector([(0, self.update(me, "masked", model))])))
 
     def update(self, me: Client, slot: str, model: np.ndarray) -> np.ndarray:
         """Run local epochs of plain SGD from the model and return the update, (update_size,) float32.

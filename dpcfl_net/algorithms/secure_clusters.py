@@ -14,9 +14,9 @@ from dpcfl_net.core.types import Assignment, Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.secure.job_terms import honest_shares
 from dpcfl_net.federation.secure.rounds import secure_sums
 from dpcfl_net.federation.secure.stages import MASKED, MASKING, secure_rounds
-from dpcfl_net.federation.secure.job_terms import honest_shares
 from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import SecureSlot, Slot, given
 
@@ -55,7 +55,9 @@ class SecureClusters(FromModel):
         if local.pace != "free":
             problems.append(f"local.pace is {local.pace!r}: must be free with privacy.trust secure-aggregation")
         if getattr(options, "asynchronous", None) is not None:
-            problems.append("algorithm.asynchronous: must be null with privacy.trust secure-aggregation, whose sums need a round")
+            problems.append(
+                "algorithm.asynchronous: must be null with privacy.trust secure-aggregation, whose sums need a round"
+            )
         return problems
 
     @property

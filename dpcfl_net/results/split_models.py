@@ -13,6 +13,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.gate import request_id
+from dpcfl_net.federation.secure.stages import STAGES
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.transport.messages import Header, WireError, decode
 from dpcfl_net.transport.transcript import Record
@@ -61,7 +62,8 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     """Find rounds in which clients that share a model were given different models.
 
     Checks against the signed job (number of models per round, tasks that carry all models) and against the server's own assignments.
-    An algorithm with one model per client has no shared models. In an asynchronous run the tasks after the last synchronous round
+    An algorithm with one model per client has no shared models. Tasks of secure sums hold messages for one client, and their masks
+    cancel only if all clients got the same models. In an asynchronous run the tasks after the last synchronous round
     are participations, which may start from any version.
 
     Args:
@@ -78,9 +80,10 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     algorithm = algorithm_of(protocol)
     groups = _groups(clusters, protocol)
     last = _last_synchronous(found) if algorithm.capabilities.asynchronous else protocol.rounds
+    secure = {kind for kind, step in client_steps(algorithm).items() if kind in STAGES or "boxes" in step.takes}
     sent: dict[tuple[int, str], dict[int, set[str]]] = {}
     for client, header in found.tasks:
-        if header.sha256 and header.round <= last:
+        if header.sha256 and header.round <= last and header.task not in secure:
             sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(header.sha256)
     problems = [f"record {number} of the transcript is no message of this protocol" for number in found.odd]
     for (number, task), models in sorted(sent.items()):

@@ -30,6 +30,7 @@ from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client import ClientHost, Engine, open_ledger
 from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.federation.secure.stages import STAGES
 from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, RecordBook
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms, WorkerSpec
 from dpcfl_net.training import devices, memory
@@ -282,7 +283,8 @@ class Worker:
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects in parallel with the computation
         answer = self.host.answer(Task(event.round, event.task, event.tensors, event.sha256))
-        self._wait_for_the_deadline(event.arrived)
+        if event.task not in STAGES:  # computed without records
+            self._wait_for_the_deadline(event.arrived)
         self._at_work = False
         self._answers.append((event.id, answer))
         self._wake()

@@ -14,8 +14,8 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.tensors import buffers
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.secure import client_checks, client_stages
-from dpcfl_net.federation.secure.stages import MASKING, STAGES
 from dpcfl_net.federation.secure.job_terms import identities_of, terms_of
+from dpcfl_net.federation.secure.stages import MASKING, STAGES
 from dpcfl_net.federation.secure.terms import Terms
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.data_free import DataFree
@@ -158,9 +158,7 @@ class SecureClient:
         terms, tensors = self._terms(state), task.tensors
         code = self._algorithm.secure_code(terms.n)
         assert code is not None  # checked with the group
-        return Masking(
-            code, state, terms, task.round, self._client, tensors["present"], tensors["boxes"], context_of(tensors)
-        )
+        return Masking(code, state, terms, task.round, self._client, tensors["present"], tensors["boxes"], context_of(tensors))
 
     def _check_group(self, t: int, group: tuple[int, ...]) -> None:
         expected = self._algorithm.secure_group(t)

@@ -23,9 +23,7 @@ def _stage(kind: str, takes: dict[str, TensorSpec], gives: dict[str, TensorSpec]
 
 
 KEYS = _stage("secure_keys", {"group": TensorSpec("i8", ("group",))}, {"keys": TensorSpec("u1", (KEYS_BYTES,))})
-SHARES = _stage(
-    "secure_shares", {"keys": TensorSpec("u1", ("holders", KEYS_BYTES)), "present": _FLAGS}, {"boxes": _BOXES}
-)
+SHARES = _stage("secure_shares", {"keys": TensorSpec("u1", ("holders", KEYS_BYTES)), "present": _FLAGS}, {"boxes": _BOXES})
 SURVIVORS = _stage("secure_survivors", {"survivors": _FLAGS}, {"signature": TensorSpec("u1", (SIGNATURE_BYTES,))})
 UNMASK = _stage(
     "secure_unmask",

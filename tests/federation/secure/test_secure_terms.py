@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from dpcfl_net.federation.secure.graph import cannot_split, eigenvalue, regular_graph
 from dpcfl_net.federation.secure.terms import Settings, Terms, neighbours_of, problems, survivors_needed
 
-
 GRAPH_100 = [1, 3, 4, 5, 7, 8, 9, 11]
 
 
