@@ -112,7 +112,7 @@ def mask(
     """
     read(terms, round, state, (2,))
     agreement = Agreement(_secrets(state)[1])
-    plus, minus = [self_mask_key(terms, round, client, state["secure seed"].tobytes())], []
+    plus, minus = [self_mask_key(terms, round, client, state["secure seed"].tobytes())], list[bytes]()
     for row, holder in enumerate(terms.holders(client)):
         if holder != client and present[terms.position(holder)]:
             public = state["secure keys"][row, KEY_BYTES:].tobytes()

@@ -26,17 +26,17 @@ def apply(words: np.ndarray, plus: Sequence[bytes], minus: Sequence[bytes] = ())
     if words.dtype != _WORDS or words.ndim != 1 or not words.flags.c_contiguous or not words.flags.writeable:
         raise ValueError("masks are added to a contiguous, writable vector of uint32")
     zeros = bytes(4 * min(_BLOCK, words.size))
-    stream = np.empty(len(zeros) + 15, np.uint8)  # the cipher asks for room for one more block less a byte
+    stream = bytearray(len(zeros) + 15)  # the cipher asks for room for one more block less a byte
+    mask = np.frombuffer(stream, _WORDS, len(zeros) // 4)
     for keys, change in ((plus, np.add), (minus, np.subtract)):
         for first in range(0, len(keys), _OPEN):
             ciphers = [_cipher(key) for key in keys[first : first + _OPEN]]
             for at in range(0, words.size, _BLOCK):
                 block = words[at : at + _BLOCK]
                 data = memoryview(zeros)[: block.nbytes]
-                mask = stream[: block.nbytes].view(_WORDS)
                 for cipher in ciphers:
                     cipher.update_into(data, stream)
-                    change(block, mask, out=block)
+                    change(block, mask[: block.size], out=block)
 
 
 def _cipher(key: bytes) -> CipherContext:

@@ -22,7 +22,7 @@ class Sum:
 
     n: int
     size: int = 50
-    settings: Settings = Settings()
+    settings: Settings = field(default_factory=Settings)
     round: int = 3
     group: tuple[int, ...] = ()
     context: Callable[[int], bytes] = lambda client: CONTEXT

@@ -183,7 +183,7 @@ def test_a_survivor_without_enough_surviving_holders_is_refused():
     secure = Sum(130)
     secure.until("survivors")
     terms, target = secure.terms, secure.group[7]
-    lost = [other for other in terms.neighbours(target)][: terms.holder_count - terms.share_threshold + 1]
+    lost = list(terms.neighbours(target))[: terms.holder_count - terms.share_threshold + 1]
     me = next(client for client in terms.witnesses if client not in lost and client != target)
     for dropped, expected in ((lost, "secure-threshold"), (lost[1:], "")):
         survivors = np.array([client not in dropped for client in secure.group], np.uint8)

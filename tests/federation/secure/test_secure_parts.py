@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def newton(points, values, prime):
         product = product * -points[at] % prime
         table = [
             (high - low) * pow(points[at + 1 + row] - points[row], -1, prime) % prime
-            for row, (low, high) in enumerate(zip(table, table[1:], strict=False))
+            for row, (low, high) in enumerate(pairwise(table))
         ]
     return total
 

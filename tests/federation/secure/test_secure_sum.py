@@ -76,8 +76,8 @@ def test_too_few_answers_abort_the_sum(stage):
 def test_too_few_witnesses_or_shares_abort_the_sum(stage):
     secure = Sum(20)
     assert np.array_equal(play(secure, {stage: set(secure.group[:9])}), secure.expected())  # 11 of 20 are left
+    secure = Sum(20)
     with pytest.raises(Aborted):
-        secure = Sum(20)
         play(secure, {stage: set(secure.group[:10])})
 
 

@@ -71,7 +71,7 @@ def test_terms_of_equal_arguments_are_one_object():
         (6, Settings(colluders=-1), "colluders is -1"),
         (6, Settings(threshold=1.5), "threshold is 1.5, must be above 0 and at most 1"),
         (100, Settings(neighbours=63), "neighbours is 63, must be even and at least 64"),
-        (1000, Settings(neighbours=64, colluders=14), "neighbours is 64: with 14 colluders and 1000 clients the server could"),
+        (1000, Settings(neighbours=64, colluders=20), "neighbours is 64: with 20 colluders and 1000 clients the server could"),
     ],
 )
 def test_problems(n, settings, sentence):
