@@ -113,10 +113,15 @@ class Capabilities:
 
 def client_steps(algorithm: ClientSide) -> dict[str, ClientStep]:
     """Return the client steps of an algorithm by task name, with the stages of secure sums if the job has them."""
-    steps = dict(_marked(type(algorithm), "client_step"))
-    secure = algorithm.protocol.privacy.trust == "secure-aggregation"
-    offered = {kind: step for kind, step in steps.items() if secure or "boxes" not in step.takes}
-    return {**offered, **STAGES} if secure else offered
+    steps = declared_steps(type(algorithm))
+    if algorithm.protocol.privacy.secure:
+        return {**steps, **STAGES}
+    return {kind: step for kind, step in steps.items() if "boxes" not in step.takes}
+
+
+def declared_steps(algorithm: type) -> dict[str, ClientStep]:
+    """Return the client steps that a class of algorithms declares, by task name."""
+    return dict(_marked(algorithm, "client_step"))
 
 
 def central_steps(algorithm: object) -> dict[str, ClientStep]:
