@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from dpcfl_net.core.protocol import once
+from dpcfl_net.core.protocol import Protocol, once
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
+from dpcfl_net.federation.secure.job_terms import settings_of
+from dpcfl_net.federation.secure.terms import survivors_needed
 from dpcfl_net.privacy.slots import SecureSlot
 
 
@@ -29,10 +31,22 @@ def secure_divergence(algorithm: ClientSide) -> float:
         releases = max(sum(isinstance(slot, SecureSlot) for slot in plan) for plan in plans)
         codes = [code for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n)) is not None]
         if releases and not codes:
-            raise ValueError(f"a group of {len(protocol.roster)} clients or fewer cannot form a secure sum")
+            raise ValueError(_without_sums(protocol))
         return max((code.divergence(releases) for code in codes), default=0.0)
 
     return once(protocol, ("secure divergence", type(algorithm)), bound) if protocol.privacy.secure else 0.0
+
+
+def _without_sums(protocol: Protocol) -> str:
+    """Why no group of the roster's clients can form a secure sum."""
+    n, settings = len(protocol.roster), settings_of(protocol.privacy)
+    needed = survivors_needed(n, settings)
+    if settings.colluders < needed:
+        return f"a group of {n} clients or fewer cannot form a secure sum"
+    return (
+        f"privacy.secure_aggregation.colluders is {settings.colluders}: {needed} of {n} clients must answer a secure sum, and the noise "
+        f"of one of them at least must be secret: must be 0 to {needed - 1}"
+    )
 
 
 def epsilon_of_reserve(algorithm: ClientSide) -> float:
