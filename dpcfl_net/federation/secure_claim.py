@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from dpcfl_net.core.protocol import Protocol, once
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
 from dpcfl_net.federation.secure.job_terms import settings_of
-from dpcfl_net.federation.secure.terms import survivors_needed
+from dpcfl_net.federation.secure.terms import problems
 from dpcfl_net.privacy.slots import SecureSlot
 
 
@@ -29,24 +30,21 @@ def secure_divergence(algorithm: ClientSide) -> float:
     def bound() -> float:
         plans = (algorithm.plan(entry) for entry in plan_examples(algorithm))
         releases = max(sum(isinstance(slot, SecureSlot) for slot in plan) for plan in plans)
-        codes = [code for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n)) is not None]
-        if releases and not codes:
-            raise ValueError(_without_sums(protocol))
-        return max((code.divergence(releases) for code in codes), default=0.0)
+        codes = {n: code for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n)) is not None}
+        if releases and (problem := _without_sums(protocol, codes)):
+            raise ValueError(problem)
+        return max((code.divergence(releases) for code in codes.values()), default=0.0)
 
     return once(protocol, ("secure divergence", type(algorithm)), bound) if protocol.privacy.secure else 0.0
 
 
-def _without_sums(protocol: Protocol) -> str:
-    """Why no group of the roster's clients can form a secure sum."""
+def _without_sums(protocol: Protocol, sizes: Collection[int]) -> str:
+    """Why no group of these sizes can form a secure sum; empty if one can."""
     n, settings = len(protocol.roster), settings_of(protocol.privacy)
-    needed = survivors_needed(n, settings)
-    if settings.colluders < needed:
-        return f"a group of {n} clients or fewer cannot form a secure sum"
-    return (
-        f"privacy.secure_aggregation.colluders is {settings.colluders}: {needed} of {n} clients must answer a secure sum, and the noise "
-        f"of one of them at least must be secret: must be 0 to {needed - 1}"
-    )
+    if any(not problems(size, settings) for size in sorted(sizes)):
+        return ""
+    found = problems(max(sizes, default=n), settings)
+    return found[0] if found else f"a group of {n} clients or fewer cannot form a secure sum"
 
 
 def epsilon_of_reserve(algorithm: ClientSide) -> float:

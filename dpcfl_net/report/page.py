@@ -21,6 +21,7 @@ from dpcfl_net.results.run_files import JsonLine, listed, mapping, whole
 from dpcfl_net.results.run_view import RunView, read_run, sizes
 
 Pair = tuple[str, str]
+MOST_ABORTED = 5  # rounds whose reason the page shows
 
 
 def write_report(folder: Path | str) -> Path:
@@ -110,6 +111,7 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     return [
         ("Messages", _kinds(view), "Nothing flows back from the observer to the server or the clients."),
         ("Each client's update", _updates(view), "Nothing more: clients report personal accuracy and timings only."),
+        *_secure_sums(view),
         ("Clusters", _grouping(view), f"True clusters: {truth}{judged}."),
         ("Accuracy", "Unknown: the server holds no test data.", f"{accuracies[:1].upper()}{accuracies[1:]}."),
         ("The data", _records(view), _data(view)),
@@ -124,6 +126,21 @@ def _updates(view: RunView) -> str:
     if isinstance(privacy, Mapping) and privacy.get("trust") == "secure-aggregation":
         return "A masked vector, which shows nothing alone; the server learns sums over clients."
     return "Only what the client's gate released."
+
+
+def _secure_sums(view: RunView) -> list[tuple[str, str, str]]:
+    """Row on sums that were aborted, in runs with secure sums."""
+    shown = {t: mapping(line, "diagnostics") for t, line in sorted(view.grouping.items())}
+    said = {
+        t: str(found) for t, line in shown.items() if (found := line.get("secure sum", line.get("secure sums"))) is not None
+    }
+    if not said:
+        return []
+    aborted = [f"round {t}: {text}" for t, text in said.items() if text != "ok"]
+    more = f"; and {len(aborted) - MOST_ABORTED} more" if len(aborted) > MOST_ABORTED else ""
+    reasons = f" Aborted, so that models stayed: {'; '.join(aborted[:MOST_ABORTED])}{more}." if aborted else ""
+    whole_rounds = f"Complete in {len(said) - len(aborted)} of {len(said)} rounds."
+    return [("Secure sums", whole_rounds + reasons, "Nothing more: masks cancel only in a sum.")]
 
 
 def _state(view: RunView) -> str:
