@@ -44,7 +44,8 @@ def secure_work(algorithm: Algorithm) -> SecureWork:
         return SecureWork()
     group = algorithm.secure_group(1)
     members = protocol.clients if group is None else list(group)
-    sums = 1 if group is not None else able.max_models
+    clusters = able.max_models if protocol.oracle is None else len(set(protocol.oracle))
+    sums = 1 if group is not None else clusters
     terms = terms_of(protocol, tuple(members[: max(1, math.ceil(len(members) / sums))]))
     code = algorithm.secure_code(terms.n)
     size = protocol.model.parameters if code is None else code.d

@@ -15,6 +15,7 @@ from secure_runs import SAMPLE, STAGES, charge_key, charged, key_of, make, noise
 
 from dpcfl_net.clustering.rebalance import rebalanced_in_expectation
 from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.federation.client import Engine
 from dpcfl_net.privacy.client_level import COUNT_SCALE
 from dpcfl_net.privacy.randomness import derive, stream
@@ -268,6 +269,33 @@ def test_a_restarted_server_with_another_list_of_survivors_is_refused_and_aborts
         assert charged(tmp_path, client) == [(1, kind) for kind in first] + [(2, kind) for kind in STAGES]
 
 
+# ---- cost
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy"),
+    [
+        (COINS, None),
+        ({**COINS, "sampling": "visible"}, None),
+        ({"name": "rr-cluster", "guarantee": "expected", "sampling_rate": 0.5, "clusters": 2, "min_cluster_size": 2}, None),
+        ({"name": "oracle"}, SAMPLE),
+        ({"name": "global"}, SAMPLE),
+    ],
+)
+def test_the_estimate_counts_the_tasks_and_bytes_of_all_stages(tmp_path, algorithm, privacy):
+    job = make(tmp_path, algorithm, privacy)
+    with opened(job, tmp_path) as fed:
+        state = job.algorithm.start(fed)
+        for t in (1, 2, 3):
+            fed.round = t
+            state = job.algorithm.round(state, t, fed)
+        found = estimate(job.protocol)
+        assert fed.carried == (found["tasks"], found["bytes_up"], found["bytes_down"])
+    batches = 4 if privacy is None else 1  # of 16 of 50 records
+    assert found["steps"] == batches * (12 if privacy is None else 24)
+    assert found["records"] == (600 if privacy is None else 24 * 16)
+
+
 # ---- refusals
 
 
@@ -293,7 +321,7 @@ def test_a_restarted_server_with_another_list_of_survivors_is_refused_and_aborts
         (
             {"name": "dp-ifca", "clusters": 2, "asynchronous": {"buffer": 2}},
             {"privacy": SAMPLE},
-            "algorithm.asynchronous must be null",
+            "algorithm.asynchronous: must be null with privacy.trust secure-aggregation",
         ),
         ({"name": "r-dpcfl", "secure_from": 9}, {"privacy": SAMPLE}, "algorithm.secure_from is 9: must be at most rounds, 3"),
         ({"name": "rr-cluster", "clusters": 2, "min_cluster_size": 0, "sampling_rate": 0.5}, {}, "rr-cluster"),

@@ -76,7 +76,7 @@ def test_one_process_and_five_give_the_same_bits_and_charges(networked, alone):
 RUNS = {
     "visible": settings({**COINS, "sampling": "visible"}),
     "prox": settings({"name": "dp-fedprox", "sampling_rate": 0.5}),
-    "fedper": settings({"name": "dp-fedper", "sampling_rate": 0.5}, model={"name": "mlp"}),
+    "fedper": settings({"name": "dp-fedper", "sampling_rate": 0.5}, model={"name": "digits-cnn"}),
     **{
         f"rr {base}": settings(
             {"name": "rr-cluster", "base": base, "guarantee": "expected", "sampling_rate": 0.5, "clusters": 2, "min_cluster_size": 1}

@@ -60,12 +60,15 @@ class Lossy(InProcessFederation):
 
     unasked: Lost = {}
     unheard: Lost = {}
+    carried: tuple[int, int, int] = (0, 0, 0)  # tasks, bytes of tensors to the server and from it
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
         where = self.round, kind
         asked = {client: task for client, task in tasks.items() if client not in self.unasked.get(where, ())}
 
         def hear(client: int, tensors: Arrays) -> None:
+            count, up, down = self.carried
+            self.carried = count + 1, up + size(tensors), down + size(tasks[client])
             if client not in self.unheard.get(where, ()):
                 take(client, tensors)
 
@@ -95,6 +98,11 @@ def charged(folder: Path, client: int) -> list[tuple[int, str]]:
     """(round, kind) of a client's debits, in order."""
     lines = read_ledger(RunFolder(folder).ledgers / client_key(client))
     return [(line.round, line.kind) for line in lines if line.type == "debit"]
+
+
+def size(tensors: Arrays) -> int:
+    """Bytes of tensors."""
+    return sum(array.nbytes for array in tensors.values())
 
 
 # ---- what a trusted server would add, by hand

@@ -110,7 +110,11 @@ class _Sums:
         else:
             own = {client: self._work[group] for group in self._open for client in group}
             asked = {client: {**own[client], **task} for client, task in asked.items()}
-        self._fed.stream(step, lambda client, release: take(servers[client], client, release), each=asked, refusals_count=later)
+
+        def pass_on(client: int, release: Arrays) -> None:
+            take(servers[client], client, release)
+
+        self._fed.stream(step, pass_on, each=asked, refusals_count=later)
 
     def _each(self, act: Callable[[Group, ServerRound], None]) -> None:
         for group, server in list(self._open.items()):
