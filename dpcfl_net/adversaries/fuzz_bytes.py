@@ -49,7 +49,7 @@ def tensors(rng: Random) -> list[list[Any]]:
     rows = []
     for name in names:
         dtype, shape = (
-            rng.choice(("f4", "i8", "f2", "b2", "i1", "i4")),
+            rng.choice(("f4", "i8", "f2", "b2", "i1", "i4", "u1", "u4")),
             [rng.choice((0, 1, 2, 3, 7, 300, 4096)) for _ in range(rng.randrange(4))],
         )
         rows.append([name, dtype, shape, math.prod(shape) * int(dtype[1])])

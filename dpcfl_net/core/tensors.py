@@ -18,6 +18,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "b2": np.dtype("<u2"),
     "i1": np.dtype("i1"),
     "i4": np.dtype("<i4"),
+    "u1": np.dtype("u1"),
+    "u4": np.dtype("<u4"),
     "f8": np.dtype("<f8"),
 }
 CLIENT_DTYPES = frozenset(DTYPES) - {"f8"}  # f8: sums of aggregators only

@@ -35,14 +35,14 @@ class TensorSpec:
     """One tensor of a task or release.
 
     Attributes:
-        dtype: "f4" or "i8".
+        dtype: "f4", "i8", or of secure aggregation "u1" (bytes) and "u4" (words).
         shape: Sides as sizes or names ("p" parameters, "M" models in a task, or the algorithm's own).
         max_norm: Of an update only: maps (algorithm, client's roster entry) to the largest L2 norm that the server accepts,
             inf for any. None marks a tensor that is not an update.
         exact: Of an update only: True if it is sent as float32 even where the job compresses updates.
     """
 
-    dtype: Literal["f4", "i8"]
+    dtype: Literal["f4", "i8", "u1", "u4"]
     shape: tuple[int | str, ...] = ()
     max_norm: Callable[[Any, Any], float] | None = None
     exact: bool = False

@@ -10,7 +10,7 @@ MAX_PAYLOAD = 1 << 34  # bytes; above any model, below any overflow
 MAX_TENSORS = 64
 MAX_SIDES = 8
 KINDS = frozenset(("HELLO", "WELCOME", "TASK", "RESULT", "CHUNK", "CREDIT", "ACK", "HEARTBEAT", "ERROR", "BYE"))
-TENSOR_TYPES = frozenset(("f4", "i8", "f2", "b2", "i1", "i4", "f8"))
+TENSOR_TYPES = frozenset(("f4", "i8", "f2", "b2", "i1", "i4", "u1", "u4", "f8"))
 
 Row = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, bytes
 

@@ -21,7 +21,7 @@ Whole = Annotated[int, Field(ge=0, le=MAX_PAYLOAD)]
 Id = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")]
 Shape = Annotated[tuple[Whole, ...], Field(strict=False, max_length=8)]
-Row = Annotated[tuple[Name, Literal["f4", "i8", "f2", "b2", "i1", "i4"], Shape, Whole], Field(strict=False)]
+Row = Annotated[tuple[Name, Literal["f4", "i8", "f2", "b2", "i1", "i4", "u1", "u4"], Shape, Whole], Field(strict=False)]
 
 
 class Declared(BaseModel):

@@ -51,7 +51,9 @@ def code_of(data: bytes) -> str:
 
 hexes = st.text(HEX, min_size=32, max_size=32)
 shapes = st.lists(st.integers(0, 300), max_size=3)
-rows = st.lists(st.tuples(st.from_regex(r"\A[A-Za-z0-9_.]{1,20}\Z"), st.sampled_from(["f4", "i8"]), shapes), max_size=4)
+rows = st.lists(
+    st.tuples(st.from_regex(r"\A[A-Za-z0-9_.]{1,20}\Z"), st.sampled_from(["f4", "i8", "u1", "u4"]), shapes), max_size=4
+)
 
 
 @st.composite

@@ -1,0 +1,1 @@
+"""Secure aggregation: the server learns the sum of a round's vectors, and nothing about one of them."""
