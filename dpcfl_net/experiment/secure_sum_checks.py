@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.federation.secure import terms
 
 
 def secure_sum_problems(config: Config) -> list[str]:
@@ -38,4 +39,6 @@ def secure_sum_problems(config: Config) -> list[str]:
         )
     if config.audit.canaries:
         problems.append(f"{asked} audit.canaries must be 0, got {config.audit.canaries}: the audit reads single updates")
+    if privacy.secure_aggregation is not None:
+        problems += terms.problems(sum(config.data.clients), terms.settings_of(privacy))
     return problems

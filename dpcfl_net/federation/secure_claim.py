@@ -7,6 +7,7 @@ import math
 from dpcfl_net.core.protocol import once
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
+from dpcfl_net.federation.secure import terms
 from dpcfl_net.privacy.slots import SecureSlot
 
 
@@ -68,6 +69,8 @@ def secure_sum_problem(algorithm: ClientSide) -> str | None:
     noise = {entry.noise_multiplier for entry in protocol.roster}
     if len(noise) != 1 or None in noise:
         return f"the clients of a secure sum need one noise multiplier, the job has {sorted(map(str, noise))}"
+    if found := terms.problems(len(protocol.roster), terms.settings_of(protocol.privacy)):
+        return "; ".join(found)
     try:
         covered = epsilon_of_reserve(algorithm)
     except ValueError as error:
