@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.federation.secure import terms
 
 
 def secure_sum_problems(config: Config) -> list[str]:
@@ -40,5 +39,7 @@ def secure_sum_problems(config: Config) -> list[str]:
     if config.audit.canaries:
         problems.append(f"{asked} audit.canaries must be 0, got {config.audit.canaries}: the audit reads single updates")
     if privacy.secure_aggregation is not None:
+        from dpcfl_net.federation.secure import terms  # loads cryptography, which other jobs do not need here
+
         problems += terms.problems(sum(config.data.clients), terms.settings_of(privacy))
     return problems

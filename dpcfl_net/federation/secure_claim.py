@@ -7,7 +7,6 @@ import math
 from dpcfl_net.core.protocol import once
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
-from dpcfl_net.federation.secure import terms
 from dpcfl_net.privacy.slots import SecureSlot
 
 
@@ -66,6 +65,8 @@ def secure_sum_problem(algorithm: ClientSide) -> str | None:
     protocol = algorithm.protocol
     if not protocol.privacy.secure:
         return None
+    from dpcfl_net.federation.secure import terms  # loads cryptography, which other jobs do not need here
+
     noise = {entry.noise_multiplier for entry in protocol.roster}
     if len(noise) != 1 or None in noise:
         return f"the clients of a secure sum need one noise multiplier, the job has {sorted(map(str, noise))}"
