@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dpcfl_net.privacy.slots import CentralSlot as CentralSlot
     from dpcfl_net.privacy.slots import DPSGDSlot as DPSGDSlot
     from dpcfl_net.privacy.slots import GaussianSlot as GaussianSlot
+    from dpcfl_net.privacy.slots import ParticipationSlot as ParticipationSlot
     from dpcfl_net.privacy.slots import RawSlot as RawSlot
     from dpcfl_net.privacy.slots import SelectionSlot as SelectionSlot
     from dpcfl_net.privacy.slots import UnprotectedSlot as UnprotectedSlot
@@ -64,7 +65,9 @@ _NAMES = {
     "privacy.events.fixed_size_gaussian": ("FixedSizeGaussian",),
     "privacy.events.sampled_gaussian": ("SampledGaussian",),
     "privacy.events.unprotected": ("Unprotected",),
-    "privacy.slots": ("CentralSlot", "DPSGDSlot", "GaussianSlot", "RawSlot", "SelectionSlot", "UnprotectedSlot"),
+    "privacy.slots": (
+        "CentralSlot", "DPSGDSlot", "GaussianSlot", "ParticipationSlot", "RawSlot", "SelectionSlot", "UnprotectedSlot",
+    ),
     "report.run": ("Run",),
     "results.comparison": ("Comparison",),
     "results.rounds": ("RoundMetrics",),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, Algorithm, Options, on_central_server, on_client
-from dpcfl_net.core.protocol import ClientEntry, ModelTemplate
-from dpcfl_net.core.types import Release, State
+from dpcfl_net.algorithms.base import Algorithm, Options
+from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
-from dpcfl_net.federation.central_dp import CentralContext
-from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.privacy.slots import CentralSlot, RawSlot, Slot
 
 WITHOUT_CLIENTS = (
@@ -91,56 +86,6 @@ class ClientLevel(Algorithm):
 
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
-
-
-class OneModel(ClientLevel):
-    """One model and the round of DP-FedAvg; subclasses define how a client trains."""
-
-    @staticmethod
-    def update_size(model: ModelTemplate) -> int:
-        """Count the parameters in a client's update, which are the first of the model.
-
-        Args:
-            model: The job's model.
-        """
-        return model.parameters
-
-    def round(self, state: State, t: int, fed: Federation) -> State:
-        released = fed.release(self.noisy_sum, model=state.models[0])
-        if released is None:
-            return state
-        step = self.options.server_lr * released["sum"] / self.clients_per_round
-        models = state.models.copy()
-        models[0, : step.size] += step.astype(np.float32)
-        return replace(state, models=models)
-
-    @on_central_server(charges=["round"])
-    def noisy_sum(self, me: CentralContext, model: np.ndarray) -> Release:
-        """Sample clients, collect updates, clip each to C, sum them and add noise.
-
-        Args:
-            me: The round's sample and mechanisms.
-            model: (p,) float32.
-        """
-        clipped = ClippedSums((1, self.update_size(self.protocol.model)), self.protocol.local.clip)
-        answered = me.stream(
-            self.train,
-            lambda client, release: clipped.add(client, [(0, release["update"])]),
-            {client: {"model": model} for client in me.sample("round")},
-        )
-        sums, _ = me.noisy_total("round", "sums", clipped)
-        me.show_observer(clients=answered)
-        return Release(sum=sums[0])
-
-    @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
-    def train(self, me: Client, model: np.ndarray) -> Release:
-        """Run local epochs of plain SGD from the model and release the raw update.
-
-        Args:
-            me: The client's data and mechanisms.
-            model: (p,) float32.
-        """
-        return Release(update=me.sgd("raw", model) - model)
 
 
 def sampling_of(asked: str, adjacency: str) -> Literal["poisson", "fixed"]:

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, on_client
-from dpcfl_net.algorithms.client_level import OneModel, Sampled
+from dpcfl_net.algorithms.one_model import OneModel, SampledOrBuffered
 from dpcfl_net.core.types import Release
 from dpcfl_net.federation.client import Client
 
@@ -20,7 +20,7 @@ class DPFedProx(OneModel):
     name = "dp-fedprox"
     paper = "Li et al., MLSys 2020, equation 2; 'DP-FedProx' in Yang, Hu, Kim, Li"
 
-    class Options(Sampled):
+    class Options(SampledOrBuffered):
         mu: float = Field(default=0.1, ge=0, le=1e6, description="mu: weight of the proximal term; 0: dp-fedavg")
 
     @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})

@@ -24,7 +24,7 @@ from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
+from dpcfl_net.privacy.slots import CentralSlot, ParticipationSlot, Slot, UnprotectedSlot, for_clients, slot_of
 
 CENTRAL_SERVER = "curator"
 NOBODY = -1  # client id of the gate of a trusted server, which is not in the roster
@@ -41,7 +41,8 @@ class CentralServerSide(Protocol):
 class CentralDPServer:
     """Runs central steps: charges the ledger, samples clients, collects updates, adds noise, stores and publishes the release.
 
-    After a crash the same key gives the same sample and noise, and clients answer with the same bytes.
+    After a crash the same key gives the same sample and noise, and clients answer with the same bytes. Participations in a buffer
+    are charged to each client by name, so that the ledger also tells which clients a release holds, and no client exceeds its plan.
 
     Args:
         algorithm: The job's algorithm.
@@ -57,7 +58,7 @@ class CentralDPServer:
         self._algorithm, self._ledger = algorithm, ledger
         self._steps, protocol = central_steps(algorithm), algorithm.protocol
         self.shown: dict[str, Any] = {}
-        plan, noise = algorithm.central_plan(), protocol.curator_noise_multiplier
+        plan, noise = for_clients(algorithm.central_plan(), protocol.clients), protocol.curator_noise_multiplier
         # Computed again, a release could differ: it depends on the clients that answer.
         spec = GateSpec.of(protocol, NOBODY, plan, self._steps, noise, noise_seed=noise_seed, most_stored=None)
         self.gate = Gate(spec, ledger)
@@ -87,13 +88,36 @@ class CentralDPServer:
         seed = None if noise_seed is None else derive(noise_seed, CENTRAL_SERVER)
         return cls(algorithm, Ledger(ledgers / CENTRAL_SERVER, owner=owner, durable=durable), seed)
 
-    def release(self, fed: Federation, kind: str, tensors: Arrays) -> Arrays | None:
+    def participations_left(self, slot: str, before: int) -> dict[int, int]:
+        """Count the participations that each client has left, by the ledger.
+
+        Args:
+            slot: Name of the participation in the central plan.
+            before: Count those in the rounds before this one.
+        """
+        left = self.gate.remaining(before)
+        return {client: left[slot_of(slot, client)] for client in self._algorithm.protocol.clients}
+
+    def participants(self, slot: str, round: int) -> list[int] | None:
+        """List the clients that were charged for a round's buffer, in client order; None if it was not charged.
+
+        Args:
+            slot: Name of the participation in the central plan.
+            round: The round.
+        """
+        charged = self.gate.charged(round)
+        if charged is None:
+            return None
+        return [client for client in self._algorithm.protocol.clients if slot_of(slot, client) in charged]
+
+    def release(self, fed: Federation, kind: str, tensors: Arrays, buffer: Mapping[int, Arrays] | None = None) -> Arrays | None:
         """Run a central step and return the tensors to publish.
 
         Args:
             fed: Federation of the clients.
             kind: Name of the central step.
             tensors: Its tensors.
+            buffer: Raw releases that arrived before the charge, by client; None: the step calls the clients.
 
         Returns:
             The release; None if a crash lost the round after it was charged.
@@ -103,7 +127,9 @@ class CentralDPServer:
         """
         self.shown = {}
         task = Task(fed.round, kind, {name: np.asarray(value) for name, value in tensors.items()})
-        answer = self.gate.answer(task, lambda task: None, lambda charge, state: self._compute(fed, task, charge, state))
+        answer = self.gate.answer(
+            task, lambda task: None, lambda charge, state: self._compute(fed, task, buffer or {}, charge, state)
+        )
         if answer.status == "lost":
             return None
         if answer.status != "release":
@@ -114,19 +140,26 @@ class CentralDPServer:
         """Close the ledger."""
         self._ledger.close()
 
-    def _compute(self, fed: Federation, task: Task, charge: Charge, state: Any) -> tuple[Release, dict[str, Any], list[Event]]:
-        me = CentralContext(fed, charge, self.shown)
+    def _compute(
+        self, fed: Federation, task: Task, buffer: Mapping[int, Arrays], charge: Charge, state: Any
+    ) -> tuple[Release, dict[str, Any], list[Event]]:
+        me = CentralContext(fed, charge, self.shown, buffer)
         release = getattr(self._algorithm, task.kind)(me, **task.tensors)
         return release, state, me.ran()
 
 
 @dataclass
 class CentralContext:
-    """Argument `me` of a central step: it samples clients, collects their raw releases, and applies mechanisms."""
+    """Argument `me` of a central step: it samples clients, collects their raw releases, and applies mechanisms.
+
+    Attributes:
+        buffer: Raw releases that arrived before the charge, by client.
+    """
 
     _fed: Federation
     _charge: Charge
     _shown: dict[str, Any]
+    buffer: Mapping[int, Arrays] = field(default_factory=dict)
     _sampled: dict[str, list[int]] = field(default_factory=dict)
     _noised: list[tuple[str, str, float]] = field(default_factory=list)
     _unprotected: list[str] = field(default_factory=list)
@@ -244,6 +277,25 @@ class CentralContext:
         sensitivity = sums.unit * (2 if self._slot(slot).sampling == "fixed" else 1)
         return sums.split(self._noisy(slot, part, sums.total, sensitivity))
 
+    def noisy_buffer(self, slot: str, sums: ClippedSums) -> np.ndarray:
+        """Add noise to sums of clipped updates of a buffer.
+
+        Args:
+            slot: Name of the participation in the central plan.
+            sums: Sums over clients whose participation was charged.
+
+        Returns:
+            Noisy sums, (blocks, p) float32.
+
+        Raises:
+            ValueError: If the sums hold a client whose participation was not charged.
+        """
+        if uncharged := sorted(client for client in sums.clients if slot_of(slot, client) not in self._charge.slots):
+            raise ValueError(f"the participation of client {uncharged[0]} was not charged")
+        z = self._charge.z
+        self._noised += [(name, "sums", z) for name in self._charge.slots if name.startswith(slot_of(slot, ""))]
+        return sums.split(gaussian_on_grid(sums.total, z * sums.unit, NormalStream(self._key(slot), "noise sums")))[0]
+
     def without_guarantee(self, slot: str) -> None:
         """Declare a release without a guarantee.
 
@@ -268,8 +320,11 @@ class CentralContext:
             if isinstance(spec, UnprotectedSlot):
                 events += [spec.event(None)] * self._unprotected.count(name)
                 continue
-            assert isinstance(spec, CentralSlot)
             z = self._charge.z
+            if isinstance(spec, ParticipationSlot):
+                events += [spec.event(z, self._charge.adjacency)] * self._noised.count((name, "sums", z))
+                continue
+            assert isinstance(spec, CentralSlot)
             planned = sorted((name, part, spec.part_noise(z, part)) for part, _ in spec.parts)
             if name in self._sampled and sorted(entry for entry in self._noised if entry[0] == name) == planned:
                 events.append(spec.event(z, self._charge.adjacency))
