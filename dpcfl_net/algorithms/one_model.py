@@ -17,7 +17,7 @@ from dpcfl_net.core.protocol import ClientEntry, ModelTemplate
 from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
-from dpcfl_net.federation.central_dp import CentralContext
+from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.privacy.slots import ParticipationSlot, RawSlot, Slot

@@ -25,7 +25,8 @@ from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.asynchronous import Outcome
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.central_dp import CENTRAL_SERVER, CentralContext, CentralDPServer
+from dpcfl_net.federation.central_context import CentralContext
+from dpcfl_net.federation.central_dp import CENTRAL_SERVER, CentralDPServer
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.privacy.ledger.chain import read_ledger
