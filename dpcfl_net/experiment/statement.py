@@ -105,6 +105,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "covered": covered,
         "not_covered": not_covered,
         "insecure": privacy.noise == "seeded",
+        **({"participations": able.participations} if able.participations else {}),
     }
 
 

@@ -32,6 +32,7 @@ from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.slots import slot_of
+from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.worker import make_host
@@ -428,6 +429,11 @@ def test_files_of_a_run_show_what_each_client_spent(tmp_path):
     document = json.loads((run.path / "run.json").read_text())
     most = math.sqrt(max(counts.values())) / z
     assert gaussian_delta(document["privacy"]["epsilon_spent"], most) == pytest.approx(1e-2, rel=1e-4)
+    facts = dict(statement(document["privacy"]).facts)
+    assert facts["Participations"] == f"at most {MOST} of each client, without amplification by sampling"
+    assert facts["Adjacency"].startswith("zero-out: all updates of a client replaced by zeros")
+    account = dpcfl.account(run.events(0), delta=1e-2)["epsilon"]
+    assert gaussian_delta(account, math.sqrt(counts[0]) / z) == pytest.approx(1e-2, rel=1e-4)
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     spent = next(line for line in reversed(lines) if "epsilon_spent_by_client" in line)["epsilon_spent_by_client"]
     assert gaussian_delta(spent[CLIENTS - 1], math.sqrt(counts[CLIENTS - 1]) / z) == pytest.approx(1e-2, rel=1e-4)

@@ -78,6 +78,9 @@ def test_each_version_is_charged_once_to_the_clients_that_it_holds(killed_run):
         assert numbers == list(range(1, len(numbers) + 1))
         assert counts[client] <= len(numbers) <= counts[client] + 1 <= MOST + 1
     assert [check for check in verify_run(killed_run) if check.holds is not True] == []
+    report = (killed_run / "report.html").read_text()
+    assert f"at most {MOST} of each client" in report
+    assert "staleness" in report
     assert all("restarted" in line["text"] for line in runlog.read(killed_run / "warnings.jsonl"))
 
 
