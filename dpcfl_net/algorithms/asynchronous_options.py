@@ -42,6 +42,15 @@ class Asynchronous(Options):
             return self.participations
         return min(rounds, synchronous + ceil(self.buffer * (rounds - synchronous) / max(1, clients - self.buffer + 1)))
 
+    def weight(self, staleness: int) -> float:
+        """Return the weight of an update, (1 + s)^-a; 0 if it is too old.
+
+        Args:
+            staleness: Versions that were formed since its client was given the task, s.
+        """
+        too_old = self.max_staleness is not None and staleness > self.max_staleness
+        return 0.0 if too_old else (1 + staleness) ** -self.staleness
+
     def problems(self, setting: Setting, synchronous: int = 0) -> list[str]:
         """List the problems of these options in a setting; see `Algorithm.problems`.
 

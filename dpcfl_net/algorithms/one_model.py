@@ -35,7 +35,9 @@ ORDER_SHOWS = (
     "order of arrival and missing answers: they decide which updates are in which version, and the guarantee assumes that they do not "
     "depend on the values of a client's records (virtual durations of a run in one process do not)"
 )
-WITHOUT_ANSWERS = "a participation without an answer fills a place of its buffer and is not charged; the noisy sum is divided by the buffer as always"
+WITHOUT_ANSWERS = (
+    "a participation without an answer fills a place of its buffer and counts as zeros; the noisy sum is divided by K as always"
+)
 
 
 class SampledOrBuffered(MayBeAsynchronous, Sampled):
@@ -120,7 +122,8 @@ class OneModel(ClientLevel):
         """Form version t from the noisy sum over a buffer.
 
         The server's ledger decides who is in it: after a crash a version has the clients that were charged for it, and a client
-        without a participation left in the ledger is left out, whatever the checkpoint says.
+        without a participation left in the ledger is left out, whatever the checkpoint says. All others in the buffer are
+        charged, so that neither noise nor charges depend on an update.
         """
         server = fed.trusted_server
         left = server.participations_left(PARTICIPATION, before=t)
@@ -128,10 +131,10 @@ class OneModel(ClientLevel):
         charged = server.participants(PARTICIPATION, t)
         buffer = fill_buffer(self, how, self.capabilities.participations, state, t, fed, charged, used_up)
         state = State(state.models, state.assignment, state.memory | buffer.memory, state.diagnostics | buffer.figures)
-        updates = {client: {"update": update} for client, (_, update) in buffer.updates(how).items() if client not in used_up}
-        clients = sorted(updates) if charged is None else charged
+        clients = sorted(buffer.staleness.keys() - used_up) if charged is None else charged
         if not clients:
             return state
+        updates = {client: {"update": update} for client, update in buffer.updates.items()}
         tensors = {"clients": np.array(clients), "staleness": np.array([buffer.staleness[client] for client in clients])}
         released = fed.release(self.noisy_buffer, buffer=updates, **tensors)
         if released is None:
@@ -140,7 +143,7 @@ class OneModel(ClientLevel):
 
     @on_central_server(charges=[PARTICIPATION], clients_in="clients")
     def noisy_buffer(self, me: CentralContext, clients: np.ndarray, staleness: np.ndarray) -> Release:
-        """Clip each update of the buffer to C, weight it by its staleness, sum them and add noise.
+        """Clip each update of the buffer to C, weight it by its staleness, sum them and add noise; a missing one counts as zeros.
 
         Args:
             me: The buffer and mechanisms.
@@ -152,7 +155,7 @@ class OneModel(ClientLevel):
         clipped = ClippedSums((1, self.update_size(self.protocol.model)), self.protocol.local.clip)
         for client, s in zip(clients.tolist(), staleness.tolist(), strict=True):
             if client in me.buffer:
-                clipped.add(client, [(0, me.buffer[client]["update"])], weight=(1 + s) ** -how.staleness)
+                clipped.add(client, [(0, me.buffer[client]["update"])], weight=how.weight(s))
         sums = me.noisy_buffer(PARTICIPATION, clipped)
         me.show_observer(clients=sorted(clipped.clients))
         return Release(sum=sums[0])

@@ -35,18 +35,10 @@ class Buffer:
     memory: dict[str, Any]
     figures: dict[str, Any]
 
-    def updates(self, how: Asynchronous) -> dict[int, tuple[float, np.ndarray]]:
-        """Select the updates to add, each with its weight (1 + s)^-a.
-
-        Args:
-            how: Options of asynchronous rounds.
-        """
-        return {
-            outcome.client: ((1 + s) ** -how.staleness, outcome.release["update"])
-            for outcome in self.outcomes
-            for s in [self.staleness[outcome.client]]
-            if outcome.release is not None and (how.max_staleness is None or s <= how.max_staleness)
-        }
+    @property
+    def updates(self) -> dict[int, np.ndarray]:
+        """Updates of the clients that answered."""
+        return {outcome.client: outcome.release["update"] for outcome in self.outcomes if outcome.release is not None}
 
 
 def fill_buffer(

@@ -196,11 +196,17 @@ def test_a_client_changes_only_versions_that_it_is_charged_for_each_by_at_most_t
     assert 1 <= len(changed) <= MOST
 
 
-def test_an_answer_that_is_missing_or_too_old_is_not_charged(tmp_path):
+def test_an_answer_that_is_missing_or_too_old_counts_as_zeros(tmp_path):
+    """Charges and noise are those of any other answer, so that neither shows that an answer is missing."""
     job = job_for(tmp_path, asynchronous={**BUFFER, "max_staleness": 0})
-    updates = {**updates_of(job), 1: None}
-    drive(job, [0, 1, 2, 3, 0, 2], updates, tmp_path, rounds=2, quorum=0.5)
-    assert published(tmp_path) == [(1, [0, 2]), (2, [0, 2])]  # client 3 trained from the first model
+    updates, order = updates_of(job), [0, 1, 2, 3, 0, 2]
+    zeros = dict.fromkeys((1, 3), np.zeros_like(updates[0]))  # client 3 trained from the first model
+    (missing, _), (zeroed, _) = (
+        drive(job, order, {**updates, **changed}, tmp_path / name, rounds=2, quorum=0.5)
+        for name, changed in (("a", {1: None}), ("b", zeros))
+    )
+    assert missing[-1].models.tobytes() == zeroed[-1].models.tobytes()
+    assert published(tmp_path / "a") == published(tmp_path / "b") == [(1, [0, 1, 2]), (2, [0, 2, 3])]
 
 
 def test_versions_after_the_last_participation_leave_the_model(tmp_path):
@@ -214,11 +220,13 @@ def test_versions_after_the_last_participation_leave_the_model(tmp_path):
     assert fed.submitted == []
 
 
-def test_a_version_without_answers_leaves_the_model_and_charges_nothing(tmp_path):
+def test_a_version_without_answers_is_noise(tmp_path):
     job = job_for(tmp_path)
     states, _ = drive(job, arrivals(), dict.fromkeys(range(CLIENTS)), tmp_path, rounds=1, quorum=0.0)
-    assert np.array_equal(states[0].models, states[1].models)
-    assert published(tmp_path) == []
+    moved = states[1].models - states[0].models
+    deviation = job.protocol.curator_noise_multiplier * CLIP / 3
+    assert abs(moved.std() / deviation - 1) < Z / math.sqrt(2 * moved.size)
+    assert [len(clients) for _, clients in published(tmp_path)] == [3]
 
 
 # ---- the gate enforces P

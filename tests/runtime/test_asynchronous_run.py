@@ -42,10 +42,16 @@ def wait_for_version(folder: Path, t: int, run: subprocess.Popen) -> None:
     raise AssertionError(f"version {t} was not reached")
 
 
+def command_line(process: psutil.Process) -> str:
+    """Command line of a process; empty if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def process(run: subprocess.Popen, title: str) -> psutil.Process:
-    (found,) = [
-        child for child in psutil.Process(run.pid).children(recursive=True) if f"dpcfl {title}" in " ".join(child.cmdline())
-    ]
+    (found,) = [child for child in psutil.Process(run.pid).children(recursive=True) if f"dpcfl {title}" in command_line(child)]
     return found
 
 

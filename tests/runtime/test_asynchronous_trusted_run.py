@@ -1,4 +1,4 @@
-"""An asynchronous run of a trusted server over the network whose processes are killed with signal 9, and its order in one process."""
+"""An asynchronous run of a trusted server whose processes are killed with signal 9, and its order in one process."""
 
 from __future__ import annotations
 
@@ -92,3 +92,16 @@ def test_the_same_order_in_one_process_gives_the_same_bits(killed_run, tmp_path)
         state = drive(job.algorithm, fed, Checkpoints(tmp_path / "checkpoints"), lambda t, state: None)
     assert published(tmp_path) == order
     assert state.models.tobytes() == Checkpoints(killed_run / "checkpoints").newest()[1].models.tobytes()
+
+
+@pytest.mark.slow
+def test_clients_that_are_started_when_they_are_asked(tmp_path):
+    settings = {**SETTINGS, "runtime": {"max_live_workers": 2}}
+    done = dpcfl("run", write_config(tmp_path / "c", **settings), "--out", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    folder = only_run(tmp_path / "runs")
+    assert [*published(folder)] == list(range(1, ROUNDS + 1))
+    assert [check for check in verify_run(folder) if check.holds is not True] == []
+    served = [line for line in runlog.read(folder / "metrics.jsonl") if "live" in line]
+    assert max(line["live"] for line in served) <= 2
+    assert sum(line["started"] for line in served) > CLIENTS
