@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, assert_nothing_left, command_line, dpcfl, only_run, write_config
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.protocol import digest
@@ -40,14 +40,6 @@ def wait_for_version(folder: Path, t: int, run: subprocess.Popen) -> None:
             return
         time.sleep(0.005)
     raise AssertionError(f"version {t} was not reached")
-
-
-def command_line(process: psutil.Process) -> str:
-    """Command line of a process; empty if it has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def process(run: subprocess.Popen, title: str) -> psutil.Process:
