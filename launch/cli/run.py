@@ -303,7 +303,8 @@ def _print_job(job: Job, config: Config) -> None:
     )
     usual = next((entry for entry in protocol.roster if entry.rounds is None), protocol.roster[0])
     _print_slots("each client may release", job.algorithm.plan(usual))
-    _print_slots("the trusted server may publish", job.algorithm.central_plan())
+    of_each = " of each client" if job.algorithm.capabilities.participations else ""
+    _print_slots(f"the trusted server may publish{of_each}", job.algorithm.central_plan())
     if away := sum(entry.rounds is not None for entry in protocol.roster):
         print(
             f"availability: {away} client{'s are' if away > 1 else ' is'} away in some rounds; the plan above is that of a client that never is"
