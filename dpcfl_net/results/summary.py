@@ -203,7 +203,7 @@ def damages(folder: Path, job: Job) -> list[str]:
     """Describe the damaged files of a run folder that its figures leave out, one sentence each."""
     counts = [(folder / name, runlog.unreadable(folder / name)) for name in runlog.REQUIRED]
     found = [f"{path}: {count} damaged line(s) left out" for path, count in counts if count]
-    for where in dict.fromkeys(paying_ledger(folder, job, entry.id) for entry in job.protocol.roster):
+    for where in dict.fromkeys(paying_ledgers(folder, job)):
         try:
             read_ledger(where)
         except LedgerError as error:
@@ -220,9 +220,19 @@ def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, lis
     Raises:
         LedgerError: If the ledger is damaged.
     """
-    own = digest(job.protocol)
-    entries = read_ledger(paying_ledger(folder, job, client))
-    return [(entry.round, list(entry.events)) for entry in entries if entry.job == own and entry.events]
+    return _charged_by_round(paying_ledger(folder, job, client), digest(job.protocol))
+
+
+def _charged_by_round(ledger: Path, own: str) -> list[tuple[int, list[Event]]]:
+    return [(entry.round, list(entry.events)) for entry in read_ledger(ledger) if entry.job == own and entry.events]
+
+
+def paying_ledgers(folder: Path, job: Job) -> list[Path]:
+    """Return the ledger folder of `paying_ledger` of each client, in client order."""
+    files, roster = RunFolder(folder), job.protocol.roster
+    if job.protocol.privacy.trust == "trusted-server":
+        return [files.ledger(CENTRAL_SERVER)] * len(roster)
+    return [files.ledger(client_key(entry.id)) for entry in roster]
 
 
 def paying_ledger(folder: Path, job: Job, client: int) -> Path:
@@ -259,26 +269,25 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     Returns:
         One list per client in client order: inf with seeded noise or a damaged ledger, empty without a ledger.
     """
-    by_ledger: dict[Path, list[float]] = {}
+    ledgers = paying_ledgers(folder, job)
+    by_ledger = {where: _ledger_curve(where, job) for where in dict.fromkeys(ledgers)}
+    return [by_ledger[where] for where in ledgers]
+
+
+def _ledger_curve(ledger: Path, job: Job) -> list[float]:
+    if not (ledger / LINES).exists():
+        return []
+    groups: dict[int, list[Event]] = {}
+    try:
+        for t, events in _charged_by_round(ledger, digest(job.protocol)):
+            groups.setdefault(t, []).extend(events)
+    except LedgerError:  # the worker refuses to start; the epsilon spent is unknown
+        return [math.inf]
+    charged = tuple(tuple(groups.get(t, ())) for t in range(1, max(groups, default=0) + 1))
+    if job.protocol.privacy.noise == "seeded":
+        return [math.inf] * len(charged)
     accounted = job.protocol.privacy.model_copy(update={"delta": job.protocol.accounted_delta})
-    for entry in job.protocol.roster:
-        where = paying_ledger(folder, job, entry.id)
-        if where in by_ledger:
-            continue
-        by_ledger[where] = []
-        if not (where / LINES).exists():
-            continue
-        groups: dict[int, list[Event]] = {}
-        try:
-            for t, events in charged_by_round(folder, job, entry.id):
-                groups.setdefault(t, []).extend(events)
-        except LedgerError:  # the worker refuses to start; the epsilon spent is unknown
-            by_ledger[where] = [math.inf]
-            continue
-        charged = tuple(tuple(groups.get(t, ())) for t in range(1, max(groups, default=0) + 1))
-        seeded = job.protocol.privacy.noise == "seeded"
-        by_ledger[where] = [math.inf] * len(charged) if seeded else list(_curve(charged, job.protocol.rounds, accounted))
-    return [by_ledger[paying_ledger(folder, job, entry.id)] for entry in job.protocol.roster]
+    return list(_curve(charged, job.protocol.rounds, accounted))
 
 
 @lru_cache(maxsize=256)
