@@ -206,7 +206,7 @@ def damages(folder: Path, job: Job) -> list[str]:
     """Describe the damaged files of a run folder that its figures leave out, one sentence each."""
     counts = [(folder / name, runlog.unreadable(folder / name)) for name in runlog.REQUIRED]
     found = [f"{path}: {count} damaged line(s) left out" for path, count in counts if count]
-    for where in dict.fromkeys(paying_ledger(folder, job, entry.id) for entry in job.protocol.roster):
+    for where in dict.fromkeys(paying_ledgers(folder, job)):
         try:
             read_ledger(where)
         except LedgerError as error:
@@ -243,6 +243,14 @@ def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[in
         names = names_for(job.algorithm.central_plan(), client)
         lines = [(t, [pair for pair in pairs if pair[0] in names]) for t, pairs in lines]
     return [(t, [event for _, event in pairs]) for t, pairs in lines if pairs]
+
+
+def paying_ledgers(folder: Path, job: Job) -> list[Path]:
+    """Return the ledger folder of `paying_ledger` of each client, in client order."""
+    files, roster = RunFolder(folder), job.protocol.roster
+    if job.protocol.privacy.trust == "trusted-server":
+        return [files.ledger(CENTRAL_SERVER)] * len(roster)
+    return [files.ledger(client_key(entry.id)) for entry in roster]
 
 
 def paying_ledger(folder: Path, job: Job, client: int) -> Path:
@@ -282,7 +290,8 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     lines: dict[Path, list[Entry] | None] = {}
     curves: dict[tuple[Path, int], list[float]] = {}
     separate = job.algorithm.capabilities.participations > 0  # one ledger with separate charges to each client
-    payers = [(paying_ledger(folder, job, e.id), e.id if separate else 0, e.id) for e in job.protocol.roster]
+    ledgers = zip(paying_ledgers(folder, job), job.protocol.roster, strict=True)
+    payers = [(where, entry.id if separate else 0, entry.id) for where, entry in ledgers]
     for where, payer, client in payers:
         if where not in lines:
             lines[where] = _whole_lines(where)
