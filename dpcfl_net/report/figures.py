@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpcfl_net.clustering.metrics import minority
 from dpcfl_net.results.number_format import number, plain
 from dpcfl_net.results.run_files import JsonLine, listed, mapping, numbers, whole
-from dpcfl_net.results.run_view import FirstRound, RunView, letter, minority, sizes
+from dpcfl_net.results.run_view import FirstRound, RunView, letter, sizes
 
 COLOURS = 8
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
