@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcfl_net.clustering.metrics import minority
-from dpcfl_net.results.number_format import number, plain
+from dpcfl_net.results.number_format import number, plain, tiny
 from dpcfl_net.results.run_files import JsonLine, listed, mapping, numbers, whole
 from dpcfl_net.results.run_view import FirstRound, RunView, letter, sizes
 
@@ -142,7 +142,7 @@ def epsilon_spent(view: RunView) -> Figure:
     curves: defaultdict[tuple[float | None, ...], list[int]] = defaultdict(list)
     for client in range(max(len(view.spent[at]) for at in rounds)):
         row = [view.spent[at][client] if client < len(view.spent[at]) else None for at in rounds]
-        curves[tuple(row)].append(client)
+        curves[tuple(None if value is None else float(f"{value:.5g}") for value in row)].append(client)
     curves = defaultdict(list, {curve: who for curve, who in curves.items() if any(value is not None for value in curve)})
     if not curves:
         return Figure("epsilon", title, why="no client's epsilon is finite: the run is unprotected")
@@ -206,9 +206,9 @@ def first_round(view: RunView) -> Figure:
     caption = (
         f"One point per client{coloured}; circles: the server's {first.clusters} components at one and two standard "
         f"deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
-        f"MPO {plain(first.mpo, 2)}."
+        f"MPO {tiny(first.mpo, 2)}."
     )
-    return Figure("first-round", title, caption, spec(data, 440, **layout))
+    return Figure("first-round", title, caption, {**spec(data, 440, **layout), "aspect": 0.95})
 
 
 def candidates(view: RunView) -> Figure:

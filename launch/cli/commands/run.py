@@ -103,16 +103,24 @@ def verify(
     raise typer.Exit(runs.verify(folder, operator_key))
 
 
-def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP", help="folder")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP", help="folder")],
+    alone: Annotated[
+        Path | None, typer.Option(help="run of `local` on the same data: mark the clients that fare worse than there")
+    ] = None,
+) -> None:
     """Rewrite the report of a run or sweep.
 
     Of a run also run.json and the models.
     """
+    from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.core.run_folder import SweepFolder
     from dpcfl_net.launch.cli import run as runs
     from dpcfl_net.report.sweep import write_sweep
 
     if SweepFolder(folder).sweep.exists():
+        if alone is not None:
+            raise ConfigError(f"--alone is for the report of a run, and {folder} is a sweep")
         typer.echo(write_sweep(folder))
     else:
-        runs.report(folder)
+        runs.report(folder, alone)
