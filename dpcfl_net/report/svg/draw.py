@@ -31,15 +31,18 @@ def by_theme(value: Any) -> str:
     raise ValueError(f"colour is {str(value)[:40]!r}: must be a name such as @c0, #rrggbb, rgb(...) or a word")
 
 
-def draw(spec: Mapping[str, Any], width: float, paint: Paint = by_theme, *, name: str = "", title: str = "") -> str:
+def draw(
+    spec: Mapping[str, Any], width: float, paint: Paint = by_theme, *, name: str = "", title: str = "", background: str = ""
+) -> str:
     """Draw a figure.
 
     Args:
         spec: {data, layout, height}, as `report.figures.spec` builds it; with `aspect` the height follows the width.
         width: Pixels.
         paint: Returns the colour to write for a colour of the figure.
-        name: Start of ids in the element, unique on its page.
+        name: Start of ids in the element, unique on its page; empty for a drawing outside a page.
         title: Words for those who cannot see it.
+        background: Colour behind the figure; empty: none.
 
     Returns:
         The element. Every point and bar has `data-i`, its number in its trace, in a group with `data-t`, the number of the trace.
@@ -47,7 +50,7 @@ def draw(spec: Mapping[str, Any], width: float, paint: Paint = by_theme, *, name
     Raises:
         ValueError, KeyError, TypeError: If the figure is malformed.
     """
-    return Drawing(spec, width, paint, name).svg(title)
+    return Drawing(spec, width, paint, name).svg(title, background)
 
 
 def check(spec: Mapping[str, Any]) -> str:
@@ -82,7 +85,7 @@ class Drawing:
         if anchor := self.layout.get("yaxis", {}).get("scaleanchor"):
             self._equal(self.axes[anchor], self.axes["y"])
 
-    def svg(self, title: str = "") -> str:
+    def svg(self, title: str, background: str) -> str:
         """Return the element."""
         size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
         clip = f"{self.name}-clip"
@@ -91,6 +94,7 @@ class Drawing:
             "svg",
             f'xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{text.escaped(title)}" {size} {FONT} {self._data_axes()}',
             [
+                element("rect", f'width="100%" height="100%" fill="{self.paint(background)}"') if background else "",
                 element("defs", "", [element("clipPath", f'id="{clip}"', [plot])]),
                 *self.legend.draw(self.paint),
                 *self._grid(),
@@ -269,7 +273,7 @@ class Drawing:
 
     def _data_axes(self) -> str:
         """Scales for the script of the page, if the figure has one pair of axes."""
-        if len(self.axes) != 2 or any(not axis.shown for axis in self.axes.values()):
+        if not self.name or len(self.axes) != 2 or any(not axis.shown for axis in self.axes.values()):
             return ""
         found = {}
         for side, axis in self.axes.items():

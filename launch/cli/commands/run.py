@@ -1,4 +1,4 @@
-"""`dpcfl run`, `quickstart`, `job`, `inspect`, `verify` and `report`."""
+"""`dpcfl run`, `quickstart`, `job`, `inspect`, `verify`, `export` and `report`."""
 
 from __future__ import annotations
 
@@ -101,6 +101,20 @@ def verify(
     from dpcfl_net.launch.cli import run as runs
 
     raise typer.Exit(runs.verify(folder, operator_key))
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    out: Annotated[Path | None, typer.Option(help="folder to write; default: RUN/export")] = None,
+) -> None:
+    """Write models, metrics, figures and privacy statement as files.
+
+    Safetensors, CSV, SVG, JSON and text; personal models of clients are left out.
+    """
+    from dpcfl_net.report.export import export as write
+
+    for path in write(folder, out):
+        typer.echo(path)
 
 
 def report(
