@@ -10,6 +10,7 @@ from typing import Any
 
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
+from dpcfl_net.report.overlay import by_round
 from dpcfl_net.report.pages import write_page
 from dpcfl_net.report.time_section import over_time
 from dpcfl_net.results import compare, compare_table
@@ -73,7 +74,12 @@ def write_comparison(
         path,
         title=title,
         lead=[*lead, f"Privacy: {'; '.join(promises)}."],
-        figures=[*figures(rows), over_time(rows, _names(rows), compare_table.chosen_target(results, target))],
+        figures=[
+            *figures(rows),
+            by_round(rows, _names(rows)),
+            over_time(rows, _names(rows), compare_table.chosen_target(results, target)),
+            *costs(rows),
+        ],
         tables=[compare_table.table(rows, marked, target)],
         alerts=alerts,
     )
@@ -93,6 +99,41 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         *(_by_row(key, title, rows, list(names.values())) for key, title in MEASURES),
         *(_recovery(key, title, [("runs", rows, lambda row: names[id(row)])]) for key, title in RECOVERED),
     ]
+
+
+def costs(rows: Sequence[Row]) -> list[Figure]:
+    """Build figures of the bytes and seconds of each row; none if epsilons differ, since they cost the same."""
+    if len({row.settings["privacy.epsilon"] for row in rows}) > 1:
+        return []
+    names = _names(rows)
+    return [
+        _cost(key, title, unit, scale, rows, names)
+        for key, title, unit, scale in (
+            ("bytes", "Bytes of a run", "MB", 1e-6),
+            ("seconds", "Seconds of a run", "seconds", 1.0),
+        )
+    ]
+
+
+def _cost(key: str, title: str, unit: str, scale: float, rows: Sequence[Row], names: Sequence[str]) -> Figure:
+    sides = {"from clients (up)": "bytes_up", "to clients (down)": "bytes_down"} if key == "bytes" else {"whole run": "seconds"}
+    data: list[dict[str, Any]] = [
+        {
+            "type": "bar", "orientation": "h", "name": side, "y": [name for name, row in zip(names, rows, strict=True) if row.costs(own)],
+            "x": [scale * statistics.fmean(row.costs(own)) for row in rows if row.costs(own)],
+            "marker": {"color": "@c1" if own == "bytes_up" else "@c0"}, "hovertemplate": f"%{{y}}, {side}: %{{x:.3g}} {unit}<extra></extra>",
+        }
+        for side, own in sides.items()
+    ]  # fmt: skip
+    if not any(trace["y"] for trace in data):
+        return Figure(key, title, why="no run.json has it")
+    layout = {
+        "xaxis": axis(unit, rangemode="tozero"),
+        "yaxis": axis("", autorange="reversed", type="category", showgrid=False),
+        "barmode": "stack",
+        "bargap": 0.4,
+    }
+    return Figure(key, title, "Mean over seeds.", spec(data, 110 + max(42, _label_height(names)) * len(rows), **layout))
 
 
 def _series(rows: Sequence[Row]) -> list[Series]:

@@ -106,6 +106,13 @@ def test_rounds_have_whole_ticks() -> None:
     assert ticks(drawn([line(x=[1, 2, 3], y=[1, 2, 3])]), "x") == ["1", "2", "3"]
 
 
+def test_ticks_have_their_format() -> None:
+    svg = drawn(
+        [line(y=[0, 0.5, 1])], yaxis=axis("y", tickvals=[0, 0.5, 1], tickformat=".0%"), xaxis=axis("x", tickformat=".3~g")
+    )
+    assert ticks(svg, "y") == ["0%", "50%", "100%"]
+
+
 def test_hostile_words_stay_words() -> None:
     evil = '</svg><script>alert(1)</script>\x00"'
     svg = drawn([line(name=evil), line(name="two")], xaxis=axis(evil))

@@ -79,13 +79,14 @@ class Axis:
         return found[::every]
 
     def _all_ticks(self, room: float) -> list[tuple[float, str]]:
-        values = self.layout.get("tickvals")
+        values, style = self.layout.get("tickvals"), self.layout.get("tickformat")
         if values is not None:
-            labels = self.layout.get("ticktext") or [
-                f"{value:g}" if isinstance(value, float) else str(value) for value in values
+            usual = [
+                text.formatted(value, style) if style else f"{value:g}" if isinstance(value, float) else str(value)
+                for value in values
             ]
-            pairs = [(self.coordinate(value), str(label)) for value, label in zip(values, labels, strict=True)]
-            return sorted((c, label) for c, label in pairs if c is not None)
+            pairs = zip(map(self.coordinate, values), self.layout.get("ticktext") or usual, strict=True)
+            return sorted((c, str(label)) for c, label in pairs if c is not None)
         if self.categories is not None:
             return [(float(index), label) for index, label in enumerate(self.categories)]
         if self.log:
@@ -94,7 +95,6 @@ class Axis:
         step = nice((self.high - self.low) / count)
         if self.whole or "dtick" in self.layout:
             step = max(step, 1.0)
-        style = self.layout.get("tickformat")
         at = [step * k for k in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
         return [(c, text.formatted(c, style) if style else text.label(c, step)) for c in at]
 
