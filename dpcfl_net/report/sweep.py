@@ -10,9 +10,8 @@ from typing import Any
 
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
-from dpcfl_net.report.overlay import by_round
+from dpcfl_net.report.overlay import by_round, over_time
 from dpcfl_net.report.pages import write_page
-from dpcfl_net.report.time_section import over_time
 from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.compare import Row
 from dpcfl_net.results.result import Result, read_document, read_sweep, swept_terms
@@ -80,7 +79,7 @@ def write_comparison(
             over_time(rows, _names(rows), compare_table.chosen_target(results, target)),
             *costs(rows),
         ],
-        tables=[compare_table.table(rows, marked, target)],
+        tables=[compare_table.table(rows, marked, target).without_empty_columns()],
         alerts=alerts,
     )
 
@@ -158,6 +157,12 @@ def _names(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _unmeasured(key: str) -> str:
+    if "minority" in key:
+        return "no run has one: the true clusters are of equal size or unknown, or the server does not cluster clients"
+    return "no algorithm here clusters clients" if key.endswith("recovered") else "no run has measured it"
+
+
 def _in_lines(words: Sequence[str]) -> str:
     lines = [words[0]]
     for word in words[1:]:
@@ -172,7 +177,7 @@ def _in_lines(words: Sequence[str]) -> str:
 def _against_epsilon(key: str, title: str, series: Sequence[Series]) -> Figure:
     data = [trace for index, (name, rows) in enumerate(series) for trace in _line(key, name, rows, index)]
     if not data:
-        return Figure(key, title, why="no run has measured it")
+        return Figure(key, title, why=_unmeasured(key))
     layout = {"xaxis": axis("epsilon", type="log", **_ticks(series)), "yaxis": axis("accuracy, %")}
     return Figure(key, title, BAND, spec(data, 380, **layout))
 
@@ -232,7 +237,7 @@ def _by_row(key: str, title: str, rows: Sequence[Row], names: Sequence[str]) -> 
         mean = {"color": colour(index), "symbol": "line-ns", "size": 24, "line": {"color": colour(index), "width": 3}}
         data.append({**common, "x": [statistics.fmean(values)], "y": [name], "marker": mean})
     if not data:
-        return Figure(key, title, why="no run has measured it")
+        return Figure(key, title, why=_unmeasured(key))
     layout = {"xaxis": axis("accuracy, %"), "yaxis": axis("", autorange="reversed", type="category"), "showlegend": False}
     return Figure(key, title, POINTS, spec(data, 110 + max(42, _label_height(names)) * len(rows), **layout))
 
@@ -264,7 +269,7 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
         )
     data = [trace for trace in data if trace["y"]]
     if not data:
-        return Figure(key, title, why="no algorithm here clusters clients")
+        return Figure(key, title, why=_unmeasured(key))
     bars = sum(len(trace["y"]) for trace in data)
     room = max(30, _label_height([str(where) for trace in data for where in trace["y"]]))
     layout = {

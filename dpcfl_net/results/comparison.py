@@ -107,7 +107,7 @@ class Comparison:
     def to_latex(self) -> str:
         """Return the table as LaTeX with booktabs; the privacy promises and alerts are comments above it."""
         promises, alerts = self.statements
-        return table_text.latex(self.table, [f"Privacy: {'; '.join(promises)}", *alerts])
+        return table_text.latex(self.table.without_empty_columns(), [f"Privacy: {'; '.join(promises)}", *alerts])
 
     def to_csv(self, path: Path | str | None = None) -> str:
         """Write one line for each run with unrounded figures.

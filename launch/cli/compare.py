@@ -59,7 +59,7 @@ def compare_runs(
     if form == "table":
         _print(comparison)
     else:
-        print(comparison.to_latex() if form == "latex" else table_csv(comparison.table), end="")
+        print(comparison.to_latex() if form == "latex" else table_csv(comparison.table.without_empty_columns()), end="")
     said = sys.stdout if form == "table" else sys.stderr
     if csv is not None:
         comparison.to_csv(csv)
@@ -71,7 +71,7 @@ def compare_runs(
 
 
 def _print(comparison: Comparison) -> None:
-    print_table(comparison.table)
+    print_table(comparison.table.without_empty_columns())
     promises, alerts = comparison.statements
     print(f"Privacy: {'; '.join(promises)}")
     print("".join(f"! {line}\n" for line in alerts), end="")
