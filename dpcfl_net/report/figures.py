@@ -262,12 +262,12 @@ def assignments(view: RunView) -> Figure:
         ]
         for client, row in zip(order, cells, strict=True)
     ]
-    data = [_heat(rounds, [[None if cell is None else groups[cell] % COLOURS for cell in row] for row in cells], words)]
+    data = [heat(rounds, [[None if cell is None else groups[cell] % COLOURS for cell in row] for row in cells], words)]
     layout: dict[str, Any] = {"xaxis": axis("round", showgrid=False)}
     if true:
         kinds = [truth[true[client]] % COLOURS if client < len(true) else None for client in order]
         said = [[f"client {name}: true cluster"] for name in names]
-        data.append({**_heat([0], [[kind] for kind in kinds], said), "xaxis": "x2"})
+        data.append({**heat([0], [[kind] for kind in kinds], said), "xaxis": "x2"})
         layout = {
             "xaxis": axis("round", showgrid=False, domain=[0.07, 1]),
             "xaxis2": axis("", domain=[0, 0.05], tickvals=[0], ticktext=["true"], showgrid=False, anchor="y"),
@@ -356,7 +356,8 @@ def _bars(name: str, x: Sequence[int], y: Sequence[float | None], shade: str, un
     }
 
 
-def _heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) -> dict[str, Any]:
+def heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) -> dict[str, Any]:
+    """Build a heat map whose values are indices of colours."""
     scale = [[edge / COLOURS, f"@c{index}"] for index in range(COLOURS) for edge in (index, index + 1)]
     return {
         "type": "heatmap",

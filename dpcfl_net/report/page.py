@@ -19,6 +19,7 @@ from dpcfl_net.report.settings import repeat_command, settings, versions
 from dpcfl_net.report.svg.draw import check
 from dpcfl_net.report.time_section import accuracy_over_time, time_of_clients, time_tables
 from dpcfl_net.report.timeline import timeline
+from dpcfl_net.report.transcript_figures import transcript_figures
 from dpcfl_net.results.attack_results import AttackResult, results
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, tiny, yes
 from dpcfl_net.results.privacy_statement import statement
@@ -63,6 +64,7 @@ def run_figures(view: RunView, alone: Mapping[int, float] | None = None) -> dict
             figures.candidates(view),
             cluster_sizes(view),
             figures.assignments(view),
+            *transcript_figures(view),
             figures.labels(view),
             *diagnostics(view),
         ],
@@ -104,11 +106,16 @@ def render(view: RunView, alone: Mapping[int, float] | None = None) -> str:
 def _placed(own: list[Figure]) -> list[tuple[Figure, str]]:
     """Figures with data and their places in two columns: half, wide, or tall beside two halves."""
     drawn = [figure for figure in own if figure.spec]
-    halves = [figure for figure in drawn if not (figure.key in WIDE or figure.key.startswith("diagnostics"))]
-    tall = halves[0] if len(halves) == 3 and halves[0].key == "first-round" else None
-    odd = halves[-1] if len(halves) % 2 and tall is None else None
-    sizes = {id(figure): "half" for figure in halves} | {id(tall): "tall", id(odd): "wide"}
-    return [(figure, sizes.get(id(figure), "wide")) for figure in drawn]
+    wide = [figure for figure in drawn if figure.key in WIDE or figure.key.startswith("diagnostics")]
+    halves = [figure for figure in drawn if figure not in wide]
+    square = [figure for figure in halves if figure.spec and "aspect" in figure.spec]
+    low = [figure for figure in halves if figure not in square]
+    tall = square[:1] if len(square) % 2 and len(low) > 1 else []
+    rest = [*low[: 2 * len(tall)], *square[len(tall) :], *low[2 * len(tall) :]]
+    odd = rest[-1:] if len(rest) % 2 else []
+    sizes = {figure.key: "tall" for figure in tall} | {figure.key: "wide" for figure in [*wide, *odd]}
+    order = [*tall, *rest, *wide] if square else drawn
+    return [(figure, sizes.get(figure.key, "half")) for figure in order]
 
 
 def _picture(attack: AttackResult, notes: list[str]) -> Figure:
