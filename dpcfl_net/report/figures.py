@@ -14,6 +14,7 @@ from dpcfl_net.results.run_files import JsonLine, listed, mapping, numbers, whol
 from dpcfl_net.results.run_view import FirstRound, RunView, letter, sizes
 
 COLOURS = 8
+BARS = 150  # of one trace over rounds; more rounds are a line
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
 DASHES = ("solid", "dash", "dashdot", "longdash")
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
@@ -323,7 +324,9 @@ def traffic(view: RunView) -> Figure:
         return Figure("bytes", title, why="the server has counted no bytes yet")
     unit, scale = next((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= scale)
     data = [
-        _bars(name, list(rows), [_share(row[side], scale) for row in rows.values()], shade, unit)
+        (_bars if len(rows) <= BARS else _curve)(
+            name, list(rows), [_share(row[side], scale) for row in rows.values()], shade, unit
+        )
         for side, name, shade in ((0, "from clients (up)", "@c1"), (1, "to clients (down)", "@c0"))
     ]
     layout = {"xaxis": axis("round"), "yaxis": axis(unit, rangemode="tozero"), "barmode": "group", "bargap": 0.25}
@@ -354,6 +357,10 @@ def _bars(name: str, x: Sequence[int], y: Sequence[float | None], shade: str, un
         "marker": {"color": shade},
         "hovertemplate": f"round %{{x}}: %{{y:.3g}} {unit}<extra>{name}</extra>",
     }
+
+
+def _curve(name: str, x: Sequence[int], y: Sequence[float | None], shade: str, unit: str) -> dict[str, Any]:
+    return {**_line(f"{name}, {unit}", x, y, {"color": shade, "width": 1.5}), "mode": "lines"}
 
 
 def heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) -> dict[str, Any]:

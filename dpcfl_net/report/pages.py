@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Cell of a numeric column: 78.1 %, +- 0.4, 3/5, 1e-4, yes, inf, or a dash for a missing value.
 DIGITS = 7  # of a number in a figure
+CELLS = 4000  # of a heat map that says its value under the pointer
 FIGURE = re.compile(r"[-+−±–\d\s.,:/%e]*|yes|no|inf|not stated")
 
 
@@ -73,7 +74,7 @@ def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = 
         lstrip_blocks=True,
     )
     environment.filters["explained"] = explained
-    specs = {figure.key: _finite(figure.spec) for figure in [*figures, *apart] if figure.spec is not None}
+    specs = {figure.key: _light(_finite(figure.spec)) for figure in [*figures, *apart] if figure.spec is not None}
     script = Markup((Path(__file__).parent / "figures.js").read_text(encoding="utf-8")) if specs else ""
     return environment.get_template(template).render(figures=figures, specs=specs, script=script, drawings=_drawings, **more)
 
@@ -92,6 +93,16 @@ def numeric_columns(table: Table | AttackResult) -> list[bool]:
         bool(table.rows) and all(FIGURE.fullmatch(row[index]) is not None for row in table.rows)
         for index in range(len(table.columns))
     ]
+
+
+def _light(spec: dict[str, Any]) -> dict[str, Any]:
+    """Drop the words of the cells of a large heat map: they would take most of the page."""
+    data = [{key: value for key, value in trace.items() if key != "text" or _cells(trace) <= CELLS} for trace in spec["data"]]
+    return {**spec, "data": data}
+
+
+def _cells(trace: dict[str, Any]) -> int:
+    return sum(map(len, trace["z"])) if trace["type"] == "heatmap" else 0
 
 
 def _finite(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from dpcfl_net.report.figures import Figure, axis, colour, group_colours, spec
+from dpcfl_net.report.figures import BARS, Figure, axis, colour, group_colours, spec
 from dpcfl_net.results.number_format import duration, number, percent, plain, size, tiny
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView, sizes
@@ -15,6 +15,8 @@ def cluster_sizes(view: RunView) -> Figure:
     """Stacked bars of the clients in each of the server's clusters by round."""
     title = "Clients by cluster"
     rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
+    every = max(1, -(-len(rounds) // BARS))
+    rounds = rounds[::-1][::every][::-1]
     counts = {at: Counter(map(whole, listed(view.grouping[at], "assignment"))) for at in rounds}
     groups = sorted({group for count in counts.values() for group in count if group is not None})
     if len(groups) < 2:
@@ -32,8 +34,18 @@ def cluster_sizes(view: RunView) -> Figure:
         }
         for group in groups
     ]  # fmt: skip
-    layout = {"xaxis": axis("round"), "yaxis": axis("clients", dtick=1), "barmode": "stack", "bargap": 0.08}
-    return Figure("sizes", title, "As the server assigned them.", spec(data, 300, **layout))
+    layout = {
+        "xaxis": axis("round"),
+        "yaxis": axis("clients", dtick=1),
+        "barmode": "stack",
+        "bargap": 0.08 if len(rounds) <= 40 else 0,
+    }
+    return Figure(
+        "sizes",
+        title,
+        f"As the server assigned them.{f' Every {every} rounds.' if every > 1 else ''}",
+        spec(data, 300, **layout),
+    )
 
 
 def two_views(view: RunView) -> list[tuple[str, str, str]]:

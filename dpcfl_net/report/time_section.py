@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpcfl_net.report.figures import LEGEND, Figure, axis, spec
+from dpcfl_net.report.figures import BARS, LEGEND, Figure, axis, spec
 from dpcfl_net.results.number_format import number, percent
 from dpcfl_net.results.round_times import (
     TARGET_SHARE,
@@ -36,7 +36,8 @@ def accuracy_over_time(view: RunView) -> Figure:
         values = [number(view.observed[point.round].get(key)) for point in curve]
         if any(value is not None for value in values):
             data.append({
-                "type": "scatter", "mode": "lines+markers", "name": name, "x": [point.seconds / scale for point in curve],
+                "type": "scatter", "mode": "lines+markers" if len(curve) <= BARS else "lines", "name": name,
+                "x": [point.seconds / scale for point in curve],
                 "y": [None if value is None else 100 * value for value in values], "text": [point.round for point in curve],
                 "line": {"color": "@ink", "width": 2, "dash": dash}, "marker": {"size": 4},
                 "hovertemplate": f"{name}, round %{{text}}, %{{x:.3g}} {unit}: %{{y:.1f}} %<extra></extra>",

@@ -48,6 +48,10 @@ def test_page_is_one_file_that_loads_nothing(finished: Path) -> None:
     assert not list(finished.glob(".report*"))
 
 
+def test_a_page_of_many_rounds_stays_light(tmp_path: Path) -> None:
+    assert write_report(write_run(tmp_path / "run", 600)).stat().st_size < 1_500_000
+
+
 def test_page_says_what_is_protected_and_what_is_not(finished: Path) -> None:
     text = own_part(write_report(finished))
     for words in (
