@@ -95,7 +95,7 @@ class Plot {
     if (!this.axes || px < Math.min(this.axes.x.start, this.axes.x.end) || py > Math.max(this.axes.y.start, this.axes.y.end)) return "";
     let best = NEAR, said = "";
     this.figure.data.forEach((trace, number) => {
-      if (trace.type !== "scatter" || this.marks.querySelector(`[data-t="${number}"]`)?.classList.contains("off")) return;
+      if (trace.type !== "scatter" || !trace.x || this.marks.querySelector(`[data-t="${number}"]`)?.classList.contains("off")) return;
       trace.x.forEach((x, index) => {
         if (trace.y[index] === null || x === null) return;
         const [a, b] = [this.axes.x.zoomed(this.axes.x.base(x)), this.axes.y.zoomed(this.axes.y.base(trace.y[index]))];

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.report import figures
+from dpcfl_net.report import cluster_figures, figures
 from dpcfl_net.report.alone import accuracy_alone
 from dpcfl_net.report.client_figures import accuracy_by_client, accuracy_of_clients_by_round
 from dpcfl_net.report.diagnostics import diagnostics
@@ -60,12 +60,12 @@ def run_figures(view: RunView, alone: Mapping[int, float] | None = None) -> dict
             figures.epsilon_spent(view),
         ],
         "What the server saw": [
-            figures.first_round(view),
-            figures.candidates(view),
+            cluster_figures.first_round(view),
+            cluster_figures.candidates(view),
             cluster_sizes(view),
-            figures.assignments(view),
+            cluster_figures.assignments(view),
             *transcript_figures(view),
-            figures.labels(view),
+            cluster_figures.labels(view),
             *diagnostics(view),
         ],
         "Time and traffic": [figures.traffic(view), time_of_clients(view), timeline(view)],

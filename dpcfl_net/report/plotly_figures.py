@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.report import figures
+from dpcfl_net.report import cluster_figures, figures
 from dpcfl_net.report.client_figures import accuracy_by_client
 from dpcfl_net.report.figures import Figure
 from dpcfl_net.report.server_view import cluster_sizes
@@ -46,11 +46,11 @@ class Figures:
 
     def first_round(self) -> go.Figure:
         """Updates of the first round in two principal components, with the mixture (r-dpcfl)."""
-        return draw(figures.first_round(self._read()))
+        return draw(cluster_figures.first_round(self._read()))
 
     def candidates(self) -> go.Figure:
         """Separation score of each number of clusters that was tried (r-dpcfl, clusters: auto)."""
-        return draw(figures.candidates(self._read()))
+        return draw(cluster_figures.candidates(self._read()))
 
     def accuracy_by_client(self) -> go.Figure:
         """Accuracy of each client after the last evaluated round."""
@@ -62,11 +62,11 @@ class Figures:
 
     def assignments(self) -> go.Figure:
         """Cluster of each client by round."""
-        return draw(figures.assignments(self._read()))
+        return draw(cluster_figures.assignments(self._read()))
 
     def labels(self) -> go.Figure:
         """Share of correct cluster labels by round (rr-cluster)."""
-        return draw(figures.labels(self._read()))
+        return draw(cluster_figures.labels(self._read()))
 
     def accuracy_over_time(self) -> go.Figure:
         """Mean accuracy and worst client by seconds since round 1 began."""

@@ -10,7 +10,7 @@ import pytest
 from run_folder import privacy, true_clusters, write_lines, write_round, write_run, write_start
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.report import figures
+from dpcfl_net.report import cluster_figures, figures
 from dpcfl_net.report.diagnostics import diagnostics
 from dpcfl_net.report.lead import result_line
 from dpcfl_net.report.page import key_figures, write_report
@@ -213,7 +213,7 @@ def test_a_split_cluster_gives_two_colours(tmp_path: Path) -> None:
 
 
 def test_assignments_are_sorted_by_true_cluster(finished: Path) -> None:
-    spec = figures.assignments(read_run(finished)).spec
+    spec = cluster_figures.assignments(read_run(finished)).spec
     assert spec is not None
     rounds, truth = spec["data"]
     assert [row[0] for row in truth["z"]] == sorted(true_clusters())

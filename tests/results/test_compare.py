@@ -305,6 +305,8 @@ def test_a_sweeps_page_draws_accuracy_against_epsilon_and_recovery(swept):
     assert "<td>oracle</td>" in text
     assert 'class="alert" role' not in text
     assert dpcfl("report", swept).stdout.strip() == str(page)
+    refused = dpcfl("report", swept, "--alone", swept)
+    assert (refused.returncode, "--alone is for the report of a run" in refused.stderr) == (2, True)
 
 
 def test_a_sweeps_page_without_epsilons_draws_every_run(tmp_path):
