@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dpcfl_net.core.protocol import Protocol, once
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
-from dpcfl_net.federation.secure.job_terms import settings_of
-from dpcfl_net.federation.secure.terms import problems
 from dpcfl_net.privacy.slots import SecureSlot
 
 
@@ -40,10 +38,12 @@ def secure_divergence(algorithm: ClientSide) -> float:
 
 def _without_sums(protocol: Protocol, sizes: Collection[int]) -> str:
     """Why no group of these sizes can form a secure sum; empty if one can."""
-    n, settings = len(protocol.roster), settings_of(protocol.privacy)
-    if any(not problems(size, settings) for size in sorted(sizes)):
+    from dpcfl_net.federation.secure import terms  # loads cryptography, which other jobs do not need here
+
+    n, settings = len(protocol.roster), terms.settings_of(protocol.privacy)
+    if any(not terms.problems(size, settings) for size in sorted(sizes)):
         return ""
-    found = problems(max(sizes, default=n), settings)
+    found = terms.problems(max(sizes, default=n), settings)
     return found[0] if found else f"a group of {n} clients or fewer cannot form a secure sum"
 
 
