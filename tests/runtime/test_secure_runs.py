@@ -74,7 +74,7 @@ def test_one_process_and_five_give_the_same_bits_and_charges(networked, alone):
 
 
 RUNS = {
-    "visible": settings({**COINS, "sampling": "visible"}),
+    "visible": settings({**COINS, "sampling": "visible"}, rounds=4),  # two cycles, so that all slots are used
     "prox": settings({"name": "dp-fedprox", "sampling_rate": 0.5}),
     "fedper": settings({"name": "dp-fedper", "sampling_rate": 0.5}, model={"name": "digits-cnn"}),
     **{
