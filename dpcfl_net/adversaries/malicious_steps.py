@@ -110,7 +110,9 @@ def usual_step(algorithm: Algorithm) -> ClientStep:
         ConfigError: If no client step takes weights.
     """
     names = [slot.name for slot in algorithm.plan(algorithm.protocol.roster[0])]
-    steps = [step for step in client_steps(algorithm).values() if step.kind not in STAGES and not set(MASKING) & set(step.takes)]
+    steps = [
+        step for step in client_steps(algorithm).values() if step.kind not in STAGES and not set(MASKING) & set(step.takes)
+    ]
     paid = [step for step in steps if step.takes and set(step.charges) <= set(names)]
     if not paid:
         raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights alone (malicious_sums attacks secure sums)")

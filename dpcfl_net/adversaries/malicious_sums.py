@@ -1,7 +1,7 @@
 """Scripted malicious server of secure sums, for tests of workers: at each stage of a round it first asks what clients must refuse.
 
-    python -m dpcfl_net.adversaries.malicious_sums JOB --bind tcp://127.0.0.1:5700 --keys KEYS --steps box-key,second-list
-    dpcfl worker JOB --client 0 --connect tcp://127.0.0.1:5700 --keys KEYS --operator-key JOB/operator.pub --ledgers LEDGERS
+python -m dpcfl_net.adversaries.malicious_sums JOB --bind tcp://127.0.0.1:5700 --keys KEYS --steps box-key,second-list
+dpcfl worker JOB --client 0 --connect tcp://127.0.0.1:5700 --keys KEYS --operator-key JOB/operator.pub --ledgers LEDGERS
 """
 
 from __future__ import annotations
@@ -224,9 +224,7 @@ class MaliciousSums:
         for attack in attacks:
             forged = {client: attack.change(forger, client, dict(task)) for client, task in tasks.items()}
             for client, heard in self.ask(forger.round, kind, forged).items():
-                played.reactions.append(
-                    SumReaction(attack.name, client, forger.round, heard.answer, heard.code, heard.reason)
-                )
+                played.reactions.append(SumReaction(attack.name, client, forger.round, heard.answer, heard.code, heard.reason))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -119,7 +119,10 @@ class Greedy:
         wanted, terms, present = set(survivors), self.terms, self.tasks["masked_update"]
         total = added(self.answers["masked_update"][client]["masked"] for client in wanted)
         second = next(iter(present.values()))["present"]
-        public = {client: release["keys"][KEY_BYTES : 2 * KEY_BYTES].tobytes() for client, release in self.answers["secure_keys"].items()}
+        public = {
+            client: release["keys"][KEY_BYTES : 2 * KEY_BYTES].tobytes()
+            for client, release in self.answers["secure_keys"].items()
+        }
         plus, minus = list[bytes](), list[bytes]()
         for client in terms.group:
             kind = int(client in wanted)
@@ -140,7 +143,10 @@ class Greedy:
     def alone(self, victim: int, seeds: Shares, secrets: Shares, context: bytes) -> np.ndarray:
         """One client's words, from shares of both of its secrets."""
         terms, words = self.terms, self.answers["masked_update"][victim]["masked"].copy()
-        public = {client: release["keys"][KEY_BYTES : 2 * KEY_BYTES].tobytes() for client, release in self.answers["secure_keys"].items()}
+        public = {
+            client: release["keys"][KEY_BYTES : 2 * KEY_BYTES].tobytes()
+            for client, release in self.answers["secure_keys"].items()
+        }
         seed = recover_seed(terms.share_threshold, self._shares(victim, seeds))
         secret = recover_mask_key(terms.share_threshold, self._shares(victim, secrets), public[victim])
         assert seed is not None
@@ -161,4 +167,3 @@ class Greedy:
 
 def shares_in(release: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, np.ndarray]:
     return {client: tensors["shares"] for client, tensors in release.items()}
-

@@ -93,7 +93,9 @@ def test_overflow_is_refused_at_the_start_and_costs_utility_only(tmp_path, evide
     found = added(code.to_words(code.encode(v), key) for v, key in zip(vectors, keys, strict=True))
     assert np.array_equal(found.view(np.int32), exact)
     assert 0.9 * LARGEST_WORD < exact[0] < LARGEST_WORD
-    evidence.got("a job that does not fit is refused when it is made (does not fit into 32 bits); the worst case of 50 clients fits")
+    evidence.got(
+        "a job that does not fit is refused when it is made (does not fit into 32 bits); the worst case of 50 clients fits"
+    )
     larger = SumCode(d=3, participants=50, honest=34, noise_multiplier=0.5, clip=1.0)
     monkeypatch.setitem(larger.__dict__, "scale", 2 * code.scale)
     exact = sum(larger.encode(v).astype(np.int64) + larger.noise_share(key) for v, key in zip(vectors, keys, strict=True))
@@ -142,13 +144,17 @@ def test_drop_outs_do_not_follow_the_secret_coin(tmp_path, evidence, monkeypatch
     answered = []
     for taken in (0.01, 0.5):  # the real worker's wait, on a clock that only its sleep moves
         clock = SimpleNamespace(now=100.0 + taken)
-        fake = SimpleNamespace(monotonic=lambda clock=clock: clock.now, sleep=lambda s, clock=clock: setattr(clock, "now", clock.now + s))
+        fake = SimpleNamespace(
+            monotonic=lambda clock=clock: clock.now, sleep=lambda s, clock=clock: setattr(clock, "now", clock.now + s)
+        )
         with monkeypatch.context() as patch:
             patch.setattr(worker, "time", fake)
             worker.Worker._wait_for_the_deadline(SimpleNamespace(job=job, _stop=False), 100.0)
         answered.append(clock.now)
     assert answered == pytest.approx([101.0, 101.0])
-    evidence.got(f"all {seconds.size} answers of 4 rounds leave at the deadline, in (trained) or out: any time limit loses all or none")
+    evidence.got(
+        f"all {seconds.size} answers of 4 rounds leave at the deadline, in (trained) or out: any time limit loses all or none"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(virtual, "trips", lambda start, work, network, deadline_s: trips(start, work, network))
         again, same = times_of_masked(job, hosts_of(job, tmp_path, "unpaced"), monkeypatch)

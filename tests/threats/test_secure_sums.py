@@ -59,9 +59,7 @@ def workers(job: Job, folder):
     def work(client: int) -> None:
         while not address.exists():
             time.sleep(0.01)
-        run_worker(
-            WorkerSpec(folder / "job", client, address.read_text(), None, folder / "keys", operator, folder / "ledgers")
-        )
+        run_worker(WorkerSpec(folder / "job", client, address.read_text(), None, folder / "keys", operator, folder / "ledgers"))
 
     processes = [multiprocessing.get_context("fork").Process(target=work, args=(client,)) for client in job.algorithm.clients]
     for process in processes:
@@ -80,16 +78,19 @@ def workers(job: Job, folder):
 def script(tmp_path_factory) -> Script:
     folder = tmp_path_factory.mktemp("sums")
     job = sum_job(folder, CLIENTS)
-    with workers(job, folder) as started, MaliciousCoordinator(
-        job.protocol, "tcp://127.0.0.1:*", folder / "keys", wait_s=60
-    ) as server:
+    with (
+        workers(job, folder) as started,
+        MaliciousCoordinator(job.protocol, "tcp://127.0.0.1:*", folder / "keys", wait_s=60) as server,
+    ):
         (folder / "new").write_text(server.address)
         (folder / "new").rename(folder / "address")
         assert server.join() == []
         sums = MaliciousSums(job.algorithm, server.ask)
         rounds = {t: sums.play(t, SCRIPT) for t in (1, 2)}
         again = {
-            kind: server.ask(1, kind, {client: smaller(task) for client, task in rounds[1].tasks[kind].items() if client != VICTIM})
+            kind: server.ask(
+                1, kind, {client: smaller(task) for client, task in rounds[1].tasks[kind].items() if client != VICTIM}
+            )
             for kind in ("secure_shares", "masked_update", "secure_unmask")
         }
         again["same"] = server.ask(1, "masked_update", rounds[1].tasks["masked_update"])
@@ -137,7 +138,9 @@ def test_split_models_give_a_sum_of_random_numbers(script, tmp_path, evidence, m
     split = greatness(script.rounds[3].total)
     assert 0.43 < split < 0.57  # of 650 words: 6 deviations
     assert greatness(script.rounds[4].total) < 0.2
-    evidence.got(f"the masks do not cancel: the words are uniform (mean size {split:.2f} of the largest), the next round is whole")
+    evidence.got(
+        f"the masks do not cancel: the words are uniform (mean size {split:.2f} of the largest), the next round is whole"
+    )
     for module in (client_side, malicious_sums):
         monkeypatch.setattr(module, "context_of", lambda tensors: bytes(32))
     words, job = truth(monkeypatch), sum_job(tmp_path, CLIENTS)
@@ -171,7 +174,9 @@ def test_both_kinds_of_shares_of_one_client_are_never_given(script, tmp_path, ev
 def test_swapped_and_unsigned_keys_are_refused(script, tmp_path, evidence, monkeypatch):
     codes = script.refusals("box-key", "mask-key", "unsigned", "exchanged", "old-keys", "own-keys")
     assert codes == "secure-signature, secure-keys"
-    evidence.got(f"the server's keys, unsigned, exchanged and old keys, a client's own replaced: refused ({codes}), nothing charged")
+    evidence.got(
+        f"the server's keys, unsigned, exchanged and old keys, a client's own replaced: refused ({codes}), nothing charged"
+    )
     words, job = truth(monkeypatch), sum_job(tmp_path, CLIENTS)
     monkeypatch.setattr(client_checks, "verify", lambda *_: True)
     sums = sums_of(job, hosts_of(job, tmp_path))
