@@ -91,8 +91,8 @@ def arrays_for(rng: Random, template: dict[str, TensorTemplate], honest: bool = 
             shape = rng.choice(((), (1,), (*shape, 1), (WIDTH + 1,), (0,)))
         least = 0 if pinned.dtype.startswith("u") else -3
         array = np.array([rng.uniform(least, 3) for _ in range(math.prod(shape))]).reshape(shape).astype(f"<{pinned.dtype}")
-        if not honest and pinned.dtype == "f4" and array.size and rng.random() < 0.25:
-            array.flat[0] = rng.choice((math.nan, math.inf, 1e6))
+        if not honest and pinned.dtype == "f4" and array.size and rng.random() < 0.3:
+            array.flat[0] = rng.choice((math.nan, math.inf, 1e6, 1e6))
         found[name] = array
     if not honest and rng.random() < 0.04:
         found["extra"] = np.zeros(2, np.float32)

@@ -201,7 +201,7 @@ def test_swapped_and_unsigned_keys_are_refused(script, tmp_path, evidence, monke
         mask = mask_key(
             greedy.terms, 1, agreement, public[KEY_BYTES : 2 * KEY_BYTES], (VICTIM, holder), task["present"], sums.context(1)
         )
-        (minus if VICTIM < holder else plus).append(mask)
+        (minus if holder > VICTIM else plus).append(mask)
     minus.append(self_mask_key(greedy.terms, 1, VICTIM, recover_seed(greedy.terms.share_threshold, shares)))
     vector = greedy.answers["masked_update"][VICTIM]["masked"].copy()
     masks.apply(vector, plus, minus)
@@ -220,9 +220,10 @@ def test_fewer_than_the_threshold_are_refused(script, tmp_path, evidence, monkey
     sums = sums_of(job, hosts_of(job, tmp_path))
     greedy, alone = Greedy(sums, 1).until_masked(), np.zeros(CLIENTS, np.uint8)
     alone[VICTIM] = 1
-    assert greedy.ask("secure_survivors", dict.fromkeys(range(CLIENTS), {"survivors": alone})) == {}
+    assert greedy.ask("secure_survivors", {client: {"survivors": alone} for client in range(CLIENTS)}) == {}
     signatures = np.stack([release["signature"] for _, release in sorted(greedy.answers["secure_survivors"].items())])
-    assert greedy.ask("secure_unmask", dict.fromkeys(range(CLIENTS), {"survivors": alone, "signatures": signatures})) == {}
+    opening = {"survivors": alone, "signatures": signatures}
+    assert greedy.ask("secure_unmask", dict.fromkeys(range(CLIENTS), opening)) == {}
     shares = shares_in(greedy.answers["secure_unmask"])
     assert np.array_equal(greedy.opened({VICTIM}, shares, sums.context(1)), words[1, VICTIM])
     evidence.control("without the check of the threshold, the sum of one client is signed and opened")
