@@ -69,7 +69,7 @@ class SumAttack:
     after: bool = False
 
 
-def replaced(task: Tensors, name: str, where: object, data: bytes | np.ndarray) -> Tensors:
+def replaced(task: Tensors, name: str, where: object, data: bytes | np.ndarray | int) -> Tensors:
     """Return a task in which some bytes of one tensor are replaced.
 
     Args:
@@ -134,7 +134,7 @@ def _without_another(name: str) -> Change:
 
 
 def _without_itself(f: Forger, client: int, task: Tensors) -> Tensors:
-    return replaced(task, "survivors", f.terms.position(client), np.uint8(0))
+    return replaced(task, "survivors", f.terms.position(client), 0)
 
 
 def _other_model(f: Forger, client: int, task: Tensors) -> Tensors:
@@ -147,7 +147,7 @@ SCRIPT = (
     SumAttack("box-key", "the server's key in place of a client's key for boxes", "secure_shares", _server_key(0)),
     SumAttack("mask-key", "the server's key in place of a client's key for masks", "secure_shares", _server_key(KEY_BYTES)),
     SumAttack("unsigned", "keys without a signature", "secure_shares",
-              lambda f, client, task: replaced(task, "keys", (f.row(client), slice(2 * KEY_BYTES, None)), np.uint8(0))),
+              lambda f, client, task: replaced(task, "keys", (f.row(client), slice(2 * KEY_BYTES, None)), 0)),
     SumAttack("exchanged", "two clients' signed keys exchanged", "secure_shares", _exchanged),
     SumAttack("old-keys", "keys that a client signed in an earlier round", "secure_shares", _old),
     SumAttack("own-keys", "the server's key under the client's own name", "secure_shares", _own),
