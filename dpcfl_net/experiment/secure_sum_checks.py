@@ -38,4 +38,8 @@ def secure_sum_problems(config: Config) -> list[str]:
         )
     if config.audit.canaries:
         problems.append(f"{asked} audit.canaries must be 0, got {config.audit.canaries}: the audit reads single updates")
+    if privacy.secure_aggregation is not None:
+        from dpcfl_net.federation.secure import terms  # loads cryptography, which other jobs do not need here
+
+        problems += terms.problems(sum(config.data.clients), terms.settings_of(privacy))
     return problems

@@ -65,9 +65,13 @@ def secure_sum_problem(algorithm: ClientSide) -> str | None:
     protocol = algorithm.protocol
     if not protocol.privacy.secure:
         return None
+    from dpcfl_net.federation.secure import terms  # loads cryptography, which other jobs do not need here
+
     noise = {entry.noise_multiplier for entry in protocol.roster}
     if len(noise) != 1 or None in noise:
         return f"the clients of a secure sum need one noise multiplier, the job has {sorted(map(str, noise))}"
+    if found := terms.problems(len(protocol.roster), terms.settings_of(protocol.privacy)):
+        return "; ".join(found)
     try:
         covered = epsilon_of_reserve(algorithm)
     except ValueError as error:

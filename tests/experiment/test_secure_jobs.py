@@ -67,6 +67,7 @@ def test_terms_have_defaults_and_only_this_trust_has_terms():
         ({"algorithm": {"name": "r-dpcfl", "clusters": 4}}, "r-dpcfl works with unit sample with trust untrusted-server"),
         ({"privacy": {"trust": "trusted-server", "secure_aggregation": {}}}, "belongs to privacy.trust secure-aggregation"),
         ({"privacy": {"secure_aggregation": {"threshold": 0.5}}}, "threshold"),
+        ({"privacy": {"secure_aggregation": {"colluders": 6}}}, "colluders is 6: of 8 clients 6 must answer"),
         ({"privacy": {"secure_aggregation": {"neighbours": 65}}}, "neighbours"),
         ({"privacy": {"secure_aggregation": {"colluders": -1}}}, "colluders"),
         ({"privacy": {"trust": "nobody"}}, "secure-aggregation"),
@@ -125,6 +126,14 @@ def test_workers_refuse_different_noise_multipliers(keys, tmp_path):
     louder = first.model_copy(update={"noise_multiplier": 2 * first.noise_multiplier})
     bad = forged(job, roster=[louder, *others])
     with pytest.raises(Refused, match="need one noise multiplier"):
+        verify_claim(bad.algorithm, 0, tmp_path)
+
+
+def test_workers_refuse_too_many_colluders(keys, tmp_path):
+    job = job_of(keys)
+    terms = job.protocol.privacy.secure_aggregation.model_copy(update={"colluders": 6})
+    bad = forged(job, privacy=job.protocol.privacy.model_copy(update={"secure_aggregation": terms}))
+    with pytest.raises(Refused, match="colluders is 6"):
         verify_claim(bad.algorithm, 0, tmp_path)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from dpcfl_net.algorithms import base
 from dpcfl_net.federation.capabilities import Capabilities
+from dpcfl_net.federation.secure.terms import settings_of, survivors_needed
 from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import SecureSlot, StageSlot
 
@@ -31,8 +30,8 @@ class SecureMean(base.Algorithm):
     def secure_code(self, participants):
         if participants != (self.options.groups or len(self.clients)):
             return None
-        needed = max(2 * participants // 3 + 1, math.ceil(self.protocol.privacy.secure_aggregation.threshold * participants))
-        honest = needed - self.protocol.privacy.secure_aggregation.colluders
+        settings = settings_of(self.protocol.privacy)
+        honest = survivors_needed(participants, settings) - settings.colluders
         z, largest = self.protocol.roster[0].noise_multiplier, self.options.largest
         return SumCode(
             self.protocol.model.parameters, participants, honest, z, self.protocol.local.clip, largest or 1.0, largest > 0

@@ -7,8 +7,11 @@ and of colluders. Let A be the adjacency matrix of a k-regular graph with n vert
 1. A set of x vertices, each with d neighbours in the set, has d <= k x / n + r (1 - x / n), so x >= n (d - r) / (k - r).
 2. Two sets of x and y vertices without an edge between them have x y <= (r / k)^2 (n - x) (n - y).
 
-Clients check that each survivor has t surviving holders (it and its neighbours), of whom at most C collude: each honest survivor has
-d = t - 1 - C honest survivors as neighbours. In a split, both sides are at least as large as (1) says, which (2) forbids.
+Clients unmask only if each survivor has t surviving holders (it and its neighbours). At most C of them collude: each honest survivor
+has d = t - 1 - C honest survivors as neighbours. Masks are bound to the list of present clients, and a majority of the witnesses
+signs one such list: the masks of a client that was told another list, and those that its neighbours share with it, stay in every sum.
+So a sum that the server can learn is over a set of honest survivors without an edge to the others. Both sides are at least as large
+as (1) says, which (2) forbids: the set is all honest survivors.
 
 Source: Bell et al. 2020 (graphs); Alon and Chung 1988, Haemers 1995 (1 and 2).
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpcfl_net.core.protocol import PrivacyTarget, Protocol, digest, once
-from dpcfl_net.federation.secure.terms import Settings, Terms, survivors_needed
+from dpcfl_net.federation.secure.terms import Terms, settings_of, survivors_needed
 
 
 def terms_of(protocol: Protocol, group: tuple[int, ...]) -> Terms:
@@ -23,16 +23,6 @@ def identities_of(protocol: Protocol) -> dict[int, str]:
         protocol: The signed protocol.
     """
     return once(protocol, "identities", lambda: {entry.id: entry.identity for entry in protocol.roster if entry.identity})
-
-
-def settings_of(privacy: PrivacyTarget) -> Settings:
-    """Return the settings of secure sums, the usual ones if the job names none.
-
-    Args:
-        privacy: The job's privacy target.
-    """
-    chosen = privacy.secure_aggregation
-    return Settings() if chosen is None else Settings(chosen.threshold, chosen.colluders, chosen.neighbours)
 
 
 def honest_shares(n: int, privacy: PrivacyTarget) -> int:

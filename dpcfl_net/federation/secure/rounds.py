@@ -109,7 +109,11 @@ class _Sums:
         else:
             own = {client: self._work[group] for group in self._open for client in group}
             asked = {client: {**own[client], **task} for client, task in asked.items()}
-        self._fed.stream(step, lambda client, release: take(servers[client], client, release), each=asked)
+
+        def add(client: int, release: Arrays) -> None:
+            take(servers[client], client, release)
+
+        self._fed.stream(step, add, each=asked)
 
     def _each(self, act: Callable[[Group, ServerRound], None]) -> None:
         for group, server in list(self._open.items()):

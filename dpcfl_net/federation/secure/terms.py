@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from dpcfl_net.core.protocol import PrivacyTarget
 from dpcfl_net.federation.secure.graph import cannot_split, eigenvalue, regular_graph
 from dpcfl_net.federation.secure.keys import message
 
@@ -35,6 +36,12 @@ class Settings:
     threshold: float = 2 / 3
     colluders: int = 0
     neighbours: int | None = None
+
+
+def settings_of(privacy: PrivacyTarget) -> Settings:
+    """Read the settings of a privacy target whose trust is secure-aggregation."""
+    assert privacy.secure_aggregation is not None
+    return Settings(**privacy.secure_aggregation.model_dump())
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from secure_round import STAGES, Sum
 
+from dpcfl_net.core.tensors import CLIENT_DTYPES, describe, pack, unpack
 from dpcfl_net.federation.secure.server_stages import Aborted
 from dpcfl_net.federation.secure.terms import Settings
 
@@ -141,3 +142,14 @@ def test_masked_vectors_look_uniform():
         counts = np.bincount(words.view(np.uint8), minlength=256)
         expected = words.nbytes / 256
         assert ((counts - expected) ** 2 / expected).sum() < 400
+
+
+def test_states_survive_the_ledger_between_stages():
+    secure = Sum(6)
+    for stage in STAGES:
+        getattr(secure, stage)({secure.group[4]} if stage in ("masked", "survivors", "unmasking") else ())
+        for client, state in secure.states.items():
+            assert all(name.startswith("secure ") for name in state)
+            describe(state, CLIENT_DTYPES)
+            secure.states[client] = unpack(pack(state))
+    assert np.array_equal(secure.result(), secure.expected())
