@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpcfl_net.adversaries.malicious_coordinator import Heard, MaliciousCoordinator, Said
+from dpcfl_net.adversaries.malicious_coordinator import MaliciousCoordinator
 from dpcfl_net.adversaries.malicious_steps import Tensors, make
+from dpcfl_net.adversaries.reactions import Heard, Said
 from dpcfl_net.adversaries.sum_attacks import SCRIPT, Forger, SumAttack, chosen_sums
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.errors import ConfigError, DpcflError

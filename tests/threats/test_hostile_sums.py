@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sum_play import added, hosts_of, sum_job, sums_of, truth
 
-from dpcfl_net.adversaries.malicious_coordinator import Heard
 from dpcfl_net.adversaries.malicious_sums import SumPlayed
+from dpcfl_net.adversaries.reactions import Heard
 
 CLIENTS, HOSTILE = 4, 2
 FIELDS = {
