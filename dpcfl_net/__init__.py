@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dpcfl_net.privacy.slots import CentralSlot as CentralSlot
     from dpcfl_net.privacy.slots import DPSGDSlot as DPSGDSlot
     from dpcfl_net.privacy.slots import GaussianSlot as GaussianSlot
+    from dpcfl_net.privacy.slots import ParticipationSlot as ParticipationSlot
     from dpcfl_net.privacy.slots import RawSlot as RawSlot
     from dpcfl_net.privacy.slots import SecureSlot as SecureSlot
     from dpcfl_net.privacy.slots import SelectionSlot as SelectionSlot
@@ -69,7 +70,8 @@ _NAMES = {
     "privacy.events.sampled_gaussian": ("SampledGaussian",),
     "privacy.events.unprotected": ("Unprotected",),
     "privacy.slots": (
-        "CentralSlot", "DPSGDSlot", "GaussianSlot", "RawSlot", "SecureSlot", "SelectionSlot", "StageSlot", "UnprotectedSlot",
+        "CentralSlot", "DPSGDSlot", "GaussianSlot", "ParticipationSlot", "RawSlot", "SecureSlot", "SelectionSlot", "StageSlot",
+        "UnprotectedSlot",
     ),
     "report.run": ("Run",),
     "results.comparison": ("Comparison",),

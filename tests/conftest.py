@@ -125,6 +125,14 @@ def only_run(out: Path) -> Path:
     return folder
 
 
+def command_line(process: psutil.Process) -> str:
+    """Command line of a process; empty if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Living processes that hold a file of `folder` open: each of a run's processes writes its log there."""
     found = []

@@ -31,7 +31,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     earlier_names: ClassVar[Mapping[str, str]] = {}  # earlier name of an option -> its name; both are accepted
     why_synchronous: ClassVar[str] = (
-        "only global, oracle, r-dpcfl and dp-ifca have it, whose clusters do not change after the first rounds"
+        "only dp-fedavg, dp-fedprox, dp-ifca, global, oracle and r-dpcfl have it, whose clusters do not change after the first rounds"
     )
 
     @model_validator(mode="before")
@@ -120,7 +120,10 @@ class Algorithm:
         raise NotImplementedError
 
     def central_plan(self) -> list[Slot]:
-        """List every slot that a trusted server may fill over the whole run; empty if no server is trusted."""
+        """List every slot that a trusted server may fill over the whole run; empty if no server is trusted.
+
+        A `ParticipationSlot` stands for one of each client.
+        """
         return []
 
     def secure_group(self, t: int) -> tuple[int, ...] | None:
@@ -191,15 +194,16 @@ def on_client(
     return mark
 
 
-def on_central_server(*, charges: list[str]) -> Callable[[Method], Method]:
+def on_central_server(*, charges: list[str], clients_in: str = "") -> Callable[[Method], Method]:
     """Mark a method as a central step: it runs at a trusted server after the server's gate has charged its slots.
 
     Args:
         charges: Names of the central plan's slots that one round fills.
+        clients_in: Tensor of the step with the ids of the clients that are charged, if `charges` are participations.
     """
 
     def mark(method: Method) -> Method:
-        method.central_step = ClientStep(method.__name__, tuple(charges), {}, {})  # type: ignore[attr-defined]
+        method.central_step = ClientStep(method.__name__, tuple(charges), {}, {}, clients_in)  # type: ignore[attr-defined]
         return method
 
     return mark

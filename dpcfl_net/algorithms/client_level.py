@@ -9,17 +9,15 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, Algorithm, Options, on_central_server, on_client
-from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, derive_seed
-from dpcfl_net.core.types import Release, State
+from dpcfl_net.algorithms.base import Algorithm, Options
+from dpcfl_net.core.protocol import ClientEntry, derive_seed
+from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
-from dpcfl_net.federation.central_dp import CentralContext
-from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
 from dpcfl_net.federation.secure.job_terms import honest_shares
 from dpcfl_net.federation.secure.rounds import SecureSum, secure_sums
-from dpcfl_net.federation.secure.stages import MASKED, MASKING, secure_rounds
+from dpcfl_net.federation.secure.stages import secure_rounds
 from dpcfl_net.privacy.secure_sum import SumCode
 from dpcfl_net.privacy.slots import CentralSlot, RawSlot, SecureSlot, Slot, given
 
@@ -214,98 +212,6 @@ class ClientLevel(Algorithm):
 
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
-
-
-class OneModel(ClientLevel):
-    """One model and the round of DP-FedAvg; subclasses define how a client trains."""
-
-    @staticmethod
-    def update_size(model: ModelTemplate) -> int:
-        """Count the parameters in a client's update, which are the first of the model.
-
-        Args:
-            model: The job's model.
-        """
-        return model.parameters
-
-    @classmethod
-    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), sides={"masked": cls.update_size})
-
-    def new_sums(self) -> ClippedSums:
-        return ClippedSums((1, self.update_size(self.protocol.model)), self.protocol.local.clip)
-
-    def round(self, state: State, t: int, fed: Federation) -> State:
-        if self.secure:
-            result = self.sum_securely(fed, self.masked_update, model=state.models[0])
-            shown = {"secure sum": result.aborted or "ok", "survivors": len(result.survivors)}
-            if result.total is None:
-                return replace(state, diagnostics=shown)
-            moved = self.moved(state, result.total, self.coin * len(result.survivors))
-            return replace(moved, diagnostics=shown)
-        released = fed.release(self.noisy_sum, model=state.models[0])
-        return state if released is None else self.moved(state, released["sum"], self.clients_per_round)
-
-    def moved(self, state: State, total: np.ndarray, clients: float) -> State:
-        """Move the model by the mean update.
-
-        Args:
-            state: The state before.
-            total: Noisy sum of the updates, (update_size,).
-            clients: Expected number of clients in it.
-        """
-        step = self.options.server_lr * total / clients
-        models = state.models.copy()
-        models[0, : step.size] += step.astype(np.float32)
-        return replace(state, models=models)
-
-    @on_central_server(charges=["round"])
-    def noisy_sum(self, me: CentralContext, model: np.ndarray) -> Release:
-        """Sample clients, collect updates, clip each to C, sum them and add noise.
-
-        Args:
-            me: The round's sample and mechanisms.
-            model: (p,) float32.
-        """
-        clipped = self.new_sums()
-        answered = me.stream(
-            self.train,
-            lambda client, release: clipped.add(client, [(0, release["update"])]),
-            {client: {"model": model} for client in me.sample("round")},
-        )
-        sums, _ = me.noisy_total("round", "sums", clipped)
-        me.show_observer(clients=answered)
-        return Release(sum=sums[0])
-
-    @on_client(charges=["raw"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
-    def train(self, me: Client, model: np.ndarray) -> Release:
-        """Train from the model and release the raw update.
-
-        Args:
-            me: The client's data and mechanisms.
-            model: (p,) float32.
-        """
-        return Release(update=self.update(me, "raw", model))
-
-    @on_client(charges=["masked"], takes={**MASKING, "model": MODEL}, gives={"masked": MASKED})
-    def masked_update(self, me: Client, model: np.ndarray) -> Release:
-        """Train from the model if the client's coin says so, and add the clipped update to the secure sum.
-
-        Args:
-            me: The client's data and mechanisms.
-            model: (p,) float32.
-        """
-        return Release(masked=me.masked_update("masked", lambda: self.vector([(0, self.update(me, "masked", model))])))
-
-    def update(self, me: Client, slot: str, model: np.ndarray) -> np.ndarray:
-        """Run local epochs of plain SGD from the model and return the update, (update_size,) float32.
-
-        Args:
-            me: The client's data and mechanisms.
-            slot: Slot that pays.
-            model: (p,) float32.
-        """
-        return me.sgd(slot, model) - model
 
 
 def sampling_of(asked: str, adjacency: str) -> Literal["poisson", "fixed"]:

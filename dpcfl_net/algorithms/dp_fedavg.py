@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpcfl_net.algorithms.client_level import OneModel
+from dpcfl_net.algorithms.one_model import OneModel
 
 
 class DPFedAvg(OneModel):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.algorithms.base import MODEL, any_norm, on_client
-from dpcfl_net.algorithms.client_level import OneModel
+from dpcfl_net.algorithms.client_level import Sampled
+from dpcfl_net.algorithms.one_model import OneModel
 from dpcfl_net.core.protocol import ModelTemplate
 from dpcfl_net.core.types import Release, TensorSpec
 from dpcfl_net.federation.capabilities import Capabilities, Setting
@@ -28,6 +29,9 @@ class DPFedPer(OneModel):
 
     name = "dp-fedper"
     paper = "Arivazhagan et al. 2019, Algorithm 2; 'DP-FedPer' in Yang, Hu, Kim, Li"
+
+    class Options(Sampled):
+        why_synchronous = "clients report the accuracy of their personal models by round, and a participation is no round"
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:

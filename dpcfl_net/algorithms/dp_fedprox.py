@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.client_level import OneModel, Sampled
+from dpcfl_net.algorithms.one_model import OneModel, SampledOrBuffered
 from dpcfl_net.federation.client import Client
 
 
@@ -18,7 +18,7 @@ class DPFedProx(OneModel):
     name = "dp-fedprox"
     paper = "Li et al., MLSys 2020, equation 2; 'DP-FedProx' in Yang, Hu, Kim, Li"
 
-    class Options(Sampled):
+    class Options(SampledOrBuffered):
         mu: float = Field(default=0.1, ge=0, le=1e6, description="mu: weight of the proximal term; 0: dp-fedavg")
 
     def update(self, me: Client, slot: str, model: np.ndarray) -> np.ndarray:

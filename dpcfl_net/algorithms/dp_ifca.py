@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from dpcfl_net.algorithms.buffered import Buffered, MayBeAsynchronous
+from dpcfl_net.algorithms.asynchronous_options import MayBeAsynchronous
+from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.algorithms.secure_clusters import SecureClusters
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
 from dpcfl_net.core.protocol import ClientEntry

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from dpcfl_net.algorithms.asynchronous_options import MayBeAsynchronous
 from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
-from dpcfl_net.algorithms.buffered import Buffered, MayBeAsynchronous
+from dpcfl_net.algorithms.buffered import Buffered
 from dpcfl_net.algorithms.secure_clusters import SecureClusters
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
 from dpcfl_net.clustering import mixture, sampled

@@ -16,7 +16,7 @@ from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.capabilities import Capabilities, Setting
-from dpcfl_net.federation.central_dp import CentralContext
+from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
 from dpcfl_net.federation.secure.stages import MASKED, MASKING

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpcfl_net.attacks.recorded_messages import decoded_messages
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.privacy.slots import SelectionSlot, UnprotectedSlot
+from dpcfl_net.results.recorded_messages import decoded_messages
 from dpcfl_net.results.summary import read_run_job
 
 

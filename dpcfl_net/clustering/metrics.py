@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,21 +18,22 @@ def recovered(true: Sequence[int], found: Sequence[int | None]) -> bool:
     return None not in found and _groups(true) == _groups(found)
 
 
-def minority_recovered(true: Sequence[int], found: Sequence[int | None]) -> bool:
-    """Return True if the smallest true cluster (`minority`) is exactly one of the clusters found.
+def minority_recovered(true: Sequence[int], found: Sequence[int | None]) -> bool | None:
+    """Return True if the smallest true cluster (`minority`) is exactly one of the clusters found; None if there is no minority.
 
     Args:
         true: True cluster of each client, (n,).
         found: Cluster found for each client, (n,); None: no cluster.
     """
-    small = frozenset(np.flatnonzero(np.asarray(true) == minority(true)).tolist())
-    return small in _groups(found)
+    if (smallest := minority(true)) is None:
+        return None
+    return frozenset(np.flatnonzero(np.asarray(true) == smallest).tolist()) in _groups(found)
 
 
-def minority(true: Sequence[int]) -> int:
-    """Return the smallest true cluster; the lowest number among equally small ones."""
-    names, counts = np.unique(np.asarray(true), return_counts=True)
-    return int(names[counts.argmin()])
+def minority(true: Sequence[int]) -> int | None:
+    """Return the smallest true cluster; None if several are smallest or there is only one."""
+    counted = sorted((count, cluster) for cluster, count in Counter(true).items())
+    return counted[0][1] if len(counted) > 1 and counted[0][0] < counted[1][0] else None
 
 
 def adjusted_rand_index(true: Sequence[int], found: Sequence[int | None]) -> float:
@@ -94,7 +96,7 @@ def best_names(true: Sequence[int], found: Sequence[int | None]) -> dict[int | N
     return {columns[j]: rows[i] for i, j in zip(*linear_sum_assignment(table, maximize=True), strict=True)}
 
 
-def accuracy_summary(by_client: Sequence[float], true: Sequence[int]) -> dict[str, float | list[float]]:
+def accuracy_summary(by_client: Sequence[float], true: Sequence[int]) -> dict[str, float | list[float] | None]:
     """Summarise the test accuracy of one round.
 
     Args:
@@ -102,14 +104,14 @@ def accuracy_summary(by_client: Sequence[float], true: Sequence[int]) -> dict[st
         true: True cluster of each client, (n,).
 
     Returns:
-        `accuracy_mean`, `accuracy_minority` (mean of the smallest cluster), `accuracy_worst`, `accuracy_p10` (10th percentile),
+        `accuracy_mean`, `accuracy_minority` (mean of the smallest cluster; None without a minority), `accuracy_worst`, `accuracy_p10` (10th percentile),
         `accuracy_disparity` (maximum minus minimum), `accuracy_by_cluster` (means in order of cluster number) and
         `accuracy_by_client`.
     """
-    values, clusters = np.asarray(by_client, np.float64), np.asarray(true)
+    values, clusters, smallest = np.asarray(by_client, np.float64), np.asarray(true), minority(true)
     return {
         "accuracy_mean": float(values.mean()),
-        "accuracy_minority": float(values[clusters == minority(true)].mean()),
+        "accuracy_minority": None if smallest is None else float(values[clusters == smallest].mean()),
         "accuracy_worst": float(values.min()),
         "accuracy_p10": float(np.percentile(values, 10)),
         "accuracy_disparity": float(np.ptp(values)),

@@ -11,6 +11,7 @@ METRICS, CLUSTERS, MESSAGES, SPANS, WARNINGS = (
 )  # fmt: skip
 TRANSCRIPT, FIRST_ROUND, REPORT = "transcript.msgpack", "first_round.npz", "report.html"
 KEYS, LEDGERS, CHECKPOINTS, LOGS, ADDRESSES, ATTACKS = "keys", "ledgers", "checkpoints", "logs", "addresses", "attacks"
+EXPORT = "export"
 SWEEP, CHAOS = "sweep.json", "chaos.yaml"
 
 
@@ -43,6 +44,7 @@ class RunFolder:
         logs: Standard error of processes.
         addresses: Listening addresses of coordinator and observer.
         attacks: Results of attacks, one JSON file each.
+        export: Models, metrics, figures and statement as files for other programs.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -57,6 +59,7 @@ class RunFolder:
         self.report = self.path / REPORT
         self.keys, self.ledgers, self.checkpoints = self.path / KEYS, self.path / LEDGERS, self.path / CHECKPOINTS
         self.logs, self.addresses, self.attacks = self.path / LOGS, self.path / ADDRESSES, self.path / ATTACKS
+        self.export = self.path / EXPORT
 
     def ledger(self, owner: str) -> Path:
         """Return the ledger folder of a key owner, such as "client_3"."""

@@ -50,12 +50,22 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ClientStep:
-    """A declared step: its task name, the slots that one task charges, and the tensors that it takes and gives."""
+    """A declared step: its task name, the slots that one task charges, and the tensors that it takes and gives.
+
+    Attributes:
+        kind: Name of its tasks.
+        charges: Names of the slots that one task charges.
+        takes: Tensors of the task.
+        gives: Tensors of the release.
+        clients_in: Of a central step only: name of the tensor that lists the clients whose slots are charged; "" charges
+            the slots once.
+    """
 
     kind: str
     charges: tuple[str, ...]
     takes: Mapping[str, TensorSpec]
     gives: Mapping[str, TensorSpec]
+    clients_in: str = ""
 
 
 @dataclass(frozen=True)

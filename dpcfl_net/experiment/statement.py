@@ -29,6 +29,11 @@ COUNTS = (
     "equal numbers"
 )
 SERVER_SEES = "the server: it is trusted and receives the raw update and cluster identifier of every sampled client"
+SERVER_SEES_ALL = "the server: it is trusted and receives the raw update of every participation"
+PUBLISHED = "the server's publications of each round: noisy sums of clipped updates, and labels if they are released"
+PUBLISHED_FROM_BUFFERS = (
+    "the server's publications of each version: noisy sums of clipped updates; at most {} participations of each client"
+)
 AGGREGATORS_SEE = "the same releases as aggregators receive them: aggregators belong to the untrusted server"
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"
 NOT_DURABLE = (
@@ -69,8 +74,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         warning = f"it allows a few {what} to be revealed completely"
         not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / smallest:g}: {warning}")
     if protocol.privacy.trust == "trusted-server":
-        covered = ["the server's publications of each round: noisy sums of clipped updates, and labels if they are released"]
-        not_covered.insert(0, SERVER_SEES)
+        covered = [PUBLISHED_FROM_BUFFERS.format(able.participations) if able.participations else PUBLISHED]
+        not_covered.insert(0, SERVER_SEES_ALL if able.participations else SERVER_SEES)
     sums = secure_sums(algorithm) if protocol.privacy.secure else None
     if sums is not None:
         covered, not_covered = [*covered_by_sums(sums), *covered], [*not_covered_by_sums(sums), *not_covered]
@@ -106,6 +111,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         "not_covered": not_covered,
         "insecure": privacy.noise == "seeded",
         **({} if sums is None else {"secure_sums": sums}),
+        **({"participations": able.participations} if able.participations else {}),
     }
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+
+# numpy converts float32 to float64 in a buffer, in pieces of this many elements. Beside sums of more than LARGE parameters, which
+# leave no room in the second level of the cache, a buffer within the first level halves the time of an addition.
+CONVERTED, LARGE = 512, 1 << 17
+WEIGHTED = 1 << 16  # parameters that are multiplied by a weight at a time
+BLOCK = 1 << 19  # parameters whose mean is computed at a time: their sums stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,12 @@ class RunningMean:
         if not self.count:
             self._total = np.zeros(update.shape, dtype=np.float64)
         weight = 1.0 if self._weights is None else float(self._weights[client])
-        self._total += update if self._weights is None else weight * update.astype(np.float64)
+        if self._weights is None:
+            with _conversions(update.size):
+                self._total += update
+        else:
+            for at in range(0, update.size, WEIGHTED):
+                self._total[at : at + WEIGHTED] += weight * update[at : at + WEIGHTED].astype(np.float64)
         self._share += weight
         self.count += 1
 
@@ -75,7 +87,8 @@ class RunningMean:
         if not self.count:
             raise ValueError("no update to average")
         mean = np.empty(self._total.shape, dtype=np.float32)
-        np.divide(self._total, self._share, out=mean, casting="same_kind")  # rounds once, without a float64 copy
+        with _conversions(mean.size):
+            np.divide(self._total, self._share, out=mean, casting="same_kind")  # rounds once, without a float64 copy
         return mean
 
 
@@ -178,10 +191,34 @@ def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
     Raises:
         ValueError: Without updates.
     """
-    running = RunningMean()
-    for client in sorted(updates):
-        running.add(client, updates[client])
-    return running.value()
+    if not updates:
+        raise ValueError("no update to average")
+    ordered = [updates[client] for client in sorted(updates)]
+    found = np.empty(ordered[0].shape, dtype=np.float32)
+    sums = np.empty(min(BLOCK, found.size))
+    with _conversions(sums.size):
+        for at in range(0, found.size, BLOCK):
+            block = found[at : at + BLOCK]
+            total = sums[: block.size]
+            total.fill(0.0)
+            for update in ordered:
+                total += update[at : at + BLOCK]
+            np.divide(total, len(ordered), out=block, casting="same_kind")
+    return found
+
+
+def _conversions(parameters: int) -> AbstractContextManager[None]:
+    """Make the context in which numpy converts so many parameters."""
+    return _conversion_buffer(CONVERTED) if parameters > LARGE else nullcontext()
+
+
+@contextmanager
+def _conversion_buffer(elements: int) -> Iterator[None]:
+    before = np.setbufsize(elements)
+    try:
+        yield
+    finally:
+        np.setbufsize(before)
 
 
 def chosen_row(release: Mapping[str, np.ndarray], count: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,12 +52,13 @@ class Outcome:
     at: float | None = None
 
 
-def gather(fed: Federation, count: int) -> list[Outcome]:
+def gather(fed: Federation, count: int, among: Collection[int] | None = None) -> list[Outcome]:
     """Collect the next outcomes of open tasks; sets the federation's `counts` and `lost`.
 
     Args:
         fed: The federation.
         count: Number of outcomes; at least so many tasks must be open.
+        among: Take the outcomes of these clients only; None: of any client.
 
     Returns:
         The outcomes in client order, so that the sum of their updates does not depend on the order of arrival.
@@ -65,7 +66,7 @@ def gather(fed: Federation, count: int) -> list[Outcome]:
     Raises:
         RunFailed: If fewer of them than the quorum are answers; an answer that a crash lost counts.
     """
-    found = sorted((fed.next_outcome() for _ in range(count)), key=lambda outcome: outcome.client)
+    found = sorted((fed.next_outcome(among) for _ in range(count)), key=lambda outcome: outcome.client)
     fed.lost = [outcome.client for outcome in found if outcome.lost]
     fed.counts = replace(RoundCounts(fed.round), late=fed.counts.late if fed.counts.round == fed.round else [])
     fed.counts.add_call(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -288,11 +288,19 @@ class Federation:
             )
         return asked
 
-    def release(self, method: Any, **tensors: np.ndarray) -> Arrays | None:
+    @property
+    def trusted_server(self) -> CentralDPServer:
+        """The trusted server; RunFailed if the job has none."""
+        if self.central_server is None:
+            raise RunFailed(f"{self.protocol.algorithm} needs a trusted server, and this job has none")
+        return self.central_server
+
+    def release(self, method: Any, *, buffer: Mapping[int, Arrays] | None = None, **tensors: np.ndarray) -> Arrays | None:
         """Run a central step behind the trusted server's privacy gate.
 
         Args:
             method: The central step.
+            buffer: Raw releases that arrived before the charge, by client; None: the step calls the clients.
             tensors: Its tensors.
 
         Returns:
@@ -301,9 +309,7 @@ class Federation:
         Raises:
             RunFailed: If the job has no trusted server, or its gate refuses the step.
         """
-        if self.central_server is None:
-            raise RunFailed(f"{self.protocol.algorithm} needs a trusted server, and this job has none")
-        return self.central_server.release(self, method.central_step.kind, tensors)
+        return self.trusted_server.release(self, method.central_step.kind, tensors, buffer)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
         """Deliver encoded tasks and pass encoded releases to `take` in client order; sets `lost`.
@@ -320,8 +326,12 @@ class Federation:
         """
         raise NotImplementedError
 
-    def next_outcome(self) -> Outcome:
-        """Wait until the next open task ends, in order of arrival."""
+    def next_outcome(self, among: Collection[int] | None = None) -> Outcome:
+        """Wait until the next open task ends, in order of arrival.
+
+        Args:
+            among: Wait for one of these clients; the others stay open. None: for any client.
+        """
         raise NotImplementedError
 
     def rng(self, purpose: str) -> np.random.Generator:

@@ -79,6 +79,8 @@ class Capabilities:
         shared_models: First rows of `State.models` whose outputs are added to those of every cluster's model.
         asynchronous: True if a request's round is the number of the client's participation, and models change while clients
             work.
+        participations: Most participations of a client in noisy sums of a trusted server, each charged to that client alone
+            (`ParticipationSlot`); 0 if all clients pay for each sum.
         sides: Named sides of tensors besides "p" and "M", as functions of the model template.
     """
 
@@ -98,6 +100,7 @@ class Capabilities:
     model_per_client: bool = False
     shared_models: int = 0
     asynchronous: bool = False
+    participations: int = 0
     sides: Mapping[str, Callable[[ModelTemplate], int]] = field(default_factory=dict)
 
     def rows_for(self, client: int, cluster: int | None) -> tuple[int, ...]:

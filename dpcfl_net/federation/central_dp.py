@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,17 +13,14 @@ from dpcfl_net.core.protocol import Protocol as Job
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
-from dpcfl_net.federation.base import Arrays, Federation, Results
+from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.capabilities import central_steps
-from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
+from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.gate import Charge, Gate, GateSpec
-from dpcfl_net.federation.in_order import Take
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.ledger import Ledger
-from dpcfl_net.privacy.mechanisms import gaussian_on_grid
-from dpcfl_net.privacy.normal_stream import NormalStream
-from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
+from dpcfl_net.privacy.randomness import derive
+from dpcfl_net.privacy.slots import Slot, for_clients, slot_of
 
 CENTRAL_SERVER = "curator"
 NOBODY = -1  # client id of the gate of a trusted server, which is not in the roster
@@ -41,7 +37,8 @@ class CentralServerSide(Protocol):
 class CentralDPServer:
     """Runs central steps: charges the ledger, samples clients, collects updates, adds noise, stores and publishes the release.
 
-    After a crash the same key gives the same sample and noise, and clients answer with the same bytes.
+    After a crash the same key gives the same sample and noise, and clients answer with the same bytes. Participations in a buffer
+    are charged to each client by name, so that the ledger also tells which clients a release holds, and no client exceeds its plan.
 
     Args:
         algorithm: The job's algorithm.
@@ -57,7 +54,7 @@ class CentralDPServer:
         self._algorithm, self._ledger = algorithm, ledger
         self._steps, protocol = central_steps(algorithm), algorithm.protocol
         self.shown: dict[str, Any] = {}
-        plan, noise = algorithm.central_plan(), protocol.curator_noise_multiplier
+        plan, noise = for_clients(algorithm.central_plan(), protocol.clients), protocol.curator_noise_multiplier
         # Computed again, a release could differ: it depends on the clients that answer.
         spec = GateSpec.of(protocol, NOBODY, plan, self._steps, noise, noise_seed=noise_seed, most_stored=None)
         self.gate = Gate(spec, ledger)
@@ -87,13 +84,36 @@ class CentralDPServer:
         seed = None if noise_seed is None else derive(noise_seed, CENTRAL_SERVER)
         return cls(algorithm, Ledger(ledgers / CENTRAL_SERVER, owner=owner, durable=durable), seed)
 
-    def release(self, fed: Federation, kind: str, tensors: Arrays) -> Arrays | None:
+    def participations_left(self, slot: str, before: int) -> dict[int, int]:
+        """Count the participations that each client has left, by the ledger.
+
+        Args:
+            slot: Name of the participation in the central plan.
+            before: Count those in the rounds before this one.
+        """
+        left = self.gate.remaining(before)
+        return {client: left[slot_of(slot, client)] for client in self._algorithm.protocol.clients}
+
+    def participants(self, slot: str, round: int) -> list[int] | None:
+        """List the clients that were charged for a round's buffer, in client order; None if it was not charged.
+
+        Args:
+            slot: Name of the participation in the central plan.
+            round: The round.
+        """
+        charged = self.gate.charged(round)
+        if charged is None:
+            return None
+        return [client for client in self._algorithm.protocol.clients if slot_of(slot, client) in charged]
+
+    def release(self, fed: Federation, kind: str, tensors: Arrays, buffer: Mapping[int, Arrays] | None = None) -> Arrays | None:
         """Run a central step and return the tensors to publish.
 
         Args:
             fed: Federation of the clients.
             kind: Name of the central step.
             tensors: Its tensors.
+            buffer: Raw releases that arrived before the charge, by client; None: the step calls the clients.
 
         Returns:
             The release; None if a crash lost the round after it was charged.
@@ -103,7 +123,9 @@ class CentralDPServer:
         """
         self.shown = {}
         task = Task(fed.round, kind, {name: np.asarray(value) for name, value in tensors.items()})
-        answer = self.gate.answer(task, lambda task: None, lambda charge, state: self._compute(fed, task, charge, state))
+        answer = self.gate.answer(
+            task, lambda task: None, lambda charge, state: self._compute(fed, task, buffer or {}, charge, state)
+        )
         if answer.status == "lost":
             return None
         if answer.status != "release":
@@ -114,179 +136,9 @@ class CentralDPServer:
         """Close the ledger."""
         self._ledger.close()
 
-    def _compute(self, fed: Federation, task: Task, charge: Charge, state: Any) -> tuple[Release, dict[str, Any], list[Event]]:
-        me = CentralContext(fed, charge, self.shown)
+    def _compute(
+        self, fed: Federation, task: Task, buffer: Mapping[int, Arrays], charge: Charge, state: Any
+    ) -> tuple[Release, dict[str, Any], list[Event]]:
+        me = CentralContext(fed, charge, self.shown, buffer)
         release = getattr(self._algorithm, task.kind)(me, **task.tensors)
         return release, state, me.ran()
-
-
-@dataclass
-class CentralContext:
-    """Argument `me` of a central step: it samples clients, collects their raw releases, and applies mechanisms."""
-
-    _fed: Federation
-    _charge: Charge
-    _shown: dict[str, Any]
-    _sampled: dict[str, list[int]] = field(default_factory=dict)
-    _noised: list[tuple[str, str, float]] = field(default_factory=list)
-    _unprotected: list[str] = field(default_factory=list)
-
-    def sample(self, slot: str) -> list[int]:
-        """Sample the clients of the round.
-
-        Args:
-            slot: Name of the slot.
-
-        Returns:
-            Client ids: in client order for Poisson sampling, in random order for a sample of fixed size.
-        """
-        spec, clients = self._slot(slot), self._fed.clients
-        rng = self._stream(slot, "sample")
-        if spec.sampling == "fixed":
-            chosen = rng.permutation(len(clients))[: int(spec.sample_size)]
-        else:
-            chosen = np.flatnonzero(rng.random(len(clients)) < spec.sample_size / spec.population)
-        self._sampled[slot] = [clients[k] for k in chosen]
-        return self._sampled[slot]
-
-    def call(self, method: Any, each: Mapping[int, Arrays]) -> Results:
-        """Call a client step and collect the raw releases, which may leave the central step only through its mechanisms.
-
-        Args:
-            method: The client step.
-            each: Client to its tensors.
-
-        Returns:
-            The raw releases in client order.
-        """
-        return self._fed.call(method, each=each)
-
-    def stream(self, method: Any, take: Take, each: Mapping[int, Arrays]) -> list[int]:
-        """Call a client step and pass the raw releases on in client order without keeping them; see `Federation.stream`.
-
-        Args:
-            method: The client step.
-            take: Receives client and raw release.
-            each: Client to its tensors.
-
-        Returns:
-            The clients that answered, in client order.
-        """
-        return self._fed.stream(method, take, each=each)
-
-    def rng(self, slot: str, purpose: str) -> np.random.Generator:
-        """Make a generator for one purpose of this round.
-
-        Args:
-            slot: Name of the slot.
-            purpose: Name of the purpose.
-        """
-        return self._stream(slot, purpose)
-
-    def noisy_labels(
-        self, slot: str, part: str, labels: Iterable[int | None], blocks: int, length: float, sensitivity: float
-    ) -> np.ndarray:
-        """Encode labels as one-hot rows and add noise.
-
-        Args:
-            slot: Name of the slot.
-            part: Name of the part of the slot.
-            labels: m labels, 0 to blocks - 1; None (no answer) and other values give a row of zeros.
-            blocks: Number of labels.
-            length: Norm of a one-hot row.
-            sensitivity: L2 sensitivity that the noise covers; sqrt(2) * length if one row is replaced.
-
-        Returns:
-            Noisy rows, (m, blocks) float64.
-        """
-        rows = list(labels)
-        one_hot = np.zeros((len(rows), blocks))
-        for k, label in enumerate(rows):
-            if label is not None and 0 <= label < blocks:
-                one_hot[k, label] = length
-        return self._noisy(slot, part, one_hot, sensitivity)
-
-    def noisy_sums(
-        self, slot: str, part: str, contributions: Mapping[int, Contribution], shape: tuple[int, int], clip: float,
-        counts: Mapping[int, int] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
-        """Sum clipped updates over clients in each block and add noise.
-
-        Args:
-            slot: Name of the slot.
-            part: Name of the part of the slot.
-            contributions: Client to the parts of its update and their blocks. All parts of a client together are clipped to
-                norm `clip`; an update that is not finite counts as zeros.
-            shape: (blocks, p).
-            clip: Clip norm C.
-            counts: Client to the block in which it is counted, by a coordinate of clip * COUNT_SCALE; the noise then covers
-                the longer vector. None: no counts.
-
-        Returns:
-            Noisy sums, (blocks, p) float32, and noisy counts, (blocks,) float64, or None.
-        """
-        sums = ClippedSums(shape, clip, counted=counts is not None)
-        for client in sorted(contributions):
-            sums.add(client, contributions[client], None if counts is None else counts[client])
-        return self.noisy_total(slot, part, sums)
-
-    def noisy_total(self, slot: str, part: str, sums: ClippedSums) -> tuple[np.ndarray, np.ndarray | None]:
-        """Add noise to sums of clipped updates.
-
-        Args:
-            slot: Name of the slot.
-            part: Name of the part of the slot.
-            sums: Sums over the clients that answered.
-
-        Returns:
-            As `noisy_sums`.
-        """
-        sensitivity = sums.unit * (2 if self._slot(slot).sampling == "fixed" else 1)
-        return sums.split(self._noisy(slot, part, sums.total, sensitivity))
-
-    def without_guarantee(self, slot: str) -> None:
-        """Declare a release without a guarantee.
-
-        Args:
-            slot: Name of its slot in the plan.
-        """
-        self._unprotected.append(slot)
-
-    def show_observer(self, **facts: Any) -> None:
-        """Give the observer facts that are not in the release.
-
-        Args:
-            facts: `clients`, the ids of the drawn clients, and `labels`, a mapping of names to the cluster of each of them
-                (None: not known). The first name is that of the labels as clients sent them.
-        """
-        self._shown.update(facts)
-
-    def ran(self) -> list[Event]:
-        """List the events of the slots whose parts all ran once with the planned noise and sampling."""
-        events: list[Event] = []
-        for name, spec in self._charge.slots.items():
-            if isinstance(spec, UnprotectedSlot):
-                events += [spec.event(None)] * self._unprotected.count(name)
-                continue
-            assert isinstance(spec, CentralSlot)
-            z = self._charge.z
-            planned = sorted((name, part, spec.part_noise(z, part)) for part, _ in spec.parts)
-            if name in self._sampled and sorted(entry for entry in self._noised if entry[0] == name) == planned:
-                events.append(spec.event(z, self._charge.adjacency))
-        return events
-
-    def _noisy(self, slot: str, part: str, values: np.ndarray, sensitivity: float) -> np.ndarray:
-        z = self._slot(slot).part_noise(self._charge.z, part)
-        self._noised.append((slot, part, z))
-        return gaussian_on_grid(values, z * sensitivity, NormalStream(self._key(slot), f"noise {part}"))
-
-    def _slot(self, slot: str) -> CentralSlot:
-        spec = self._charge.slots[slot]
-        assert isinstance(spec, CentralSlot)
-        return spec
-
-    def _stream(self, slot: str, purpose: str) -> np.random.Generator:
-        return stream(self._key(slot), purpose)
-
-    def _key(self, slot: str) -> bytes:
-        return derive(self._charge.key, "curator", slot)

@@ -79,7 +79,7 @@ class ClientPool:
             if client in self._leaving:
                 continue
             if client not in self._connected and client not in self._connecting:
-                if not free:
+                if free <= 0:  # below 0: clients of an earlier server connected unasked, and have not left yet
                     continue
                 free -= 1
                 self._start_client(client)

@@ -22,31 +22,36 @@ class ClippedSums:
     Attributes:
         total: Sums, and the counts' column if clients are counted, float64.
         unit: Largest L2 norm of what one client adds.
+        clients: Clients whose updates were added.
     """
 
     def __init__(self, shape: tuple[int, int], clip: float, *, counted: bool = False) -> None:
         self._width, self.clip, self.counted = shape[1], clip, counted
         self.total = np.zeros((shape[0], shape[1] + counted))
         self.unit = block_norm(clip) if counted else clip
-        self._added: set[int] = set()
+        self.clients: set[int] = set()
 
-    def add(self, client: int, parts: Contribution, counted_in: int | None = None) -> None:
+    def add(self, client: int, parts: Contribution, counted_in: int | None = None, weight: float = 1.0) -> None:
         """Clip one client's update and add it; an update that is not finite counts as zeros.
 
         Args:
             client: Client id.
             parts: Parts of the update and their blocks.
             counted_in: Block in which the client is counted, if clients are counted.
+            weight: Factor of the clipped update, from 0 to 1.
 
         Raises:
-            ValueError: If the client was added before: the noise covers one update of each client.
+            ValueError: If the client was added before, since the noise covers one update of each client, or the weight is
+                out of range.
         """
-        if client in self._added:
+        if client in self.clients:
             raise ValueError(f"client {client} was added before")
-        self._added.add(client)
+        if not 0 <= weight <= 1:
+            raise ValueError(f"weight must lie in [0, 1], got {weight!r}")
+        self.clients.add(client)
         vectors = shortened([vector for _, vector in parts], self.clip)
         for (block, _), vector in zip(parts, vectors, strict=False):
-            self.total[block, : self._width] += vector
+            self.total[block, : self._width] += vector if weight == 1 else weight * vector
         if self.counted:
             assert counted_in is not None
             self.total[counted_in, self._width] += self.clip * COUNT_SCALE

@@ -6,16 +6,19 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from dpcfl_net.core.canonical import canonical_json
-from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.core.tensors import CLIENT_DTYPES, buffers, describe, pack, unpack
 from dpcfl_net.core.types import Adjacency, Answer, ClientStep, Release, Task
+from dpcfl_net.federation.planned_slots import PlannedSlots
 from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.ledger import Charged, Expired, Ledger
 from dpcfl_net.privacy.ledger.release_store import Stored
 from dpcfl_net.privacy.randomness import derive
@@ -69,6 +72,7 @@ class GateSpec:
         deterministic: False if computing again would not give the same bits: a charged request without an answer is lost.
         most_stored: Largest release that is stored, in bytes; a larger one is computed again if its task is repeated. None: each
             release is stored, as it is if it is not deterministic or comes with a new client state.
+        clients_in: Kind of a task to the name of its tensor of clients, each of which is charged; see `PlannedSlots`.
     """
 
     job_hash: str
@@ -81,6 +85,7 @@ class GateSpec:
     noise_seed: bytes | None = field(default=None, repr=False)
     deterministic: bool = True
     most_stored: int | None = MOST_STORED
+    clients_in: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -102,10 +107,9 @@ class GateSpec:
             noise_multiplier: z of the plan; None for a plan without noise.
             **more: `noise_seed`, `deterministic` and `most_stored`.
         """
-        names = {slot.name for slot in plan}
-        charges = {kind: step.charges for kind, step in steps.items() if set(step.charges) <= names}
-        adjacency = protocol.privacy.adjacency
-        return cls(digest(protocol), client, protocol.rounds, plan, charges, noise_multiplier, adjacency, **more)
+        charges, clients_in = PlannedSlots.charges_of(plan, protocol.clients, steps)
+        terms = plan, charges, noise_multiplier, protocol.privacy.adjacency
+        return cls(digest(protocol), client, protocol.rounds, *terms, clients_in=clients_in, **more)
 
 
 class Gate:
@@ -125,15 +129,11 @@ class Gate:
         self._noise_multiplier, self._adjacency = spec.noise_multiplier, spec.adjacency
         self._ledger, self._seed, self._deterministic = ledger, spec.noise_seed, spec.deterministic
         self._most_stored = spec.most_stored
-        self._quota = Counter(slot.name for slot in spec.plan)
-        self._slots = {slot.name: slot for slot in spec.plan}
-        self._charges = {kind: tuple(names) for kind, names in spec.charges.items()}
-        self._check_plan(spec.plan)
-        self._events = {name: slot.event(spec.noise_multiplier, spec.adjacency) for name, slot in self._slots.items()}
+        self._planned = PlannedSlots(spec.plan, spec.charges, spec.clients_in, spec.noise_multiplier, spec.adjacency)
         self._check_ledger()
         for truncated in ledger.truncated(spec.job_hash):
-            names = self._costliest()
-            ledger.charge_truncated(truncated, names, [self._events[name] for name in names])
+            names = self._planned.costliest(self.remaining())
+            ledger.charge_truncated(truncated, names, [self._planned.events[name] for name in names])
 
     def answer(self, task: Task, check: Check, compute: Compute) -> Answer:
         """Answer a task. An equal task gets the same bytes, is charged once, and is computed from the same randomness.
@@ -163,16 +163,31 @@ class Gate:
             raise
         except Refused as refusal:
             return Answer("refused", code=refusal.code, reason=refusal.reason)
-        return known if isinstance(known, Answer) else self._compute(known, task.kind, compute)
+        return known if isinstance(known, Answer) else self._compute(known, task, compute)
 
     def spent(self) -> list[Event]:
         """List the events charged so far, those of truncated lines included."""
         return [event for entry in self._ledger.charges(self.job_hash) for event in entry.events]
 
-    def remaining(self) -> dict[str, int]:
-        """Count the unused slots of each name."""
-        spent = self._ledger.spent(self.job_hash)
-        return {name: quota - spent[name] for name, quota in self._quota.items()}
+    def remaining(self, before: int | None = None) -> dict[str, int]:
+        """Count the unused slots of each name.
+
+        Args:
+            before: Count the charges of the rounds before this one; None: all charges.
+        """
+        spent = Counter(self._ledger.spent(self.job_hash))
+        if before is not None:
+            spent.subtract(name for entry in self._charged_from(before) for name in entry.slots)
+        return {name: quota - spent[name] for name, quota in self._planned.quota.items()}
+
+    def charged(self, round: int) -> tuple[str, ...] | None:
+        """List the slots that a round's task has filled; None if it was not charged.
+
+        Args:
+            round: The round.
+        """
+        found = [entry.slots for entry in self._charged_from(round) if (entry.type, entry.round) == ("debit", round)]
+        return found[0] if found else None
 
     def state(self, before: int | None = None) -> ClientState:
         """Read the client's state after its last committed task; empty before the first task.
@@ -217,7 +232,7 @@ class Gate:
 
     def _admit(self, task: Task, check: Check) -> None:
         """Raise Refused unless the task is new, in order, within the plan and well formed; uses public facts only."""
-        if task.kind not in self._charges:
+        if task.kind not in self._planned:
             raise Refused("unknown-kind", f"no task of kind {task.kind[:64]!r} in this job")
         if not 1 <= task.round <= self.rounds:
             raise Refused("round", f"round {task.round} is outside 1..{self.rounds}")
@@ -226,28 +241,29 @@ class Gate:
             raise Refused("other-content", f"round {task.round} {task.kind} was charged with other content")
         if charges and task.round < charges[-1].round:
             raise Refused("round-order", f"round {task.round} is before round {charges[-1].round}, the last one charged")
-        if not self._affordable(task.kind):
-            raise Refused("quota", f"the plan holds no further {task.kind}: left {self.remaining()}")
+        left = self.remaining()
+        if used := [name for name in self._planned.names(task) if left.get(name, 0) <= 0]:
+            raise Refused("quota", f"the plan holds no further {task.kind}: no {used[0]} is left")
         check(task)
 
     def _debit(self, request: str, task: Task) -> Charged:
-        names = self._charges[task.kind]
+        names = self._planned.names(task)
         key = None
         if self._seed is not None:
             key = seeded_key(self._seed, self.client, task.round, task.kind, names)
-        events = [self._events[name] for name in names]
+        events = [self._planned.events[name] for name in names]
         return self._ledger.debit(
             job=self.job_hash, request=request, round=task.round, kind=task.kind, slots=names, events=events, key=key
         )
 
-    def _compute(self, charged: Charged, kind: str, compute: Compute) -> Answer:
-        names = self._charges[kind]
-        slots = {name: self._slots[name] for name in names}
+    def _compute(self, charged: Charged, task: Task, compute: Compute) -> Answer:
+        names = self._planned.names(task)
+        slots = {name: self._planned.slots[name] for name in names}
         charge = Charge(charged.key, slots, self._noise_multiplier, self._adjacency)
         before = self.state(charged.sequence)
         result = compute(charge, before)
         try:
-            final, state = _pack_result(result, before, [self._events[name] for name in names])
+            final, state = _pack_result(result, before, [self._planned.events[name] for name in names])
         except Refused as refusal:
             final, state = Stored("refused", code=refusal.code, reason=refusal.reason), None
         if charged.answered:
@@ -259,30 +275,17 @@ class Gate:
     def _lose(self, charged: Charged, reason: str) -> Answer:
         return _answer(self._ledger.store(charged.sequence, Stored("lost", code="lost", reason=reason)))
 
-    def _affordable(self, kind: str) -> bool:
-        left = self.remaining()
-        return all(left[name] > 0 for name in self._charges[kind])
-
-    def _costliest(self) -> tuple[str, ...]:
-        kinds = [kind for kind in sorted(self._charges) if self._affordable(kind)]
-        affordable = [self._charges[kind] for kind in kinds]
-        return max(affordable, key=lambda names: sum(self._events[name].weight for name in names), default=())
-
-    def _check_plan(self, plan: Sequence[Slot]) -> None:
-        problems = [f"plan: slots named {slot.name!r} differ" for slot in plan if slot != self._slots[slot.name]]
-        for kind, names in self._charges.items():
-            problems += [f"task {kind!r}: no slot {name!r} in the plan" for name in names if name not in self._slots]
-            problems += [f"task {kind!r}: slot {name!r} twice on one key" for name in names if names.count(name) > 1]
-        if problems:
-            raise ConfigError(sorted(set(problems)))
+    def _charged_from(self, round: int) -> list[Entry]:
+        """Charges of a round and of those after it, the newest first; rounds are charged in increasing order."""
+        charges = self._ledger.charges(self.job_hash)
+        return list(takewhile(lambda entry: entry.round >= round, reversed(charges)))
 
     def _check_ledger(self) -> None:
         charges = self._ledger.charges(self.job_hash)
         for entry in charges:
-            fits = entry.type == "closed" or entry.slots == self._charges.get(entry.kind)
-            if not fits or any(self._events.get(n) != e for n, e in zip(entry.slots, entry.events, strict=True)):
+            if not self._planned.fits(entry):
                 raise LedgerError("ledger-broken", f"entry {entry.sequence} charges what the plan of this job does not hold")
-        if any(count > self._quota[name] for name, count in self._ledger.spent(self.job_hash).items()):
+        if any(count > self._planned.quota[name] for name, count in self._ledger.spent(self.job_hash).items()):
             raise LedgerError("ledger-broken", "more is spent than the plan of this job holds")
         if {entry.job for entry in self._ledger.entries if entry.job} - {self.job_hash}:
             raise LedgerError("ledger-foreign", "this ledger holds charges of another job")

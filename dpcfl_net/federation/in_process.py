@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -34,9 +34,10 @@ class InProcessFederation(Federation):
         self.hosts[work.client]  # the client starts now and opens its ledger, though it may never come to its turn
         self._open.setdefault(work.client, work)
 
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self, among: Collection[int] | None = None) -> Outcome:
         """Compute the open task that ends first by its virtual time; of equal times the one of the first client."""
-        work = min(self._open.values(), key=lambda work: (work.ends, work.client))
+        awaited = (work for work in self._open.values() if among is None or work.client in among)
+        work = min(awaited, key=lambda work: (work.ends, work.client))
         answer = self._answer(work.client, Task(work.participation, work.kind, dict(work.tensors)))
         del self._open[work.client]
         release = unpack(answer.release) if answer.status == "release" else None

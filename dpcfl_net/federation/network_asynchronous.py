@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,10 @@ class AsynchronousNetworkFederation(NetworkFederation):
             self._open[work.client] = work
             self._call.queue.append(work.client)
 
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self, among: Collection[int] | None = None) -> Outcome:
         """See `Federation`."""
         call, payloads = self._call, dict[tuple[Any, ...], Payload]()
-        while not (ended := [*call.answers, *(self._open.keys() - call.queue - call.waiting.keys())]):
+        while not (ended := self._ended(among)):
             self._advance(call, self._task, payloads)
         client = ended[0]
         del self._open[client]
@@ -44,6 +44,12 @@ class AsynchronousNetworkFederation(NetworkFederation):
             self.endpoint.cancel(client)
         lost, call.lost = client in call.lost, [other for other in call.lost if other != client]
         return Outcome(client, call.answers.pop(client, None), lost)
+
+    def _ended(self, among: Collection[int] | None) -> list[int]:
+        """Clients whose open task has ended, those with an answer first, in order of arrival."""
+        call = self._call
+        ended = [*call.answers, *(self._open.keys() - call.queue - call.waiting.keys())]
+        return [client for client in ended if among is None or client in among]
 
     def _task(self, client: int) -> tuple[int, str, Mapping[str, np.ndarray]]:
         work = self._open[client]

@@ -60,7 +60,9 @@ def shortened(vectors: Sequence[np.ndarray], clip: float) -> list[np.ndarray]:
         return []
     # Slightly below clip, so that rounding of the norm and of the product cannot exceed it.
     scale = min(1.0, clip * (1 - 1e-9) / norm) if norm > 0 else 1.0
-    return [scale * vector for vector in exact]
+    for vector in exact:
+        vector *= scale
+    return exact
 
 
 def gaussian_on_grid(total: np.ndarray, deviation: float, noise: NormalStream) -> np.ndarray:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dpcfl_net.core.types import Adjacency
@@ -200,3 +201,50 @@ class CentralSlot(Slot):
             KeyError: If there is no such part.
         """
         return noise_multiplier / math.sqrt(dict(self.parts)[part])
+
+
+@dataclass(frozen=True)
+class ParticipationSlot(Slot):
+    """One participation of a client in a noisy sum of a trusted server, charged to this client alone.
+
+    In a central plan it stands for a slot of each client (`for_clients`). z is noise over the clip norm, and there is no sample.
+    """
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`; the accountant doubles the sensitivity under replace-one."""
+        return SampledGaussian(given(noise_multiplier), 1.0, 1)
+
+
+def slot_of(name: str, client: int | Literal[""]) -> str:
+    """Return the name of a client's slot for participations.
+
+    Args:
+        name: Name of the slot in the central plan.
+        client: Client id; "" for the part that is common to all clients.
+    """
+    return f"{name} of client {client}"
+
+
+def for_clients(plan: Sequence[Slot], clients: Iterable[int]) -> list[Slot]:
+    """Give each client its slots of a central plan, as the trusted server's gate charges them.
+
+    Args:
+        plan: The central plan.
+        clients: Client ids.
+
+    Returns:
+        The plan, in which each `ParticipationSlot` is replaced by one for each client.
+    """
+    shared = [slot for slot in plan if not isinstance(slot, ParticipationSlot)]
+    own = [slot for slot in plan if isinstance(slot, ParticipationSlot)]
+    return shared + [replace(slot, name=slot_of(slot.name, client)) for client in clients for slot in own]
+
+
+def names_for(plan: Sequence[Slot], client: int) -> frozenset[str]:
+    """List the names of the slots of a trusted server's ledger that a client pays for.
+
+    Args:
+        plan: The central plan.
+        client: Client id.
+    """
+    return frozenset(slot_of(s.name, client) if isinstance(s, ParticipationSlot) else s.name for s in plan)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcfl_net.results.number_format import number, plain
-from dpcfl_net.results.run_files import JsonLine, listed, mapping, numbers, whole
-from dpcfl_net.results.run_view import FirstRound, RunView, letter, minority, sizes
+from dpcfl_net.clustering.metrics import minority
+from dpcfl_net.results.number_format import number
+from dpcfl_net.results.run_files import JsonLine, listed, numbers, whole
+from dpcfl_net.results.run_view import RunView, letter, sizes
 
 COLOURS = 8
+BARS = 150  # of one trace over rounds; more rounds are a line
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
 DASHES = ("solid", "dash", "dashdot", "longdash")
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
@@ -118,12 +119,12 @@ def accuracy(view: RunView) -> Figure:
     by_cluster = [numbers(line, "accuracy_by_cluster") for line in lines]
     data = []
     for index in range(max(map(len, by_cluster))):
-        values = [_percent(row[index]) if index < len(row) else None for row in by_cluster]
+        values = [percentage(row[index]) if index < len(row) else None for row in by_cluster]
         style = {"color": colour(index), "width": 2, "dash": DASHES[index // COLOURS % len(DASHES)]}
-        data.append(_line(true_name(view, index), rounds, values, style, SYMBOLS[index % len(SYMBOLS)]))
+        data.append(round_line(true_name(view, index), rounds, values, style, SYMBOLS[index % len(SYMBOLS)]))
     for name, key, dash in (("mean", "accuracy_mean", "solid"), ("worst client", "accuracy_worst", "dot")):
-        values = [_percent(number(line.get(key))) for line in lines]
-        data.append(_line(name, rounds, values, {"color": "@ink", "width": 2.5, "dash": dash}))
+        values = [percentage(number(line.get(key))) for line in lines]
+        data.append(round_line(name, rounds, values, {"color": "@ink", "width": 2.5, "dash": dash}))
     shown = [value for trace in data for value in trace["y"] if value is not None]
     if not shown:
         return Figure("accuracy", title, why="no line of the observer holds an accuracy")
@@ -141,13 +142,13 @@ def epsilon_spent(view: RunView) -> Figure:
     curves: defaultdict[tuple[float | None, ...], list[int]] = defaultdict(list)
     for client in range(max(len(view.spent[at]) for at in rounds)):
         row = [view.spent[at][client] if client < len(view.spent[at]) else None for at in rounds]
-        curves[tuple(row)].append(client)
+        curves[tuple(None if value is None else float(f"{value:.5g}") for value in row)].append(client)
     curves = defaultdict(list, {curve: who for curve, who in curves.items() if any(value is not None for value in curve)})
     if not curves:
         return Figure("epsilon", title, why="no client's epsilon is finite: the run is unprotected")
     single = len(curves) == 1
     data = [
-        _line(_who(who, single), rounds, list(curve), {"color": colour(index), "width": 2})
+        round_line(_who(who, single), rounds, list(curve), {"color": colour(index), "width": 2})
         for index, (curve, who) in enumerate(curves.items())
     ]
     privacy = view.run.get("privacy")
@@ -155,162 +156,10 @@ def epsilon_spent(view: RunView) -> Figure:
     if promised is not None:
         ends = [rounds[0], max(rounds[-1], view.rounds or 0)]
         style = {"color": "@ink", "width": 1.5, "dash": "dash"}
-        data.append({**_line("promised", ends, [promised, promised], style), "mode": "lines"})
+        data.append({**round_line("promised", ends, [promised, promised], style), "mode": "lines"})
     layout = {"xaxis": axis("round"), "yaxis": axis("epsilon", rangemode="tozero"), "showlegend": len(data) <= 10}
     caption = "All charges of each client up to that round, composed."
     return Figure("epsilon", title, caption, spec(data, 300, **layout))
-
-
-def first_round(view: RunView) -> Figure:
-    """First-round updates in two principal components, with the fitted mixture."""
-    title, first = "First-round updates and the mixture", view.first_round
-    if first is None:
-        return Figure("first-round", title, why="this run clusters no first-round updates, or they were not kept")
-    groups, true = group_colours(view), view.true_clusters
-    known = len(true) == len(first.labels)
-    shades = colour_indices(view) if known else groups
-    kinds = true if known else first.labels
-    data = []
-    for kind in sorted(set(kinds)):
-        members = [client for client, other in enumerate(kinds) if other == kind]
-        points = [first.coordinates[client] for client in members]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"true {true_name(view, kind)}" if known else f"cluster {kind}",
-                "x": [point[0] for point in points],
-                "y": [point[1] for point in points],
-                "text": [_point(first, client) for client in members],
-                "hoverinfo": "text",
-                "marker": {
-                    "size": 10,
-                    "color": colour(shades[kind]),
-                    "symbol": SYMBOLS[shades[kind] % len(SYMBOLS)],
-                    "line": {"color": "@surface", "width": 1},
-                },
-            }
-        )
-    circles = [
-        (centre, deviation, colour(groups.get(group, group)))
-        for group, (centre, deviation) in enumerate(zip(first.centres, first.deviations, strict=False))
-    ]
-    x_range, y_range = _ranges(first, circles)
-    layout = {
-        "xaxis": axis("first component", range=x_range, tickformat=".3~g", nticks=6),
-        "shapes": _circles(circles),
-        "yaxis": axis("second component", range=y_range, scaleanchor="x", tickformat=".3~g"),
-    }
-    coloured = ", coloured by true cluster" if known else ""
-    caption = (
-        f"One point per client{coloured}; circles: the server's {first.clusters} components at one and two standard "
-        f"deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
-        f"MPO {plain(first.mpo, 2)}."
-    )
-    return Figure("first-round", title, caption, spec(data, 440, **layout))
-
-
-def candidates(view: RunView) -> Figure:
-    """Effective MSS of each number of clusters that was tried."""
-    title, first = "Number of clusters", view.first_round
-    if first is None or len(first.scores) < 2 or not any(math.isfinite(score) for score in first.scores):
-        why = "the number of clusters was given, not chosen" if first else "no mixture was fitted"
-        return Figure("candidates", title, why=why)
-    tried = [(count, number(score)) for count, score in zip(first.candidates, first.scores, strict=False)]
-    chosen = ["@c0" if count == first.clusters else "@muted" for count, _ in tried]
-    data = [
-        {
-            "type": "bar",
-            "x": [count for count, _ in tried],
-            "y": [score or 0 for _, score in tried],
-            "text": ["no fit" if score is None else plain(score, 3) for _, score in tried],
-            "textposition": "outside",
-            "cliponaxis": False,
-            "hoverinfo": "x+y",
-            "marker": {"color": chosen},
-            "width": 0.6,
-        }
-    ]
-    layout = {
-        "xaxis": axis("clusters M", dtick=1),
-        "yaxis": axis("effective MSS", rangemode="tozero"),
-        "showlegend": False,
-        "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
-    }
-    caption = f"Separation of the mixture for each M that was tried; M = {first.clusters} was used (blue)."
-    return Figure("candidates", title, caption, spec(data, 280, **layout))
-
-
-def assignments(view: RunView) -> Figure:
-    """The server's cluster of each client by round, sorted by true cluster."""
-    title = "Cluster assignments"
-    rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
-    if not rounds:
-        return Figure("assignments", title, why="the server of this algorithm does not cluster clients")
-    found = {item for at in rounds for item in listed(view.grouping[at], "assignment")}
-    if len(found - {None}) == 1:
-        return Figure("assignments", title, why="all clients share one cluster")
-    true, groups, truth = view.true_clusters, group_colours(view), colour_indices(view)
-    order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
-    cells = [[_at(listed(view.grouping[at], "assignment"), client) for at in rounds] for client in order]
-    names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
-    words = [
-        [
-            f"client {client}, round {at}: {'none yet' if cell is None else f'cluster {cell}'}"
-            for at, cell in zip(rounds, row, strict=True)
-        ]
-        for client, row in zip(order, cells, strict=True)
-    ]
-    data = [_heat(rounds, [[None if cell is None else groups[cell] % COLOURS for cell in row] for row in cells], words)]
-    layout: dict[str, Any] = {"xaxis": axis("round", showgrid=False)}
-    if true:
-        kinds = [truth[true[client]] % COLOURS if client < len(true) else None for client in order]
-        said = [[f"client {name}: true cluster"] for name in names]
-        data.append({**_heat([0], [[kind] for kind in kinds], said), "xaxis": "x2"})
-        layout = {
-            "xaxis": axis("round", showgrid=False, domain=[0.07, 1]),
-            "xaxis2": axis("", domain=[0, 0.05], tickvals=[0], ticktext=["true"], showgrid=False, anchor="y"),
-        }
-    every = max(1, len(order) // 40)
-    layout["yaxis"] = axis(
-        "client",
-        autorange="reversed",
-        anchor="x2" if true else "x",
-        showgrid=False,
-        tickvals=list(range(0, len(order), every)),
-        ticktext=names[::every],
-    )
-    blank = " Blank: the client has not joined yet, so it has none." if None in found else ""
-    caption = f"{_phases(view, rounds)}A cluster has the colour of the true cluster with which it shares most clients.{blank}"
-    return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
-
-
-def labels(view: RunView) -> Figure:
-    """Share of correct cluster labels by round and kind: as clients sent them, and as a trusted server released them."""
-    title = "Correct cluster labels"
-    rounds = [at for at in sorted(view.agreement) if mapping(view.agreement[at], "label_accuracy")]
-    if not rounds:
-        return Figure("labels", title, why="the clients of this algorithm send no cluster labels")
-    data = []
-    for index, name in enumerate(
-        dict.fromkeys(name for at in rounds for name in mapping(view.agreement[at], "label_accuracy"))
-    ):
-        values = [_percent(number(mapping(view.agreement[at], "label_accuracy").get(name))) for at in rounds]
-        if any(value is not None for value in values):
-            data.append(
-                _line(
-                    name,
-                    rounds,
-                    values,
-                    {"color": colour(index), "width": 2, "dash": DASHES[index % len(DASHES)]},
-                    SYMBOLS[index % len(SYMBOLS)],
-                )
-            )
-    caption = (
-        "Clients of the round, against true clusters under the one-to-one naming that fits the sent labels best. Only the "
-        "trusted server knows the sent labels; released labels contain noise."
-    )
-    return Figure("labels", title, caption, spec(data, 320, xaxis=axis("round"), yaxis=axis("correct, %", range=[0, 100])))
 
 
 def traffic(view: RunView) -> Figure:
@@ -322,14 +171,19 @@ def traffic(view: RunView) -> Figure:
         return Figure("bytes", title, why="the server has counted no bytes yet")
     unit, scale = next((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1)) if most >= scale)
     data = [
-        _bars(name, list(rows), [_share(row[side], scale) for row in rows.values()], shade, unit)
+        (_bars if len(rows) <= BARS else _curve)(
+            name, list(rows), [_share(row[side], scale) for row in rows.values()], shade, unit
+        )
         for side, name, shade in ((0, "from clients (up)", "@c1"), (1, "to clients (down)", "@c0"))
     ]
     layout = {"xaxis": axis("round"), "yaxis": axis(unit, rangemode="tozero"), "barmode": "group", "bargap": 0.25}
     return Figure("bytes", title, "Headers and tensors together, as the server counted them.", spec(data, 280, **layout))
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float | None], style: JsonLine, symbol: str = "circle") -> dict[str, Any]:
+def round_line(
+    name: str, x: Sequence[float], y: Sequence[float | None], style: JsonLine, symbol: str = "circle"
+) -> dict[str, Any]:
+    """Build a line over rounds."""
     # Markers only for short lines.
     mode = "lines+markers" if len(x) < 4 else "lines"
     return {
@@ -355,7 +209,12 @@ def _bars(name: str, x: Sequence[int], y: Sequence[float | None], shade: str, un
     }
 
 
-def _heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) -> dict[str, Any]:
+def _curve(name: str, x: Sequence[int], y: Sequence[float | None], shade: str, unit: str) -> dict[str, Any]:
+    return {**round_line(f"{name}, {unit}", x, y, {"color": shade, "width": 1.5}), "mode": "lines"}
+
+
+def heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) -> dict[str, Any]:
+    """Build a heat map whose values are indices of colours."""
     scale = [[edge / COLOURS, f"@c{index}"] for index in range(COLOURS) for edge in (index, index + 1)]
     return {
         "type": "heatmap",
@@ -372,11 +231,8 @@ def _heat(x: Sequence[float], z: list[list[int | None]], text: list[list[str]]) 
     }
 
 
-def _at(assignment: Sequence[Any], client: int) -> int | None:
-    return whole(assignment[client]) if client < len(assignment) else None
-
-
-def _percent(value: float | None) -> float | None:
+def percentage(value: float | None) -> float | None:
+    """Return a share in percent."""
     return _share(value, 0.01)
 
 
@@ -389,48 +245,3 @@ def _who(clients: Sequence[int], all_clients: bool) -> str:
         return "every client"
     named = ", ".join(map(str, clients[:6])) + (", ..." if len(clients) > 6 else "")
     return f"client{'' if len(clients) == 1 else 's'} {named}"
-
-
-def _point(first: FirstRound, client: int) -> str:
-    sure = max(first.posteriors[client], default=math.nan)
-    return f"client {client}: cluster {first.labels[client]}, posterior {sure:.2g}"
-
-
-def _ranges(first: FirstRound, circles: list[tuple[list[float], float, str]]) -> tuple[list[float], list[float]]:
-    ranges = []
-    for side in (0, 1):
-        edges = [point[side] for point in first.coordinates]
-        edges += [centre[side] + sign * 2 * deviation for centre, deviation, _ in circles for sign in (-1, 1)]
-        edges = [edge for edge in edges if math.isfinite(edge)] or [0.0]
-        margin = 0.06 * (max(edges) - min(edges)) or 1.0
-        ranges.append([min(edges) - margin, max(edges) + margin])
-    return ranges[0], ranges[1]
-
-
-def _circles(circles: list[tuple[list[float], float, str]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "circle",
-            "layer": "below",
-            "x0": centre[0] - k * deviation,
-            "x1": centre[0] + k * deviation,
-            "y0": centre[1] - k * deviation,
-            "y1": centre[1] + k * deviation,
-            "opacity": 0.55 if k == 1 else 0.3,
-            "line": {"color": shade, "width": 1.5},
-        }
-        for centre, deviation, shade in circles
-        for k in (1, 2)
-    ]
-
-
-def _phases(view: RunView, rounds: list[int]) -> str:
-    spans: list[list[Any]] = []
-    for at in rounds:
-        phase = str(mapping(view.grouping[at], "diagnostics").get("phase", ""))
-        if spans and spans[-1][0] == phase:
-            spans[-1][2] = at
-        elif phase:
-            spans.append([phase, at, at])
-    said = [f"{phase} {start}" if start == end else f"{phase} {start}–{end}" for phase, start, end in spans]
-    return f"Rounds: {', '.join(said)}. " if said else ""

@@ -6,15 +6,21 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report.figures import Figure
+from dpcfl_net.report.svg.draw import draw
+from dpcfl_net.report.terms import explained
 from dpcfl_net.results.attack_results import AttackResult
 from dpcfl_net.results.tables import Table
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
 # Cell of a numeric column: 78.1 %, +- 0.4, 3/5, 1e-4, yes, inf, or a dash for a missing value.
+DIGITS = 7  # of a number in a figure
+CELLS = 4000  # of a heat map that says its value under the pointer
 FIGURE = re.compile(r"[-+−±–\d\s.,:/%e]*|yes|no|inf|not stated")
 
 
@@ -55,7 +61,7 @@ def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = 
         more: Further variables of the template.
 
     Returns:
-        HTML; it includes plotly's script if a figure has data.
+        HTML; it includes the script of the figures if one has data.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -67,18 +73,18 @@ def html(template: str, figures: Sequence[Figure], *, apart: Sequence[Figure] = 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    specs = {figure.key: _finite(figure.spec) for figure in [*figures, *apart] if figure.spec is not None}
-    script = Markup(_plotly_script()) if specs else ""
-    return environment.get_template(template).render(figures=figures, specs=specs, plotly=script, **more)
+    environment.filters["explained"] = explained
+    specs = {figure.key: _light(_finite(figure.spec)) for figure in [*figures, *apart] if figure.spec is not None}
+    script = Markup((Path(__file__).parent / "figures.js").read_text(encoding="utf-8")) if specs else ""
+    return environment.get_template(template).render(figures=figures, specs=specs, script=script, drawings=_drawings, **more)
 
 
-def _plotly_script() -> str:
-    """The script of the installed plotly, nothing from a run."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError:
-        raise ConfigError("plots need plotly: pip install 'plotly>=6.0'") from None
-    return str(get_plotlyjs())
+def _drawings(figure: Figure, widths: Sequence[int]) -> Markup:
+    """The figure at several widths; the style sheet shows the one that fits."""
+    from markupsafe import Markup
+
+    spec = _finite(figure.spec)
+    return Markup("".join(draw(spec, width, name=f"{figure.key}-{width}", title=figure.title) for width in widths))
 
 
 def numeric_columns(table: Table | AttackResult) -> list[bool]:
@@ -89,10 +95,22 @@ def numeric_columns(table: Table | AttackResult) -> list[bool]:
     ]
 
 
+def _light(spec: dict[str, Any]) -> dict[str, Any]:
+    """Drop the words of the cells of a large heat map: they would take most of the page."""
+    data = [{key: value for key, value in trace.items() if key != "text" or _cells(trace) <= CELLS} for trace in spec["data"]]
+    return {**spec, "data": data}
+
+
+def _cells(trace: dict[str, Any]) -> int:
+    return sum(map(len, trace["z"])) if trace["type"] == "heatmap" else 0
+
+
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity by null, which plotly draws as a gap."""
+    """Replace NaN and infinity by null, which is drawn as a gap, and cut numbers to the digits that a figure needs."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return value

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.report import figures
+from dpcfl_net.report import cluster_figures, figures
+from dpcfl_net.report.client_figures import accuracy_by_client
 from dpcfl_net.report.figures import Figure
+from dpcfl_net.report.server_view import cluster_sizes
+from dpcfl_net.report.theme import light
 from dpcfl_net.report.time_section import accuracy_over_time, time_of_clients
 from dpcfl_net.report.timeline import timeline
 from dpcfl_net.results.run_view import RunView
@@ -46,19 +46,27 @@ class Figures:
 
     def first_round(self) -> go.Figure:
         """Updates of the first round in two principal components, with the mixture (r-dpcfl)."""
-        return draw(figures.first_round(self._read()))
+        return draw(cluster_figures.first_round(self._read()))
 
     def candidates(self) -> go.Figure:
         """Separation score of each number of clusters that was tried (r-dpcfl, clusters: auto)."""
-        return draw(figures.candidates(self._read()))
+        return draw(cluster_figures.candidates(self._read()))
+
+    def accuracy_by_client(self) -> go.Figure:
+        """Accuracy of each client after the last evaluated round."""
+        return draw(accuracy_by_client(self._read()))
+
+    def cluster_sizes(self) -> go.Figure:
+        """Clients in each of the server's clusters by round."""
+        return draw(cluster_sizes(self._read()))
 
     def assignments(self) -> go.Figure:
         """Cluster of each client by round."""
-        return draw(figures.assignments(self._read()))
+        return draw(cluster_figures.assignments(self._read()))
 
     def labels(self) -> go.Figure:
         """Share of correct cluster labels by round (rr-cluster)."""
-        return draw(figures.labels(self._read()))
+        return draw(cluster_figures.labels(self._read()))
 
     def accuracy_over_time(self) -> go.Figure:
         """Mean accuracy and worst client by seconds since round 1 began."""
@@ -94,17 +102,9 @@ def draw(figure: Figure) -> go.Figure:
     return go.Figure(data=spec["data"], layout=layout)
 
 
-@cache
-def _colours() -> dict[str, str]:
-    """The colours of the page's light theme by name; taken from the page's style sheet, their only definition."""
-    style = (Path(__file__).parent / "base.html.j2").read_text(encoding="utf-8")
-    light = style[style.index(":root {") : style.index("@media")]
-    return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", light))
-
-
 def _coloured(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("@"):
-        return _colours()[value[1:]]
+        return light()[value[1:]]
     if isinstance(value, dict):
         return {key: _coloured(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpcfl_net.report.export import export
 from dpcfl_net.report.page import write_report
 from dpcfl_net.report.plotly_figures import Figures
 from dpcfl_net.results.run import RunData
@@ -27,3 +28,17 @@ class Run(RunData):
             ConfigError: If its path is a device or a folder.
         """
         return write_report(self.path)
+
+    def export(self, out: Path | str | None = None) -> list[Path]:
+        """Write models, metrics, figures and the privacy statement as files for other programs.
+
+        Args:
+            out: Where to write; None: `export` in the run folder.
+
+        Returns:
+            The files: safetensors, CSV, SVG, JSON and text.
+
+        Raises:
+            ConfigError: If the run has no privacy statement yet.
+        """
+        return export(self.path, out)

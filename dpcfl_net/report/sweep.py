@@ -10,8 +10,8 @@ from typing import Any
 
 from dpcfl_net.core.run_folder import SweepFolder
 from dpcfl_net.report.figures import DASHES, SYMBOLS, Figure, axis, colour, spec
+from dpcfl_net.report.overlay import by_round, over_time
 from dpcfl_net.report.pages import write_page
-from dpcfl_net.report.time_section import over_time
 from dpcfl_net.results import compare, compare_table
 from dpcfl_net.results.compare import Row
 from dpcfl_net.results.result import Result, read_document, read_sweep, swept_terms
@@ -73,8 +73,13 @@ def write_comparison(
         path,
         title=title,
         lead=[*lead, f"Privacy: {'; '.join(promises)}."],
-        figures=[*figures(rows), over_time(rows, _names(rows), compare_table.chosen_target(results, target))],
-        tables=[compare_table.table(rows, marked, target)],
+        figures=[
+            *figures(rows),
+            by_round(rows, _names(rows)),
+            over_time(rows, _names(rows), compare_table.chosen_target(results, target)),
+            *costs(rows),
+        ],
+        tables=[compare_table.table(rows, marked, target).without_empty_columns()],
         alerts=alerts,
     )
 
@@ -93,6 +98,41 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         *(_by_row(key, title, rows, list(names.values())) for key, title in MEASURES),
         *(_recovery(key, title, [("runs", rows, lambda row: names[id(row)])]) for key, title in RECOVERED),
     ]
+
+
+def costs(rows: Sequence[Row]) -> list[Figure]:
+    """Build figures of the bytes and seconds of each row; none if epsilons differ, since they cost the same."""
+    if len({row.settings["privacy.epsilon"] for row in rows}) > 1:
+        return []
+    names = _names(rows)
+    return [
+        _cost(key, title, unit, scale, rows, names)
+        for key, title, unit, scale in (
+            ("bytes", "Bytes of a run", "MB", 1e-6),
+            ("seconds", "Seconds of a run", "seconds", 1.0),
+        )
+    ]
+
+
+def _cost(key: str, title: str, unit: str, scale: float, rows: Sequence[Row], names: Sequence[str]) -> Figure:
+    sides = {"from clients (up)": "bytes_up", "to clients (down)": "bytes_down"} if key == "bytes" else {"whole run": "seconds"}
+    data: list[dict[str, Any]] = [
+        {
+            "type": "bar", "orientation": "h", "name": side, "y": [name for name, row in zip(names, rows, strict=True) if row.costs(own)],
+            "x": [scale * statistics.fmean(row.costs(own)) for row in rows if row.costs(own)],
+            "marker": {"color": "@c1" if own == "bytes_up" else "@c0"}, "hovertemplate": f"%{{y}}, {side}: %{{x:.3g}} {unit}<extra></extra>",
+        }
+        for side, own in sides.items()
+    ]  # fmt: skip
+    if not any(trace["y"] for trace in data):
+        return Figure(key, title, why="no run.json has it")
+    layout = {
+        "xaxis": axis(unit, rangemode="tozero"),
+        "yaxis": axis("", autorange="reversed", type="category", showgrid=False),
+        "barmode": "stack",
+        "bargap": 0.4,
+    }
+    return Figure(key, title, "Mean over seeds.", spec(data, 110 + max(42, _label_height(names)) * len(rows), **layout))
 
 
 def _series(rows: Sequence[Row]) -> list[Series]:
@@ -117,6 +157,12 @@ def _names(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _unmeasured(key: str) -> str:
+    if "minority" in key:
+        return "no run has one: the true clusters are of equal size or unknown, or the server does not cluster clients"
+    return "no algorithm here clusters clients" if key.endswith("recovered") else "no run has measured it"
+
+
 def _in_lines(words: Sequence[str]) -> str:
     lines = [words[0]]
     for word in words[1:]:
@@ -131,7 +177,7 @@ def _in_lines(words: Sequence[str]) -> str:
 def _against_epsilon(key: str, title: str, series: Sequence[Series]) -> Figure:
     data = [trace for index, (name, rows) in enumerate(series) for trace in _line(key, name, rows, index)]
     if not data:
-        return Figure(key, title, why="no run has measured it")
+        return Figure(key, title, why=_unmeasured(key))
     layout = {"xaxis": axis("epsilon", type="log", **_ticks(series)), "yaxis": axis("accuracy, %")}
     return Figure(key, title, BAND, spec(data, 380, **layout))
 
@@ -191,7 +237,7 @@ def _by_row(key: str, title: str, rows: Sequence[Row], names: Sequence[str]) -> 
         mean = {"color": colour(index), "symbol": "line-ns", "size": 24, "line": {"color": colour(index), "width": 3}}
         data.append({**common, "x": [statistics.fmean(values)], "y": [name], "marker": mean})
     if not data:
-        return Figure(key, title, why="no run has measured it")
+        return Figure(key, title, why=_unmeasured(key))
     layout = {"xaxis": axis("accuracy, %"), "yaxis": axis("", autorange="reversed", type="category"), "showlegend": False}
     return Figure(key, title, POINTS, spec(data, 110 + max(42, _label_height(names)) * len(rows), **layout))
 
@@ -223,7 +269,7 @@ def _recovery(key: str, title: str, series: Sequence[tuple[str, Sequence[Row], C
         )
     data = [trace for trace in data if trace["y"]]
     if not data:
-        return Figure(key, title, why="no algorithm here clusters clients")
+        return Figure(key, title, why=_unmeasured(key))
     bars = sum(len(trace["y"]) for trace in data)
     room = max(30, _label_height([str(where) for trace in data for where in trace["y"]]))
     layout = {

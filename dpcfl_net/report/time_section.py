@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from dpcfl_net.report.figures import COLOURS, DASHES, LEGEND, Figure, axis, colour, spec
-from dpcfl_net.results.compare import Row
+from dpcfl_net.report.figures import BARS, LEGEND, Figure, axis, spec
 from dpcfl_net.results.number_format import number, percent
 from dpcfl_net.results.round_times import (
     TARGET_SHARE,
@@ -38,7 +36,8 @@ def accuracy_over_time(view: RunView) -> Figure:
         values = [number(view.observed[point.round].get(key)) for point in curve]
         if any(value is not None for value in values):
             data.append({
-                "type": "scatter", "mode": "lines+markers", "name": name, "x": [point.seconds / scale for point in curve],
+                "type": "scatter", "mode": "lines+markers" if len(curve) <= BARS else "lines", "name": name,
+                "x": [point.seconds / scale for point in curve],
                 "y": [None if value is None else 100 * value for value in values], "text": [point.round for point in curve],
                 "line": {"color": "@ink", "width": 2, "dash": dash}, "marker": {"size": 4},
                 "hovertemplate": f"{name}, round %{{text}}, %{{x:.3g}} {unit}: %{{y:.1f}} %<extra></extra>",
@@ -53,43 +52,6 @@ def accuracy_over_time(view: RunView) -> Figure:
             "hovertemplate": f"round {found.round}, %{{x:.3g}} {unit}<extra></extra>",
         })  # fmt: skip
     return Figure("accuracy-time", title, f"{_clock(view)}, from the start of round 1.", spec(data, 320, **layout))
-
-
-def over_time(rows: Sequence[Row], names: Sequence[str], target: float | None) -> Figure:
-    """Mean accuracy of several runs against their seconds.
-
-    Args:
-        rows: Rows of a comparison; each has a colour, and each of its runs a line.
-        names: Name of each row.
-        target: Accuracy to mark; None: none.
-    """
-    title = "Mean accuracy over time"
-    curves = [(index, row, result.curve) for index, row in enumerate(rows) for result in row.results if len(result.curve) > 1]
-    if not curves:
-        return Figure("accuracy-time", title, why="no run has the times of two evaluated rounds")
-    longest = max(curve[-1].seconds for _, _, curve in curves)
-    unit, scale = time_unit(longest)
-    data: list[dict[str, Any]] = []
-    for index, row, curve in curves:
-        epsilon = "" if len({other.epsilon for other in rows}) == 1 else f", epsilon {row.epsilon:g}"
-        name = f"{names[index]}{epsilon}"
-        data.append({
-            "type": "scatter", "mode": "lines", "name": name, "legendgroup": f"{index}",
-            "showlegend": all(trace["legendgroup"] != f"{index}" for trace in data),
-            "x": [point.seconds / scale for point in curve], "y": [100 * point.accuracy for point in curve],
-            "text": [point.round for point in curve],
-            "line": {"color": colour(index), "width": 2, "dash": DASHES[index // COLOURS % len(DASHES)]},
-            "hovertemplate": f"{name}, round %{{text}}, %{{x:.3g}} {unit}: %{{y:.1f}} %<extra></extra>",
-        })  # fmt: skip
-    if target is not None:
-        data.append({
-            "type": "scatter", "mode": "lines", "name": f"target {100 * target:g} %", "legendgroup": "target",
-            "x": [0, longest / scale], "y": [100 * target] * 2, "hoverinfo": "skip",
-            "line": {"color": "@ink", "width": 1.5, "dash": "dot"},
-        })  # fmt: skip
-    layout = {"xaxis": axis(unit, rangemode="tozero"), "yaxis": axis("accuracy, %")}
-    caption = "One line per run, from the start of round 1; virtual seconds for runs in virtual time."
-    return Figure("accuracy-time", title, caption, spec(data, 380, **layout))
 
 
 def time_of_clients(view: RunView) -> Figure:

@@ -44,6 +44,10 @@ class Row:
         """Return a figure of `final` for each run that has it."""
         return [found for result in self.results if (found := number(result.final.get(key))) is not None]
 
+    def costs(self, key: str) -> list[float]:
+        """Return a figure of `cost` for each run that has it."""
+        return [result.cost[key] for result in self.results if key in result.cost]
+
     def count(self, key: str) -> tuple[int, int]:
         """Count a Boolean of `final`: (runs where it is True, runs that have it)."""
         judged = [result.final[key] for result in self.results if isinstance(result.final.get(key), bool)]

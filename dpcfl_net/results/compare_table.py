@@ -26,6 +26,7 @@ SHARES = (
 )
 COUNTS = (("clusters_recovered", "clusters found"), ("minority_recovered", "minority found"))
 TIMES = ("target_accuracy", "rounds_to_target", "seconds_to_target")
+COSTS = (("bytes_up", "MB up", 1e-6), ("bytes_down", "MB down", 1e-6), ("seconds", "seconds", 1.0))  # of the whole run
 FAIRNESS = (("f_acc", "F_acc %", 100, 1), ("f_loss", "F_loss", 1, 3))
 
 
@@ -46,6 +47,9 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
     for key, title, scale, digits in FAIRNESS:
         if any(row.values(key) for row in shown):
             columns += [(title, [_spread(row.values(key), scale, digits) for row in shown])]
+    for key, title, unit in COSTS:
+        if any(row.costs(key) for row in shown):
+            columns += [(title, [_spread(row.costs(key), unit, 1) for row in shown])]
     columns += _time_to_accuracy(shown, target)
     if marked:
         odd = [any(result.folder in marked for result in row.results) for row in shown]
@@ -96,13 +100,16 @@ def write_csv(file: TextIO, results: Sequence[Result], target: float | None = No
         dict.fromkeys(key for result in results for key, value in result.final.items() if not isinstance(value, list))
     )
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["folder", "name", "algorithm", "seed", *keys, "epsilon", *PRIVACY, *figures, *TIMES])
+    writer.writerow(
+        ["folder", "name", "algorithm", "seed", *keys, "epsilon", *PRIVACY, *figures, *(key for key, _, _ in COSTS), *TIMES]
+    )
     for result in results:
         own = dotted(result.settings)
         writer.writerow(
             [result.folder, result.name, result.algorithm, result.seed, *(_cell(own.get(key)) for key in keys), result.epsilon]
             + [_cell(result.privacy.get(key)) for key in PRIVACY]
             + [_cell(result.final.get(key)) for key in figures]
+            + [_cell(result.cost.get(key)) for key, _, _ in COSTS]
             + _times(result, target)
         )
 

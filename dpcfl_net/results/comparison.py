@@ -12,7 +12,7 @@ from typing import Any
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import write_text
 from dpcfl_net.core.run_folder import SweepFolder
-from dpcfl_net.results import compare, compare_table
+from dpcfl_net.results import compare, compare_table, table_text
 from dpcfl_net.results.fairness import add_fairness
 from dpcfl_net.results.result import Result, read_document, read_result, read_sweep, swept_terms
 from dpcfl_net.results.summary import run_settings
@@ -103,6 +103,11 @@ class Comparison:
         """Distinct privacy promises of the runs, and alerts."""
         promises, alerts = compare.statements(self.results)
         return promises, [*alerts, *(f"{folder.name}: {text}" for folder, text in self.marked.items())]
+
+    def to_latex(self) -> str:
+        """Return the table as LaTeX with booktabs; the privacy promises and alerts are comments above it."""
+        promises, alerts = self.statements
+        return table_text.latex(self.table.without_empty_columns(), [f"Privacy: {'; '.join(promises)}", *alerts])
 
     def to_csv(self, path: Path | str | None = None) -> str:
         """Write one line for each run with unrounded figures.

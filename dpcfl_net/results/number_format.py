@@ -19,6 +19,12 @@ def plain(value: Any, digits: int = 4) -> str:
     return "not stated" if found is None else f"{found:.{digits}g}"
 
 
+def tiny(value: Any, digits: int = 4) -> str:
+    """Format as `plain`; a number nearer to 0 than 1e-10 as `below 1e-10`."""
+    found = number(value)
+    return "below 1e-10" if found is not None and 0 < found < 1e-10 else plain(value, digits)
+
+
 def percent(value: Any) -> str:
     """Format a share in [0, 1] as `71.2 %`; a dash if it is missing."""
     found = number(value)

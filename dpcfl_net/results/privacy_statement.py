@@ -22,6 +22,10 @@ ADJACENCIES = {
         "replace-one": "replace-one: a client exchanged for another",
     },
 }
+WITH_PARTICIPATIONS = {
+    "zero-out": "zero-out: all updates of a client replaced by zeros; when it takes part is public",
+    "replace-one": "replace-one: all updates of a client exchanged for others; when it takes part is public",
+}
 TRUST = {
     "untrusted-server": "untrusted server: each client adds noise before it sends anything",
     "trusted-server": "trusted server: it receives raw updates and adds the noise",
@@ -111,10 +115,11 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
         value = privacy.get(key)
         return known.get(value, value) if isinstance(value, str) else "not stated"
 
-    spent = number(privacy.get("epsilon_spent"))
+    spent, participations = number(privacy.get("epsilon_spent")), number(privacy.get("participations"))
+    adjacencies = ADJACENCIES.get(str(privacy.get("unit")), ADJACENCIES["sample"])
     facts = [
         ("Unit", words("unit", UNITS)),
-        ("Adjacency", words("adjacency", ADJACENCIES.get(str(privacy.get("unit")), ADJACENCIES["sample"]))),
+        ("Adjacency", words("adjacency", adjacencies if participations is None else WITH_PARTICIPATIONS)),
         ("Trust", words("trust", TRUST)),
         ("Epsilon", bound),
         ("Epsilon spent", "not stated" if spent is None else f"{plain(spent)} (largest over the clients)"),
@@ -135,6 +140,8 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
         ]
     if (secret := number(privacy.get("epsilon_with_secret_noise"))) is not None:
         facts.append(("With secret noise", f"the same plan would promise epsilon {plain(secret)}"))
+    if participations is not None:
+        facts.append(("Participations", f"at most {plain(participations)} of each client, without amplification by sampling"))
     if claim := privacy.get("claim_of_paper"):
         facts.append(("The paper's claim", ", ".join(sentences(claim))))
     return facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Result:
         privacy: Privacy section of run.json.
         final: Final figures of run.json and of the observer's last lines; shares in [0, 1].
         curve: Mean accuracy by round and seconds; virtual seconds if the run had a virtual clock.
+        cost: `bytes_up`, `bytes_down` and `seconds` of the whole run, as far as run.json has them.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class Result:
     privacy: dict[str, Any]
     final: dict[str, Any]
     curve: tuple[Point, ...] = ()
+    cost: dict[str, float] = field(default_factory=dict)
 
     @property
     def epsilon(self) -> float:
@@ -86,7 +88,7 @@ def read_result(folder: Path) -> Result:
     added = {key: seen[key] for key in OBSERVED if key in seen and final.get(key) is None}
     return Result(
         folder, run["name"], run["algorithm"], run["seed"], "finished", settings, mapping(run, "privacy"),
-        {**final, **added}, _curve(metrics),
+        {**final, **added}, _curve(metrics), _cost(run),
     )  # fmt: skip
 
 
@@ -140,6 +142,12 @@ def _curve(metrics: list[JsonLine]) -> tuple[Point, ...]:
     observed: dict[int, JsonLine] = {}
     sort_metrics(metrics, {}, observed, {})
     return tuple(accuracy_curve(elapsed_by_round(metrics), observed))
+
+
+def _cost(run: JsonLine) -> dict[str, float]:
+    seconds = run.get("virtual_s", run.get("wall_s"))
+    found = {"bytes_up": run.get("bytes_up"), "bytes_down": run.get("bytes_down"), "seconds": seconds}
+    return {key: value for key, given in found.items() if (value := number(given)) is not None}
 
 
 def _observed(lines: list[JsonLine]) -> JsonLine:

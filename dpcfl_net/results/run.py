@@ -265,7 +265,7 @@ class RunData:
 
     def events(self, client: int) -> list[Event]:
         """The mechanisms that a client's ledger was charged for, for `dpcfl.account`; errors as `ledger`."""
-        return [event for entry in self.ledger(client) for event in entry.events]
+        return [event for _, events in summary.charges_to(self.ledger(client), self.job, client) for event in events]
 
     @property
     def transcript(self) -> Transcript:

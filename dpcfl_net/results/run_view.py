@@ -186,12 +186,6 @@ def sizes(clusters: Sequence[int]) -> dict[int, int]:
     return dict(sorted(Counter(clusters).items()))
 
 
-def minority(clusters: Sequence[int]) -> int | None:
-    """Return the smallest true cluster; None if several are smallest or there is only one."""
-    counted = sorted((count, cluster) for cluster, count in sizes(clusters).items())
-    return counted[0][1] if len(counted) > 1 and counted[0][0] < counted[1][0] else None
-
-
 def letter(cluster: int) -> str:
     """Name a true cluster A, B, ..., to distinguish it from the server's numbered clusters."""
     return chr(ord("A") + cluster) if 0 <= cluster < 26 else f"#{cluster}"

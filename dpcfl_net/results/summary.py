@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,9 @@ from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
+from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.record_book import RecordBook
+from dpcfl_net.privacy.slots import names_for
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import mapping
 from dpcfl_net.transport.keys import client_key
@@ -203,7 +206,7 @@ def damages(folder: Path, job: Job) -> list[str]:
     """Describe the damaged files of a run folder that its figures leave out, one sentence each."""
     counts = [(folder / name, runlog.unreadable(folder / name)) for name in runlog.REQUIRED]
     found = [f"{path}: {count} damaged line(s) left out" for path, count in counts if count]
-    for where in dict.fromkeys(paying_ledger(folder, job, entry.id) for entry in job.protocol.roster):
+    for where in dict.fromkeys(paying_ledgers(folder, job)):
         try:
             read_ledger(where)
         except LedgerError as error:
@@ -212,7 +215,7 @@ def damages(folder: Path, job: Job) -> list[str]:
 
 
 def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, list[Event]]]:
-    """List the charges of this run in the ledger that is charged for a client.
+    """List the charges of this run to a client, in the ledger that is charged for it.
 
     Returns:
         (round, events) in order.
@@ -220,9 +223,34 @@ def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, lis
     Raises:
         LedgerError: If the ledger is damaged.
     """
+    return charges_to(read_ledger(paying_ledger(folder, job, client)), job, client)
+
+
+def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[int, list[Event]]]:
+    """List the charges of a job to a client; those of a trusted server to all clients, and to this client alone.
+
+    Args:
+        entries: Lines of the ledger that is charged for the client.
+        job: The job.
+        client: Client id.
+
+    Returns:
+        (round, events) in order.
+    """
     own = digest(job.protocol)
-    entries = read_ledger(paying_ledger(folder, job, client))
-    return [(entry.round, list(entry.events)) for entry in entries if entry.job == own and entry.events]
+    lines = [(entry.round, list(zip(entry.slots, entry.events, strict=True))) for entry in entries if entry.job == own]
+    if job.algorithm.capabilities.participations:
+        names = names_for(job.algorithm.central_plan(), client)
+        lines = [(t, [pair for pair in pairs if pair[0] in names]) for t, pairs in lines]
+    return [(t, [event for _, event in pairs]) for t, pairs in lines if pairs]
+
+
+def paying_ledgers(folder: Path, job: Job) -> list[Path]:
+    """Return the ledger folder of `paying_ledger` of each client, in client order."""
+    files, roster = RunFolder(folder), job.protocol.roster
+    if job.protocol.privacy.trust == "trusted-server":
+        return [files.ledger(CENTRAL_SERVER)] * len(roster)
+    return [files.ledger(client_key(entry.id)) for entry in roster]
 
 
 def paying_ledger(folder: Path, job: Job, client: int) -> Path:
@@ -259,26 +287,41 @@ def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:
     Returns:
         One list per client in client order: inf with seeded noise or a damaged ledger, empty without a ledger.
     """
-    by_ledger: dict[Path, list[float]] = {}
+    lines: dict[Path, list[Entry] | None] = {}
+    curves: dict[tuple[Path, int], list[float]] = {}
+    separate = job.algorithm.capabilities.participations > 0  # one ledger with separate charges to each client
+    ledgers = zip(paying_ledgers(folder, job), job.protocol.roster, strict=True)
+    payers = [(where, entry.id if separate else 0, entry.id) for where, entry in ledgers]
+    for where, payer, client in payers:
+        if where not in lines:
+            lines[where] = _whole_lines(where)
+        if (where, payer) not in curves:
+            entries = lines[where]  # if damaged, the worker refuses to start, and the epsilon spent is unknown
+            curves[where, payer] = [math.inf] if entries is None else _charged_curve(charges_to(entries, job, client), job)
+    return [curves[where, payer] for where, payer, _ in payers]
+
+
+def _whole_lines(where: Path) -> list[Entry] | None:
+    """Lines of a ledger; empty without a ledger, None if it is damaged."""
+    if not (where / LINES).exists():
+        return []
+    try:
+        return read_ledger(where)
+    except LedgerError:
+        return None
+
+
+def _charged_curve(charges: list[tuple[int, list[Event]]], job: Job) -> list[float]:
+    """Epsilon after each charged round; of an asynchronous run with a trusted server, after each participation."""
+    groups: dict[int, list[Event]] = {}
+    for t, events in charges:
+        groups.setdefault(t, []).extend(events)
+    rounds = groups if job.algorithm.capabilities.participations else range(1, max(groups, default=0) + 1)
+    charged = tuple(tuple(groups.get(t, ())) for t in rounds)
+    if not charged or job.protocol.privacy.noise == "seeded":
+        return [math.inf] * len(charged)
     accounted = job.protocol.privacy.model_copy(update={"delta": job.protocol.accounted_delta})
-    for entry in job.protocol.roster:
-        where = paying_ledger(folder, job, entry.id)
-        if where in by_ledger:
-            continue
-        by_ledger[where] = []
-        if not (where / LINES).exists():
-            continue
-        groups: dict[int, list[Event]] = {}
-        try:
-            for t, events in charged_by_round(folder, job, entry.id):
-                groups.setdefault(t, []).extend(events)
-        except LedgerError:  # the worker refuses to start; the epsilon spent is unknown
-            by_ledger[where] = [math.inf]
-            continue
-        charged = tuple(tuple(groups.get(t, ())) for t in range(1, max(groups, default=0) + 1))
-        seeded = job.protocol.privacy.noise == "seeded"
-        by_ledger[where] = [math.inf] * len(charged) if seeded else list(_curve(charged, job.protocol.rounds, accounted))
-    return [by_ledger[paying_ledger(folder, job, entry.id)] for entry in job.protocol.roster]
+    return list(_curve(charged, job.protocol.rounds, accounted))
 
 
 @lru_cache(maxsize=256)

@@ -20,3 +20,9 @@ class Table:
     columns: list[str]
     rows: list[list[str]]
     caption: str = ""
+
+    def without_empty_columns(self) -> Table:
+        """Return the table without the columns that have a dash in every row."""
+        kept = [index for index in range(len(self.columns)) if not self.rows or any(row[index] != "–" for row in self.rows)]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return Table(self.title, [self.columns[index] for index in kept], rows, self.caption)

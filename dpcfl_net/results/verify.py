@@ -16,9 +16,9 @@ from dpcfl_net.federation.central_dp import CENTRAL_SERVER, NOBODY
 from dpcfl_net.federation.claim import noisy_plans, plan_events, protected
 from dpcfl_net.privacy.events.base import Event, merge
 from dpcfl_net.privacy.ledger.chain import read_ledger
-from dpcfl_net.privacy.slots import Slot
+from dpcfl_net.privacy.slots import Slot, for_clients
 from dpcfl_net.results.split_models import given, other_than_charged, split_models
-from dpcfl_net.results.summary import ledger_folder, run_settings
+from dpcfl_net.results.summary import charges_to, ledger_folder, run_settings
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.messages import decode
 
@@ -74,7 +74,8 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
     trusted = job.protocol.privacy.trust == "trusted-server"
     if trusted:
         noise = job.protocol.curator_noise_multiplier
-        owners.append((NOBODY, RunFolder(folder).ledger(CENTRAL_SERVER), algorithm.central_plan(), noise))
+        plan = for_clients(algorithm.central_plan(), job.protocol.clients)
+        owners.append((NOBODY, RunFolder(folder).ledger(CENTRAL_SERVER), plan, noise))
     problems: list[str] = []
     over: list[str] = []
     charged: dict[int, list[Any]] = {}
@@ -123,12 +124,14 @@ def _epsilon(job: Job, charged: dict[int, list[Any]]) -> Check:
     from dpcfl_net.privacy.accounting.accountant import epsilon
 
     privacy, delta = job.protocol.privacy, job.protocol.accounted_delta
+    paid = {client: [event for line in lines for event in line.events] for client, lines in charged.items()}
     if privacy.trust == "trusted-server":  # clients send raw updates; the server's ledger holds what it published
-        charged = {NOBODY: charged.get(NOBODY, [])}
-    reasons = {event.unprotected for lines in charged.values() for line in lines for event in line.events if event.unprotected}
+        published, clients = charged.get(NOBODY, []), job.protocol.clients if job.algorithm.capabilities.participations else [0]
+        paid = {c: [event for _, events in charges_to(published, job, c) for event in events] for c in clients}
+    reasons = {event.unprotected for events in paid.values() for event in events if event.unprotected}
     known: dict[tuple[Event, ...], float] = {}
-    for lines in charged.values():
-        events = tuple(merge(Counter(event for line in lines for event in line.events if not event.unprotected)))
+    for spent in paid.values():
+        events = tuple(merge(Counter(event for event in spent if not event.unprotected)))
         if events not in known:
             known[events] = epsilon(list(events), delta, adjacency=privacy.adjacency, accountant=privacy.accountant)
     most = max(known.values(), default=0.0)

@@ -20,7 +20,7 @@ from dpcfl_net.core.protocol import Protocol, read_signed_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.signing import read_secret_file
-from dpcfl_net.core.tensors import norm
+from dpcfl_net.core.tensors import norm, surely_within
 from dpcfl_net.core.types import ClientStep, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
@@ -235,7 +235,9 @@ def check_release(algorithm: Algorithm, step: ClientStep, client: int, tensors: 
         if spec.max_norm is None:
             continue
         bound = spec.max_norm(algorithm, algorithm.protocol.client(client))
-        length = 0.0 if bound == math.inf else norm(decoded[name])
+        if bound == math.inf or surely_within(decoded[name], bound):
+            continue
+        length = norm(decoded[name])
         if length > bound:
             raise Refused("norm", f"{name} norm {length:.3g} is over the bound {bound:.3g}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -26,12 +27,15 @@ from dpcfl_net.training import memory
 from dpcfl_net.transport.observer_notes import Models, Personal
 
 MOST_OPEN = 1000  # clients with an open ledger and loaded records
+OPEN_FILES = 3  # of an open ledger
+OTHER_FILES = 256  # of the process, at most
 
 
 class Hosts(Mapping[int, ClientHost]):
-    """Clients of a job, each behind its privacy gate, opened on first use; at most MOST_OPEN are open at once.
+    """Clients of a job, each behind its privacy gate, opened on first use.
 
-    Ledgers are written without fsync. A client that is closed and opened again continues from its ledger.
+    At most `most_open` are open at once. A client that is closed and opened again continues from its ledger. Ledgers are written
+    without fsync.
 
     Args:
         job: The job.
@@ -58,6 +62,7 @@ class Hosts(Mapping[int, ClientHost]):
         )
         self._clients = job.protocol.clients
         self._open: OrderedDict[int, ClientHost] = OrderedDict()  # least recently used first
+        self._most_open = most_open()
         if job.protocol.ledger_scope == "dataset":  # the guarantee also covers clients that are never drawn
             for client in self._clients:
                 self[client]
@@ -66,7 +71,7 @@ class Hosts(Mapping[int, ClientHost]):
         self._before_step()
         if client not in self._open:
             self._open[client] = self._make(client)
-            if len(self._open) > MOST_OPEN:
+            if len(self._open) > self._most_open:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(client)
         return self._open[client]
@@ -81,6 +86,14 @@ class Hosts(Mapping[int, ClientHost]):
         """Close all ledgers."""
         for host in self._open.values():
             host.close()
+
+
+def most_open() -> int:
+    """Return how many clients may be open at once, by the limit on open files (`ulimit -n`)."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MOST_OPEN
+    return min(MOST_OPEN, max(1, (files - OTHER_FILES) // OPEN_FILES))
 
 
 @contextmanager

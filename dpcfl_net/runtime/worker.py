@@ -283,6 +283,7 @@ class Worker:
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects in parallel with the computation
         answer = self.host.answer(Task(event.round, event.task, event.tensors, event.sha256))
+        event.tensors.clear()  # the event lives until the next one; a model need not wait with it
         if event.task not in STAGES:  # computed without records
             self._wait_for_the_deadline(event.arrived)
         self._at_work = False

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.federation.aggregation import mean
+from dpcfl_net.federation.aggregation import RunningMean, mean
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.timing import interleave, timed
@@ -26,9 +26,20 @@ def _case(p: int, options: Options) -> Figure:
     updates = np.random.default_rng(0).standard_normal((CLIENTS, p), dtype=np.float32)
     copy, by_client = np.zeros_like(updates), dict(enumerate(updates))
     calls = 50 if p == SMALL else 1
-    ways: dict[str, Callable[[], Any]] = {OURS: partial(mean, by_client), "memcpy": partial(np.copyto, copy, updates)}
+    ways: dict[str, Callable[[], Any]] = {
+        OURS: partial(mean, by_client), "dpcfl, one by one": partial(_one_by_one, by_client),
+        "memcpy": partial(np.copyto, copy, updates),
+    }  # fmt: skip
     samples = interleave({name: timed(partial(_repeat, run, calls), calls) for name, run in ways.items()}, options.times(7))
     return Figure.of_times(f"21 updates, p={p:,}", "ms", samples, [Target(round(1 / 1.5, 2), "memcpy")])
+
+
+def _one_by_one(updates: dict[int, np.ndarray]) -> np.ndarray:
+    """The mean as the server computes it while updates arrive."""
+    running = RunningMean()
+    for client, update in updates.items():
+        running.add(client, update)
+    return running.value()
 
 
 def _repeat(run: Callable[[], Any], calls: int) -> None:

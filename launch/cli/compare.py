@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from dpcfl_net.launch.cli.screen import print_table
 from dpcfl_net.report.sweep import write_comparison, write_sweep
 from dpcfl_net.results import compare
 from dpcfl_net.results.comparison import Comparison
+from dpcfl_net.results.table_text import table_csv
 
 
 def show(folder: Path) -> None:
@@ -36,6 +39,7 @@ def compare_runs(
     page: Path | None = None,
     fairness: bool = False,
     target: float | None = None,
+    form: Literal["table", "latex", "csv"] = "table",
 ) -> None:
     """Print the table of runs and sweeps.
 
@@ -46,22 +50,28 @@ def compare_runs(
         page: HTML file for plots and table.
         fairness: Add F_acc and F_loss.
         target: Mean accuracy whose first reaching is timed; None: one that all runs reached.
+        form: How to print the table. With latex and csv the table alone goes to standard output, the rest to standard error.
 
     Raises:
         ConfigError: As `Comparison.of`.
     """
     comparison = Comparison.of(folders, force=force, fairness=fairness, target=target)
-    _print(comparison)
+    if form == "table":
+        _print(comparison)
+    else:
+        print(comparison.to_latex() if form == "latex" else table_csv(comparison.table.without_empty_columns()), end="")
+    said = sys.stdout if form == "table" else sys.stderr
     if csv is not None:
         comparison.to_csv(csv)
-        print(f"wrote {len(comparison)} runs to {csv}")
+        print(f"wrote {len(comparison)} runs to {csv}", file=said)
     if page is not None:
         lead = [f"{len(comparison)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
-        print(f"plots: {write_comparison(page, 'Comparison', lead, comparison.results, comparison.apart, target)}")
+        plots = write_comparison(page, "Comparison", lead, comparison.results, comparison.apart, target)
+        print(f"plots: {plots}", file=said)
 
 
 def _print(comparison: Comparison) -> None:
-    print_table(comparison.table)
+    print_table(comparison.table.without_empty_columns())
     promises, alerts = comparison.statements
     print(f"Privacy: {'; '.join(promises)}")
     print("".join(f"! {line}\n" for line in alerts), end="")

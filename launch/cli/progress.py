@@ -8,10 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dpcfl_net.clustering.metrics import minority
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.results.number_format import number, percent, plain
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
-from dpcfl_net.results.run_view import letter, minority, sizes, sort_clusters, sort_metrics, true_clusters
+from dpcfl_net.results.run_view import letter, sizes, sort_clusters, sort_metrics, true_clusters
 
 WAITING, TRAINING, SENDING, GONE, AWAY = "waiting", "training", "sending", "gone", "away"
 NAMED, GROUPS = 10, 12

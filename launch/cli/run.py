@@ -53,27 +53,35 @@ def new(path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False,
 
 def _new(
     path: Path, overrides: Iterable[str], out: Path, *, debug: bool = False, chaos: Path | None = None
-) -> tuple[int, dict[str, Any]]:
+) -> tuple[int, dict[str, Any], Path]:
     with Interrupts(until_exit=True) as interrupts:
         with interrupts.raising():
             config = configuration.load(path, overrides)
             if debug:
                 config = configuration.load(config, IN_PROCESS)
         options = RunOptions(interrupts=interrupts, in_calling_process=debug, chaos=chaos)
-        return run_and_report(new_folder(config, out), config, options)
+        folder = new_folder(config, out)
+        return *run_and_report(folder, config, options), folder
 
 
 def quickstart(path: Path, out: Path) -> int:
-    """Run a configuration, then Global and Local at the same epsilon, and print one table; return the exit code."""
+    """Run a configuration, then Global and Local at the same epsilon, and print one table; return the exit code.
+
+    The first run's page then marks the clients that fare worse than with Local.
+    """
     from dpcfl_net.launch.cli.screen import print_summary
+    from dpcfl_net.report.page import write_report
 
     done: list[dict[str, Any]] = []
+    folders: list[Path] = []
     for override in ([], ["algorithm.name=global"], ["algorithm.name=local"]):
-        code, document = _new(path, override, out)
+        code, document, folder = _new(path, override, out)
         if code:
             return code
         done.append(document)
+        folders.append(folder)
     print_summary(done[0], done[1:])
+    print(f"report: {write_report(folders[0], alone=folders[-1])}")
     return 0
 
 
@@ -172,8 +180,13 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
     )
 
 
-def report(folder: Path) -> None:
-    """Write run.json, the models and report.html of a run, also of one with manually started processes."""
+def report(folder: Path, alone: Path | None = None) -> None:
+    """Write run.json, the models and report.html of a run, also of one with manually started processes.
+
+    Args:
+        folder: The run folder.
+        alone: Run of `local` on the same data: the page marks the clients that fare worse than there.
+    """
     from dpcfl_net.report.page import write_report
     from dpcfl_net.results.models import export_models
 
@@ -201,7 +214,7 @@ def report(folder: Path) -> None:
             export_models(folder, job, settings["data"]["root"], personal=settings["output"]["personal_models"])
         else:
             export_models(folder, job)
-    print(f"report: {write_report(folder)}")
+    print(f"report: {write_report(folder, alone)}")
 
 
 def verify(folder: Path, operator_key: Path | None) -> int:
@@ -303,7 +316,8 @@ def _print_job(job: Job, config: Config) -> None:
     )
     usual = next((entry for entry in protocol.roster if entry.rounds is None), protocol.roster[0])
     _print_slots("each client may release", job.algorithm.plan(usual))
-    _print_slots("the trusted server may publish", job.algorithm.central_plan())
+    of_each = " of each client" if job.algorithm.capabilities.participations else ""
+    _print_slots(f"the trusted server may publish{of_each}", job.algorithm.central_plan())
     if away := sum(entry.rounds is not None for entry in protocol.roster):
         print(
             f"availability: {away} client{'s are' if away > 1 else ' is'} away in some rounds; the plan above is that of a client that never is"

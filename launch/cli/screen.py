@@ -28,6 +28,7 @@ GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕", AWAY: "�
 ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x", AWAY: "o"}
 STYLES = {WAITING: "dim", TRAINING: "green", SENDING: "cyan", GONE: "bold red", AWAY: "dim"}
 WARNINGS, ROWS, WIDE, STRIP = 3, 12, 1000, 120
+SHARES = {"accuracy": "accuracy_mean", "minority": "accuracy_minority", "worst": "accuracy_worst"}  # columns of a result
 # Texts of other processes are shown: their control characters must not reach the terminal.
 CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "?")
 
@@ -192,10 +193,14 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
     """
     console = console or Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("", "accuracy", "minority", "worst", "clusters", "epsilon"):
+    # Clusters of equal size have no minority.
+    shares = [
+        title for title, key in SHARES.items() if key != "accuracy_minority" or any(_has(one, key) for one in (run, *others))
+    ]
+    for title in ("", *shares, "clusters", "epsilon"):
         table.add_column(title, justify="left" if not title else "right")
     for one in (run, *others):
-        table.add_row(*_result(one))
+        table.add_row(*_result(one, [SHARES[title] for title in shares]))
     console.print()
     console.print(table)
     if len({_terms(one) for one in (run, *others)}) > 1:
@@ -218,7 +223,11 @@ def print_table(comparison: Comparison) -> None:
     console.print(Text(comparison.caption, style="dim"))
 
 
-def _result(run: Mapping[str, Any]) -> list[Text]:
+def _has(run: Mapping[str, Any], key: str) -> bool:
+    return number(mapping(run, "final").get(key)) is not None
+
+
+def _result(run: Mapping[str, Any], shares: Sequence[str]) -> list[Text]:
     final, privacy = mapping(run, "final"), mapping(run, "privacy")
     epsilon = "inf" if "epsilon" in privacy and number(privacy["epsilon"]) is None else plain(privacy.get("epsilon"))
     if privacy.get("insecure"):
@@ -226,7 +235,7 @@ def _result(run: Mapping[str, Any]) -> list[Text]:
     recovered = yes(final.get("clusters_recovered"))
     return [
         Text(_printable(run.get("algorithm") or run.get("name") or "run"), overflow="ellipsis"),
-        *(Text(percent(final.get(key))) for key in ("accuracy_mean", "accuracy_minority", "accuracy_worst")),
+        *(Text(percent(final.get(key))) for key in shares),
         Text({"yes": "recovered", "no": "missed"}.get(recovered, recovered)),
         Text(epsilon),
     ]

@@ -64,7 +64,7 @@ class Scripted(Federation):
             self.open[work.client] = work
             self.sent.append((self.round, work))
 
-    def next_outcome(self):
+    def next_outcome(self, among=None):
         client = next(client for client in self.order if client in self.open)
         self.order.remove(client)
         del self.open[client]
@@ -285,7 +285,7 @@ TRUSTED = {**SMALL["privacy"], "unit": "client", "trust": "trusted-server", "del
         ({"name": "r-dpcfl", "asynchronous": {"buffer": 2, "participations": 3}}, {}, "up to 3 rounds are synchronous and the other 1"),
         ({"name": "rc-dpfl", "asynchronous": {"buffer": 2}}, {}, "have it, whose clusters do not change after the first rounds"),
         ({"name": "em-fdro", "asynchronous": {"buffer": 2}}, {}, "have it, whose clusters do not change after the first rounds"),
-        ({"name": "dp-fedavg", "asynchronous": {"buffer": 2}}, TRUSTED, "a fresh secret sample of the clients in each round"),
+        ({"name": "dp-fedper", "asynchronous": {"buffer": 2}}, TRUSTED, "a participation is no round"),
         ({"name": "rr-cluster", "clusters": 2, "asynchronous": {"buffer": 2}}, TRUSTED, "a fresh secret sample"),
     ],
 )  # fmt: skip

@@ -23,7 +23,8 @@ from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.central_dp import CENTRAL_SERVER, CentralContext
+from dpcfl_net.federation.central_context import CentralContext
+from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian

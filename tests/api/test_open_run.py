@@ -10,6 +10,7 @@ import pytest
 from api_runs import interrupted
 
 import dpcfl_net as dpcfl
+from dpcfl_net.report.transcript_figures import transcript_figures
 
 
 def test_a_finished_run_tells_its_configuration_privacy_and_figures(with_epsilon):
@@ -65,6 +66,26 @@ def test_the_transcript_is_what_the_server_saw(by_network, in_process):
     assert results[0].tensors["update"].shape == (6090,)
     with pytest.raises(dpcfl.ConfigError, match="kept no transcript"):
         list(in_process.transcript)
+
+
+def test_the_report_shows_the_choices_that_a_full_transcript_holds(by_network):
+    view = by_network.view
+    updates, choices = transcript_figures(view)
+    assert "fewer than three clients" in updates.why  # the run has two
+    answers = [message for message in by_network.transcript if message.kind == "RESULT" and "choice" in message.tensors]
+    released = {(message.client, message.round): int(message.tensors["choice"]) for message in answers}
+    assert released
+    assert choices.spec is not None
+    words = [cell for row in choices.spec["data"][0]["text"] for cell in row]
+    assert set(words) == {f"client {client}, round {t}: cluster {choice}" for (client, t), choice in released.items()}
+
+
+def test_the_report_leaves_out_the_raw_updates_of_a_trusted_server(by_network):
+    view = by_network.view
+    view.run["privacy"]["trust"] = "trusted-server"
+    assert all("raw updates" in figure.why for figure in transcript_figures(view))
+    view.config["output"]["transcript"] = "headers"
+    assert all("holds no tensors" in figure.why for figure in transcript_figures(view))
 
 
 def test_figures_are_plotly_objects_in_the_colours_of_the_report(with_epsilon, by_network):

@@ -27,11 +27,18 @@ def test_recovered_whatever_the_names():
 
 def test_minority_recovered_needs_it_alone_and_whole():
     assert minority(TRUE) == 0
-    assert minority([4, 4, 2, 2]) == 2
     assert minority_recovered(TRUE, [5, 5, 1, 1, 1, 1, 1, 1])
     assert not minority_recovered(TRUE, [5, 5, 5, 1, 1, 2, 2, 2])
     assert not minority_recovered(TRUE, [5, 4, 1, 1, 1, 2, 2, 2])
     assert not minority_recovered(TRUE, [None, None, 1, 1, 1, 2, 2, 2])
+
+
+def test_clusters_of_equal_size_have_no_minority():
+    equal = [4, 4, 2, 2]
+    assert minority(equal) is None
+    assert minority([1, 1]) is None
+    assert minority_recovered(equal, equal) is None
+    assert accuracy_summary([0.5, 0.7, 0.9, 0.9], equal)["accuracy_minority"] is None
 
 
 def test_adjusted_rand_index_is_scikit_learns():

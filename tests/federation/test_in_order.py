@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcfl_net.federation.aggregation import ModelMeans, RunningMean, mean
+from dpcfl_net.federation.aggregation import BLOCK, ModelMeans, RunningMean, mean
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.in_order import LEAST_WINDOW, InOrder, window
 
@@ -74,6 +74,22 @@ def test_a_running_mean_has_the_bits_of_a_sum_in_client_order():
     assert np.array_equal(plain.value(), mean(dict(reversed(updates.items()))))
     exact = np.average(np.stack([*updates.values()]).astype(np.float64), axis=0, weights=[*weights.values()])
     assert np.allclose(weighted.value(), exact, rtol=1e-6)
+
+
+def test_a_long_mean_has_the_bits_of_sums_over_whole_updates_and_leaves_the_buffer_of_numpy():
+    rng = np.random.default_rng(2)
+    updates = rng.standard_normal((3, BLOCK + 1000), dtype=np.float32)
+    weights = {0: 0.1, 1: 7.0, 2: 1e-3}
+    plain, weighted, before = RunningMean(), RunningMean(weights), np.getbufsize()
+    for client, update in enumerate(updates):
+        plain.add(client, update)
+        weighted.add(client, update)
+    exact = updates.astype(np.float64)
+    assert np.array_equal(plain.sums[1], exact[0] + exact[1] + exact[2])
+    assert np.array_equal(weighted.sums[1], weights[0] * exact[0] + weights[1] * exact[1] + weights[2] * exact[2])
+    assert np.array_equal(plain.value(), (plain.sums[1] / 3).astype(np.float32))
+    assert np.array_equal(plain.value(), mean(dict(enumerate(updates))))
+    assert np.getbufsize() == before
 
 
 def test_a_model_without_an_update_stays():

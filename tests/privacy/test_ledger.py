@@ -56,6 +56,18 @@ def refusal(folder):
     return error.value.code
 
 
+def test_a_journal_without_flushes_has_the_bytes_of_one_with_flushes_and_takes_less_of_the_device(tmp_path):
+    for durable in (True, False):
+        Ledger(tmp_path / str(durable), owner=OWNER, durable=durable).close()
+    with_flushes, without = (tmp_path / name / "journal" for name in ("True", "False"))
+    assert with_flushes.read_bytes() == without.read_bytes()
+    assert without.stat().st_blocks < with_flushes.stat().st_blocks / 4
+    with Ledger(tmp_path / "False", owner=OWNER, durable=True) as ledger:
+        for number in range(1, 2 * SLOTS):
+            ledger.store(debit(ledger, number).sequence, Stored("release", b"bytes"))
+    assert len(read_ledger(tmp_path / "False")) == 2 * SLOTS
+
+
 def test_what_was_written_is_there_after_a_restart(folder):
     with open_ledger(folder) as ledger:
         assert ledger.spent("job") == {"train": 3}

@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from conftest import SMALL, dpcfl
@@ -20,7 +21,7 @@ from dpcfl_net.experiment import config
 from dpcfl_net.report import figures, pages
 from dpcfl_net.report.sweep import figures as sweep_figures
 from dpcfl_net.report.sweep import write_sweep
-from dpcfl_net.results import compare, compare_table
+from dpcfl_net.results import compare, compare_table, table_text
 from dpcfl_net.results.comparison import Comparison
 from dpcfl_net.results.result import read_result, read_sweep
 
@@ -137,6 +138,60 @@ def test_columns_are_the_settings_that_differ(tmp_path):
     assert compare_table.table(compare.rows(map(read_result, options))).columns[2] == "clusters"
 
 
+def test_the_table_prints_as_latex_and_as_csv_alone_on_standard_output(tmp_path):
+    runs = [write_result(tmp_path / f"a{seed}", seed=seed, accuracy=0.7 + 0.02 * seed) for seed in range(2)]
+    runs.append(write_result(tmp_path / "b", algorithm="oracle", local={"lr": 0.1}))
+    latex = dpcfl("compare", *runs, "--format", "latex", "--csv", tmp_path / "runs.csv")
+    assert latex.returncode == 0, latex.stderr
+    lines = latex.stdout.splitlines()
+    assert lines[0] == "% Privacy: epsilon 5, delta 0.0001, per sample"
+    assert [line for line in lines if line.startswith("\\")] == [
+        f"\\begin{{tabular}}{{l{'r' * (lines[3].count('&'))}}}", "\\toprule", "\\midrule", "\\bottomrule", "\\end{tabular}",
+    ]  # fmt: skip
+    assert len({line.count("&") for line in lines if "&" in line}) == 1
+    assert "mean \\%" in lines[3]
+    assert "71.0 $\\pm$ 1.4" in latex.stdout
+    assert "wrote 3 runs" in latex.stderr
+    printed = dpcfl("compare", *runs, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(printed.stdout)))
+    assert [(row["algorithm"], row["mean %"]) for row in rows] == [("global", "71.0 +- 1.4"), ("oracle", "70.0")]
+
+
+def test_latex_escapes_its_words():
+    text = table_text.latex(pages.Table("t", ["a_b", "100 %"], [["x & y", "inf"], ["\\ {1}", "–"]]), ["two\nlines"])
+    assert text.splitlines() == [
+        "% two lines", "\\begin{tabular}{lr}", "\\toprule", "a\\_b & 100 \\% \\\\", "\\midrule", "x \\& y & $\\infty$ \\\\",
+        "\\textbackslash{} \\{1\\} & -- \\\\", "\\bottomrule", "\\end{tabular}",
+    ]  # fmt: skip
+
+
+def test_runs_are_laid_over_each_other_by_round_with_bands_over_seeds(tmp_path):
+    runs = []
+    for algorithm, low in (("global", 0.2), ("oracle", 0.4)):
+        for seed in range(2):
+            runs.append(folder := write_result(tmp_path / f"{algorithm}{seed}", algorithm, seed))
+            write_lines(folder / "metrics.jsonl", [
+                line
+                for at in (3, 4, 5)
+                for line in (
+                    {"view": "server", "round": at, "seconds": 2.0},
+                    {"view": "observer", "round": at, "accuracy_mean": low + at / 10 + seed / 50},
+                )
+            ])  # fmt: skip
+    done = dpcfl("compare", *runs, "--page", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    shown = drawn(tmp_path / "page.html")
+    lines = {trace["name"]: trace for trace in shown["accuracy-round"]["data"] if "name" in trace}
+    assert lines["oracle"]["x"] == [3, 4, 5]
+    assert lines["oracle"]["y"] == pytest.approx([71, 81, 91])
+    bands = [trace for trace in shown["accuracy-round"]["data"] if trace.get("fill")]
+    assert len(bands) == 2
+    assert bands[0]["y"][0] - bands[0]["y"][-1] == pytest.approx(2 * np.std([0, 2], ddof=1), abs=1e-4)
+    assert shown["seconds"]["data"][0]["x"] == [168.2, 168.2]
+    assert [trace["x"][0] for trace in shown["bytes"]["data"]] == [97, 110]
+    assert "97.0 +- 0.0" in done.stdout
+
+
 def test_a_figure_that_was_never_measured_is_a_dash(tmp_path):
     missing = {"accuracy_minority": None, "clusters_recovered": None, "minority_recovered": None}
     (row,) = cells(compare_table.table(compare.rows([read_result(write_result(tmp_path / "a", final=missing))])))
@@ -250,6 +305,8 @@ def test_a_sweeps_page_draws_accuracy_against_epsilon_and_recovery(swept):
     assert "<td>oracle</td>" in text
     assert 'class="alert" role' not in text
     assert dpcfl("report", swept).stdout.strip() == str(page)
+    refused = dpcfl("report", swept, "--alone", swept)
+    assert (refused.returncode, "--alone is for the report of a run" in refused.stderr) == (2, True)
 
 
 def test_a_sweeps_page_without_epsilons_draws_every_run(tmp_path):

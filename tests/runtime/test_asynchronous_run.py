@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import DPCFL, ROOT, assert_nothing_left, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, assert_nothing_left, command_line, dpcfl, only_run, write_config
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.protocol import digest
@@ -43,9 +43,7 @@ def wait_for_version(folder: Path, t: int, run: subprocess.Popen) -> None:
 
 
 def process(run: subprocess.Popen, title: str) -> psutil.Process:
-    (found,) = [
-        child for child in psutil.Process(run.pid).children(recursive=True) if f"dpcfl {title}" in " ".join(child.cmdline())
-    ]
+    (found,) = [child for child in psutil.Process(run.pid).children(recursive=True) if f"dpcfl {title}" in command_line(child)]
     return found
 
 

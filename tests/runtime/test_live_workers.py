@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import SMALL, assert_nothing_left
+from conftest import SMALL, assert_nothing_left, command_line
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import RunFailed
@@ -74,6 +74,16 @@ def test_a_free_place_is_for_whoever_is_asked_first():
     assert told.pool.admit([4, 1, 7], ()) == [4, 1]
     assert told.new() == [("start", 4), ("start", 1)]
     assert told.pool.admit([7], {4, 1}) == []
+    assert told.new() == []
+
+
+def test_clients_of_an_earlier_server_that_come_unasked_leave_before_others_start():
+    told = Told(2)
+    assert told.pool.admit([0, 1], ()) == [0, 1]
+    told.pool.joined(2)
+    assert told.new() == [("start", 0), ("start", 1), ("bye", 2)]
+    assert told.pool.free == -1
+    assert told.pool.admit([3], {0, 1}) == []  # the launcher has no room for its process
     assert told.new() == []
 
 
@@ -344,7 +354,7 @@ def test_ctrl_c_between_start_commands_leaves_nothing_and_the_run_resumes(all_co
             line.get("view") == "server" for line in runlog.read(folder / "metrics.jsonl")
         ):  # written after the checkpoint
             time.sleep(0.002)
-        (coordinator,) = [p for p in psutil.Process().children(recursive=True) if "dpcfl coordinator" in " ".join(p.cmdline())]
+        (coordinator,) = [p for p in psutil.Process().children(recursive=True) if "dpcfl coordinator" in command_line(p)]
         coordinator.suspend()
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.one_process import OPEN_FILES, OTHER_FILES
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.worker import make_host
 
@@ -132,6 +134,22 @@ def test_clusters_are_recovered_and_the_roster_order_says_nothing(finished_run):
 
 def test_one_process_gives_the_same_bits_as_ten(finished_run, tmp_path):
     state = simulate(job_of(finished_run), tmp_path)
+    assert state.models.tobytes() == last_models(finished_run).tobytes()
+
+
+def test_one_process_with_few_open_files_gives_the_same_bits(finished_run, tmp_path):
+    def open_ledgers(t, state):
+        locks = [file.path for file in psutil.Process().open_files() if Path(file.path).name == "lock"]
+        counts.append(sum(path.startswith(f"{tmp_path}/") for path in locks))
+
+    counts: list[int] = []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OTHER_FILES + 2 * OPEN_FILES, limits[1]))
+    try:
+        state = simulate(job_of(finished_run), tmp_path, on_round=open_ledgers)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert counts == [2] * 6
     assert state.models.tobytes() == last_models(finished_run).tobytes()
 
 

@@ -135,7 +135,7 @@ def test_both_reports_show_the_grid_and_the_table(recorded, attacked):
     for folder in recorded.values():
         text = own_part(write_report(folder))
         assert "What the server can reconstruct of records" in text
-        assert "aspect-ratio:" in text
+        assert text.count('<image x="0.0" y="0.0"') == 3  # for narrow, middling and wide windows
         figure = json.loads(re.search(r"const figures = (.*);\n", text)[1])["attack-invert"]
         assert figure["data"][0]["source"].startswith("data:image/png;base64,")
         said = [note["text"] for note in figure["layout"]["annotations"]]
@@ -143,6 +143,22 @@ def test_both_reports_show_the_grid_and_the_table(recorded, attacked):
         assert sum(word.endswith(" dB") for word in said) == 4
         assert ">raw: raw updates</td>" in text
         assert "src=" not in text
+
+
+def test_a_report_draws_the_released_updates_of_an_untrusted_server_alone(recorded):
+    drawn = {
+        name: json.loads(re.search(r"const figures = (.*);\n", own_part(write_report(folder)))[1])
+        for name, folder in recorded.items()
+    }
+    assert not [key for key in drawn["raw"] if key.startswith("updates")]
+    updates = {t: read_updates(recorded["noisy"], read_run_job(recorded["noisy"]), 2) for t in (1, 2)}
+    for t in (1, 2):
+        rows = np.stack([updates[t][client][t - 1].change for client in range(24)]).astype(np.float64)
+        points = [
+            (x, y) for trace in drawn["noisy"][f"updates-{t}"]["data"] for x, y in zip(trace["x"], trace["y"], strict=True)
+        ]
+        variances = np.sort(np.linalg.svd(rows - rows.mean(0), compute_uv=False) ** 2)[::-1]
+        assert np.sum(np.square(points), axis=0) == pytest.approx(variances[:2], rel=1e-4)
 
 
 def test_hostile_or_damaged_results_do_no_harm(recorded, tmp_path):
@@ -280,5 +296,5 @@ def job_of(tmp_path: Path, **changes):
 
 
 def own_part(page: Path) -> str:
-    """The page without plotly's script."""
-    return re.sub(r"<script>/\*\*.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    """The page without its script."""
+    return re.sub(r"<script>\n//.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

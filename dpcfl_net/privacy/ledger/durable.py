@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpcfl_net.core.atomic import Buffer, sync_folder, write_atomically
+from dpcfl_net.core.atomic import Buffer, replacing, sync_folder, write_all
 
 
 class Disk:
@@ -39,6 +39,19 @@ class Disk:
             if done:
                 left[0] = left[0][done:]
 
-    def replace(self, path: Path, *chunks: Buffer) -> None:
-        """Replace a file (mode 0600) atomically; errors as `core.atomic.write_atomically`."""
-        write_atomically(path, *chunks, durable=self.durable, mode=0o600)
+    def replace(self, path: Path, *chunks: Buffer, zeros: int = 0) -> None:
+        """Replace a file (mode 0600) atomically; errors as `core.atomic.write_atomically`.
+
+        Args:
+            path: The file.
+            chunks: New content in order.
+            zeros: Zero bytes after it. Without flushes they are a hole; with flushes they are written, so that a later flush of
+                an overwritten part has no new blocks to note.
+        """
+        with replacing(path, durable=self.durable, mode=0o600) as file:
+            for chunk in chunks:
+                write_all(file.fileno(), chunk)
+            if self.durable:
+                write_all(file.fileno(), bytes(zeros))
+            elif zeros:
+                os.ftruncate(file.fileno(), os.lseek(file.fileno(), 0, os.SEEK_CUR) + zeros)

@@ -106,8 +106,8 @@ class Journal:
     def create(cls, path: Path, disk: Disk, entry: Entry, line: bytes) -> Image:
         """Create a journal that holds the first entry; returns its content."""
         size, note = _slot_bytes(line), _note(entry)
-        disk.replace(path, _head(size), bytes(PAGE - len(_head(size))), _slot(note, line, None).ljust(size, b"\0"),
-                     bytes((SLOTS - 1) * size))  # fmt: skip
+        first = _slot(note, line, None).ljust(size, b"\0")
+        disk.replace(path, _head(size), bytes(PAGE - len(_head(size))), first, zeros=(SLOTS - 1) * size)
         return Image(size, 0, {entry.sequence: Slot(note, line, None, "")})
 
     def put(self, entry: Entry, line: bytes, key: bytes | None) -> None:

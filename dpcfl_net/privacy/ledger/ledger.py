@@ -278,10 +278,10 @@ class Ledger:
 
     def _open(self, owner: dict[str, Any]) -> None:
         header = Entry(0, "header", owner=json.loads(canonical_json(owner)))
-        names = os.listdir(self.folder)
+        names, results = os.listdir(self.folder), os.listdir(self.folder / RELEASES)
         if any(name.endswith(DRAFT) for name in names):
             remove_drafts(self.folder)
-        if not {LINES, JOURNAL} & set(names) and not os.listdir(self.folder / RELEASES):
+        if not {LINES, JOURNAL} & set(names) and not results:
             chain = self._created(header)
         else:
             chain = read_chain(self.folder)
@@ -290,7 +290,7 @@ class Ledger:
                 "ledger-foreign", f"{self.folder / LINES} belongs to {dict(chain.entries[0].owner)}, not to {owner}"
             )
         if chain.image is None:
-            if chain.copied or os.listdir(self.folder / RELEASES):
+            if chain.copied or results:
                 raise broken(f"{self.folder / JOURNAL} is missing")
             chain = replace(chain, image=Journal.create(self.folder / JOURNAL, self._disk, chain.entries[0], chain.last))
         assert chain.image is not None

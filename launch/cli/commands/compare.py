@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +11,9 @@ import typer
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...", help="folders of runs or sweeps")],
     force: Annotated[bool, typer.Option("--force", help="compare runs whose privacy or data differ; they are marked")] = False,
+    form: Annotated[
+        Literal["table", "latex", "csv"], typer.Option("--format", help="how to print the table; --csv writes single runs")
+    ] = "table",
     csv: Annotated[Path | None, typer.Option(help="write one line per run as CSV")] = None,
     page: Annotated[Path | None, typer.Option(help="write plots and table as one HTML file")] = None,
     fairness: Annotated[
@@ -29,4 +32,4 @@ def compare(
     """
     from dpcfl_net.launch.cli import compare as comparison
 
-    comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness, target=target)
+    comparison.compare_runs(folders, force=force, csv=csv, page=page, fairness=fairness, target=target, form=form)

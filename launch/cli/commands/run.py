@@ -1,4 +1,4 @@
-"""`dpcfl run`, `quickstart`, `job`, `inspect`, `verify` and `report`."""
+"""`dpcfl run`, `quickstart`, `job`, `inspect`, `verify`, `export` and `report`."""
 
 from __future__ import annotations
 
@@ -103,16 +103,38 @@ def verify(
     raise typer.Exit(runs.verify(folder, operator_key))
 
 
-def report(folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP", help="folder")]) -> None:
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    out: Annotated[Path | None, typer.Option(help="folder to write; default: RUN/export")] = None,
+) -> None:
+    """Write models, metrics, figures and privacy statement as files.
+
+    Safetensors, CSV, SVG, JSON and text; personal models of clients are left out.
+    """
+    from dpcfl_net.report.export import export as write
+
+    for path in write(folder, out):
+        typer.echo(path)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|SWEEP", help="folder")],
+    alone: Annotated[
+        Path | None, typer.Option(help="run of `local` on the same data: mark the clients that fare worse than there")
+    ] = None,
+) -> None:
     """Rewrite the report of a run or sweep.
 
     Of a run also run.json and the models.
     """
+    from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.core.run_folder import SweepFolder
     from dpcfl_net.launch.cli import run as runs
     from dpcfl_net.report.sweep import write_sweep
 
     if SweepFolder(folder).sweep.exists():
+        if alone is not None:
+            raise ConfigError(f"--alone is for the report of a run, and {folder} is a sweep")
         typer.echo(write_sweep(folder))
     else:
-        runs.report(folder)
+        runs.report(folder, alone)

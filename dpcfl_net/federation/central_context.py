@@ -1,0 +1,218 @@
+"""Argument `me` of a central step: sample of clients, their raw releases, and the mechanisms that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.federation.base import Arrays, Federation, Results
+from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
+from dpcfl_net.federation.gate import Charge
+from dpcfl_net.federation.in_order import Take
+from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.mechanisms import gaussian_on_grid
+from dpcfl_net.privacy.normal_stream import NormalStream
+from dpcfl_net.privacy.randomness import derive, stream
+from dpcfl_net.privacy.slots import CentralSlot, ParticipationSlot, UnprotectedSlot, slot_of
+
+
+@dataclass
+class CentralContext:
+    """Argument `me` of a central step: it samples clients, collects their raw releases, and applies mechanisms.
+
+    Attributes:
+        buffer: Raw releases that arrived before the charge, by client.
+    """
+
+    _fed: Federation
+    _charge: Charge
+    _shown: dict[str, Any]
+    buffer: Mapping[int, Arrays] = field(default_factory=dict)
+    _sampled: dict[str, list[int]] = field(default_factory=dict)
+    _noised: list[tuple[str, str, float]] = field(default_factory=list)
+    _unprotected: list[str] = field(default_factory=list)
+
+    def sample(self, slot: str) -> list[int]:
+        """Sample the clients of the round.
+
+        Args:
+            slot: Name of the slot.
+
+        Returns:
+            Client ids: in client order for Poisson sampling, in random order for a sample of fixed size.
+        """
+        spec, clients = self._slot(slot), self._fed.clients
+        rng = self._stream(slot, "sample")
+        if spec.sampling == "fixed":
+            chosen = rng.permutation(len(clients))[: int(spec.sample_size)]
+        else:
+            chosen = np.flatnonzero(rng.random(len(clients)) < spec.sample_size / spec.population)
+        self._sampled[slot] = [clients[k] for k in chosen]
+        return self._sampled[slot]
+
+    def call(self, method: Any, each: Mapping[int, Arrays]) -> Results:
+        """Call a client step and collect the raw releases, which may leave the central step only through its mechanisms.
+
+        Args:
+            method: The client step.
+            each: Client to its tensors.
+
+        Returns:
+            The raw releases in client order.
+        """
+        return self._fed.call(method, each=each)
+
+    def stream(self, method: Any, take: Take, each: Mapping[int, Arrays]) -> list[int]:
+        """Call a client step and pass the raw releases on in client order without keeping them; see `Federation.stream`.
+
+        Args:
+            method: The client step.
+            take: Receives client and raw release.
+            each: Client to its tensors.
+
+        Returns:
+            The clients that answered, in client order.
+        """
+        return self._fed.stream(method, take, each=each)
+
+    def rng(self, slot: str, purpose: str) -> np.random.Generator:
+        """Make a generator for one purpose of this round.
+
+        Args:
+            slot: Name of the slot.
+            purpose: Name of the purpose.
+        """
+        return self._stream(slot, purpose)
+
+    def noisy_labels(
+        self, slot: str, part: str, labels: Iterable[int | None], blocks: int, length: float, sensitivity: float
+    ) -> np.ndarray:
+        """Encode labels as one-hot rows and add noise.
+
+        Args:
+            slot: Name of the slot.
+            part: Name of the part of the slot.
+            labels: m labels, 0 to blocks - 1; None (no answer) and other values give a row of zeros.
+            blocks: Number of labels.
+            length: Norm of a one-hot row.
+            sensitivity: L2 sensitivity that the noise covers; sqrt(2) * length if one row is replaced.
+
+        Returns:
+            Noisy rows, (m, blocks) float64.
+        """
+        rows = list(labels)
+        one_hot = np.zeros((len(rows), blocks))
+        for k, label in enumerate(rows):
+            if label is not None and 0 <= label < blocks:
+                one_hot[k, label] = length
+        return self._noisy(slot, part, one_hot, sensitivity)
+
+    def noisy_sums(
+        self, slot: str, part: str, contributions: Mapping[int, Contribution], shape: tuple[int, int], clip: float,
+        counts: Mapping[int, int] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
+        """Sum clipped updates over clients in each block and add noise.
+
+        Args:
+            slot: Name of the slot.
+            part: Name of the part of the slot.
+            contributions: Client to the parts of its update and their blocks. All parts of a client together are clipped to
+                norm `clip`; an update that is not finite counts as zeros.
+            shape: (blocks, p).
+            clip: Clip norm C.
+            counts: Client to the block in which it is counted, by a coordinate of clip * COUNT_SCALE; the noise then covers
+                the longer vector. None: no counts.
+
+        Returns:
+            Noisy sums, (blocks, p) float32, and noisy counts, (blocks,) float64, or None.
+        """
+        sums = ClippedSums(shape, clip, counted=counts is not None)
+        for client in sorted(contributions):
+            sums.add(client, contributions[client], None if counts is None else counts[client])
+        return self.noisy_total(slot, part, sums)
+
+    def noisy_total(self, slot: str, part: str, sums: ClippedSums) -> tuple[np.ndarray, np.ndarray | None]:
+        """Add noise to sums of clipped updates.
+
+        Args:
+            slot: Name of the slot.
+            part: Name of the part of the slot.
+            sums: Sums over the clients that answered.
+
+        Returns:
+            As `noisy_sums`.
+        """
+        sensitivity = sums.unit * (2 if self._slot(slot).sampling == "fixed" else 1)
+        return sums.split(self._noisy(slot, part, sums.total, sensitivity))
+
+    def noisy_buffer(self, slot: str, sums: ClippedSums) -> np.ndarray:
+        """Add noise to sums of clipped updates of a buffer.
+
+        Args:
+            slot: Name of the participation in the central plan.
+            sums: Sums over clients whose participation was charged.
+
+        Returns:
+            Noisy sums, (blocks, p) float32.
+
+        Raises:
+            ValueError: If the sums hold a client whose participation was not charged.
+        """
+        if uncharged := sorted(client for client in sums.clients if slot_of(slot, client) not in self._charge.slots):
+            raise ValueError(f"the participation of client {uncharged[0]} was not charged")
+        z = self._charge.z
+        self._noised += [(name, "sums", z) for name in self._charge.slots if name.startswith(slot_of(slot, ""))]
+        return sums.split(gaussian_on_grid(sums.total, z * sums.unit, NormalStream(self._key(slot), "noise sums")))[0]
+
+    def without_guarantee(self, slot: str) -> None:
+        """Declare a release without a guarantee.
+
+        Args:
+            slot: Name of its slot in the plan.
+        """
+        self._unprotected.append(slot)
+
+    def show_observer(self, **facts: Any) -> None:
+        """Give the observer facts that are not in the release.
+
+        Args:
+            facts: `clients`, the ids of the drawn clients, and `labels`, a mapping of names to the cluster of each of them
+                (None: not known). The first name is that of the labels as clients sent them.
+        """
+        self._shown.update(facts)
+
+    def ran(self) -> list[Event]:
+        """List the events of the slots whose parts all ran once with the planned noise and sampling."""
+        events: list[Event] = []
+        for name, spec in self._charge.slots.items():
+            if isinstance(spec, UnprotectedSlot):
+                events += [spec.event(None)] * self._unprotected.count(name)
+                continue
+            z = self._charge.z
+            if isinstance(spec, ParticipationSlot):
+                events += [spec.event(z, self._charge.adjacency)] * self._noised.count((name, "sums", z))
+                continue
+            assert isinstance(spec, CentralSlot)
+            planned = sorted((name, part, spec.part_noise(z, part)) for part, _ in spec.parts)
+            if name in self._sampled and sorted(entry for entry in self._noised if entry[0] == name) == planned:
+                events.append(spec.event(z, self._charge.adjacency))
+        return events
+
+    def _noisy(self, slot: str, part: str, values: np.ndarray, sensitivity: float) -> np.ndarray:
+        z = self._slot(slot).part_noise(self._charge.z, part)
+        self._noised.append((slot, part, z))
+        return gaussian_on_grid(values, z * sensitivity, NormalStream(self._key(slot), f"noise {part}"))
+
+    def _slot(self, slot: str) -> CentralSlot:
+        spec = self._charge.slots[slot]
+        assert isinstance(spec, CentralSlot)
+        return spec
+
+    def _stream(self, slot: str, purpose: str) -> np.random.Generator:
+        return stream(self._key(slot), purpose)
+
+    def _key(self, slot: str) -> bytes:
+        return derive(self._charge.key, "curator", slot)

@@ -1,0 +1,122 @@
+"""Figures by client: accuracy after the last round, and over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpcfl_net.report.figures import Figure, axis, colour, colour_indices, spec, true_name
+from dpcfl_net.results.number_format import percent
+from dpcfl_net.results.run_files import numbers
+from dpcfl_net.results.run_view import RunView, letter
+
+CLIENTS, ROUNDS = 40, 60  # shown at most
+
+
+def accuracy_by_client(view: RunView, alone: Mapping[int, float] | None = None) -> Figure:
+    """Accuracy of each client after the last evaluated round, sorted by true cluster.
+
+    Args:
+        view: The run.
+        alone: Accuracy of clients that trained alone, at the same epsilon; clients that fare worse here are marked. None: unknown.
+    """
+    title = "Accuracy by client"
+    last, shown = _last(view), _shown(view)
+    if not shown:
+        return Figure("clients", title, why="no line of the observer holds an accuracy for each client")
+    names, true = [_name(view, client) for client in shown], view.true_clusters
+    shades = colour_indices(view)
+    data: list[dict[str, Any]] = []
+    for kind in sorted({_kind(true, client) for client in shown}):
+        own = [client for client in shown if _kind(true, client) == kind]
+        data.append({
+            "type": "scatter", "mode": "markers", "name": true_name(view, kind) if true else "clients",
+            "x": [100 * last[client] for client in own], "y": [_name(view, client) for client in own],
+            "marker": {"size": 10, "color": colour(shades.get(kind, 0))},
+            "hovertemplate": "client %{y}: %{x:.1f} %<extra></extra>",
+        })  # fmt: skip
+    worse = [client for client in shown if alone and client in alone and last[client] < alone[client]]
+    if alone:
+        known = [client for client in shown if client in alone]
+        data.append({
+            "type": "scatter", "mode": "markers", "name": "alone", "x": [100 * alone[client] for client in known],
+            "y": [_name(view, client) for client in known], "marker": {"size": 14, "color": "@ink", "symbol": "line-ns"},
+            "hovertemplate": "client %{y} alone: %{x:.1f} %<extra></extra>",
+        })  # fmt: skip
+        data.append({
+            "type": "scatter", "mode": "markers", "name": "worse than alone", "x": [100 * last[client] for client in worse],
+            "y": [_name(view, client) for client in worse], "marker": {"size": 18, "color": "@alert", "symbol": "circle-open"},
+            "hovertemplate": "client %{y}: worse than alone<extra></extra>",
+        })  # fmt: skip
+    caption = f"After round {max(view.observed)}, on each client's own test data. {_part(view, shown)}"
+    caption += f"{len(worse)} of {len(shown)} clients fare worse than alone." if alone else ""
+    layout = {
+        "xaxis": axis("accuracy, %"),
+        "yaxis": axis("client", type="category", categoryarray=names, autorange="reversed"),
+    }
+    return Figure("clients", title, caption, spec(data, 96 + max(18 * len(shown), 130), **layout))
+
+
+def accuracy_of_clients_by_round(view: RunView) -> Figure:
+    """Heat map of the accuracy of each client by round."""
+    title, rounds = "Accuracy of each client by round", sorted(view.observed)
+    shown = _shown(view)
+    if not shown or len(rounds) < 2:
+        return Figure("clients-rounds", title, why="fewer than two rounds hold an accuracy for each client")
+    every = -(-len(rounds) // ROUNDS)
+    rounds = rounds[::-1][::every][::-1]
+    tables = [numbers(view.observed[at], "accuracy_by_client") for at in rounds]
+    cells = [[_percent(row, client) for row in tables] for client in shown]
+    words = [
+        [
+            f"client {client}, round {at}: {percent(row[client] if client < len(row) else None)}"
+            for at, row in zip(rounds, tables, strict=True)
+        ]
+        for client in shown
+    ]
+    values = [value for row in cells for value in row if value is not None]
+    data: list[dict[str, Any]] = [{
+        "type": "heatmap", "x": rounds, "z": cells, "text": words, "hoverinfo": "text",
+        "colorscale": [[0, "@surface"], [1, "@c0"]], "zmin": min(values), "zmax": max(values),
+    }]  # fmt: skip
+    names = [_name(view, client) for client in shown]
+    layout = {
+        "xaxis": axis("round", showgrid=False),
+        "yaxis": axis("client", autorange="reversed", showgrid=False, tickvals=list(range(len(names))), ticktext=names),
+    }
+    sampled = f" Every {every} rounds." if every > 1 else ""
+    caption = f"{_part(view, shown)}From {min(values):.0f} % (faint) to {max(values):.0f} % (strong).{sampled}"
+    return Figure("clients-rounds", title, caption, spec(data, 96 + max(18 * len(shown), 130), **layout))
+
+
+def _last(view: RunView) -> dict[int, float]:
+    if not view.observed:
+        return {}
+    row = numbers(view.observed[max(view.observed)], "accuracy_by_client")
+    return {client: value for client, value in enumerate(row) if value is not None}
+
+
+def _shown(view: RunView) -> list[int]:
+    """Clients of the figure by true cluster; the worst ones if there are too many."""
+    last = _last(view)
+    worst = sorted(last, key=lambda client: last[client])[:CLIENTS]
+    return sorted(worst, key=lambda client: (_kind(view.true_clusters, client), client))
+
+
+def _part(view: RunView, shown: list[int]) -> str:
+    count = len(_last(view))
+    return f"The {len(shown)} worst of {count} clients. " if len(shown) < count else ""
+
+
+def _kind(true: list[int], client: int) -> int:
+    return true[client] if client < len(true) else 0
+
+
+def _name(view: RunView, client: int) -> str:
+    true = view.true_clusters
+    return f"{client} {letter(true[client])}" if client < len(true) else str(client)
+
+
+def _percent(row: list[float | None], client: int) -> float | None:
+    value = row[client] if client < len(row) else None
+    return None if value is None else 100 * value

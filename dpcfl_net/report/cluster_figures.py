@@ -1,0 +1,227 @@
+"""Figures of the server's clusters: mixture of the first round, number of clusters, assignments, labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpcfl_net.report.figures import (
+    COLOURS,
+    DASHES,
+    SYMBOLS,
+    Figure,
+    axis,
+    colour,
+    colour_indices,
+    group_colours,
+    heat,
+    percentage,
+    round_line,
+    spec,
+    true_name,
+)
+from dpcfl_net.results.number_format import number, plain, tiny
+from dpcfl_net.results.run_files import listed, mapping, whole
+from dpcfl_net.results.run_view import FirstRound, RunView, letter
+
+
+def first_round(view: RunView) -> Figure:
+    """First-round updates in two principal components, with the fitted mixture."""
+    title, first = "First-round updates and the mixture", view.first_round
+    if first is None:
+        return Figure("first-round", title, why="this run clusters no first-round updates, or they were not kept")
+    groups, true = group_colours(view), view.true_clusters
+    known = len(true) == len(first.labels)
+    shades = colour_indices(view) if known else groups
+    kinds = true if known else first.labels
+    data = []
+    for kind in sorted(set(kinds)):
+        members = [client for client, other in enumerate(kinds) if other == kind]
+        points = [first.coordinates[client] for client in members]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"true {true_name(view, kind)}" if known else f"cluster {kind}",
+                "x": [point[0] for point in points],
+                "y": [point[1] for point in points],
+                "text": [_point(first, client) for client in members],
+                "hoverinfo": "text",
+                "marker": {
+                    "size": 10,
+                    "color": colour(shades[kind]),
+                    "symbol": SYMBOLS[shades[kind] % len(SYMBOLS)],
+                    "line": {"color": "@surface", "width": 1},
+                },
+            }
+        )
+    circles = [
+        (centre, deviation, colour(groups.get(group, group)))
+        for group, (centre, deviation) in enumerate(zip(first.centres, first.deviations, strict=False))
+    ]
+    x_range, y_range = _ranges(first, circles)
+    layout = {
+        "xaxis": axis("first component", range=x_range, tickformat=".3~g", nticks=6),
+        "shapes": _circles(circles),
+        "yaxis": axis("second component", range=y_range, scaleanchor="x", tickformat=".3~g"),
+    }
+    coloured = ", coloured by true cluster" if known else ""
+    caption = (
+        f"One point per client{coloured}; circles: the server's {first.clusters} components at one and two standard "
+        f"deviations. MSS {plain(first.mss, 3)} (uncorrected {plain(first.mss_plain, 3)}), "
+        f"MPO {tiny(first.mpo, 2)}."
+    )
+    return Figure("first-round", title, caption, {**spec(data, 440, **layout), "aspect": 0.95})
+
+
+def candidates(view: RunView) -> Figure:
+    """Effective MSS of each number of clusters that was tried."""
+    title, first = "Number of clusters", view.first_round
+    if first is None or len(first.scores) < 2 or not any(math.isfinite(score) for score in first.scores):
+        why = "the number of clusters was given, not chosen" if first else "no mixture was fitted"
+        return Figure("candidates", title, why=why)
+    tried = [(count, number(score)) for count, score in zip(first.candidates, first.scores, strict=False)]
+    chosen = ["@c0" if count == first.clusters else "@muted" for count, _ in tried]
+    data = [
+        {
+            "type": "bar",
+            "x": [count for count, _ in tried],
+            "y": [score or 0 for _, score in tried],
+            "text": ["no fit" if score is None else plain(score, 3) for _, score in tried],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "hoverinfo": "x+y",
+            "marker": {"color": chosen},
+            "width": 0.6,
+        }
+    ]
+    layout = {
+        "xaxis": axis("clusters M", dtick=1),
+        "yaxis": axis("effective MSS", rangemode="tozero"),
+        "showlegend": False,
+        "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
+    }
+    caption = f"Separation of the mixture for each M that was tried; M = {first.clusters} was used (blue)."
+    return Figure("candidates", title, caption, spec(data, 280, **layout))
+
+
+def assignments(view: RunView) -> Figure:
+    """The server's cluster of each client by round, sorted by true cluster."""
+    title = "Cluster assignments"
+    rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
+    if not rounds:
+        return Figure("assignments", title, why="the server of this algorithm does not cluster clients")
+    found = {item for at in rounds for item in listed(view.grouping[at], "assignment")}
+    if len(found - {None}) == 1:
+        return Figure("assignments", title, why="all clients share one cluster")
+    true, groups, truth = view.true_clusters, group_colours(view), colour_indices(view)
+    order = sorted(range(view.clients), key=lambda client: (true[client] if client < len(true) else 0, client))
+    cells = [[_at(listed(view.grouping[at], "assignment"), client) for at in rounds] for client in order]
+    names = [f"{client} {letter(true[client])}" if client < len(true) else str(client) for client in order]
+    words = [
+        [
+            f"client {client}, round {at}: {'none yet' if cell is None else f'cluster {cell}'}"
+            for at, cell in zip(rounds, row, strict=True)
+        ]
+        for client, row in zip(order, cells, strict=True)
+    ]
+    data = [heat(rounds, [[None if cell is None else groups[cell] % COLOURS for cell in row] for row in cells], words)]
+    layout: dict[str, Any] = {"xaxis": axis("round", showgrid=False)}
+    if true:
+        kinds = [truth[true[client]] % COLOURS if client < len(true) else None for client in order]
+        said = [[f"client {name}: true cluster"] for name in names]
+        data.append({**heat([0], [[kind] for kind in kinds], said), "xaxis": "x2"})
+        layout = {
+            "xaxis": axis("round", showgrid=False, domain=[0.07, 1]),
+            "xaxis2": axis("", domain=[0, 0.05], tickvals=[0], ticktext=["true"], showgrid=False, anchor="y"),
+        }
+    every = max(1, len(order) // 40)
+    layout["yaxis"] = axis(
+        "client",
+        autorange="reversed",
+        anchor="x2" if true else "x",
+        showgrid=False,
+        tickvals=list(range(0, len(order), every)),
+        ticktext=names[::every],
+    )
+    blank = " Blank: the client has not joined yet, so it has none." if None in found else ""
+    caption = f"{_phases(view, rounds)}A cluster has the colour of the true cluster with which it shares most clients.{blank}"
+    return Figure("assignments", title, caption, spec(data, min(620, 120 + 18 * len(order)), **layout))
+
+
+def labels(view: RunView) -> Figure:
+    """Share of correct cluster labels by round and kind: as clients sent them, and as a trusted server released them."""
+    title = "Correct cluster labels"
+    rounds = [at for at in sorted(view.agreement) if mapping(view.agreement[at], "label_accuracy")]
+    if not rounds:
+        return Figure("labels", title, why="the clients of this algorithm send no cluster labels")
+    data = []
+    for index, name in enumerate(
+        dict.fromkeys(name for at in rounds for name in mapping(view.agreement[at], "label_accuracy"))
+    ):
+        values = [percentage(number(mapping(view.agreement[at], "label_accuracy").get(name))) for at in rounds]
+        if any(value is not None for value in values):
+            data.append(
+                round_line(
+                    name,
+                    rounds,
+                    values,
+                    {"color": colour(index), "width": 2, "dash": DASHES[index % len(DASHES)]},
+                    SYMBOLS[index % len(SYMBOLS)],
+                )
+            )
+    caption = (
+        "Clients of the round, against true clusters under the one-to-one naming that fits the sent labels best. Only the "
+        "trusted server knows the sent labels; released labels contain noise."
+    )
+    return Figure("labels", title, caption, spec(data, 320, xaxis=axis("round"), yaxis=axis("correct, %", range=[0, 100])))
+
+
+def _at(assignment: Sequence[Any], client: int) -> int | None:
+    return whole(assignment[client]) if client < len(assignment) else None
+
+
+def _point(first: FirstRound, client: int) -> str:
+    sure = max(first.posteriors[client], default=math.nan)
+    return f"client {client}: cluster {first.labels[client]}, posterior {sure:.2g}"
+
+
+def _ranges(first: FirstRound, circles: list[tuple[list[float], float, str]]) -> tuple[list[float], list[float]]:
+    ranges = []
+    for side in (0, 1):
+        edges = [point[side] for point in first.coordinates]
+        edges += [centre[side] + sign * 2 * deviation for centre, deviation, _ in circles for sign in (-1, 1)]
+        edges = [edge for edge in edges if math.isfinite(edge)] or [0.0]
+        margin = 0.06 * (max(edges) - min(edges)) or 1.0
+        ranges.append([min(edges) - margin, max(edges) + margin])
+    return ranges[0], ranges[1]
+
+
+def _circles(circles: list[tuple[list[float], float, str]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "circle",
+            "layer": "below",
+            "x0": centre[0] - k * deviation,
+            "x1": centre[0] + k * deviation,
+            "y0": centre[1] - k * deviation,
+            "y1": centre[1] + k * deviation,
+            "opacity": 0.55 if k == 1 else 0.3,
+            "line": {"color": shade, "width": 1.5},
+        }
+        for centre, deviation, shade in circles
+        for k in (1, 2)
+    ]
+
+
+def _phases(view: RunView, rounds: list[int]) -> str:
+    spans: list[list[Any]] = []
+    for at in rounds:
+        phase = str(mapping(view.grouping[at], "diagnostics").get("phase", ""))
+        if spans and spans[-1][0] == phase:
+            spans[-1][2] = at
+        elif phase:
+            spans.append([phase, at, at])
+    said = [f"{phase} {start}" if start == end else f"{phase} {start}–{end}" for phase, start, end in spans]
+    return f"Rounds: {', '.join(said)}. " if said else ""

@@ -1,0 +1,118 @@
+"""A run's models, metrics, figures and privacy statement as plain files for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import naming, write_text
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.report.lead import result_line
+from dpcfl_net.report.page import run_figures
+from dpcfl_net.report.svg.draw import draw
+from dpcfl_net.report.theme import in_light
+from dpcfl_net.results.models import FOLDER
+from dpcfl_net.results.privacy_statement import Statement, statement
+from dpcfl_net.results.rounds import RoundMetrics, Tables
+from dpcfl_net.results.run_files import mapping
+from dpcfl_net.results.run_view import RunView, read_run
+
+WIDTH = 760  # of a figure in pixels
+BY_ROUND = (
+    "round", "accuracy", "accuracy_worst", "accuracy_minority", "loss", "clusters", "ari", "epsilon_spent", "seconds", "paused_s",
+    "bytes_up", "bytes_down", "missing", "late", "away",
+)  # fmt: skip
+
+
+def export(folder: Path | str, out: Path | str | None = None) -> list[Path]:
+    """Write models, metrics, figures and the privacy statement of a run as files; files of the same names are replaced.
+
+    Personal models of clients stay where they are: the privacy statement does not cover them.
+
+    Args:
+        folder: The run folder.
+        out: Where to write; None: `export` in the run folder.
+
+    Returns:
+        The files: models/*.safetensors, rounds.csv, clients.csv, figures/*.svg, privacy.json, privacy.txt. A run that has no
+        models or no rounds yet lacks those files.
+
+    Raises:
+        ConfigError: As `read_run`, or if the run has no privacy statement yet.
+    """
+    view, target = read_run(folder), Path(out) if out is not None else RunFolder(folder).export
+    if "epsilon" not in (privacy := mapping(view.run, "privacy")):
+        raise ConfigError(f"{folder} has no privacy statement yet; write it with: dpcfl report {folder}")
+    with naming(target):
+        (target / "figures").mkdir(parents=True, exist_ok=True)
+    tables = Tables(view.served, view.observed, view.spent, view.grouping, view.agreement)
+    rounds = [tables.at(t, view.rounds or 0) for t in sorted(view.served)]
+    texts = {
+        "privacy.json": json.dumps(privacy, indent=2, allow_nan=False) + "\n",
+        "privacy.txt": _statement(result_line(view), statement(privacy)),
+    }
+    if rounds:
+        texts["rounds.csv"] = _csv(BY_ROUND, ([_cell(getattr(one, key)) for key in BY_ROUND] for one in rounds))
+        texts["clients.csv"] = _csv(
+            ("round", "client", "true_cluster", "cluster", "accuracy", "epsilon_spent"),
+            (row for one in rounds for row in _clients(view, one)),
+        )
+    texts |= {
+        f"figures/{figure.key}.svg": draw(figure.spec, WIDTH, in_light, title=figure.title, background="@surface") + "\n"
+        for own in run_figures(view).values()
+        for figure in own
+        if figure.spec is not None
+    }
+    for name, text in texts.items():
+        write_text(target / name, text)
+    return [*_copy_models(Path(folder), target), *(target / name for name in texts)]
+
+
+def _copy_models(folder: Path, target: Path) -> list[Path]:
+    """Copy the models that left the clients."""
+    shared = [path for path in sorted((folder / FOLDER).glob("*.safetensors")) if not path.stem.endswith("_personal")]
+    copies = [target / FOLDER / path.name for path in shared]
+    for path, copy in zip(shared, copies, strict=True):
+        with naming(copy):
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
+    return copies
+
+
+def _clients(view: RunView, one: RoundMetrics) -> Iterable[Sequence[Any]]:
+    spent, true = view.spent.get(one.round, []), view.true_clusters
+    columns = (true, one.assignment, one.accuracy_by_client, spent)
+    if any(columns[1:]):
+        for client in range(view.clients):
+            yield [one.round, client, *("" if (found := _at(column, client)) is None else found for column in columns)]
+
+
+def _at(column: Sequence[Any], client: int) -> Any:
+    return column[client] if client < len(column) else None
+
+
+def _cell(value: Any) -> Any:
+    """A cell of a CSV file; numbers of clients are separated by spaces."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else value
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _statement(line: str, said: Statement) -> str:
+    lines = [line, f"Privacy: {said.headline}", *(f"! {alert}" for alert in said.alerts), ""]
+    lines += [f"{label}: {text}" for label, text in said.facts]
+    for title, items in (("Covered", said.covered), ("Not covered", said.not_covered)):
+        lines += ["", f"{title}:", *(f"- {item}" for item in items)] if items else []
+    return "\n".join(lines) + "\n"

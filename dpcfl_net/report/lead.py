@@ -1,0 +1,90 @@
+"""Top of a run's page: the result in one line, and three facts of its privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpcfl_net.results.number_format import number, percent, plain
+from dpcfl_net.results.run_files import listed, mapping, whole
+from dpcfl_net.results.run_view import RunView
+
+SPELT = {
+    "global": "Global", "local": "Local", "oracle": "Oracle", "rr-cluster": "RR-Cluster", "dp-fedavg": "DP-FedAvg",
+    "dp-fedprox": "DP-FedProx", "dp-fedper": "DP-FedPer", "fedcam": "FedCAM",
+}  # fmt: skip
+PROTECTED = {"sample": "one training record of a client", "client": "all data of a client"}
+AGAINST = {
+    "untrusted-server": "the server: each client adds noise before it sends anything",
+    "trusted-server": "everybody except the server, which receives raw updates and adds the noise",
+    "secure-aggregation": "the server, which sees only sums over clients",
+}
+
+
+def result_line(view: RunView) -> str:
+    """Say algorithm, accuracy, epsilon and clusters found in one line."""
+    final = view.run.get("final")
+    last = view.observed[max(view.observed)] if view.observed else {}
+    reached = number(mapping(view.run, "final").get("accuracy_mean")) if isinstance(final, Mapping) else None
+    reached = reached if reached is not None else number(last.get("accuracy_mean"))
+    privacy = mapping(view.run, "privacy")
+    epsilon = "without a privacy statement" if "epsilon" not in privacy else f"at epsilon {_epsilon(privacy)}"
+    said = "accuracy not measured yet" if reached is None else percent(reached)
+    parts = [f"{spelt(view.algorithm)}: {said} {epsilon}", *_clusters(view)]
+    if view.state != "finished":
+        parts.append(f"{view.state} after {max([whole(view.run.get('rounds_done')) or 0, *view.served])} rounds")
+    return ", ".join(parts)
+
+
+def spelt(algorithm: str) -> str:
+    """Return the name of an algorithm as its paper writes it."""
+    return SPELT.get(algorithm, algorithm.upper() if algorithm.isascii() and ":" not in algorithm else algorithm)
+
+
+def privacy_facts(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return three pairs of label and text: what is protected, against whom, how much; none without an epsilon that holds."""
+    epsilon, spent, other = (number(privacy.get(key)) for key in ("epsilon", "epsilon_spent", "epsilon_replace_one"))
+    if epsilon is None or privacy.get("insecure"):
+        return []
+    promise = f"epsilon {plain(epsilon)} at delta {plain(privacy.get('delta'))}"
+    if spent is not None:
+        promise += ", all of it spent" if plain(spent, 3) == plain(epsilon, 3) else f", of which {plain(spent, 3)} is spent"
+    if other is not None and privacy.get("unit") == "sample":
+        promise += f"; {plain(other, 3)} if a record may be exchanged for another"
+    unit, trust = str(privacy.get("unit")), str(privacy.get("trust"))
+    return [
+        ("Protects", PROTECTED.get(unit, "unit not stated")),
+        ("Against", AGAINST.get(trust, "trust not stated")),
+        ("Promise", promise),
+    ]
+
+
+def found_clusters(view: RunView) -> tuple[int, int] | None:
+    """Count true clusters that the server's last assignment has exactly: (found, all); None if it is unknown."""
+    true, assignment = view.true_clusters, _last_assignment(view)
+    if not true or len(assignment) != len(true) or len(set(true)) < 2 or len(set(assignment)) < 2:
+        return None
+    groups = [_members(assignment, name) for name in set(assignment) - {None}]
+    return sum(_members(true, name) in groups for name in set(true)), len(set(true))
+
+
+def _members(names: list[Any], name: object) -> frozenset[int]:
+    return frozenset(client for client, other in enumerate(names) if other == name)
+
+
+def _last_assignment(view: RunView) -> list[int | None]:
+    return [whole(item) for item in listed(view.grouping[max(view.grouping)], "assignment")] if view.grouping else []
+
+
+def _clusters(view: RunView) -> list[str]:
+    if (counted := found_clusters(view)) is not None:
+        return [f"{counted[0]} of {counted[1]} clusters found"]
+    groups = set(_last_assignment(view)) - {None}
+    return [] if not groups else ["one model for all clients"] if len(groups) == 1 else [f"{len(groups)} clusters"]
+
+
+def _epsilon(privacy: Mapping[str, Any]) -> str:
+    found = number(privacy.get("epsilon"))
+    if found is None:
+        return "inf"
+    return f"{plain(found, 3)} (insecure: it does not hold)" if privacy.get("insecure") else plain(found, 3)

@@ -1,0 +1,153 @@
+"""What the server of a run saw, beside what only the experimenter sees."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from dpcfl_net.report.figures import BARS, Figure, axis, colour, group_colours, spec
+from dpcfl_net.results.number_format import duration, number, percent, plain, size, tiny
+from dpcfl_net.results.run_files import listed, mapping, whole
+from dpcfl_net.results.run_view import RunView, sizes
+
+
+def cluster_sizes(view: RunView) -> Figure:
+    """Stacked bars of the clients in each of the server's clusters by round."""
+    title = "Clients by cluster"
+    rounds = [at for at in sorted(view.grouping) if any(item is not None for item in listed(view.grouping[at], "assignment"))]
+    every = max(1, -(-len(rounds) // BARS))
+    rounds = rounds[::-1][::every][::-1]
+    counts = {at: Counter(map(whole, listed(view.grouping[at], "assignment"))) for at in rounds}
+    groups = sorted({group for count in counts.values() for group in count if group is not None})
+    if len(groups) < 2:
+        return Figure(
+            "sizes",
+            title,
+            why="the server of this algorithm does not cluster clients" if not groups else "all clients share one cluster",
+        )
+    shades = group_colours(view)
+    data = [
+        {
+            "type": "bar", "name": f"cluster {group}", "x": rounds, "y": [counts[at][group] for at in rounds],
+            "marker": {"color": colour(shades[group])},
+            "hovertemplate": f"round %{{x}}, cluster {group}: %{{y}} clients<extra></extra>",
+        }
+        for group in groups
+    ]  # fmt: skip
+    layout = {
+        "xaxis": axis("round"),
+        "yaxis": axis("clients", dtick=1),
+        "barmode": "stack",
+        "bargap": 0.08 if len(rounds) <= 40 else 0,
+    }
+    return Figure(
+        "sizes",
+        title,
+        f"As the server assigned them.{f' Every {every} rounds.' if every > 1 else ''}",
+        spec(data, 300, **layout),
+    )
+
+
+def two_views(view: RunView) -> list[tuple[str, str, str]]:
+    """Return (subject, what the server saw, what only the experimenter sees)."""
+    served, last = list(view.served.values()), view.observed[max(view.observed)] if view.observed else {}
+    true = view.true_clusters
+    truth = "/".join(str(count) for count in sizes(true).values()) if true else "not kept in this folder"
+    agreement = view.agreement[max(view.agreement)] if view.agreement else {}
+    judged = f"; agreement with the server's clusters (ARI) {plain(agreement.get('ari'), 3)}" if agreement else ""
+    seconds = [found for line in served if (found := number(line.get("seconds"))) is not None]
+    clock = " of virtual time" if view.virtual else ""
+    taken = f", {duration(sum(seconds) / len(seconds))}{clock} each" if seconds else ""
+    accuracies = (
+        ", ".join(
+            f"{word} {percent(last.get(key))}"
+            for word, key in (("mean", "accuracy_mean"), ("minority", "accuracy_minority"), ("worst client", "accuracy_worst"))
+            if number(last.get(key)) is not None
+        )
+        or "not measured yet"
+    )
+    return [
+        ("Messages", _kinds(view), "Nothing flows back from the observer to the server or the clients."),
+        ("Each client's update", _updates(view), "Nothing more: clients report personal accuracy and timings only."),
+        ("Clusters", _grouping(view), f"True clusters: {truth}{judged}."),
+        ("Accuracy", "Unknown: the server holds no test data.", f"{accuracies[:1].upper()}{accuracies[1:]}."),
+        ("The data", _records(view), _data(view)),
+        ("Time", f"{len(served)} round{'' if len(served) == 1 else 's'} answered{taken}{_absent(view)}.", _busy(view)),
+    ]
+
+
+def _updates(view: RunView) -> str:
+    privacy = view.run.get("privacy")
+    if isinstance(privacy, Mapping) and privacy.get("trust") == "trusted-server":
+        return "The raw update and the cluster that the client names: this server is trusted and adds the noise."
+    if isinstance(privacy, Mapping) and privacy.get("trust") == "secure-aggregation":
+        return "A masked vector, which shows nothing alone; the server learns sums over clients."
+    return "Only what the client's gate released."
+
+
+def _kinds(view: RunView) -> str:
+    counts: Counter[tuple[str, str]] = Counter()
+    total: Counter[tuple[str, str]] = Counter()
+    for line in view.messages:
+        key = (str(line.get("direction")), str(line.get("kind")))
+        counts[key] += 1
+        total[key] += int(number(line.get("bytes")) or 0)
+    if not counts:
+        return f"{size(view.run.get('bytes_up'))} from the clients, {size(view.run.get('bytes_down'))} to them."
+    parts = []
+    for direction, words in (("up", "From the clients"), ("down", "To the clients")):
+        kinds = sorted((key for key in counts if key[0] == direction), key=lambda key: -total[key])
+        if kinds:
+            parts.append(f"{words}: " + ", ".join(f"{counts[key]} {key[1]} ({size(total[key])})" for key in kinds) + ".")
+    return " ".join(parts)
+
+
+def _grouping(view: RunView) -> str:
+    if not view.grouping:
+        return "The server does not cluster clients."
+    line = view.grouping[max(view.grouping)]
+    counts = "/".join(str(whole(count)) for count in listed(mapping(line, "diagnostics"), "sizes")) or "none"
+    first = view.first_round
+    sure = f", from a mixture with MSS {plain(first.mss, 3)} and MPO {tiny(first.mpo, 2)}" if first else ""
+    return f"Clients by cluster: {counts}{sure}."
+
+
+def _records(view: RunView) -> str:
+    records = [whole(entry.get("records")) for entry in listed(view.protocol, "roster") if isinstance(entry, Mapping)]
+    known = [count for count in records if count is not None]
+    if not known:
+        return "At most the number of records of each client: no data, no labels."
+    span = str(min(known)) if min(known) == max(known) else f"{min(known)} to {max(known)}"
+    return f"Number of records of each of the {len(known)} clients ({span}): no data, no labels."
+
+
+def _data(view: RunView) -> str:
+    data = view.experiment.get("data")
+    if not isinstance(data, Mapping):
+        return "Not kept in this folder."
+    said = {key: value for key, value in data.items() if value is not None and not isinstance(value, Mapping)}
+    return "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in said.items()) + "."
+
+
+def _absent(view: RunView) -> str:
+    counts = {name: sum(len(listed(line, name)) for line in view.served.values()) for name in ("missing", "late", "away")}
+    absent, late, away = counts["missing"], counts["late"], counts["away"]
+    paused = sum(number(line.get("paused_s")) or 0.0 for line in view.served.values())
+    said = f"; {absent} answer{'' if absent == 1 else 's'} missing" if absent else "; no answer missing"
+    said += f"; {late} answer{'' if late == 1 else 's'} after the deadline, set aside" if late else ""
+    said += f"; {away} away by schedule" if away else ""
+    return said + (f"; paused {duration(paused)} below the quorum" if paused else "")
+
+
+def _busy(view: RunView) -> str:
+    spent: defaultdict[str, float] = defaultdict(float)
+    for span in view.spans:
+        start, end = number(span.get("start")), number(span.get("end"))
+        injected = str(span.get("what")).startswith("fault ")  # by dpcfl run --chaos
+        if start is not None and end is not None and str(span.get("who", "")).startswith("client") and not injected:
+            spent[str(span.get("what"))] += end - start
+    total = sum(spent.values())
+    if not total:
+        return "No timings of the workers were kept."
+    longest = sorted(spent.items(), key=lambda pair: -pair[1])
+    return "Workers' time: " + ", ".join(f"{what} {100 * share / total:.0f} %" for what, share in longest) + "."

@@ -1,0 +1,45 @@
+"""Settings and versions of a run, and the command that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.results.compare import word
+from dpcfl_net.results.run_files import mapping
+from dpcfl_net.results.run_view import RunView
+
+Pair = tuple[str, str]
+
+
+def settings(view: RunView) -> list[tuple[str, list[Pair]]]:
+    """Return the resolved configuration by section: (section, [(key, value)]); keys that are not set are left out."""
+    plain = [(key, word(value)) for key, value in view.config.items() if not isinstance(value, Mapping) and value is not None]
+    sections = [(key, list(_flat(value))) for key, value in view.config.items() if isinstance(value, Mapping)]
+    return [(name, pairs) for name, pairs in [("run", plain), *sections] if pairs]
+
+
+def versions(view: RunView) -> list[Pair]:
+    """Return the versions of the libraries that the run used."""
+    return [(name, str(value)) for name, value in mapping(view.run, "versions").items()]
+
+
+def repeat_command(view: RunView) -> Pair:
+    """Return the command that repeats the run, and how near it comes."""
+    seeded = mapping(view.config, "privacy").get("noise") == "seeded"
+    said = (
+        "The noise is seeded: it gives the same bits on the same kind of processor with the same versions."
+        if seeded
+        else "Same job and data; noise comes from the operating system, so the figures differ a little."
+    )
+    return f"dpcfl run {shlex.quote(str(RunFolder(view.folder).config))}", said
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[Pair]:
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", word(value)

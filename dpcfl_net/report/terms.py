@@ -1,0 +1,41 @@
+"""Terms of the pages, explained where they stand: on hover, on focus by keyboard, and on touch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+TERMS = {
+    "MSS": "Separation of the two closest clusters: distance of their centres over twice their standard deviation, corrected for "
+    "the error of estimated centres. Larger is better; below 2 clusters blur.",
+    "MPO": "Maximum pairwise overlap: the share of their clients that the two closest clusters would confuse, 2 Q(MSS). 0: none.",
+    "ARI": "Adjusted Rand index of the server's clusters against the true ones. 1: the same clusters; 0: as good as chance.",
+    "Epsilon": "Bound on what a release reveals: it is at most e^epsilon times as probable with the protected data as without, "
+    "but for a probability of delta. Smaller is more private.",
+    "Delta": "Probability for which the bound of epsilon may fail.",
+    "Accountant": "Method that composes the losses of all releases of a run.",
+    "Noise multiplier": "Standard deviation of the noise over the clip norm.",
+    "Epsilon under replace-one": "The bound if a record may be exchanged for any other, instead of replaced by an empty one.",
+    "Adjacency": "Which two data sets the promise compares.",
+    "Worst client": "Lowest test accuracy of a client.",
+}
+WORD = re.compile(r"\b(MSS|MPO|ARI)\b")
+
+
+def explained(text: str) -> Markup:
+    """Escape a text and add explanations: to the whole text if it is a term, else to the abbreviations in it."""
+    from markupsafe import Markup, escape
+
+    if text in TERMS:
+        return _explained(text)
+    parts = WORD.split(text)
+    return Markup("").join(_explained(part) if index % 2 else escape(part) for index, part in enumerate(parts))
+
+
+def _explained(term: str) -> Markup:
+    from markupsafe import Markup
+
+    return Markup('<abbr tabindex="0" title="{0}" data-title="{0}">{1}</abbr>').format(TERMS[term], term)

@@ -1,0 +1,90 @@
+"""`dpcfl export`: models, metrics, figures and privacy statement of a run as files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from conftest import dpcfl
+from run_folder import privacy, true_clusters, write_lines, write_run, write_start
+from safetensors.numpy import load_file, save_file
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.report.export import export
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = write_run(tmp_path / "run", 6)
+    (folder / "models").mkdir()
+    for name in ("cluster_0", "client_3_personal"):
+        save_file({"weight": np.arange(3, dtype=np.float32)}, folder / "models" / f"{name}.safetensors")
+    return folder
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_command_writes_and_names_every_file(run: Path) -> None:
+    done = dpcfl("export", run)
+    assert done.returncode == 0, done.stderr
+    written = {path.relative_to(run / "export").as_posix() for path in (run / "export").rglob("*") if path.is_file()}
+    assert {Path(line).relative_to(run / "export").as_posix() for line in done.stdout.split()} == written
+    assert written >= {
+        "models/cluster_0.safetensors",
+        "rounds.csv",
+        "clients.csv",
+        "privacy.json",
+        "privacy.txt",
+        "figures/accuracy.svg",
+    }
+
+
+def test_models_are_copied_but_no_personal_ones(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out" / "models").iterdir()] == ["cluster_0.safetensors"]
+    assert load_file(tmp_path / "out" / "models" / "cluster_0.safetensors")["weight"].tolist() == [0, 1, 2]
+
+
+def test_metrics_are_tables_by_round_and_by_client(run: Path, tmp_path: Path) -> None:
+    write_lines(run / "metrics.jsonl", [{"view": "server", "round": 6, "seconds": 2.5, "bytes_up": 7, "missing": [4, 9]}])
+    export(run, tmp_path)
+    rounds, clients = table(tmp_path / "rounds.csv"), table(tmp_path / "clients.csv")
+    assert [row["round"] for row in rounds] == ["1", "2", "3", "4", "5", "6"]
+    assert (rounds[-1]["seconds"], rounds[-1]["bytes_up"], rounds[-1]["missing"]) == ("2.5", "7", "4 9")
+    assert 0 < float(rounds[-1]["accuracy_worst"]) < float(rounds[-1]["accuracy"]) < 1
+    assert len(clients) == 6 * 21
+    last = [row for row in clients if row["round"] == "6"]
+    assert [int(row["true_cluster"]) for row in last] == true_clusters()
+    assert np.mean([float(row["accuracy"]) for row in last]) == pytest.approx(float(rounds[-1]["accuracy"]))
+
+
+def test_figures_are_drawings_with_their_own_colours(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path)
+    figures = sorted((tmp_path / "figures").iterdir())
+    assert len(figures) > 8
+    for path in figures:
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+        assert "var(" not in path.read_text(encoding="utf-8")
+
+
+def test_the_statement_is_kept_whole(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path)
+    assert json.loads((tmp_path / "privacy.json").read_text(encoding="utf-8")) == privacy()
+    text = (tmp_path / "privacy.txt").read_text(encoding="utf-8")
+    assert "epsilon 5, delta 0.0001, per sample" in text
+    assert all(f"- {item}" in text for item in [*privacy()["covered"], *privacy()["not_covered"]])
+
+
+def test_a_run_without_a_statement_is_refused(tmp_path: Path) -> None:
+    folder = write_start(tmp_path / "run")
+    (folder / "run.json").unlink()
+    with pytest.raises(ConfigError, match="no privacy statement yet; write it with: dpcfl report"):
+        export(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
