@@ -79,7 +79,7 @@ class Chaos:
         self._running: dict[str, list[psutil.Process]] = {}
         self._looked = -math.inf
         self._missed: list[_Planned] = []  # their processes did not run then
-        self._progress = RunProgress(self._files, clients, {(fault.moment.step, fault.moment.round) for fault in self._left})
+        self._progress = RunProgress(self._files, clients, {fault.moment for fault in self._left})
 
     @property
     def interval_s(self) -> float:
@@ -276,11 +276,11 @@ class RunProgress:
         moments: Steps and rounds that matter; ledgers are read for "charged" alone.
     """
 
-    def __init__(self, files: RunFolder, clients: int, moments: set[tuple[str, int]]) -> None:
+    def __init__(self, files: RunFolder, clients: int, moments: set[Moment]) -> None:
         self._moments = moments
-        self._reached: set[tuple[str, str, int]] = set()  # step, title ("" for any client), round
+        self._reached: set[tuple[Moment, str]] = set()  # with the client's title; "" for any
         self._tails = [(JsonlTail(files.messages), self._message), (JsonlTail(files.metrics), self._metric)]
-        if any(step == "charged" for step, _ in moments):
+        if any(moment.step == "charged" for moment in moments):
             for client in range(clients):
                 self._tails.append((JsonlTail(files.ledger(client_key(client)) / "ledger.jsonl"), partial(self._debit, client)))
         for tail, _ in self._tails:
@@ -299,16 +299,17 @@ class RunProgress:
             moment: The moment.
             who: Title of the client; "" for any.
         """
-        return (moment.step, "" if moment.step == "done" else who, moment.round) in self._reached
+        return (moment, "" if moment.step == "done" else who) in self._reached
 
-    def _note(self, step: str, title: str, round: Any) -> None:
-        if (step, round) in self._moments:
-            self._reached |= {(step, title, round), (step, "", round)}
+    def _note(self, step: str, title: str, round: Any, task: Any = None) -> None:
+        for moment in self._moments:
+            if (moment.step, moment.round) == (step, round) and moment.task in (None, task):
+                self._reached |= {(moment, title), (moment, "")}
 
     def _message(self, line: JsonLine) -> None:
         step = {"TASK": "sent", "RESULT": "answered"}.get(str(line.get("kind")))
         if step is not None:
-            self._note(step, str(line.get("peer")), line.get("round"))
+            self._note(step, str(line.get("peer")), line.get("round"), line.get("task"))
 
     def _metric(self, line: JsonLine) -> None:
         if "answered" in line:  # the coordinator's line; the launcher writes others later
@@ -316,4 +317,4 @@ class RunProgress:
 
     def _debit(self, client: int, line: JsonLine) -> None:
         if line.get("type") == "debit":
-            self._note("charged", f"client {client}", line.get("round"))
+            self._note("charged", f"client {client}", line.get("round"), line.get("kind"))

@@ -113,9 +113,16 @@ class Moment(Section):
         description="sent: the client's task was sent; charged: its ledger was charged; answered: its result arrived; "
         "done: the round's figures were written; of all processes, or one that is no client: the first client's",
     )
+    task: str | None = Field(default=None, description="name of the client step; null: the round's first")
+
+    @model_validator(mode="after")
+    def _with_task(self) -> Moment:
+        if self.task is not None and self.step == "done":
+            raise ValueError("task belongs to the steps sent, charged and answered")
+        return self
 
     def __str__(self) -> str:
-        return f"round {self.round} {self.step}"
+        return f"round {self.round} {self.step}" + (f" {self.task}" if self.task else "")
 
 
 class ProcessFault(Section):

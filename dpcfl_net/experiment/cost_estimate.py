@@ -8,9 +8,10 @@ from typing import Any, Literal
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.experiment.secure_cost import secure_work
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.privacy.slots import DPSGDSlot, SelectionSlot, UnprotectedSlot
+from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, SelectionSlot, UnprotectedSlot
 
 EVALUATION_SHARE = 0.1  # of the passes of training, for evaluate_every: auto
 TRAINING_PASSES = 3
@@ -24,23 +25,30 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
 
     Returns:
         `clients`, `parameters`, `steps`, `batches` (steps in units of the usual batch), `records` (processed in all), `scored`
-        (records that clients evaluate to select a model), `tasks`, `bytes_up` and `bytes_down`.
+        (records that clients evaluate to select a model), `releases`, `tasks` (more than releases with secure sums), `bytes_up` and
+        `bytes_down`.
     """
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
     able = algorithm.capabilities
-    asked = able.expected_releases
+    asked, secure = able.expected_releases, secure_work(algorithm)
     if able.plain_sgd:
+        trained = asked * _secret_coin(algorithm)
         records = [entry.records for entry in protocol.roster]
         each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
-        steps, seen, selections, scored = round(asked * each), round(asked * protocol.local.epochs * sum(records) / n), 0, 0
+        steps, seen, selections, scored = round(trained * each), round(trained * protocol.local.epochs * sum(records) / n), 0, 0
         batches = float(steps)
         models_down = asked * (able.max_models - 1)
     else:
-        gradient = [(slot, entry) for entry in protocol.roster for slot in algorithm.plan(entry) if isinstance(slot, DPSGDSlot)]
+        gradient = [
+            (1 if isinstance(slot, SecureSlot) else slot.steps, slot.rate * entry.records)
+            for entry in protocol.roster
+            for slot in algorithm.plan(entry)
+            if isinstance(slot, DPSGDSlot | SecureSlot)
+        ]
         share = asked / max(1, len(gradient))  # a plan holds every round, though a round may sample clients
-        steps = round(share * sum(slot.steps for slot, _ in gradient))
-        seen = int(share * sum(s.steps * s.rate * e.records for s, e in gradient))
-        batches = share * sum(s.steps * max(1.0, s.rate * e.records / protocol.local.batch_size) for s, e in gradient)
+        steps = round(share * sum(count for count, _ in gradient))
+        seen = int(share * sum(count * batch for count, batch in gradient))
+        batches = share * sum(count * max(1.0, batch / protocol.local.batch_size) for count, batch in gradient)
         chosen = [
             entry.records
             for entry in protocol.roster
@@ -54,6 +62,7 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
     encoding = MessageEncoding(algorithm)
     releases = asked if sends else 0.0
     exact = _exact_updates(algorithm) if encoding.update_bytes(p) != 4 * p else 0
+    updates = releases - secure.releases
     return {
         "clients": n,
         "parameters": p,
@@ -61,9 +70,10 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
         "batches": batches,
         "records": seen,
         "scored": scored,
-        "tasks": asked,
-        "bytes_up": round(encoding.update_bytes(p) * (releases - exact) + 4 * p * exact),
-        "bytes_down": round(encoding.model_bytes(p) * (releases + models_down)),
+        "releases": asked,
+        "tasks": asked + secure.tasks,
+        "bytes_up": round(encoding.update_bytes(p) * (updates - exact) + 4 * p * exact + secure.bytes_up),
+        "bytes_down": round(encoding.model_bytes(p) * (releases + models_down) + secure.bytes_down),
     }
 
 
@@ -89,6 +99,12 @@ def evaluation_interval(job: Job, root: str | None, every: int | Literal["auto"]
     rounds = job.protocol.rounds
     trained = TRAINING_PASSES * estimate(job.protocol)["records"] / rounds
     return rounds if not trained else min(rounds, max(1, math.ceil(tested / (EVALUATION_SHARE * trained))))
+
+
+def _secret_coin(algorithm: Algorithm) -> float:
+    """Fraction of the asked clients that train: all, or those whose secret coin says in."""
+    plan = algorithm.plan(algorithm.protocol.roster[0])
+    return next((slot.rate for slot in plan if isinstance(slot, SecureSlot)), 1.0)
 
 
 def _exact_updates(algorithm: Algorithm) -> int:

@@ -74,10 +74,11 @@ def predict(job: Job, config: Config, host: HostCosts, step: StepCost, slots: in
     overhead, waits = rounds * host.round_s + tasks * host.task_s, rounds * host.round_wall_s + tasks * host.task_wall_s
     memory = host.run_bytes + workers * (host.worker_bytes + p * host.worker_parameter_bytes)
     memory += min(slots, workers or 1) * step.step_bytes
-    memory += p * (host.server_parameter_bytes + _UPDATE_BYTES * tasks / rounds)
+    memory += p * (host.server_parameter_bytes + _UPDATE_BYTES * work["releases"] / rounds)
+    deadlines = rounds * (job.protocol.local.deadline_s or 0.0)  # before which no answer leaves
     return Prediction(
         start_s + overhead + moved + compute,
-        host.start_wall_s + starts * host.worker_s / slots + waits + (moved + compute) / slots,
+        host.start_wall_s + starts * host.worker_s / slots + waits + max(deadlines, (moved + compute) / slots),
         memory,
     )
 

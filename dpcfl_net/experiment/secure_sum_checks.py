@@ -27,8 +27,6 @@ def secure_sum_problems(config: Config) -> list[str]:
         problems.append(f"{asked} runtime.aggregators must be 0, got {runtime.aggregators}: the server adds masked vectors")
     if up.form != "float32":
         problems.append(f"{asked} communication.up must be float32, got {up.form!r}: clients send masked integers of 32 bits")
-    if config.capabilities.asynchronous:
-        problems.append(f"{asked} algorithm.asynchronous must be null: the masks of one round cancel in its sum only")
     if config.local.pace != "free":
         problems.append(f"{asked} local.pace must be 'free', got {config.local.pace!r}: secure sums take no padded batches")
     if config.ledger.scope != "run":

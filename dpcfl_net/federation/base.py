@@ -96,6 +96,7 @@ class Federation:
         counts: Clients that answered, were missing, late or away in the current round.
         needed: Number of answers that the current call needs.
         lost: Clients whose answer to the last call a crash lost; it is charged, and it will never come.
+        refused: Clients that refused the last call.
         central_server: The trusted server; None if the job trusts no server.
     """
 
@@ -108,6 +109,7 @@ class Federation:
         self.counts = RoundCounts(0)
         self.needed = 0
         self.lost: list[int] = []
+        self.refused: list[int] = []
 
     @property
     def missing(self) -> list[int]:
@@ -177,6 +179,7 @@ class Federation:
         common: Arrays | None = None,
         each: Mapping[int, Arrays] | None = None,
         quorum: float | None = None,
+        refusals_count: bool = False,
     ) -> list[int]:
         """Run a client step as `call` does, and pass each release on in client order without keeping it.
 
@@ -190,6 +193,7 @@ class Federation:
             common: As `call`.
             each: As `call`.
             quorum: As `call`.
+            refusals_count: True if a refusal counts towards the quorum, as an answer that a crash lost.
 
         Returns:
             The clients that answered, in client order.
@@ -203,7 +207,7 @@ class Federation:
             answered.append(client)
             take(client, release)
 
-        self._run(method, count_and_take, common, each, quorum, window(self.protocol.model.parameters))
+        self._run(method, count_and_take, common, each, quorum, window(self.protocol.model.parameters), refusals_count)
         return answered
 
     def add_up(
@@ -255,6 +259,7 @@ class Federation:
         each: Mapping[int, Arrays] | None,
         quorum: float | None,
         window: int | None,
+        refusals_count: bool = False,
     ) -> list[int]:
         """Deliver a call, pass the decoded releases on in client order, and return the clients that were asked."""
         step, encoding = method.client_step, MessageEncoding(method.__self__)
@@ -266,7 +271,7 @@ class Federation:
             take(client, encoding.decode_release(step, tensors))
 
         self._exchange(step.kind, encoding.encode_tasks(step, tasks), decode_and_take, window)
-        return self._end(list(tasks), answered)
+        return self._end(list(tasks), answered, refusals_count)
 
     def _begin(
         self, common: Arrays | None, each: Mapping[int, Arrays] | None, quorum: float | None
@@ -278,10 +283,10 @@ class Federation:
         self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
         return {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
 
-    def _end(self, asked: list[int], answered: list[int]) -> list[int]:
+    def _end(self, asked: list[int], answered: list[int], refusals_count: bool = False) -> list[int]:
         """Count the answers of a call and return the clients that were asked; RunFailed below the quorum."""
         self.counts.add_call(asked, answered)
-        if (count := len(answered) + len(self.lost)) < self.needed:
+        if (count := len(answered) + len(self.lost) + len(self.refused) * refusals_count) < self.needed:
             raise RunFailed(
                 f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {self.needed} (runtime.quorum is "
                 f"{self.quorum:g}; with a lower one the run continues without the others)"
@@ -312,7 +317,7 @@ class Federation:
         return self.trusted_server.release(self, method.central_step.kind, tensors, buffer)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
-        """Deliver encoded tasks and pass encoded releases to `take` in client order; sets `lost`.
+        """Deliver encoded tasks and pass encoded releases to `take` in client order; sets `lost` and `refused`.
 
         `window` is the most clients asked ahead of the first without an answer; None: no limit.
         """

@@ -25,6 +25,7 @@ class CallState:
         paused_at: Begin of the pause.
         answers: Releases by client in order of arrival, if there is no `order`.
         lost: Clients whose answer a crash lost.
+        refused: Clients that refused the task.
         earliest: No deadline of `waiting` is before this time.
     """
 
@@ -39,6 +40,7 @@ class CallState:
     paused_at: float = 0.0
     answers: dict[int, Arrays] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
     earliest: float = math.inf
 
     @property

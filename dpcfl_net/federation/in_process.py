@@ -44,13 +44,15 @@ class InProcessFederation(Federation):
         return Outcome(work.client, release, answer.status == "lost", work.ends)
 
     def _exchange(self, kind: str, tasks: Mapping[int, dict[str, np.ndarray]], take: Take, window: int | None) -> None:
-        self.lost = []
+        self.lost, self.refused = [], []
         for client in sorted(tasks):
             answer = self._answer(client, Task(self.round, kind, tasks[client]))
             if answer.status == "release":
                 take(client, unpack(answer.release))
             elif answer.status == "lost":
                 self.lost.append(client)
+            else:
+                self.refused.append(client)
 
     def _answer(self, client: int, task: Task) -> Answer:
         return self.hosts[client].answer(task)

@@ -136,7 +136,7 @@ class NetworkFederation(Federation):
         for client in call.overdue | set(call.waiting):
             self.endpoint.cancel(client)
         order.end()
-        self.lost = sorted(call.lost)
+        self.lost, self.refused = sorted(call.lost), sorted(call.refused)
 
     def _continues(self, call: CallState, asked: int) -> bool:
         """Return True while the call waits for answers; begins and ends its pause."""
@@ -274,8 +274,7 @@ class NetworkFederation(Federation):
                 call.put(client, event.tensors)
             else:
                 call.close(client)
-                if event.status == "lost":
-                    call.lost.append(client)
+                (call.lost if event.status == "lost" else call.refused).append(client)
                 self._warn(f"client {client} answered round {self.round}: {event.status} {event.reason}".rstrip())
         elif closes:
             # The answer was refused (not finite, out of bounds): the round continues without this client.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
-from dpcfl_net.core.protocol import once
+from dpcfl_net.core.protocol import Protocol, once
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
 from dpcfl_net.privacy.slots import SecureSlot
@@ -27,12 +28,23 @@ def secure_divergence(algorithm: ClientSide) -> float:
     def bound() -> float:
         plans = (algorithm.plan(entry) for entry in plan_examples(algorithm))
         releases = max(sum(isinstance(slot, SecureSlot) for slot in plan) for plan in plans)
-        codes = [code for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n)) is not None]
-        if releases and not codes:
-            raise ValueError(f"a group of {len(protocol.roster)} clients or fewer cannot form a secure sum")
-        return max((code.divergence(releases) for code in codes), default=0.0)
+        codes = {n: code for n in range(1, len(protocol.roster) + 1) if (code := algorithm.secure_code(n)) is not None}
+        if releases and (problem := _without_sums(protocol, codes)):
+            raise ValueError(problem)
+        return max((code.divergence(releases) for code in codes.values()), default=0.0)
 
     return once(protocol, ("secure divergence", type(algorithm)), bound) if protocol.privacy.secure else 0.0
+
+
+def _without_sums(protocol: Protocol, sizes: Collection[int]) -> str:
+    """Why no group of these sizes can form a secure sum; empty if one can."""
+    from dpcfl_net.federation.secure import terms  # loads cryptography, which other jobs do not need here
+
+    n, settings = len(protocol.roster), terms.settings_of(protocol.privacy)
+    if any(not terms.problems(size, settings) for size in sorted(sizes)):
+        return ""
+    found = terms.problems(max(sizes, default=n), settings)
+    return found[0] if found else f"a group of {n} clients or fewer cannot form a secure sum"
 
 
 def epsilon_of_reserve(algorithm: ClientSide) -> float:

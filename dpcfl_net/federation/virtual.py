@@ -80,7 +80,7 @@ class VirtualFederation(InProcessFederation):
             deadline_s = None if kind in STAGES else self.protocol.local.deadline_s  # stages are computed without records
             found = trips(start_s, work, self.clock.network, deadline_s)
             for client, trip in sorted(found.items()):
-                self._record(client, trip, tasks_bytes[client], results_bytes[client])
+                self._record(client, kind, trip, tasks_bytes[client], results_bytes[client])
         self.clock.advance(max((trip.answered for trip in found.values()), default=start_s))
 
     def _answer(self, client: int, task: Task) -> Answer:
@@ -98,13 +98,13 @@ class VirtualFederation(InProcessFederation):
         reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
         return self._size("RESULT", task, tensors, status=answer.status, reason=plain(reason))
 
-    def _record(self, client: int, trip: Trip, task: MessageBytes, result: MessageBytes) -> None:
+    def _record(self, client: int, name_of_task: str, trip: Trip, task: MessageBytes, result: MessageBytes) -> None:
         """Pass on spans and messages of one client, and count its bytes."""
         name, epoch = f"client {client}", self.clock.epoch
         for what, start, end in trip.spans():
             self.on_span(name, what, self.round, epoch(start), epoch(end))
         for at, direction, kind, size in ((trip.asked, "down", "TASK", task), (trip.answered, "up", "RESULT", result)):
-            about = {"time": epoch(at), "direction": direction, "peer": name, "kind": kind}
+            about = {"time": epoch(at), "direction": direction, "peer": name, "kind": kind, "task": name_of_task}
             self.on_message({**about, "round": self.round, "bytes": size.logged})
         beats = (trip.answered - trip.asked) / HEARTBEAT_S
         self._down += task.counted + round(self._control("ACK", result) + beats * self._heartbeat("idle"))

@@ -10,6 +10,8 @@ from dpcfl_net.results.number_format import duration, number, percent, plain, si
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView, sizes
 
+MOST_ABORTED = 5  # rounds whose reason the page shows
+
 
 def cluster_sizes(view: RunView) -> Figure:
     """Stacked bars of the clients in each of the server's clusters by round."""
@@ -69,11 +71,27 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     return [
         ("Messages", _kinds(view), "Nothing flows back from the observer to the server or the clients."),
         ("Each client's update", _updates(view), "Nothing more: clients report personal accuracy and timings only."),
+        *_secure_sums(view),
         ("Clusters", _grouping(view), f"True clusters: {truth}{judged}."),
         ("Accuracy", "Unknown: the server holds no test data.", f"{accuracies[:1].upper()}{accuracies[1:]}."),
         ("The data", _records(view), _data(view)),
         ("Time", f"{len(served)} round{'' if len(served) == 1 else 's'} answered{taken}{_absent(view)}.", _busy(view)),
     ]
+
+
+def _secure_sums(view: RunView) -> list[tuple[str, str, str]]:
+    """Row on sums that were aborted, in runs with secure sums."""
+    shown = {t: mapping(line, "diagnostics") for t, line in sorted(view.grouping.items())}
+    said = {
+        t: str(found) for t, line in shown.items() if (found := line.get("secure sum", line.get("secure sums"))) is not None
+    }
+    if not said:
+        return []
+    aborted = [f"round {t}: {text}" for t, text in said.items() if text != "ok"]
+    more = f"; and {len(aborted) - MOST_ABORTED} more" if len(aborted) > MOST_ABORTED else ""
+    reasons = f" Aborted, so that models stayed: {'; '.join(aborted[:MOST_ABORTED])}{more}." if aborted else ""
+    whole_rounds = f"Complete in {len(said) - len(aborted)} of {len(said)} rounds."
+    return [("Secure sums", whole_rounds + reasons, "Nothing more: masks cancel only in a sum.")]
 
 
 def _updates(view: RunView) -> str:

@@ -52,7 +52,8 @@ class MessageLog:
         """
         if self._on_message is not None and header.kind not in QUIET:
             about = {"time": time.time(), "direction": direction, "peer": name, "kind": header.kind}
-            self._on_message({**about, "round": header.round, "bytes": size, "id": header.id})
+            task = {"task": header.task} if header.task else {}
+            self._on_message({**about, **task, "round": header.round, "bytes": size, "id": header.id})
 
     def crossed(self, direction: str, name: str, data: bytes | memoryview, chunk: memoryview | None) -> None:
         """Record one message in the transcript.

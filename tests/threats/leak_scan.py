@@ -29,7 +29,7 @@ DECOYS = 64  # neighbours of each float32 that measure how often one is met by c
 FALSE_ALARM = 1e-8  # of one client: below 1e-6 for all of a run
 PUBLIC = {  # fields of a server's own lines: times, sizes, rounds, and what it computed from releases
     "view", "round", "time", "seconds", "bytes_up", "bytes_down", "answered", "missing", "away", "late", "paused_s", "live", "started", "assignment",
-    "clusters", "who", "what", "start", "end", "direction", "peer", "kind", "bytes", "id",
+    "clusters", "who", "what", "start", "end", "direction", "peer", "kind", "task", "bytes", "id",
     "epsilon_spent_by_client",
 }  # fmt: skip
 PUBLIC_DIAGNOSTICS = {"phase", "sizes", "MSS", "uncorrected MSS", "MPO"}

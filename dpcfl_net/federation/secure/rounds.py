@@ -104,16 +104,17 @@ class _Sums:
         if not asked:
             return
         servers = {client: server for group, server in self._open.items() for client in group}
+        later = step is not KEYS  # a refusal is final: the client has answered this round with another list of clients
         if isinstance(step, ClientStep):
             step = _Stage(step, self._algorithm)
         else:
             own = {client: self._work[group] for group in self._open for client in group}
             asked = {client: {**own[client], **task} for client, task in asked.items()}
 
-        def add(client: int, release: Arrays) -> None:
+        def pass_on(client: int, release: Arrays) -> None:
             take(servers[client], client, release)
 
-        self._fed.stream(step, add, each=asked)
+        self._fed.stream(step, pass_on, each=asked, refusals_count=later)
 
     def _each(self, act: Callable[[Group, ServerRound], None]) -> None:
         for group, server in list(self._open.items()):

@@ -213,6 +213,8 @@ class ServerRound:
         """Flags of the clients that answered and have enough holders among each other."""
         terms = self.terms
         present = np.array([client in answered for client in terms.group], np.uint8)
+        if (count := int(present.sum())) < terms.survivors_needed:
+            raise Aborted(f"{count} of {terms.n} clients sent {name}, needs {terms.survivors_needed}")
         while True:
             kept = present & (terms.holders_among(present) >= terms.share_threshold)
             if (kept == present).all():

@@ -1,0 +1,273 @@
+"""Whole runs with secure sums: the same bits in one process and in many, with drop-outs and crashes at each stage, and nothing charged twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import secure_runs
+from chaos_runs import assert_charged_as_planned, chaos, charges, kinds, models, run
+from conftest import dpcfl
+from secure_runs import SAMPLE, STAGES, charged, make, opened, played
+
+from dpcfl_net.core import runlog
+from dpcfl_net.privacy.ledger.chain import read_ledger
+from dpcfl_net.privacy.ledger.ledger import Ledger
+from dpcfl_net.runtime.checkpoint import Checkpoints
+
+FOUR = {"dataset": "digits", "clients": [4], "train_per_client": 50, "test_per_client": 20, "shift": "none"}
+TWO_CLUSTERS = {**FOUR, "clients": [3, 3], "shift": "rotation"}
+COINS = {"name": "dp-fedavg", "sampling_rate": 0.5}
+IN_PROCESS = {"federation": "in-process"}
+RECORDED = {"transcript": "full"}
+
+
+def settings(algorithm: dict[str, Any], privacy: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """A configuration of four clients, or of two clusters of three."""
+    data = TWO_CLUSTERS if privacy is SAMPLE else FOUR
+    return secure_runs.document(algorithm, privacy, **{"data": data, **changes})
+
+
+def events(folder: Path) -> dict[str, list[Any]]:
+    """What each ledger was charged for, in order."""
+    return {
+        ledger.name: [(line.round, line.kind, line.slots, line.events) for line in read_ledger(ledger) if line.type == "debit"]
+        for ledger in sorted((folder / "ledgers").iterdir())
+    }
+
+
+def sums(folder: Path) -> list[str]:
+    """The diagnostic of each round's sums."""
+    found = {line["round"]: line["diagnostics"] for line in runlog.read(folder / "clusters.jsonl") if "diagnostics" in line}
+    return [shown.get("secure sum") or shown.get("secure sums") for _, shown in sorted(found.items())]
+
+
+def state_of(folder: Path) -> str:
+    return str(json.loads((folder / "run.json").read_text())["state"])
+
+
+@pytest.fixture(scope="module")
+def networked(tmp_path_factory) -> Path:
+    """A finished run of four workers with secret coins, with its transcript."""
+    folder, _ = run(tmp_path_factory.mktemp("networked"), None, settings(COINS, output=RECORDED))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The same run in one process."""
+    folder, _ = run(tmp_path_factory.mktemp("alone"), None, settings(COINS, runtime=IN_PROCESS))
+    return folder
+
+
+# ---- the same bits
+
+
+def test_one_process_and_five_give_the_same_bits_and_charges(networked, alone):
+    assert models(networked) == models(alone)
+    assert events(networked) == events(alone)
+    assert_charged_as_planned(networked)
+    assert sums(networked) == ["ok"] * 3
+
+
+RUNS = {
+    "visible": settings({**COINS, "sampling": "visible"}),
+    "prox": settings({"name": "dp-fedprox", "sampling_rate": 0.5}),
+    "fedper": settings({"name": "dp-fedper", "sampling_rate": 0.5}, model={"name": "digits-cnn"}),
+    **{
+        f"rr {base}": settings(
+            {"name": "rr-cluster", "base": base, "guarantee": "expected", "sampling_rate": 0.5, "clusters": 2, "min_cluster_size": 1}
+        )
+        for base in ("ifca", "fesem", "fedcam")
+    },
+    "global": settings({"name": "global"}, SAMPLE),
+    "oracle": settings({"name": "oracle"}, SAMPLE),
+    "dp-ifca": settings({"name": "dp-ifca", "clusters": 2}, SAMPLE),
+    "r-dpcfl 2": settings({"name": "r-dpcfl", "clusters": 2, "secure_from": 2}, SAMPLE),
+    "r-dpcfl 4": settings({"name": "r-dpcfl", "clusters": 2, "secure_from": 4}, SAMPLE, rounds=5),
+}  # fmt: skip
+QUICK = {"r-dpcfl 4"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RUNS])
+def test_every_algorithm_gives_the_same_bits_over_the_network(tmp_path, name):
+    network, _ = run(tmp_path / "network", None, RUNS[name])
+    alone, _ = run(tmp_path / "alone", None, {**RUNS[name], "runtime": IN_PROCESS})
+    assert models(network) == models(alone)
+    assert events(network) == events(alone)
+    assert_charged_as_planned(network)
+    assert set(sums(network)) <= {None, "ok"}
+
+
+# ---- drop-outs
+
+
+def test_clients_that_are_cut_off_are_not_in_the_sum_and_too_few_abort_the_round(tmp_path):
+    """Three of four must answer. Over the network the sums are those of one process in which the same clients are not asked."""
+    plan = chaos(tmp_path, partitions=[{"clients": [1, 2], "rounds": [2, 2]}, {"clients": [3], "rounds": [3, 3]}])
+    folder, _ = run(tmp_path / "run", plan, settings(COINS, rounds=4, runtime={"quorum": 0.5, "round_timeout_s": 2}))
+    assert sums(folder) == ["ok", "2 of 4 clients sent keys, needs 3", "ok", "ok"]
+    gone = {(2, "secure_keys"): [1, 2], (3, "secure_keys"): [3]}
+    job = make(tmp_path / "alone", COINS, data=FOUR, rounds=4)
+    states = played(job, tmp_path / "alone", quorum=0.5, unasked=gone)
+    assert np.array_equal(states[2].models, states[1].models)
+    assert models(folder) == states[-1].models.tobytes()
+    found = charges(folder)
+    assert found == {name: charged(tmp_path / "alone", client) for client, name in enumerate(found)}
+    checked = dpcfl("verify", folder)
+    assert checked.returncode == 0, checked.stdout
+    report = dpcfl("report", folder)
+    assert report.returncode == 0, report.stderr
+    page = (folder / "report.html").read_text()
+    assert "2 of 4 clients sent keys, needs 3" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_workers_that_are_stopped_at_a_stage_cost_the_round_at_most(tmp_path, stage, count):
+    stops = [{"stop": f"client {c}", "at": {"round": 2, "step": "charged", "task": stage}, "seconds": 8} for c in range(count)]
+    limits = {"quorum": 0.5, "round_timeout_s": 2}
+    folder, _ = run(tmp_path, chaos(tmp_path, processes=stops), settings(COINS, rounds=6, runtime=limits))
+    assert state_of(folder) == "finished"
+    found = sums(folder)
+    assert (found[0], found[-1]) == ("ok", "ok")
+    assert all(text == "ok" or "needs 3" in text or "too few valid shares" in text for text in found)
+    states = Checkpoints(folder / "checkpoints")
+    for t in range(2, 7):
+        if found[t - 1] != "ok" and {t - 1, t} <= set(states.rounds()):
+            assert states.read(t)[1].models.tobytes() == states.read(t - 1)[1].models.tobytes()
+    for lines in charges(folder).values():
+        assert len(lines) == len(set(lines))
+    checked = dpcfl("verify", folder)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_worker_that_is_killed_and_does_not_come_back_is_left_out_of_the_sums(tmp_path):
+    """It was charged in round 2, and its vector had not left: answers wait for the deadline."""
+    plan = chaos(tmp_path, processes=[{"kill": "client 3", "at": {"round": 2, "step": "charged", "task": "masked_update"}}])
+    limits = {"quorum": 0.5, "round_timeout_s": 30, "max_restarts": 0}
+    local = {**secure_runs.WITH_COINS, "deadline_s": 1.0}
+    folder, _ = run(tmp_path / "run", plan, settings(COINS, local=local, runtime=limits))
+    gone = {(2, "masked_update"): [3]}
+    job = make(tmp_path / "alone", COINS, data=FOUR, local=local)
+    states = played(job, tmp_path / "alone", quorum=0.5, unheard=gone, unasked={(3, "secure_keys"): [3]})
+    assert sums(folder) == ["ok"] * 3
+    assert models(folder) == states[-1].models.tobytes()
+    found = charges(folder)
+    assert found == {name: charged(tmp_path / "alone", client) for client, name in enumerate(found)}
+    checked = dpcfl("verify", folder)
+    assert checked.returncode == 0, checked.stdout
+
+
+# ---- crashes
+
+
+class Crashed(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("moment", ["before the debit", "after the debit", "after the answer is stored"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_client_that_crashes_at_any_stage_answers_with_equal_bytes_and_is_charged_once(tmp_path, monkeypatch, stage, moment):
+    job = make(tmp_path / "crashed", COINS, data=FOUR, rounds=2)
+    original = getattr(Ledger, "store" if "stored" in moment else "debit")
+    seen: list[str] = []
+
+    def crash(self: Ledger, *args: Any, **more: Any) -> Any:
+        if "stored" in moment:
+            kind = self.entries[-1].kind
+        else:
+            kind = more["kind"]
+        if kind == stage:
+            seen.append(kind)
+        if kind != stage or len(seen) != 6:  # the second client in the second round
+            return original(self, *args, **more)
+        if moment != "before the debit":
+            original(self, *args, **more)
+        raise Crashed
+
+    monkeypatch.setattr(Ledger, "store" if "stored" in moment else "debit", crash)
+    with opened(job, tmp_path / "crashed") as fed:
+        fed.round = 1
+        first = job.algorithm.round(job.algorithm.start(fed), 1, fed)
+        fed.round = 2
+        with pytest.raises(Crashed):
+            job.algorithm.round(first, 2, fed)
+    monkeypatch.undo()
+    with opened(job, tmp_path / "crashed") as fed:
+        fed.round = 2
+        second = job.algorithm.round(first, 2, fed)
+    undisturbed = played(make(tmp_path / "alone", COINS, data=FOUR, rounds=2), tmp_path / "alone")
+    assert second.diagnostics == {"secure sum": "ok", "survivors": 4}
+    assert np.array_equal(second.models, undisturbed[-1].models)
+    for client in range(4):
+        assert charged(tmp_path / "crashed", client) == [(t, kind) for t in (1, 2) for kind in STAGES]
+
+
+def assert_undisturbed(folder: Path, undisturbed: Path, kills: int) -> None:
+    """A run in which all answered in the end has the bits and charges of the undisturbed one."""
+    assert kinds(folder)["kill"] == kills
+    assert sums(folder) == ["ok"] * 3
+    assert models(folder) == models(undisturbed)
+    assert events(folder) == events(undisturbed)
+    assert_charged_as_planned(folder)
+
+
+def test_workers_and_the_coordinator_are_killed_at_every_stage_of_one_run(tmp_path, networked):
+    moments = [
+        ("client 0", 1, "charged", "secure_keys"), ("client 1", 1, "charged", "secure_shares"), ("client 2", 1, "answered", "masked_update"),
+        ("coordinator", 2, "sent", "masked_update"), ("client 3", 2, "charged", "masked_update"),
+        ("client 0", 3, "sent", "secure_survivors"), ("client 1", 3, "charged", "secure_unmask"), ("coordinator", 3, "answered", "secure_unmask"),
+    ]  # fmt: skip
+    kills = [{"kill": who, "at": {"round": t, "step": step, "task": task}} for who, t, step, task in moments]
+    folder, _ = run(tmp_path, chaos(tmp_path, processes=kills), settings(COINS, output=RECORDED, runtime={"max_restarts": 5}))
+    assert_undisturbed(folder, networked, len(moments))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["client 1", "coordinator", "all"])
+@pytest.mark.parametrize("step", ["sent", "charged", "answered"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_run_whose_processes_are_killed_at_a_stage_ends_with_the_same_bits(tmp_path, networked, who, stage, step):
+    plan = chaos(tmp_path, processes=[{"kill": who, "at": {"round": 2, "step": step, "task": stage}}])
+    folder, _ = run(tmp_path, plan, settings(COINS, output=RECORDED))
+    assert_undisturbed(folder, networked, 6 if who == "all" else 1)
+
+
+# ---- what a user sees
+
+
+def test_the_messages_are_named_as_masked_and_the_claim_holds(networked):
+    shown = dpcfl("inspect", networked, "--round", "2", "--limit", "1000")
+    assert shown.returncode == 0, shown.stderr
+    assert "masked vectors, of which it learned sums over clients only" in shown.stdout
+    for kind, content in zip(
+        STAGES, ("keys u1[128]", "boxes u1[4, 82]", "masked u4[650]", "signature u1[64]", "shares u1[4, 33]"), strict=True
+    ):
+        lines = [line for line in shown.stdout.splitlines() if " RESULT " in line and f" {kind} " in line]
+        assert len(lines) == 4
+        assert all(content in line for line in lines)
+
+
+def test_the_page_says_that_the_server_saw_masked_vectors_and_sums(networked):
+    done = dpcfl("report", networked)
+    assert done.returncode == 0, done.stderr
+    page = (networked / "report.html").read_text()
+    assert "masked vectors" in page
+
+
+def test_a_ledger_s_events_have_the_epsilon_of_the_plan(networked, tmp_path):
+    lines = [line for line in read_ledger(networked / "ledgers/client_0000") if line.type == "debit"]
+    raw = [json.loads(line) for line in (networked / "ledgers/client_0000/ledger.jsonl").read_text().splitlines()]
+    protocol = json.loads((networked / "protocol.json").read_text())
+    file = tmp_path / "events.json"
+    found = [event for line in raw if line["type"] == "debit" for event in line["events"]]
+    assert len(found) == len(lines) == 15
+    file.write_text(json.dumps({"events": found, "delta": protocol["privacy"]["delta"] * (1 - 1e-3)}))
+    done = dpcfl("account", "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert 9.9 < json.loads(done.stdout)["epsilon"] <= 10
