@@ -25,6 +25,7 @@ from dpcfl_net.adversaries.fuzz_encodings import Encodings
 from dpcfl_net.adversaries.fuzz_floods import Floods
 from dpcfl_net.adversaries.fuzz_peers import Clients, Servers
 from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Transcripts
+from dpcfl_net.adversaries.fuzz_sums import Sums
 
 TRACED = 25  # memory is measured in one of this many runs
 MOST_TRACED = 16 << 20  # bytes that one run may hold at a time
@@ -64,7 +65,7 @@ def targets(folder: Path) -> list[Target]:
     Args:
         folder: Folder for targets that read files.
     """
-    return [Codec(), Encodings(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder)]
+    return [Codec(), Encodings(), Chunks(), Servers(), Clients(), Floods(), Transcripts(folder), Jobs(folder), Sums()]
 
 
 def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:

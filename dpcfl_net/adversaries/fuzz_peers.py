@@ -9,7 +9,7 @@ from typing import Any
 from dpcfl_net.adversaries import fuzz_bytes
 from dpcfl_net.adversaries.fuzz_readers import Finding, require
 from dpcfl_net.adversaries.fuzz_sockets import FakePoller, FakeSocket, fake_sockets
-from dpcfl_net.adversaries.fuzz_speakers import JOB, RESULTS, RUN, TASKS, Said, Speaker, arrays_for, framed
+from dpcfl_net.adversaries.fuzz_speakers import JOB, KINDS, RESULTS, RUN, TASKS, Said, Speaker, arrays_for, framed
 from dpcfl_net.adversaries.fuzz_witness import Connection, bounded, received, require_delivered, require_small
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport import client, messages, server
@@ -100,7 +100,7 @@ class ServerSession:
     def _own(self) -> None:
         number, pick = self.rng.randrange(3), self.rng.random()
         if pick < 0.8:
-            self.ask(number, self.rng.randrange(4), self.rng.choice(("train", "small")))
+            self.ask(number, self.rng.randrange(4), self.rng.choice(KINDS))
         elif pick < 0.9:
             self.end.cancel(number)
             self._close(number)
@@ -295,7 +295,7 @@ class ClientSession:
         elif speaker.owed and pick < 0.8:
             said, chunk = speaker.chunk()
         elif pick < 0.85:
-            task = rng.choice(("train", "train", "small"))
+            task = rng.choice(KINDS)
             said = speaker.announce("TASK", arrays_for(rng, TASKS[task]), round=rng.randrange(4), task=task)
             if self.answered and rng.random() < 0.2:
                 said["id"] = rng.choice(sorted(self.answered))

@@ -59,7 +59,7 @@ def attempt(call: Callable[[], T], counts: Counter[str], shown: object, allowed:
 class Codec:
     """Headers of messages, and messages to the observer, from bytes."""
 
-    name, share = "codec", 0.45
+    name, share = "codec", 0.43
 
     def run(self, rng: Random, counts: Counter[str]) -> int:
         data = fuzz_bytes.header(rng)

@@ -14,8 +14,17 @@ from dpcfl_net.transport import messages, payload
 from dpcfl_net.transport.messages import TensorTemplate
 
 RUN, JOB, WIDTH = "ab12", "0" * 64, 40
-RESULTS = {"train": {"update": TensorTemplate("f4", (WIDTH,))}, "small": {"choice": TensorTemplate("i8")}}
-TASKS = {"train": {"models": TensorTemplate("f4", ((1, 3), WIDTH))}, "small": {}}
+RESULTS = {
+    "train": {"update": TensorTemplate("f4", (WIDTH,))},
+    "small": {"choice": TensorTemplate("i8")},
+    "masked": {"masked": TensorTemplate("u4", (WIDTH,))},
+}
+TASKS = {
+    "train": {"models": TensorTemplate("f4", ((1, 3), WIDTH))},
+    "small": {},
+    "masked": {"boxes": TensorTemplate("u1", ((1, 3), 82)), "present": TensorTemplate("u1", ((1, 3),))},
+}
+KINDS = ("train", "train", "train", "train", "small", "masked")
 
 Said = dict[str, Any]
 
@@ -80,9 +89,10 @@ def arrays_for(rng: Random, template: dict[str, TensorTemplate], honest: bool = 
         shape = tuple(dim if isinstance(dim, int) else rng.randint(*dim) for dim in pinned.shape)
         if not honest and rng.random() < 0.04:
             shape = rng.choice(((), (1,), (*shape, 1), (WIDTH + 1,), (0,)))
-        array = np.array([rng.uniform(-3, 3) for _ in range(math.prod(shape))]).reshape(shape).astype(f"<{pinned.dtype}")
-        if not honest and pinned.dtype == "f4" and array.size and rng.random() < 0.25:
-            array.flat[0] = rng.choice((math.nan, math.inf, 1e6))
+        least = 0 if pinned.dtype.startswith("u") else -3
+        array = np.array([rng.uniform(least, 3) for _ in range(math.prod(shape))]).reshape(shape).astype(f"<{pinned.dtype}")
+        if not honest and pinned.dtype == "f4" and array.size and rng.random() < 0.3:
+            array.flat[0] = rng.choice((math.nan, math.inf, 1e6, 1e6))
         found[name] = array
     if not honest and rng.random() < 0.04:
         found["extra"] = np.zeros(2, np.float32)
@@ -103,7 +113,7 @@ def bent(rng: Random, said: Said) -> bytes:
     name, value = rng.choice((
         ("version", 2), ("run", "cd34"), ("job", "1" * 64), ("boot", fuzz_bytes.word(rng, 32)), ("noise_multiplier", 0.0),
         ("sequence", rng.choice((1, said["sequence"] - 1, said["sequence"], 1 << 62))), ("round", rng.randrange(4)),
-        ("task", rng.choice(("train", "small", "other"))), ("parent", fuzz_bytes.word(rng, 32)),
+        ("task", rng.choice(("train", "small", "masked", "other"))), ("parent", fuzz_bytes.word(rng, 32)),
         ("kind", rng.choice(fuzz_bytes.KINDS)), ("sha256", fuzz_bytes.word(rng, 64)), ("index", rng.randrange(4)),
         ("client", rng.randrange(-1, 5)), ("id", fuzz_bytes.word(rng, 32)), ("code", rng.choice(fuzz_bytes.WORDS)),
     ))  # fmt: skip

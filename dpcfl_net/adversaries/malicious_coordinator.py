@@ -12,20 +12,22 @@ import dataclasses
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgpack
 
 from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen, make, round_number, usual_step
+from dpcfl_net.adversaries.reactions import Heard, Reaction
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.protocol import Protocol, read_protocol
 from dpcfl_net.core.run_folder import MESSAGES, TRANSCRIPT, RunFolder
 from dpcfl_net.core.runlog import Lines, say
 from dpcfl_net.core.tensors import pack
+from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.privacy.ledger.chain import LINES
@@ -38,46 +40,6 @@ from dpcfl_net.transport.transcript import Transcript
 
 GONE_S = 2.0  # a worker that only lost its connection is back by then
 REACTIONS = "outcomes.jsonl"
-Said = Literal["release", "refused", "stale", "lost", "unusable", "gone", "silence"]
-
-
-@dataclass(frozen=True)
-class Reaction:
-    """Reaction of one client to one step.
-
-    Attributes:
-        step: Name of the step.
-        client: Client id.
-        round: Requested round.
-        task: Name of the task.
-        answer: Status of the answer; "unusable": an invalid release, "gone": the worker left, "silence": no answer.
-        code: Code of a refusal.
-        reason: Reason of a refusal, in the client's words.
-        sha256: Hash of a release's tensors.
-        repeated: True if the client sent these bytes before.
-        charges: Charges in the client's ledger before and after; None if it is not available.
-        holds: True if the attack failed: no new bytes and no charge, unless the plan pays for the step.
-    """
-
-    step: str
-    client: int
-    round: int
-    task: str
-    answer: Said
-    code: str
-    reason: str
-    sha256: str
-    repeated: bool
-    charges: tuple[int, int] | None
-    holds: bool
-
-    def __str__(self) -> str:
-        """Format the reaction as one line."""
-        got = f"{self.sha256[:12]}{' as before' if self.repeated else ''}" if self.sha256 else f"{self.code} {self.reason}"
-        spent = "" if self.charges is None else f"charges {self.charges[0]} -> {self.charges[1]}"
-        asked = f"round {self.round} {self.task}"
-        verdict = "holds" if self.holds else "DOES NOT HOLD"
-        return f"{self.step:18} client {self.client:<4} {asked:24} {self.answer:8} {spent:18} {verdict:14} {got}".rstrip()
 
 
 class _Endpoint(ServerEndpoint):
@@ -135,7 +97,6 @@ class MaliciousCoordinator:
         self._ledgers = ledgers
         self._transcript = Transcript(out / TRANSCRIPT, "full") if out else None
         self._messages, self._reactions = (Lines(out / name) if out else None for name in (MESSAGES, REACTIONS))
-        self._half = usual_step(self.algorithm)
         self._asked: list[int] = []
         self._sent: dict[tuple[int, int], Tensors] = {}
         self._seen: set[tuple[int, str]] = set()
@@ -164,22 +125,45 @@ class MaliciousCoordinator:
         number = round_number(step.round, self._asked, self.protocol.rounds)
         here = [client for client in self.clients if client in self._endpoint.ready]
         before = {client: self._charges(client) for client in here}
-        self._endpoint.forged, waiting = dict(step.header), {}
+        tasks: dict[int, Tensors] = {}
         for client in here:
             tensors = self._sent.get((client, number)) if step.weights == "as-sent" else None
             if tensors is None:
-                tensors = make(self._half, self.algorithm, step.weights, number, client)
+                tensors = make(self._usual, self.algorithm, step.weights, number, client)
             if step.pays:
                 self._sent[client, number] = tensors
-            waiting[client] = self._endpoint.send_task(client, number, step.task or self._half.kind, tensors)
+            tasks[client] = tensors
         if step.pays:
             self._asked.append(number)
-        answers = self._listen(dict(waiting))
+        answers = self.ask(number, step.task or self._usual.kind, tasks, step.header)
         found = [self._reaction(step, number, client, answers[client], before[client]) for client in here]
         if self._reactions is not None:
             for reaction in found:
                 self._reactions.write(dataclasses.asdict(reaction))
         return found
+
+    def ask(
+        self, number: int, kind: str, tasks: Mapping[int, Tensors], header: Mapping[str, Any] | None = None
+    ) -> dict[int, Heard]:
+        """Send a task to each connected client and wait for the answers.
+
+        Args:
+            number: Round of the tasks.
+            kind: Name of the tasks.
+            tasks: Client to its tensors.
+            header: Replaced fields of the tasks' headers.
+
+        Returns:
+            Client to its answer.
+        """
+        self._endpoint.forged = dict(header or {})
+        here = [client for client in sorted(tasks) if client in self._endpoint.ready]
+        waiting = {client: self._endpoint.send_task(client, number, kind, tasks[client]) for client in here}
+        return {client: self._heard(client, event) for client, event in self._listen(waiting).items()}
+
+    @cached_property
+    def _usual(self) -> ClientStep:
+        return usual_step(self.algorithm)
 
     def close(self) -> None:
         """Send BYE to the workers for up to two seconds, and close the address."""
@@ -250,11 +234,10 @@ class MaliciousCoordinator:
             self._endpoint.cancel(client)
         return answers
 
-    def _reaction(self, step: Step, number: int, client: int, event: ServerEvent | None, before: int | None) -> Reaction:
-        answer, code, reason = self._said(client, event)
-        sha256, repeated = "", False
-        if event is not None and answer == "release":
-            sha256 = hashlib.sha256(pack(event.tensors)).hexdigest()
+    def _reaction(self, step: Step, number: int, client: int, heard: Heard, before: int | None) -> Reaction:
+        answer, sha256, repeated = heard.answer, "", False
+        if answer == "release":
+            sha256 = hashlib.sha256(pack(heard.tensors)).hexdigest()
             repeated = (client, sha256) in self._seen
             self._seen.add((client, sha256))
         after = self._charges(client)
@@ -264,16 +247,18 @@ class MaliciousCoordinator:
             holds = answer == "release" and spent <= 1
         else:
             holds = spent == 0 and answer != "unusable" and (repeated or not sha256)
-        task = step.task or self._half.kind
-        return Reaction(step.name, client, number, task, answer, code, reason, sha256, repeated, charges, holds)
+        task = step.task or self._usual.kind
+        return Reaction(step.name, client, number, task, answer, heard.code, heard.reason, sha256, repeated, charges, holds)
 
-    def _said(self, client: int, event: ServerEvent | None) -> tuple[Said, str, str]:
+    def _heard(self, client: int, event: ServerEvent | None) -> Heard:
         if event is None:
-            return ("silence" if client in self._endpoint.ready else "gone"), "", ""
+            return Heard("silence" if client in self._endpoint.ready else "gone")
         if event.kind == "failed":
-            return ("refused" if event.id in self._endpoint.turned_down else "unusable"), event.code, event.reason
-        code, _, reason = event.reason.partition(": ") if event.status != "release" else ("", "", event.reason)
-        return event.status, code, reason  # type: ignore[return-value]
+            return Heard("refused" if event.id in self._endpoint.turned_down else "unusable", event.code, event.reason)
+        if event.status == "release":
+            return Heard("release", reason=event.reason, tensors=event.tensors)
+        code, _, reason = event.reason.partition(": ")
+        return Heard(event.status, code, reason)  # type: ignore[arg-type]
 
     def _charges(self, client: int) -> int | None:
         """Number of debits in the client's ledger, without verification."""

@@ -15,6 +15,7 @@ from dpcfl_net.core.tensors import DTYPES
 from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
+from dpcfl_net.federation.secure.stages import MASKING, STAGES
 from dpcfl_net.transport.encodings import to_half
 
 Round = Literal["next", "skip", "last", "previous", "first", "left-out", "zero", "beyond"]
@@ -109,9 +110,12 @@ def usual_step(algorithm: Algorithm) -> ClientStep:
         ConfigError: If no client step takes weights.
     """
     names = [slot.name for slot in algorithm.plan(algorithm.protocol.roster[0])]
-    paid = [step for step in client_steps(algorithm).values() if step.takes and set(step.charges) <= set(names)]
+    steps = [
+        step for step in client_steps(algorithm).values() if step.kind not in STAGES and not set(MASKING) & set(step.takes)
+    ]
+    paid = [step for step in steps if step.takes and set(step.charges) <= set(names)]
     if not paid:
-        raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights that could be crafted")
+        raise ConfigError(f"algorithm {algorithm.name} sends its clients no weights alone (malicious_sums attacks secure sums)")
     return max(paid, key=lambda step: (min(map(names.count, step.charges), default=0), -len(step.charges)))
 
 

@@ -151,7 +151,7 @@ class Client:
 
     Attributes:
         protocol: The signed protocol.
-        state: The client's state by name; arrays of f4 or i8.
+        state: The client's state by name; arrays of the types `CLIENT_DTYPES`.
         ran: Events of the mechanisms that ran.
     """
 

@@ -339,7 +339,7 @@ def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) ->
         packed, payload = pack(release.tensors), sum(array.nbytes for array in release.tensors.values())
         after = pack(state) if state or before else None
     except (ValueError, AttributeError) as problem:
-        raise Refused("not-a-release", "release and state must hold arrays of f4 or i8") from problem
+        raise Refused("not-a-release", f"release and state must hold arrays of {', '.join(sorted(CLIENT_DTYPES))}") from problem
     sha256 = hashlib.sha256(memoryview(packed)[len(packed) - payload :]).hexdigest()
     return Stored("release", packed, payload=payload, sha256=sha256), after
 

@@ -65,14 +65,15 @@ def evidence(request: pytest.FixtureRequest) -> Iterator[Evidence]:
 
 def table(reports: list[Any]) -> list[str]:
     """Return a line for every scenario with a test in the document; a parametrised test has one line for all results."""
-    seen: dict[int, list[dict[str, str]]] = {}
+    seen: dict[tuple[int, str], list[dict[str, str]]] = {}
     for report in reports:
         said = dict(report.user_properties)
         if "scenario" in said:
-            seen.setdefault(int(said["scenario"]), []).append(said)
+            test = report.nodeid.split("::")[-1].split("[")[0]
+            seen.setdefault((int(said["scenario"]), test), []).append(said)
     lines = []
     for row in scenarios():
-        found = seen.get(row.number, [])
+        found = seen.get((row.number, row.test), [])
         got = " / ".join(dict.fromkeys(said["got"] for said in found)) or "NOT SEEN"
         control = " / ".join(dict.fromkeys(said["control"] for said in found)) or "NOT SEEN"
         lines.append(

@@ -19,6 +19,7 @@ from dpcfl_net.adversaries.fuzz_readers import Finding
 from dpcfl_net.core import protocol, signing, tensors
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.federation.secure import client_checks, server_stages
 from dpcfl_net.transport import channel, client, connections, encodings, message_log, messages, open_tasks, payload, transcript
 from dpcfl_net.transport.header_rules import RULES
 from dpcfl_net.transport.messages import Header, WireError, decode, unpack_strict
@@ -33,6 +34,7 @@ INPUTS = {
     "flood": 3500,
     "transcript": 500,
     "job": 500,
+    "sums": 1500,
 }
 
 
@@ -60,7 +62,7 @@ def test_the_shares_of_the_targets_make_a_whole(targets):
     assert INPUTS.keys() == targets.keys()
 
 
-@pytest.mark.parametrize("name", ["codec", "chunks", "server", "client", "transcript", "job"])
+@pytest.mark.parametrize("name", ["codec", "chunks", "server", "client", "transcript", "job", "sums"])
 def test_hypothesis_finds_no_counterexample_either(targets, name):
     @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(st.randoms(use_true_random=False))
@@ -174,6 +176,12 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "the chain of a transcript": ("transcript", transcript.Reader, "_verify", lambda self, found: transcript.Record(*msgpack.unpackb(found[0]))),
     "the operator's signature": ("job", signing, "verify", _yes),
     "the canonical form": ("job", protocol, "_is_canonical", _yes),
+    "signatures of keys and lists, client": ("sums", client_checks, "verify", _yes),
+    "signatures of keys, server": ("sums", server_stages, "verify", _yes),
+    "the list of survivors": ("sums", client_checks, "_check_survivors", _nothing),
+    "the form of rows": ("sums", client_checks, "rows", lambda array, *_: array),
+    "the form of lists": ("sums", client_checks, "flags", _nothing),
+    "signatures of a list": ("sums", client_checks, "check_unmask", _nothing),
 }  # fmt: skip
 MOST = {
     "codec": 6000,
@@ -184,6 +192,7 @@ MOST = {
     "flood": 35_000,
     "transcript": 4000,
     "job": 2000,
+    "sums": 4000,
 }
 
 

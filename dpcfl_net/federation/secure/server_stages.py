@@ -77,7 +77,7 @@ class ServerRound:
     def add_boxes(self, client: int, release: Arrays) -> bool:
         """Take an answer to stage 2; False if it counts as none."""
         boxes = self._fitting(client, release, "boxes", (self.terms.holder_count, BOX_BYTES), self._boxes)
-        if boxes is None:
+        if boxes is None or self._second.any():  # the stage is over
             return False
         self._boxes[client] = boxes
         return True

@@ -16,7 +16,8 @@ from dpcfl_net.core.protocol import PrivacyTarget
 from dpcfl_net.federation.secure.graph import cannot_split, eigenvalue, regular_graph
 from dpcfl_net.federation.secure.keys import message
 
-COMPLETE = 64  # clients up to which all are neighbours and witnesses
+COMPLETE = 64  # clients up to which all are neighbours
+WITNESSES = 96  # of 1,000 clients, of whom 30 % drop out at random, fewer than half of them are left with probability 1.2e-5
 LEAST_NEIGHBOURS = 64
 _DROP_OUT = Fraction(3, 10)  # for which the number of neighbours is chosen
 _FAILURE = Fraction(1, 10**4)  # probability that such a sum is aborted
@@ -102,7 +103,7 @@ class Terms:
     @cached_property
     def witnesses(self) -> tuple[int, ...]:
         """Clients that sign the list of survivors, ascending."""
-        count = min(self.n, COMPLETE + 4 * self.settings.colluders) if self.n > COMPLETE else self.n
+        count = min(self.n, WITNESSES + 4 * self.settings.colluders)
         drawn = sorted(self.group, key=lambda client: hashlib.sha256(message("witness", self.job, self.n, client)).digest())
         return tuple(sorted(drawn[:count]))
 

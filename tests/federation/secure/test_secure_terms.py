@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dpcfl_net.federation.secure.graph import cannot_split, eigenvalue, regular_graph
-from dpcfl_net.federation.secure.terms import Settings, Terms, neighbours_of, problems, survivors_needed
+from dpcfl_net.federation.secure.terms import WITNESSES, Settings, Terms, neighbours_of, problems, survivors_needed
 
 GRAPH_100 = [1, 3, 4, 5, 7, 8, 9, 11]
 
@@ -55,7 +55,7 @@ def test_holders_and_witnesses(n):
             client
         ] * len(holders)
     assert set(one.witnesses) <= set(one.group)
-    assert len(one.witnesses) == min(n, 64)
+    assert len(one.witnesses) == min(n, WITNESSES)
 
 
 def test_terms_of_equal_arguments_are_one_object():

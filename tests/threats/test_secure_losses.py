@@ -1,0 +1,223 @@
+"""Drop-outs, overflow, time and colluders in secure sums: what a round loses, and that epsilon does not."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sum_play import added, hosts_of, sum_job, sums_of, truth
+
+from dpcfl_net.algorithms import secure_clusters
+from dpcfl_net.attacks.audit.bounds import Errors, by_gdp
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.types import Answer
+from dpcfl_net.federation import virtual
+from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.in_process import InProcessFederation
+from dpcfl_net.federation.secure.job_terms import terms_of
+from dpcfl_net.federation.secure.terms import Terms
+from dpcfl_net.federation.virtual_clock import VirtualClock, VirtualNetwork, trips
+from dpcfl_net.privacy.accounting.accountant import epsilon
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.secure_sum import LARGEST_WORD, SumCode
+from dpcfl_net.runtime import worker
+from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.transport.links.schedule import Schedule
+
+FALSE_ALARM = 1e-7
+
+
+class Absent:
+    """A client that does not answer one kind of task in one round."""
+
+    def __init__(self, host, round: int, kind: str) -> None:
+        self.host, self.round, self.kind = host, round, kind
+
+    def answer(self, task) -> Answer:
+        gone = (task.round, task.kind) == (self.round, self.kind)
+        return Answer("refused", code="gone") if gone else self.host.answer(task)
+
+
+def run_rounds(job, hosts, rounds: int, fed=None):
+    """States after each round, the first one before any."""
+    fed = fed or InProcessFederation(job.protocol, hosts, quorum=0.25)
+    states = [job.algorithm.start(fed)]
+    for t in range(1, rounds + 1):
+        fed.round = t
+        states.append(job.algorithm.round(states[-1], t, fed))
+    return states
+
+
+@pytest.mark.scenario(24)
+def test_too_many_drop_outs_abort_the_sum_and_the_run_goes_on(tmp_path, evidence, monkeypatch):
+    words, job = truth(monkeypatch), sum_job(tmp_path, 4)
+    said = []
+    for kind in ("secure_keys", "secure_shares", "masked_update", "secure_survivors", "secure_unmask"):
+        hosts = hosts_of(job, tmp_path, kind)
+        for client in (0, 3):
+            hosts[client] = Absent(hosts[client], 1, kind)
+        start, aborted, after = run_rounds(job, hosts, 2)
+        said.append(aborted.diagnostics["secure sum"])
+        assert "needs 3" in said[-1] or "too few valid shares" in said[-1]
+        assert np.array_equal(start.models, aborted.models)
+        assert after.diagnostics == {"secure sum": "ok", "survivors": 4}
+        assert not np.array_equal(after.models, aborted.models)
+    one = hosts_of(job, tmp_path, "one")
+    one[3] = Absent(one[3], 1, "masked_update")
+    assert run_rounds(job, one, 1)[-1].diagnostics == {"secure sum": "ok", "survivors": 3}
+    evidence.got(f"2 of 4 gone at any of the 5 stages: aborted ({said[2]!r}), model unchanged, the next round whole")
+    for name in ("survivors_needed", "share_threshold", "witnesses_needed"):
+        monkeypatch.setattr(Terms, name, property(lambda self: 2))
+    words.clear()
+    sums = sums_of(job, hosts_of(job, tmp_path, "low"))
+    ask = sums.ask
+    sums.ask = lambda t, kind, tasks: ask(t, kind, {c: task for c, task in tasks.items() if c in (1, 2)})
+    played = sums.play(1)
+    assert np.array_equal(played.total, added(words[1, client] for client in (1, 2)))
+    code = job.algorithm.secure_code(4)
+    stated = code.noise_multiplier * code.sensitivity
+    assert math.sqrt(2) * code.share_deviation < 0.82 * stated
+    evidence.control("with a threshold of 2 the sum of 2 is opened: its noise is .82 of what epsilon counts")
+
+
+@pytest.mark.scenario(25)
+def test_overflow_is_refused_at_the_start_and_costs_utility_only(tmp_path, evidence, monkeypatch):
+    with pytest.raises(ConfigError, match="does not fit into 32 bits"):
+        sum_job(tmp_path / "large", 4, algorithm={"name": "secure_algorithm:SecureMean", "largest": 1e9})
+    code = SumCode(d=3, participants=50, honest=34, noise_multiplier=0.5, clip=1.0)
+    vectors, keys = np.zeros((50, 3)), [bytes([client]) * 32 for client in range(50)]
+    vectors[:, 0] = 1.0  # the worst case: all of norm clip, in one direction
+    exact = sum(code.encode(v).astype(np.int64) + code.noise_share(key) for v, key in zip(vectors, keys, strict=True))
+    found = added(code.to_words(code.encode(v), key) for v, key in zip(vectors, keys, strict=True))
+    assert np.array_equal(found.view(np.int32), exact)
+    assert 0.9 * LARGEST_WORD < exact[0] < LARGEST_WORD
+    evidence.got(
+        "a job that does not fit is refused when it is made (does not fit into 32 bits); the worst case of 50 clients fits"
+    )
+    larger = SumCode(d=3, participants=50, honest=34, noise_multiplier=0.5, clip=1.0)
+    monkeypatch.setitem(larger.__dict__, "scale", 2 * code.scale)
+    exact = sum(larger.encode(v).astype(np.int64) + larger.noise_share(key) for v, key in zip(vectors, keys, strict=True))
+    found = added(larger.to_words(larger.encode(v), key) for v, key in zip(vectors, keys, strict=True))
+    assert larger.decode(found)[0] < 0 < exact[0]
+    assert np.array_equal(found, exact.astype(np.uint32))  # a function of the noisy sum: privacy is unharmed
+    evidence.control("with twice the scale the sum of 50 positive numbers is negative, and still a function of the noisy sum")
+
+
+def times_of_masked(job, hosts, monkeypatch) -> tuple[np.ndarray, np.ndarray]:
+    """(rounds, clients) seconds from request to masked answer, and whether the client trained; training takes half a second."""
+    clients, rounds = len(hosts), job.protocol.rounds
+    trained, sgd = list[bool](), Client.sgd
+    monkeypatch.setattr(Client, "sgd", lambda self, *args, **how: (trained.append(True), sgd(self, *args, **how))[1])
+
+    class Timed(virtual.VirtualFederation):
+        coins: list[bool] = []
+
+        def _answer(self, client, task):
+            before, answer = len(trained), super()._answer(client, task)
+            into = len(trained) > before
+            self._answers[client] = (self._answers[client][0], 0.5 if into else 0.01)
+            if task.kind == "masked_update":
+                self.coins.append(into)
+            return answer
+
+    fed = Timed(job.protocol, hosts, VirtualClock(VirtualNetwork(dict.fromkeys(hosts, Schedule()))))
+    Timed.coins, lines = [], []
+    fed.on_message = lines.append
+    run_rounds(job, hosts, rounds, fed)
+    asked, answered = (
+        np.array([line["time"] for line in lines if line["kind"] == kind]).reshape(rounds, 5, clients)[:, 2]
+        for kind in ("TASK", "RESULT")
+    )
+    return answered - asked, np.array(Timed.coins).reshape(rounds, clients)
+
+
+@pytest.mark.scenario(39)
+def test_drop_outs_do_not_follow_the_secret_coin(tmp_path, evidence, monkeypatch):
+    """A server that closes a round early would lose exactly the clients that train."""
+    local = {"batch_size": 16, "lr": 0.1, "deadline_s": 1.0}
+    job = sum_job(tmp_path, 8, local=local)
+    seconds, coins = times_of_masked(job, hosts_of(job, tmp_path), monkeypatch)
+    assert 4 <= coins.sum() <= 28
+    assert np.allclose(seconds, 1.0, rtol=0, atol=1e-5)  # of times since the epoch
+    answered = []
+    for taken in (0.01, 0.5):  # the real worker's wait, on a clock that only its sleep moves
+        clock = SimpleNamespace(now=100.0 + taken)
+        fake = SimpleNamespace(
+            monotonic=lambda clock=clock: clock.now, sleep=lambda s, clock=clock: setattr(clock, "now", clock.now + s)
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(worker, "time", fake)
+            worker.Worker._wait_for_the_deadline(SimpleNamespace(job=job, _stop=False), 100.0)
+        answered.append(clock.now)
+    assert answered == pytest.approx([101.0, 101.0])
+    evidence.got(
+        f"all {seconds.size} answers of 4 rounds leave at the deadline, in (trained) or out: any time limit loses all or none"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(virtual, "trips", lambda start, work, network, deadline_s: trips(start, work, network))
+        again, same = times_of_masked(job, hosts_of(job, tmp_path, "unpaced"), monkeypatch)
+    assert np.array_equal(same, coins)
+    assert np.array_equal(again > 0.25, coins)
+    evidence.control("without the wait, a limit of .25 s drops exactly the clients whose coin says in: all 32 coins are read")
+
+
+CANARY = 0  # the client with canaries; 1 is honest, 2 colludes, 3 drops out
+
+
+def canary_job(folder, colluders: int):
+    """One DP-SGD step a round of 6,090 parameters, all records in the batch."""
+    return sum_job(
+        folder, 4, algorithm={"name": "global"}, model={"name": "digits-cnn"}, local={"batch_size": 50, "lr": 0.1},
+        privacy={"unit": "sample", "epsilon": 12, "delta": 1e-3, "secure_aggregation": {"colluders": colluders}},
+    )  # fmt: skip
+
+
+def measured(job, folder, ledgers: str, colluding: tuple[int, ...], words) -> float:
+    """Lower bound on epsilon of one round's sum less the colluders' words; each parameter is a canary record of norm clip.
+
+    A fair coin says whether a canary is in the batch of client 0; other clients' gradients are zero.
+    """
+    words.clear()
+    size, clip = job.protocol.model.parameters, job.protocol.local.clip
+    bits = np.random.default_rng(5).random((job.protocol.rounds, size)) < 0.5
+
+    def host(client: int):
+        left = iter(bits)
+        clipped = lambda *_: clip * next(left) if client == CANARY else np.zeros(size)  # noqa: E731
+        engine = SimpleNamespace(trainer=SimpleNamespace(clipped_sum=clipped))
+        return make_host(job, client, folder / ledgers, durable=False, key_folder=folder / "keys", engine=lambda: engine)
+
+    sums = sums_of(job, {client: host(client) for client in range(4)})
+    ask = sums.ask
+    sums.ask = lambda t, kind, tasks: ask(t, kind, {c: task for c, task in tasks.items() if c != 3})
+    code, scores = job.algorithm.secure_code(4), []
+    for t in range(1, job.protocol.rounds + 1):
+        played = sums.play(t)
+        assert played.server.survivors == (0, 1, 2), played.aborted
+        known = added(words[t, client] for client in colluding)
+        scores.append((played.total - known).view(np.int32) - code.scale / 2)
+    errors = Errors.of(np.concatenate(scores), bits.reshape(-1))
+    return by_gdp(errors, job.protocol.accounted_delta, FALSE_ALARM)
+
+
+@pytest.mark.scenario(41)
+def test_epsilon_holds_for_the_declared_colluders(tmp_path, evidence, monkeypatch):
+    """Of four clients three survive; one of them subtracts its share, so that two shares are left: exactly those that count."""
+    words, job = truth(monkeypatch), canary_job(tmp_path / "sound", 1)
+    assert terms_of(job.protocol, (0, 1, 2, 3)).honest == 2
+    z = job.protocol.roster[0].noise_multiplier
+    claim = epsilon([SampledGaussian(z, 1.0, 1)], job.protocol.accounted_delta)
+    found = measured(job, tmp_path / "sound", "ledgers", (2,), words)
+    assert 0.85 * claim < found < claim
+    more = measured(job, tmp_path / "sound", "more", (1, 2), words)
+    assert more > 1.05 * claim
+    with monkeypatch.context() as patch:
+        patch.setattr(secure_clusters, "honest_shares", lambda n, privacy: n)
+        counted = canary_job(tmp_path / "all", 1)
+        all_shares = measured(counted, tmp_path / "all", "ledgers", (2,), words)
+    assert counted.protocol.roster[0].noise_multiplier == pytest.approx(z, rel=1e-6)
+    assert all_shares > 1.05 * claim
+    evidence.got(f"one round claims epsilon {claim:.2f}; measured at least {found:.2f} with the colluder's share subtracted")
+    evidence.control(f"a second colluder: at least {more:.2f}; noise counted of all four clients: at least {all_shares:.2f}")
