@@ -29,7 +29,7 @@ from dpcfl_net.federation.plan_examples import plan_examples, plan_key
 from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.randomness import derive
-from dpcfl_net.privacy.slots import DPSGDSlot, Slot
+from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, Slot
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.identities import read_identities
 
@@ -199,7 +199,7 @@ def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
     """Reasons why canaries cannot measure this run."""
     algorithm, asked, problems = algorithm_of(protocol), f"audit.canaries is {audit.canaries}:", []
     entries = [protocol.client(client) for client in audit.clients]
-    if not all(any(isinstance(slot, DPSGDSlot) for slot in algorithm.plan(entry)) for entry in entries):
+    if not all(any(isinstance(slot, DPSGDSlot | SecureSlot) for slot in algorithm.plan(entry)) for entry in entries):
         problems.append(f"{asked} the plan of {protocol.algorithm} holds no DP-SGD")
     if set(protocol.unprotected) - {SEEDED}:
         problems.append(f"{asked} {protocol.algorithm} claims no finite epsilon ({protocol.unprotected[0]})")

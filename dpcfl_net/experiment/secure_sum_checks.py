@@ -34,8 +34,10 @@ def secure_sum_problems(config: Config) -> list[str]:
             f"{asked} ledger.scope must be 'run', got {config.ledger.scope!r}: the distance of the noise from a Gaussian is reserved in "
             "one run's delta"
         )
-    if config.audit.canaries:
-        problems.append(f"{asked} audit.canaries must be 0, got {config.audit.canaries}: the audit reads single updates")
+    if config.audit.canaries and config.audit.client == "all":
+        problems.append(
+            f"{asked} audit.client must be the number of one client, got 'all': canaries of several clients would be in one sum"
+        )
     if privacy.secure_aggregation is not None:
         from dpcfl_net.federation.secure import terms  # loads cryptography, which other jobs do not need here
 

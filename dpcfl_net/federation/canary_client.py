@@ -45,7 +45,7 @@ def taped(ledger: Path, round: int, kind: str) -> np.ndarray | None:
 
 
 class AuditedHost(ClientHost):
-    """A `ClientHost` whose training records are canaries.
+    """A `ClientHost` whose training records are canaries, or empty slots.
 
     Args:
         algorithm: The job's algorithm.
@@ -53,12 +53,14 @@ class AuditedHost(ClientHost):
         ledger: The client's ledger.
         open_data: Opens the records of a split; used for all splits except "train".
         canaries: The canaries.
+        present: True for each canary that is in, (m,) bool; (0,) for empty slots only.
         noise_seed: Seed of the noise; None: noise of the operating system.
+        identity: As for `ClientHost`.
     """
 
     def __init__(
         self, algorithm: ClientSide, client: int, ledger: Ledger, open_data: Callable[[Split], Any], canaries: Canaries,
-        noise_seed: bytes | None,
+        present: np.ndarray, noise_seed: bytes | None, identity: bytes | None = None,
     ) -> None:  # fmt: skip
         protocol = algorithm.protocol
         tap = self._tap = Tap(ledger.folder, canaries, protocol.local.clip)
@@ -66,9 +68,11 @@ class AuditedHost(ClientHost):
         def records(part: Split) -> Any:
             if part != "train":
                 return open_data(part)
-            return CanaryRecords(protocol.client(client).records, canaries.bits(client), tuple(protocol.model.input_shape))
+            return CanaryRecords(protocol.client(client).records, present, tuple(protocol.model.input_shape))
 
-        super().__init__(algorithm, client, ledger, records, lambda: CanaryEngine(protocol, canaries, tap), noise_seed)
+        super().__init__(
+            algorithm, client, ledger, records, lambda: CanaryEngine(protocol, canaries, tap), noise_seed, identity
+        )
 
     def _compute(self, task: Task, charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
         with self._tap.during(task):

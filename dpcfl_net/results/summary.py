@@ -117,7 +117,7 @@ def run_document(
     agreement = max(judged, key=lambda line: line["round"], default={})
     privacy = privacy_statement(job.protocol, replace_one)
     if job.experiment.audit is not None:
-        privacy["audited"] = audited(job.experiment.audit)
+        privacy["audited"] = audited(job.experiment.audit, job.protocol.privacy.secure)
     if not durable:
         privacy["not_covered"].append(NOT_DURABLE)
     privacy["epsilon_spent"] = None  # unknown while the run goes on; a launcher that is killed leaves this
@@ -171,11 +171,22 @@ def last_numbers(lines: list[dict[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in found if number(value) is not None}
 
 
-def audited(audit: Audit) -> str:
-    """Describe the canaries of an audited run in one sentence."""
+def audited(audit: Audit, secure: bool) -> str:
+    """Describe the canaries of an audited run in one sentence.
+
+    Args:
+        audit: The audit.
+        secure: True if the run has secure sums.
+    """
     one = len(audit.clients) == 1
     who = f"client {audit.clients[0]}" if one else f"{len(audit.clients)} clients"
-    return f"{audit.canaries} records of {who} were canaries and all other records empty, for an audit: the accuracy is meaningless"
+    measured = (
+        " of the released sums of its cluster (with T to n shares of the noise, of which epsilon counts T - C)"
+        if secure
+        else ""
+    )
+    empty = "all other records, of other clients too, empty" if secure else "all other records empty"
+    return f"{audit.canaries} records of {who} were canaries and {empty}, for an audit{measured}: the accuracy is meaningless"
 
 
 def read_document(folder: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def make_host(
     """Open a client behind its privacy gate: verify the privacy claim, then open the ledger.
 
     Records are read after the first debit, except for the record book of ledger scope "dataset". An audited client holds
-    canaries instead of its records and has a separate engine.
+    canaries instead of its records and has a separate engine. With secure sums all other clients hold empty slots then.
 
     Args:
         job: The job.
@@ -97,10 +97,13 @@ def make_host(
     flush = durable and (terms.durable or os.environ.get(INSIST) == "1")
     ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=flush)
     noise_seed, audit = job.experiment.noise, job.experiment.audit
-    if audit is not None and client in audit.clients:
-        return AuditedHost(algorithm, client, ledger, open_data, audit.in_model(job.protocol.model.parameters), noise_seed)
+    identity = _identity(job, client, key_folder)
+    if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
+        canaries = audit.in_model(job.protocol.model.parameters)
+        present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)
+        return AuditedHost(algorithm, client, ledger, open_data, canaries, present, noise_seed, identity)
     shared = engine or (lambda: Engine.of(job.protocol))
-    return ClientHost(algorithm, client, ledger, open_data, shared, noise_seed, _identity(job, client, key_folder))
+    return ClientHost(algorithm, client, ledger, open_data, shared, noise_seed, identity)
 
 
 def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:

@@ -63,7 +63,7 @@ def test_terms_have_defaults_and_only_this_trust_has_terms():
         ({"communication": {"up": "int8"}}, "communication.up must be float32, got 'int8'"),
         ({"ledger": {"scope": "dataset", "root": "/tmp/book"}}, "ledger.scope must be 'run', got 'dataset'"),
         ({"local": {"pace": "constant"}}, "local.pace must be 'free', got 'constant'"),
-        ({"audit": {"canaries": 3}}, "audit.canaries must be 0, got 3"),
+        ({"audit": {"canaries": 3}}, "audit.client must be the number of one client, got 'all'"),
         ({"algorithm": {"name": "r-dpcfl", "clusters": 4}}, "r-dpcfl works with unit sample with trust untrusted-server"),
         ({"privacy": {"trust": "trusted-server", "secure_aggregation": {}}}, "belongs to privacy.trust secure-aggregation"),
         ({"privacy": {"secure_aggregation": {"threshold": 0.5}}}, "threshold"),

@@ -63,7 +63,7 @@ class Gatherer:
         self._sums = {(view, client): _Sums.none(record.audit.canaries) for view in VIEWS for client in clients}
         self._pair_scores = {(view, pair): scores.PairScores(record.audit.canaries) for view in VIEWS for pair in self._pairs}
         self._compared: set[str] = set()
-        self._unpaired = 0
+        self._unpaired = self._unopened = 0
         self.discrepancy = 0.0
         for trainings in self._tasks():
             self._read(trainings)
@@ -72,6 +72,8 @@ class Gatherer:
     def scores(self) -> list[Scores]:
         """Every score that the run allows."""
         views = [view for view in VIEWS if any(self._sums[view, client].variance for client in self._record.audit.clients)]
+        if self._record.only_sums:  # both views are the same
+            views = [view for view in views if view == SERVER]
         every = [self._likelihood(view) for view in views]
         every += [Scores(view, TWO_ROUNDS, self._joined(view, "rounds"), self._bits()) for view in views]
         every += [self._differences(view) for view in VIEWS if view in self._compared]
@@ -85,10 +87,15 @@ class Gatherer:
         record, notes = self._record, []
         if record.why_unseen:
             notes.append(f"The real server's view is not measured: {record.why_unseen}.")
-        if len(record.audit.clients) == 1:
-            notes.append("One client is audited: noise that clients share is not detected (audit.client=all).")
+        if len(record.audit.clients) == 1 and not record.only_sums:
+            fix = "" if record.secure else " (audit.client=all)"
+            notes.append(f"One client is audited: noise that clients share is not detected{fix}.")
         if self._unpaired:
             notes.append(f"{self._unpaired} tasks of two clients differ in noise or sampling, or one is missing: not compared.")
+        if self._unopened:
+            notes.append(
+                f"{self._unopened} secure sums were charged and not opened with the audited vector: they show nothing."
+            )
         if self._seed is not None:
             notes.append("All noise is derived from the noise seed in the experiment: it was computed again and subtracted.")
         return notes
@@ -104,7 +111,8 @@ class Gatherer:
     def _read(self, trainings: dict[int, Training]) -> None:
         observed = {client: self._observed(training) for client, training in trainings.items()}
         for client, training in trainings.items():
-            noise = None if self._seed is None else self._record.noise(training, self._seed)
+            noise = None if self._seed is None or not observed[client] else self._record.noise(training, self._seed)
+            self._unopened += training.secure and not observed[client]
             for view, values in observed[client].items():
                 self._sums[view, client].add(values, training, noise)
             if len(observed[client]) == len(VIEWS):

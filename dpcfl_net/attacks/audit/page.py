@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 COLUMNS = ["view", "score", "in, missed", "out, accused", "(a) guesses", "(b) mu-GDP", "(c) tail", "noise/stated", "the claim"]
 
+SECURE_SUMS = (
+    "A secure sum is audited as the server learnt it: the sum of the client's cluster, opened from the transcript, with the shares of "
+    "the noise of all clients in it. The claim counts T - C shares (threshold less colluders). With more survivors the noise is larger "
+    "than the claim counts (noise/stated above 1), and the bound is lower. The other clients' slots were empty."
+)
+
 
 def page(
     record: Record, bounds: Sequence[Bounds], nominal: TradeOff, notes: Sequence[str], facts: dict[str, Any], alpha: float
@@ -74,6 +80,7 @@ def _sentences(record: Record, facts: dict[str, Any], alpha: float) -> list[str]
         f"fixed in advance: assumes isotropic noise. (c) canaries whose sum over the run lies where Gaussian noise alone has probability {TAIL:g}.",
         "The claim is tested by (a), by (c), by those errors against the trade-off curve of the charges in the ledgers, and by the "
         f"noise in the empty slots. A sound run fails any of these tests with probability at most {facts['false_alarm']:g}.",
+        *([SECURE_SUMS] if record.secure else []),
     ]  # fmt: skip
 
 

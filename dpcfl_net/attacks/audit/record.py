@@ -1,4 +1,4 @@
-"""Canaries of a recorded run: every step as recorded by the client's tap, every round as received by the server."""
+"""Canaries of a recorded run: every step as recorded by the client's tap, every round and secure sum as received by the server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.algorithms.shared_steps import FromModel
+from dpcfl_net.attacks.audit.opened_sums import OpenedSum, opened_sums
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.core.run_folder import RunFolder
@@ -24,7 +25,7 @@ from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid
 from dpcfl_net.privacy.normal_stream import NormalStream
-from dpcfl_net.privacy.slots import DPSGDSlot, Slot
+from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, Slot
 from dpcfl_net.results.summary import ledger_folder
 from dpcfl_net.transport import transcript
 
@@ -38,8 +39,9 @@ class Training:
         round: Round of the task.
         kind: Kind of the task.
         charges: Names of the slots charged for the task.
-        slot: The DP-SGD slot.
+        slot: The DP-SGD slot; for a secure sum, that of its one step.
         noise: Noise multiplier z of each step, in units of the clip norm.
+        secure: True if the step is a secure sum over the client's cluster.
     """
 
     client: int
@@ -48,6 +50,7 @@ class Training:
     charges: tuple[str, ...]
     slot: DPSGDSlot
     noise: float
+    secure: bool = False
 
 
 class Record:
@@ -92,13 +95,15 @@ class Record:
         """
         slots, noise, found = self._slots(client), self._noise(client), []
         for line in self._charges(client):
-            own = [slot for name in line.slots if isinstance(slot := slots[name], DPSGDSlot)]
+            own = [slot for name in line.slots if isinstance(slot := slots[name], DPSGDSlot | SecureSlot)]
             if len(own) > 1:
                 raise ConfigError(
                     f"{self.protocol.algorithm} runs DP-SGD twice in one task: the taps do not distinguish the two"
                 )
-            if own:
-                found.append(Training(client, line.round, line.kind, tuple(line.slots), own[0], noise))
+            for slot in own:
+                step = slot if isinstance(slot, DPSGDSlot) else DPSGDSlot(slot.name, slot.rate, 1)
+                secure = isinstance(slot, SecureSlot)
+                found.append(Training(client, line.round, line.kind, tuple(line.slots), step, noise, secure))
         return found
 
     def events(self, client: int) -> list[Event]:
@@ -119,17 +124,21 @@ class Record:
         return (line for line in read_ledger(ledger_folder(self.folder, client)) if line.job == own and line.events)
 
     def steps(self, training: Training) -> np.ndarray | None:
-        """Read the taped sums of one task.
+        """Read the taped sums of one task; a secure sum is one step that the server sees, so that none is taped.
 
         Args:
             training: The task.
 
         Returns:
-            Noisy sum of each step along each canary, (steps, m), in units of the clip norm; None without a tape (a crash).
+            Noisy sum of each step along each canary, (steps, m), in units of the clip norm; None without a tape (a crash), or if
+            the secure sum was aborted.
 
         Raises:
             ConfigError: If the tape has another shape.
         """
+        if training.secure:
+            total = self.rounds(training)
+            return None if total is None else total[None]
         sums = taped(ledger_folder(self.folder, training.client), training.round, training.kind)
         if sums is not None and sums.shape != (training.slot.steps, self.audit.canaries):
             raise ConfigError(f"the tape of client {training.client}, round {training.round} has the shape {sums.shape}")
@@ -143,24 +152,46 @@ class Record:
         return f"{self.protocol.algorithm} sends the server no plain sum of steps"
 
     def rounds(self, training: Training) -> np.ndarray | None:
-        """Read one task's sums from the update that the server received.
+        """Read one task's sums from the update that the server received, or from the secure sum that it opened.
 
         Args:
             training: The task.
 
         Returns:
-            Sum over the steps along each canary, (m,), in units of the clip norm; None if the server received no update.
+            Sum over the steps along each canary, (m,), in units of the clip norm; None if the server received no update, or
+            opened no sum with the client's vector.
 
         Raises:
             ConfigError: If the transcript is not full.
         """
+        if training.secure:
+            opened = self.sums.get(training.round)
+            return None if opened is None else self.canaries.project(opened.total) / self.protocol.local.clip
         return self._updates.get((training.client, training.round, training.kind))
+
+    @property
+    def secure(self) -> bool:
+        """True if the run has secure sums."""
+        return self.protocol.privacy.secure
+
+    @property
+    def only_sums(self) -> bool:
+        """True if every audited training is a secure sum, so that the server sees every step."""
+        return self.secure and all(training.secure for client in self.audit.clients for training in self.trainings(client))
+
+    @cached_property
+    def sums(self) -> dict[int, OpenedSum]:
+        """The secure sums that hold the audited client's vector, by round."""
+        (client,) = self.audit.clients
+        return opened_sums(self.algorithm, client, RunFolder(self.folder).transcript)
 
     @cached_property
     def _updates(self) -> dict[tuple[int, int, str], np.ndarray]:
         found = {}
         names = {kind: update_tensor(step) for kind, step in client_steps(self.algorithm).items()}
-        wanted = {(t.client, t.round, t.kind): t for client in self.audit.clients for t in self.trainings(client)}
+        wanted = {
+            (t.client, t.round, t.kind): t for client in self.audit.clients for t in self.trainings(client) if not t.secure
+        }
         for record, header, arrays in transcript.messages(RunFolder(self.folder).transcript):
             if (record.direction, header.kind, header.code) != ("up", "RESULT", "release"):
                 continue
@@ -182,14 +213,23 @@ class Record:
         """Compute a task's noise again from the noise seed.
 
         Args:
-            training: The task.
+            training: The task; if it is a secure sum, the sum was opened.
             seed: Noise seed of the run.
 
         Returns:
             Noise of each step along each canary, (steps, m), in units of the clip norm.
         """
+        if training.secure:
+            return self._noise_of_sum(training, seed)
         clip, nothing = self.protocol.local.clip, np.zeros(self.protocol.model.parameters)
         key = slot_key(seeded_key(seed, training.client, training.round, training.kind, training.charges), training.slot.name)
         draws = NormalStream(key, "noise")
         noises = (gaussian_on_grid(nothing, training.noise * clip, draws) for _ in range(training.slot.steps))
         return np.stack([self.canaries.project(noise) / clip for noise in noises])
+
+    def _noise_of_sum(self, training: Training, seed: bytes) -> np.ndarray:
+        """All survivors' shares of a secure sum's noise, as `noise`."""
+        opened = self.sums[training.round]
+        keys = [seeded_key(seed, client, training.round, training.kind, training.charges) for client in opened.survivors]
+        shares = np.sum([opened.code.noise_share(slot_key(key, training.slot.name)) for key in keys], axis=0)
+        return self.canaries.project(shares / opened.code.scale)[None]

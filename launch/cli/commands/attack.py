@@ -60,7 +60,7 @@ def invert(
 def audit(folder: RunFolder) -> None:
     """Measure a lower bound of epsilon with canaries.
 
-    Needs a run of threats/audit_epsilon2, 5 or 10. Exit code 3 if the lower bound exceeds the epsilon of the run.
+    Needs a run of threats/audit_epsilon2, 5 or 10, or of threats/audit_secure. Exit code 3 if the lower bound exceeds the epsilon of the run.
     """
     from dpcfl_net.attacks.audit.audit import audit_run
 
