@@ -61,8 +61,8 @@ class ServerLine:
         self._unwritten = False  # a TASK may not be on file yet
 
     def wait(self, seconds: float) -> None:
-        """Wait until a message can be read, for at most `seconds`."""
-        self._poller.poll(math.ceil(seconds * 1000))
+        """Wait until a message can be read, for at most `seconds`; not at all if they are over."""
+        self._poller.poll(max(0, math.ceil(seconds * 1000)))  # ZeroMQ waits for ever if told a negative time
 
     def read(self, client_of: Callable[[Arrived], int | None], handle: Callable[[Arrived], None]) -> None:
         """Pass on the messages that have arrived, at most BATCH of them.
