@@ -89,10 +89,10 @@ RUNS = {
     "r-dpcfl 2": settings({"name": "r-dpcfl", "clusters": 2, "secure_from": 2}, SAMPLE),
     "r-dpcfl 4": settings({"name": "r-dpcfl", "clusters": 2, "secure_from": 4}, SAMPLE, rounds=5),
 }  # fmt: skip
-QUICK = {"r-dpcfl 4"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RUNS])
+@pytest.mark.slow  # one algorithm above, and all of them in one process in test_secure_algorithms.py
+@pytest.mark.parametrize("name", RUNS)
 def test_every_algorithm_gives_the_same_bits_over_the_network(tmp_path, name):
     network, _ = run(tmp_path / "network", None, RUNS[name])
     alone, _ = run(tmp_path / "alone", None, {**RUNS[name], "runtime": IN_PROCESS})
@@ -105,6 +105,7 @@ def test_every_algorithm_gives_the_same_bits_over_the_network(tmp_path, name):
 # ---- drop-outs
 
 
+@pytest.mark.slow  # drop-outs at each stage in one process: test_secure_algorithms.py
 def test_clients_that_are_cut_off_are_not_in_the_sum_and_too_few_abort_the_round(tmp_path):
     """Three of four must answer. Over the network the sums are those of one process in which the same clients are not asked."""
     plan = chaos(tmp_path, partitions=[{"clients": [1, 2], "rounds": [2, 2]}, {"clients": [3], "rounds": [3, 3]}])
@@ -146,6 +147,7 @@ def test_workers_that_are_stopped_at_a_stage_cost_the_round_at_most(tmp_path, st
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_and_does_not_come_back_is_left_out_of_the_sums(tmp_path):
     """It was charged in round 2, and its vector had not left: answers wait for the deadline."""
     plan = chaos(tmp_path, processes=[{"kill": "client 3", "at": {"round": 2, "step": "charged", "task": "masked_update"}}])

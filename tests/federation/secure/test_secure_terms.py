@@ -78,7 +78,7 @@ def test_problems(n, settings, sentence):
     assert sentence in problems(n, settings)[0]
 
 
-@pytest.mark.parametrize("n", [65, 66, 100, 1000, 5000])
+@pytest.mark.parametrize("n", [65, 66, 100, 1000, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("neighbours", "colluders"), [(None, 0), (None, 5), (64, 0), (64, 10), (128, 0), (128, 30)])
 def test_random_graphs_have_a_certificate(n, neighbours, colluders):
     assert problems(n, Settings(neighbours=neighbours, colluders=colluders)) == ()
