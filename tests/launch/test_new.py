@@ -51,6 +51,12 @@ def test_its_configuration_loads_with_its_data_and_its_algorithm(project):
     assert dpcfl.load("config.yaml", algorithm="global").algorithm["name"] == "global"
 
 
+def test_its_plan_calibrates(capsys, project):
+    done = call(capsys, "run", "config.yaml", "--dry-run")
+    assert done.code == 0, done.err
+    assert "privacy: epsilon 5" in done.out
+
+
 def test_what_it_writes_passes_our_own_checks(project):
     ruff = [sys.executable, "-m", "ruff"]
     for command in (["check"], ["format", "--check"]):
