@@ -1,4 +1,4 @@
-"""Settings of data sets in files of one's own: where the files are, and what is in them."""
+"""Settings of data sets in the user's files: where the files are, and what is in them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FileSource(BaseModel):
         "huggingface: images are converted and resized; null: as in the files",
     )
     classes: int | None = Field(
-        None, ge=2, le=256, description="number of classes; null: the largest label of the files plus 1"
+        None, ge=2, le=256, description="number of classes, which is public; needed if the files do not state it"
     )
     test_fraction: float = Field(
         TEST_FRACTION,

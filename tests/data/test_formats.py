@@ -45,14 +45,15 @@ def test_an_archive_may_have_a_test_set_other_names_and_its_own_scale(tmp_path):
     ("arrays", "words"),
     [
         ({"y": np.zeros(3, int)}, "it has no x; it has y"),
-        ({"x": np.zeros((3, 2)), "y": np.array([0.5, 1, 2])}, "must be whole numbers"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0.5, 1, 2]), "classes": 3}, "must be whole numbers"),
         (
             {"x": np.zeros((5, 2)), "y": np.zeros(5, int), "client": np.zeros((5, 1), int)},
             r"one for each of 5 records, got the shapes \(5,\) and \(5, 1\)",
         ),
         ({"x": np.zeros((5, 2)), "y": np.zeros(4, int)}, r"one for each of 5 records, got the shapes \(4,\)"),
         ({"x": np.zeros((5, 2)), "y": np.zeros(5, int), "classes": np.zeros(2)}, "classes must be one number"),
-        ({"x": np.zeros((5, 2, 2)), "y": np.zeros(5, int)}, "train_x must be images"),
+        ({"x": np.zeros((5, 2, 2)), "y": np.zeros(5, int), "classes": 2}, "train_x must be images"),
+        ({"x": np.zeros((5, 2)), "y": np.arange(5)}, r"files\.classes is missing, and .* from 2 to 256 \(the largest label is"),
         ({"x": np.array([{}]), "y": np.zeros(1, int)}, "Object arrays"),
     ],
 )
@@ -98,7 +99,7 @@ def test_femnist_of_leaf_keeps_pixels_and_writers(tmp_path):
         found = [given[tuple(image.reshape(-1).tolist()), int(label)] for image, label in zip(x, y, strict=True)]
         assert found == [users[owner] for owner in owners]
     asked = DataSettings(
-        dataset="leaf", files=source("femnist", shape=[1, 4, 4]), clients=[3], shift="none", partition="natural"
+        dataset="leaf", files=source("femnist", shape=[1, 4, 4], classes=62), clients=[3], shift="none", partition="natural"
     )
     pieces = plan_slices(asked, open_set(asked, tmp_path), 0)
     assert sorted(len(piece.train_rows) for piece in pieces) == [2, 4, 6]
@@ -122,7 +123,7 @@ def test_shakespeare_of_leaf_is_text_with_the_next_character(tmp_path):
 
 def test_vectors_of_leaf_need_no_shape(tmp_path):
     leaf(tmp_path / "synthetic.json", {"0": ([[0.5, -2.0], [1.0, 3.0]], [0.0, 4.0])})
-    images = read("leaf", "synthetic.json", tmp_path)
+    images = read("leaf", "synthetic.json", tmp_path, classes=5)
     assert (images.train_x.dtype, images.input_shape, images.classes, images.sizes) == (np.float32, (2,), 5, (1, 1))
 
 
@@ -185,8 +186,9 @@ def test_image_folders_are_classes_and_above_them_clients(tmp_path, image_librar
     for number, (client, kind) in enumerate([("ada", "cat"), ("ada", "dog"), ("bob", "dog")]):
         written = write_images(image_library, tmp_path / "pets" / client / kind, seed=number)
     (tmp_path / "pets" / "README.txt").write_text("not an image")
+    (tmp_path / "pets" / "ada" / "emu").mkdir()  # a class that has no image today
     images = read("image-folder", "pets", tmp_path)
-    assert (images.input_shape, images.classes, images.sizes) == ((3, 5, 6), 2, (12, 3))
+    assert (images.input_shape, images.classes, images.sizes) == ((3, 5, 6), 3, (12, 3))
     dogs_of_bob = images.train_x[(images.owners[0] == 1) & (images.train_y == 1)]
     ours = {image.tobytes() for image in written.transpose(0, 3, 1, 2)}
     assert len(dogs_of_bob) == 4

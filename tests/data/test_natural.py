@@ -1,4 +1,4 @@
-"""Natural partition: the records name their clients, in files of one's own or from a function."""
+"""Natural partition: the records name their clients, in the user's files or from a function."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_own(folder, sizes=SIZES, name="own.npz", **more):
     names = rng.permutation(names)
     x = rng.integers(0, 256, (len(names), 6, 6), np.uint8)
     x[:, 0, 0] = np.searchsorted(sorted(sizes), names)
-    arrays = {"x": x, "y": rng.integers(0, 3, len(names)), "client": names, **more}
+    arrays = {"x": x, "y": rng.integers(0, 3, len(names)), "client": names, "classes": 3, **more}
     np.savez(folder / name, **{key: value for key, value in arrays.items() if value is not None})
     return arrays
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -81,13 +81,18 @@ def _dict(train: Table, test: Table, files: FileSource) -> dict[str, Any]:
     mean, std = train.scale
     found: dict[str, Any] = {
         "train_x": train.x, "train_y": train.y, "test_x": test.x, "test_y": test.y,
-        "classes": files.classes or train.classes or _most_label(train, test), "mean": mean, "std": std,
+        "classes": files.classes or train.classes or _refuse_unstated(train, files), "mean": mean, "std": std,
     }  # fmt: skip
     if train.client is not None:
         found |= {"train_client": train.client, "test_client": test.client}
     return found
 
 
-def _most_label(*tables: Table) -> int:
-    """Classes up to the largest label; labels that are no whole numbers are refused later."""
-    return max([2, *(int(table.y.max()) + 1 for table in tables if table.y.dtype.kind in "iu" and len(table.y))])
+def _refuse_unstated(train: Table, files: FileSource) -> NoReturn:
+    """The number of classes is public; the largest label may be that of one record, which a claim protects."""
+    whole = train.y.dtype.kind in "iu" and len(train.y)
+    hint = f" (the largest label is {int(train.y.max())})" if whole else ""
+    raise ConfigError(
+        f"data.files.classes is missing, and {files.path!r} does not state the number of classes: set it from 2 to 256{hint}. "
+        "It is not taken from the labels, since the job makes it public"
+    )

@@ -20,7 +20,7 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 def read(path: Path, files: FileSource) -> tuple[Table, Table | None]:
     """Read CLASS/image or CLIENT/CLASS/image, below the folders train and test if there are both.
 
-    Classes are numbered in the order of their names.
+    Classes are numbered in the order of their names. A folder without images is a class too.
 
     Args:
         path: The folder.
@@ -34,10 +34,12 @@ def read(path: Path, files: FileSource) -> tuple[Table, Table | None]:
     """
     parts = [path / "train", path / "test"] if (path / "train").is_dir() and (path / "test").is_dir() else [path]
     found = {part: _images(part) for part in parts}
-    names = sorted({image.parent.name for images in found.values() for image in images})
     depths = {len(image.relative_to(part).parts) for part, images in found.items() for image in images}
     if depths not in ({2}, {3}):
         raise refused(path, f"images must be in CLASS/ or all in CLIENT/CLASS/, got the depths {sorted(depths)}")
+    level = "*/*/" if depths == {3} else "*/"  # folders without images count: classes are public, which of them occur is not
+    folders = {folder.name for part in parts for folder in part.glob(level) if folder.is_dir() and folder.name[0] not in "._"}
+    names = sorted(folders | {image.parent.name for images in found.values() for image in images})
     if len(names) > 256:
         raise refused(path, f"it has {len(names)} classes, must be at most 256")
     tables = [_table(part, images, names, depths == {3}, files.shape) for part, images in found.items()]
