@@ -1,4 +1,4 @@
-"""A data set of one's own: the Wisconsin breast cancer records that come with scikit-learn, 30 measurements each."""
+"""An example of a user's data set: the Wisconsin breast cancer records that come with scikit-learn, 30 measurements each."""
 
 from pathlib import Path
 from typing import Any

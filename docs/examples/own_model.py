@@ -1,4 +1,4 @@
-"""A model of one's own: a small perceptron for feature vectors."""
+"""An example of a user's model: a small perceptron for feature vectors."""
 
 from torch import nn
 

@@ -15,7 +15,7 @@ _PASSES = 3
 
 
 def with_outliers(fitter: Fitter, found: MixtureFit, clusters: int | None, room: int) -> MixtureFit:
-    """Give outliers of a fit clusters of their own, or lower its confidence.
+    """Move each outlier of a fit to a cluster of one, or lower the fit's confidence.
 
     Outliers are set aside and the others are fitted again, until the outliers no longer change. If M is chosen, that fit is taken
     if it scores at least 2; if M is given, if its clusters are tighter at the same M.

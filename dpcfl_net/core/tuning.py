@@ -11,7 +11,7 @@ Score = Literal["accuracy_mean", "accuracy_worst", "accuracy_minority"]
 
 
 class Tuning(BaseModel):
-    """How the settings of this job were chosen; `dpcfl tune` fills it in."""
+    """The search that chose the settings of this job; `dpcfl tune` fills it in."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 

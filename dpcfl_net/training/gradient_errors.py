@@ -67,7 +67,7 @@ def truth(module: nn.Module, theta: torch.Tensor, x: torch.Tensor) -> Truth:
 
 
 def together(true: Truth) -> float:
-    """Compute the error of the gradient of one batch with all records against the sum of their own gradients.
+    """Compute the error of the gradient of one batch with all records against the sum of the gradients of single records.
 
     Args:
         true: Reference gradients.

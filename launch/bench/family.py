@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import psutil
 
 Member = tuple[str, psutil.Process]
+MOST_READ = 32  # processes of a role whose memory is read: a look at a thousand would outlast the rounds
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of the processes of one role, in bytes.
+
+    Attributes:
+        processes: Number of processes.
+        private: Median of the private memory of a process (USS).
+        all_private: Private memory of all.
+        shared: Largest shared memory of a process.
+        proportional: Median of the proportional set size of a process (PSS).
+        all_proportional: Proportional set sizes of all.
+    """
+
+    processes: int
+    private: float
+    all_private: float
+    shared: int
+    proportional: float
+    all_proportional: float
 
 
 def members() -> Iterator[Member]:
@@ -31,4 +55,30 @@ def processor_seconds(family: Iterable[Member]) -> dict[str, float]:
             found[role] = found.get(role, 0.0) + times.user + times.system
             if role == "parent":
                 found["worker"] = found.get("worker", 0.0) + times.children_user + times.children_system
+    return found
+
+
+def memory(family: Iterable[Member]) -> dict[str, Memory]:
+    """Return the memory of the processes by role, computed from at most MOST_READ processes of each; roles that have ended are left out."""
+    by_role: dict[str, list[psutil.Process]] = {}
+    for role, process in family:
+        by_role.setdefault(role, []).append(process)
+    found = {}
+    for role, processes in by_role.items():
+        sizes = []
+        for process in processes[:: -(-len(processes) // MOST_READ)]:
+            with contextlib.suppress(psutil.Error):
+                info = process.memory_full_info()
+                if info.rss:  # 0: it has ended
+                    sizes.append(info)
+        if sizes:
+            private, proportional = [info.uss for info in sizes], [info.pss for info in sizes]
+            found[role] = Memory(
+                len(processes),
+                statistics.median(private),
+                statistics.fmean(private) * len(processes),
+                max(info.rss - info.uss for info in sizes),
+                statistics.median(proportional),
+                statistics.fmean(proportional) * len(processes),
+            )
     return found

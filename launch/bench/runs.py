@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import tempfile
 import threading
@@ -10,8 +9,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import RunFailed
@@ -41,7 +38,7 @@ class Cost:
         by_role: Processor seconds per round, by role.
         private: Median memory of a worker that no other process shares, in bytes.
         started: Processor seconds of the same processes before the first round.
-        total: Private memory of all processes of the run, and shared pages once, in bytes.
+        total: Private memory of all processes of the run but the launcher, and shared pages once, in bytes.
     """
 
     round: Sample
@@ -171,15 +168,8 @@ class _Watcher(threading.Thread):
     def _measure_memory(self, members: list[family.Member]) -> None:
         """Read private memory of the workers, and of all processes with the shared pages of the one that shares most.
 
-        Proportional sizes (PSS) would depend on other programs that map the same libraries.
+        Proportional sizes (PSS) would depend on other programs that map the same libraries. The launcher, which measures, is left out.
         """
-        workers, private, shared = [], 0, 0
-        for role, process in members:
-            with contextlib.suppress(psutil.Error):
-                found = process.memory_full_info()
-                private += found.uss
-                shared = max(shared, found.rss - found.uss)
-                if role == "worker":
-                    workers.append(found.uss)
-        self.total = private + shared
-        self.private = statistics.median(workers) if workers else 0.0
+        found = family.memory(member for member in members if member[0] != "launcher")
+        self.total = sum(each.all_private for each in found.values()) + max(each.shared for each in found.values())
+        self.private = found["worker"].private if "worker" in found else 0.0

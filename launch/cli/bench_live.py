@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.run_folder import RunFolder
@@ -97,7 +94,7 @@ class _Watcher:
     rounds: int
     started: float = field(default_factory=time.monotonic)
     counts: list[tuple[float, int]] = field(default_factory=list)
-    memory: dict[str, list[int]] = field(default_factory=dict)
+    memory: dict[str, family.Memory] = field(default_factory=dict)
     spent: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # round, and processor seconds by role so far
 
     def prepare(self, step: str) -> None:
@@ -109,10 +106,7 @@ class _Watcher:
         if 0 < view.round < self.rounds and view.round > (self.spent[-1][0] if self.spent else 0):
             self.spent.append((view.round, family.processor_seconds(members)))
         if self.rounds - QUIET_ROUNDS <= view.round < self.rounds:
-            found: dict[str, list[int]] = {}
-            for role, process in members:
-                with contextlib.suppress(psutil.Error):
-                    found.setdefault(role, []).append(process.memory_full_info().pss)
+            found = family.memory(members)
             if _total(found) > _total(self.memory):
                 self.memory = found
 
@@ -124,7 +118,6 @@ class _Watcher:
         (begin, before), (end, after) = self.spent[0], self.spent[-1]
         started = sum(line["started"] for line in lines if begin < line["round"] <= end) or 1
         by_role = {role: 1e3 * (after[role] - before.get(role, 0.0)) / started for role in sorted(after)}
-        workers = self.memory.get("worker", [0])
         by_second = {int(at): count for at, count in self.counts}
         return {
             "seconds": statistics.median(line["seconds"] for line in quiet),
@@ -133,12 +126,12 @@ class _Watcher:
             "cpu_ms": sum(by_role.values()),
             "cpu_ms_by_role": by_role,
             "pss_gib": _total(self.memory) / 2**30,
-            "pss_processes": sum(map(len, self.memory.values())),
-            "worker_mib": statistics.median(workers) / 2**20,
+            "pss_processes": sum(each.processes for each in self.memory.values()),
+            "worker_mib": (self.memory["worker"].proportional if "worker" in self.memory else 0.0) / 2**20,
             "most_workers": max(count for _, count in self.counts),
             "workers_by_second": list(by_second.values()),
         }
 
 
-def _total(memory: dict[str, list[int]]) -> int:
-    return sum(sum(sizes) for sizes in memory.values())
+def _total(memory: dict[str, family.Memory]) -> float:
+    return sum(each.all_proportional for each in memory.values())

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TEXTS = (".py", ".toml", ".yaml", ".yml", ".cff", ".md", ".ipynb", ".j2")
 TOPS = ("dpcfl_net", "launch", "docs", "configs")
 PARTS = ("tutorials", "how-to", "reference", "explanation")
-MARK = re.compile(r"<!-- (not run|file|fails): (.+?) -->")
+MARK = re.compile(r"<!-- (not run|needs|file|fails): (.+?) -->")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Block:
         line: Line of its fence, from 1.
         language: Language after the fence.
         text: The code.
-        marks: Comments directly above it: `<!-- not run: reason -->`, `<!-- file: name -->`, `<!-- fails: exit code 2 -->`.
+        marks: Comments directly above it: `<!-- not run: reason -->`, `<!-- needs: module or program -->`, `<!-- file: name -->`,
+            `<!-- fails: exit code 2 -->`.
     """
 
     page: Path

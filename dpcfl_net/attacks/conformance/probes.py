@@ -45,7 +45,7 @@ def sizes(claim: Claim, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
 
 @dataclass(frozen=True)
 class Singles:
-    """Records with coordinates of their own.
+    """Records that share no coordinate.
 
     Attributes:
         records: All records, (n, d) float32; those without a coordinate are zero.

@@ -46,7 +46,7 @@ SECTIONS: dict[str, tuple[Callable[..., None], ...]] = {
         run.job, processes.keygen, processes.coordinator, processes.aggregator, processes.worker, processes.observer, documents.diff,
     ),
 }  # fmt: skip
-# Commands with commands of their own: section, help and commands.
+# Groups of commands: section, help and commands.
 GROUPS: dict[str, tuple[str, str, tuple[Callable[..., None], ...]]] = {
     "data": ("Configure", "Download data sets.", (data.fetch,)),
     "attack": (
