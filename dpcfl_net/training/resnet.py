@@ -41,17 +41,18 @@ class ResNet18(nn.Module):
     Args:
         channels: Channels of the images.
         classes: Number of logits.
+        small_images: True: the first convolution is 3x3 with stride 1, without pooling after it, as He et al. have it for CIFAR-10.
 
     Source: He et al. 2016; Wu and He 2018.
     """
 
-    def __init__(self, channels: int, classes: int) -> None:
+    def __init__(self, channels: int, classes: int, *, small_images: bool = False) -> None:
         super().__init__()
         # torchvision builds three channels first, and other inputs replace the layer: the order of random draws is kept.
-        self.conv1 = _first(3)
+        self.conv1 = _first(3, small_images)
         self.bn1 = nn.GroupNorm(GROUPS, 64)
         self.relu = nn.ReLU()
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.maxpool = nn.Identity() if small_images else nn.MaxPool2d(3, 2, 1)
         self.layer1 = _stage(64, 64, 1)
         self.layer2 = _stage(64, 128, 2)
         self.layer3 = _stage(128, 256, 2)
@@ -62,7 +63,7 @@ class ResNet18(nn.Module):
             if isinstance(module, nn.Conv2d):
                 _initialise(module)
         if channels != 3:
-            self.conv1 = _first(channels)
+            self.conv1 = _first(channels, small_images)
             _initialise(self.conv1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,8 +74,8 @@ class ResNet18(nn.Module):
         return logits
 
 
-def _first(channels: int) -> nn.Conv2d:
-    return nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+def _first(channels: int, small_images: bool) -> nn.Conv2d:
+    return nn.Conv2d(channels, 64, 3, 1, 1, bias=False) if small_images else nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
 
 
 def _stage(channels: int, wide: int, stride: int) -> nn.Sequential:

@@ -53,10 +53,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "in place": (TAKEN["ResNet block, in place"].build, (3, 8, 8)),
     "torchvision ResNet-10": (lambda: resnet(1, 1, 1, 1), (3, 32, 32)),
     "resnet18": (lambda: models.build("resnet18", (3, 32, 32), CLASSES), (3, 32, 32)),
+    "resnet18-cifar": (lambda: models.build("resnet18-cifar", (3, 8, 8), CLASSES), (3, 8, 8)),
     "features": (features, (12, 30)),
     "char-transformer": (lambda: models.build("char-transformer", (20,), CLASSES), (20,)),
 }
-SLOW = [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet18")) for name in CASES]
+SLOW = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("resnet18")) for name in CASES]
 
 
 def case(name: str) -> tuple[nn.Module, Images, np.ndarray]:

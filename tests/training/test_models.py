@@ -12,11 +12,11 @@ from dpcfl_net.training import models
 
 SHAPES = {
     "cnn": (1, 28, 28), "small-cnn": (1, 28, 28), "digits-cnn": (1, 8, 8), "cifar-cnn": (3, 32, 32), "resnet18": (3, 32, 32),
-    "linear": (1, 8, 8), "char-lstm": (80,), "char-transformer": (80,),
+    "resnet18-cifar": (3, 32, 32), "linear": (1, 8, 8), "char-lstm": (80,), "char-transformer": (80,),
 }  # fmt: skip
 SIZES = {
-    "cnn": 28_938, "small-cnn": 9_098, "digits-cnn": 6_090, "cifar-cnn": 66_570, "resnet18": 11_181_642, "linear": 650,
-    "char-lstm": 26_025, "char-transformer": 112_609,
+    "cnn": 28_938, "small-cnn": 9_098, "digits-cnn": 6_090, "cifar-cnn": 66_570, "resnet18": 11_181_642,
+    "resnet18-cifar": 11_173_962, "linear": 650, "char-lstm": 26_025, "char-transformer": 112_609,
 }  # fmt: skip
 CLASSES = {"char-lstm": 97, "char-transformer": 97}
 
