@@ -37,7 +37,7 @@ def measure() -> HostCosts:
     byte_s = max(0.0, (large.round.cpu - few.round.cpu) / FEW / size)
     worker_s = max(0.0, (many.started - few.started) / between)
     by_parameter = max(0.0, (large.private - few.private) / (LARGE - SMALL))
-    beyond = large.total - few.total - FEW * (large.private - few.private)
+    beyond = large.total + large.launcher - few.total - few.launcher - FEW * (large.private - few.private)
     return HostCosts(
         processor=processor(),
         start_s=max(0.0, start_s - FEW * worker_s),
@@ -48,7 +48,7 @@ def measure() -> HostCosts:
         task_s=task_s,
         task_wall_s=task_wall_s,
         byte_s=byte_s,
-        run_bytes=max(0.0, trained.total - FEW * trained.private),
+        run_bytes=max(0.0, trained.total + trained.launcher - FEW * trained.private),
         worker_bytes=trained.private,
         worker_parameter_bytes=by_parameter,
         server_parameter_bytes=max(0.0, beyond / (LARGE - SMALL) - 4 * FEW),

@@ -39,6 +39,7 @@ class Cost:
         private: Median memory of a worker that no other process shares, in bytes.
         started: Processor seconds of the same processes before the first round.
         total: Private memory of all processes of the run but the launcher, and shared pages once, in bytes.
+        launcher: Private memory of the launcher, which is the measuring process, in bytes.
     """
 
     round: Sample
@@ -46,6 +47,7 @@ class Cost:
     private: float
     started: float
     total: float
+    launcher: float
 
 
 def config(model: str, clients: int, rounds: int, algorithm: dict[str, Any], **sections: Any) -> Config:
@@ -105,7 +107,9 @@ def run(config: Config) -> Cost:
         lines = [line for line in runlog.each(RunFolder(folder).metrics) if "started" in line]
     wall = statistics.median(line["seconds"] for line in lines if line["round"] > WARM)
     by_role = watcher.per_round()
-    return Cost(Sample(sum(by_role.values()), wall), by_role, watcher.private, watcher.started(by_role), watcher.total)
+    return Cost(
+        Sample(sum(by_role.values()), wall), by_role, watcher.private, watcher.started(by_role), watcher.total, watcher.launcher
+    )
 
 
 class _NoDisplay:
@@ -128,7 +132,7 @@ class _Watcher(threading.Thread):
         super().__init__(daemon=True)
         self._metrics, self._rounds, self._ended = RunFolder(folder).metrics, rounds, threading.Event()
         self._marks: list[tuple[int, dict[str, float]]] = []
-        self.private = self.total = 0.0
+        self.private = self.total = self.launcher = 0.0
 
     def run(self) -> None:
         pause = LOOK_S
@@ -168,8 +172,9 @@ class _Watcher(threading.Thread):
     def _measure_memory(self, members: list[family.Member]) -> None:
         """Read private memory of the workers, and of all processes with the shared pages of the one that shares most.
 
-        Proportional sizes (PSS) would depend on other programs that map the same libraries. The launcher, which measures, is left out.
+        Proportional sizes (PSS) would depend on other programs that map the same libraries.
         """
-        found = family.memory(member for member in members if member[0] != "launcher")
+        found = family.memory(members)
+        self.launcher = found.pop("launcher").private
         self.total = sum(each.all_private for each in found.values()) + max(each.shared for each in found.values())
         self.private = found["worker"].private if "worker" in found else 0.0

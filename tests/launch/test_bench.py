@@ -18,7 +18,7 @@ from dpcfl_net.launch.bench.timing import Sample, Spread, enough, interleave, ti
 from dpcfl_net.launch.cli import app, doctor
 
 QUICK = Options(quick=True, against=frozenset())
-STARTS_PROCESSES = ("start", "clients", "noop", "round", "wire")
+STARTS_PROCESSES = ("start", "clients", "curves", "noop", "round", "wire")
 IN_THIS_PROCESS = tuple(row for row in registry.ROWS if row not in STARTS_PROCESSES)
 
 
