@@ -101,12 +101,14 @@ class Reproduction:
         paper: Citation.
         title: Title of the report.
         complete_runs: True if it needs complete runs, which take hours for a whole figure.
+        any_scale: True if it computes the same at every scale, as formulas do.
     """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     title: ClassVar[str] = ""
     complete_runs: ClassVar[bool] = False
+    any_scale: ClassVar[bool] = False
 
     def compute(self, context: Context) -> ReproductionResult:
         """Compute rows, figures, tables and claims.

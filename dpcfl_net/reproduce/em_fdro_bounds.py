@@ -38,6 +38,7 @@ class Bounds(Reproduction):
     name = "em-fdro/prop41"
     paper = PAPER + ", Propositions 4.1 and 4.4, Corollary 4.2, Lemma 4.5"
     title = "Probability mass near the worst client: exact bounds and limits"
+    any_scale = True
 
     def compute(self, context: Context) -> ReproductionResult:
         cases = list(itertools.chain(on_grid(), at_random()))

@@ -34,6 +34,7 @@ class Objective(Reproduction):
     name = "em-fdro/prop43"
     paper = PAPER + ", Proposition 4.3, equation 4, Corollary 4.6"
     title = "Objective of loss-weighted sampling, and its privacy with approximate losses"
+    any_scale = True
 
     def compute(self, context: Context) -> ReproductionResult:
         vectors = list(itertools.chain(on_grid(), at_random()))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FAILED = "failed.json"  # of a cell whose last attempt failed
 NOT_RUN = "not run"
+SAME = "the same"  # at the paper's scale, of a figure that does not depend on it
 NOT_KEPT = "raw data not kept"  # state of a cell that ran before raw data were kept
 COLUMNS = ["figure or table", "laptop scale", "seeds", "content", "recomputed by", "paper's scale"]
 SEVERAL = {"holds": "hold", "does not hold": "do not hold"}  # of more than one claim
@@ -85,8 +86,13 @@ def row(item: Item, cells: Cells) -> list[str]:
     if not item.by:
         return [item.item, f"{NOT_RUN}: {item.not_run}", "–", content, "–", NOT_RUN]
     own = [cells[name, "laptop"] for name in item.by if (name, "laptop") in cells]
-    laptop, paper = (_joined([status(cells.get((name, scale))) for name in item.by]) for scale in SCALES)
+    laptop, paper = (_joined([_at(scale, name, cells) for name in item.by]) for scale in SCALES)
     return [item.item, laptop, "; ".join(map(seeds, own)) or "–", content, ", ".join(item.by), paper]
+
+
+def _at(scale: Scale, name: str, cells: Cells) -> str:
+    same = scale == "paper" and (name, scale) not in cells and (name, "laptop") in cells and find(name).any_scale
+    return SAME if same else status(cells.get((name, scale)))
 
 
 def _joined(statuses: Sequence[str]) -> str:

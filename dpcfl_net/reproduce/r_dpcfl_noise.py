@@ -108,6 +108,7 @@ class Variance(Reproduction):
     name = "r-dpcfl/fig3"
     paper = PAPER + ", Figure 3 and Lemma 4.1"
     title = "Noise in a model update against both batch sizes"
+    any_scale = True
     setting: ClassVar[dict[str, Any]] = {"clip": 3.0, "rate": 5e-4, "parameters": 11_181_642}
 
     def compute(self, context: Context) -> ReproductionResult:
@@ -164,6 +165,7 @@ class NoiseMultiplier(Reproduction):
     name = "r-dpcfl/fig4"
     paper = PAPER + ", Figure 4"
     title = "Noise multiplier against both batch sizes"
+    any_scale = True
 
     def compute(self, context: Context) -> ReproductionResult:
         rows: list[dict[str, Any]] = []

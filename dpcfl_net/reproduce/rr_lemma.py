@@ -70,6 +70,7 @@ class Misplaced(Reproduction):
     name = "rr-cluster/lemma48"
     paper = PAPER + ", Lemma 4.8"
     title = "Share of wrongly placed clients and its bound"
+    any_scale = True
 
     def compute(self, context: Context) -> ReproductionResult:
         rows, compared = [], []

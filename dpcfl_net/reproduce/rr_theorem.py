@@ -67,6 +67,7 @@ class Contraction(Reproduction):
     name = "rr-cluster/theorem410"
     paper = PAPER + ", Theorem 4.10"
     title = "Contraction of a round and its bound"
+    any_scale = True
 
     def compute(self, context: Context) -> ReproductionResult:
         rows: list[dict[str, Any]] = [

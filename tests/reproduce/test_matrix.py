@@ -72,6 +72,13 @@ def test_committed_cells_keep_their_raw_data_or_say_that_they_do_not():
             assert claim["exact"] or claim["verdict"] in ("undecided", "not tested") or claim["seeds"] > 1, claim["text"]
 
 
+def test_formulas_need_no_other_scale():
+    (item,) = (item for paper in papers() for item in paper.items if item.by == ("r-dpcfl/fig3",) and paper.key == "r-dpcfl")
+    cell = {"state": "finished", "claims": []}
+    assert matrix.row(item, {("r-dpcfl/fig3", "laptop"): cell})[5] == "the same"
+    assert matrix.row(item, {})[5] == "not run"
+
+
 class Quick(Reproduction):
     """One exact claim and one over seeds."""
 
