@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcfl_net.clustering.metrics import recovered
+from dpcfl_net.data import datasets
 from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, Scale
 from dpcfl_net.reproduce.claims import ALWAYS, Cause, Claim, Comparison, share
 from dpcfl_net.reproduce.first_rounds import bank, configuration, keys, noise_of_run
@@ -35,7 +36,7 @@ class Setup:
     Attributes:
         dataset: Name of the data set.
         records: Records per client (N).
-        seeds: Seeds of the rounds.
+        seeds: Usual seeds of the rounds.
         clusters: Shift and cluster sizes of each setting.
     """
 
@@ -67,7 +68,8 @@ class NumberUnknown(Reproduction):
     title = "Number of clusters: share of rounds with the right M"
 
     def compute(self, context: Context) -> ReproductionResult:
-        rows = [row for part in PARTS[context.scale] for row in rounds(part, context.scale, context.say)]
+        parts, left_out = _at_hand(PARTS[context.scale])
+        rows = [row for part in parts for row in rounds(part, context.seeds(part.seeds), context.scale, context.say)]
         bands: dict[float, list[dict[str, Any]]] = {}
         for row in sorted(rows, key=lambda row: row["z"]):
             bands.setdefault(row["z_band"], []).append(row)
@@ -79,6 +81,7 @@ class NumberUnknown(Reproduction):
             "The constants of this project's rule were chosen on seeds 100 to 104. The exception is the quarter that "
             "a split must reach, which was added after seeds 0 to 9 had been examined. The constants of the test for outliers "
             "were chosen on seeds 100 and 101.",
+            *left_out,
         ]
         tables = [
             _table("By data and clusters", rows, lambda row: f"{row['dataset']}, {row['shift']}, {row['clients']}"),
@@ -87,18 +90,34 @@ class NumberUnknown(Reproduction):
         return ReproductionResult(rows, _claims(rows), [figure], tables, notes)
 
 
-def rounds(part: Setup, scale: Scale, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def _at_hand(parts: Sequence[Setup]) -> tuple[list[Setup], list[str]]:
+    """Return the parts whose data set is large enough, and a sentence for each of the others."""
+    used, left_out = [], []
+    for part in parts:
+        needed = part.records * max(max(clients) for _, clients in part.clusters)
+        found = datasets.load(part.dataset).sizes[0]
+        if needed <= found:
+            used.append(part)
+        else:
+            left_out.append(
+                f"{part.dataset} was left out: this copy has {found:,} training records, a cluster needs {needed:,}."
+            )
+    return used, left_out
+
+
+def rounds(part: Setup, seeds: Sequence[int], scale: Scale, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield a row for every seed, setting and epsilon: the M of each rule, and recovery at known M.
 
     Args:
-        part: Data set, seeds and clusters.
+        part: Data set and clusters.
+        seeds: Seeds of the rounds.
         scale: laptop or paper.
         say: Prints progress.
 
     Yields:
         Lines of data.csv.
     """
-    for seed in part.seeds:
+    for seed in seeds:
         rows = 0
         configs = {e: configuration(part.dataset, part.records, seed, epsilon=e, scale=scale) for e in EPSILONS[scale]}
         kept = bank(configs[EPSILONS[scale][0]])
