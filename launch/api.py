@@ -20,6 +20,7 @@ from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.progress_bar import open_bar
 from dpcfl_net.launch.sweep_grid import Cell, Source, cell_folder
 from dpcfl_net.launch.tuning import output as tuning_output
+from dpcfl_net.launch.tuning.runs import StudyRuns
 from dpcfl_net.launch.tuning.study import Study, TuneOptions
 from dpcfl_net.launch.watcher import CellsBar, Watcher
 from dpcfl_net.privacy.accounting.accountant import Accountant
@@ -201,8 +202,7 @@ def sweep(
         RunFailed: After the last combination, if some failed; the same call runs them again.
         KeyboardInterrupt: After Ctrl-C; the same call resumes the sweep.
     """
-    if type(jobs) is not int or not 1 <= jobs <= sweep_axes.MOST_CELLS:
-        raise ConfigError(f"jobs is {jobs!r}: must be a whole number from 1 to {sweep_axes.MOST_CELLS:,}")
+    _check_jobs(jobs)
     with caller.restored():
         grid = sweeps.Sweep.of(config, axes, Path(out))
         total = len(grid.cells)
@@ -215,7 +215,7 @@ def sweep(
             outcomes = grid.run(display=display)
         else:
             watcher = CellsBar(open_bar(progress), grid.folder.name, total)
-            place = LocalCells(grid.folder, grid.folders(), jobs)
+            place = LocalCells(grid.folder, [cell.config for cell in grid.cells], grid.store, jobs)
             outcomes = grid.run(watcher.ended, place=place, watcher=watcher)
     if sweeps.stopped(outcomes):
         raise KeyboardInterrupt("sweep stopped; the same call resumes it")
@@ -247,6 +247,8 @@ def tune(
     grid: Mapping[str, Sequence[Any]],
     options: TuneOptions | None = None,
     out: Path | str = "runs",
+    *,
+    jobs: int = 1,
 ) -> TuneResult:
     """Tune algorithms with the same number of trials each, scored on validation records; then test the best settings once.
 
@@ -258,6 +260,7 @@ def tune(
         grid: Values by dotted key: {"local.lr": [0.1, 0.3], "algorithms.mr-mtl.lam": [0, 0.01]}.
         options: Search, number of trials, seeds, score; None: the defaults.
         out: Parent of the tuning's folder and of the run store shared with sweeps.
+        jobs: Runs at once; they share the cores of this machine equally. The trials and the choice do not depend on it.
 
     Returns:
         The chosen settings and the final runs.
@@ -267,16 +270,18 @@ def tune(
         RunFailed: If runs failed; the same call runs them again.
         KeyboardInterrupt: After Ctrl-C; the same call resumes.
     """
+    _check_jobs(jobs)
     with caller.restored():
         study = Study.of(config, {}, list(algorithms), sweep_axes.axes_of(grid), options or TuneOptions(), Path(out))
-        study.run(changed=lambda: tuning_output.write(study))
+        bar = CellsBar(open_bar(jobs > 1), study.folder.path.name, study.trial_runs + study.final_runs)
+        StudyRuns(study, bar.ended, lambda: tuning_output.write(study)).run(jobs, bar if jobs > 1 else None)
         tuning_output.write_pages(study)
     document = tuning_output.document(study)
     chosen = {name: one["chosen"]["values"] for name, one in document["algorithms"].items()}
     outcomes = [(one.space.algorithm, outcome) for one in study.tuned for outcome in one.outcomes]
-    runs = [Run(outcome.folder) for _, outcome in outcomes]
-    values = [{"algorithm.name": name, "seed": run.config.seed} for (name, _), run in zip(outcomes, runs, strict=True)]
-    return TuneResult(study.folder.path, chosen, document, SweepResult(study.folder.path, runs, values))
+    finals = [Run(outcome.folder) for _, outcome in outcomes]
+    values = [{"algorithm.name": name, "seed": run.config.seed} for (name, _), run in zip(outcomes, finals, strict=True)]
+    return TuneResult(study.folder.path, chosen, document, SweepResult(study.folder.path, finals, values))
 
 
 def compare(
@@ -342,6 +347,11 @@ def account(
         return account_document(dict(events))
     document = {"events": [_event(event) for event in events], "delta": delta, "adjacency": adjacency, "accountant": accountant}
     return account_document(document if target_epsilon is None else {**document, "target_epsilon": target_epsilon})
+
+
+def _check_jobs(jobs: int) -> None:
+    if type(jobs) is not int or not 1 <= jobs <= sweep_axes.MOST_CELLS:
+        raise ConfigError(f"jobs is {jobs!r}: must be a whole number from 1 to {sweep_axes.MOST_CELLS:,}")
 
 
 def _event(event: Event | Mapping[str, Any]) -> Any:

@@ -41,7 +41,7 @@ SAMPLE = 2_000  # updates
 
 
 def membership(fit: mixture.MixtureFit, clients: Sequence[int]) -> dict[str, list[int] | int]:
-    """List clients alone in a cluster and outliers in clusters of others; count clients that would not stand out. Without zeros."""
+    """List clients alone in a cluster and outliers in clusters of others; count clients that may resemble no other. Without zeros."""
     counts = np.bincount(fit.labels, minlength=fit.clusters)[fit.labels]
     marks = {"alone": fit.outliers & (counts == 1), "outliers": fit.outliers & (counts > 1)}
     found: dict[str, list[int] | int] = {

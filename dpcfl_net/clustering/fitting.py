@@ -41,8 +41,8 @@ class MixtureFit:
         space: Space that the mixture was fitted in.
         outliers: True for clients that resemble no others, (n,): alone in a cluster, or, if there is no room for one, in a
             cluster that they do not belong to. All False if the noise is not known.
-        unverified: True for clients that would not stand out if they resembled no other, (n,): an update of their noise as far
-            from their cluster as the next cluster would not be an outlier. All False if the noise is not known.
+        unverified: True for clients that may resemble no other, (n,): no outliers, but noise may hide a distance from their cluster
+            as large as that between the two closest clusters. All False if the noise is not known.
 
     Source: Malekmohammadi, Taik, Farnadi, "Differentially Private Clustered Federated Learning", TMLR 2025.
     """

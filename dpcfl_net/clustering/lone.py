@@ -28,7 +28,7 @@ def with_outliers(fitter: Fitter, found: MixtureFit, clusters: int | None, room:
 
     Returns:
         The same fit if it has no outliers; a fit in which every outlier is alone; or the same fit with its outliers marked and
-        at most the score whose overlap is the share of outliers. Clients that would not stand out are marked.
+        at most the score whose overlap is the share of outliers. Clients that may resemble no other are marked.
     """
     if fitter.noise is None:
         return found

@@ -88,10 +88,10 @@ def membership(first: FirstRound) -> str:
 
 
 def hidden(first: FirstRound) -> str:
-    """Say how many clients would not stand out if they resembled no other; empty if there are none."""
+    """Say how many clients may resemble no other, hidden by noise; empty if there are none."""
     count = f"{len(first.unverified)} of {len(first.labels)} clients"
-    why = "noise and usual differences reach as far as the next cluster"
-    return f" {count} would not stand out if they resembled no other: {why}." if first.unverified else ""
+    why = "noise may hide a distance as large as that between the closest clusters"
+    return f" {count} may resemble no other: {why}." if first.unverified else ""
 
 
 def candidates(view: RunView) -> Figure:

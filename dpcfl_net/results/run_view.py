@@ -38,7 +38,7 @@ class FirstRound:
         clusters: Chosen number of clusters.
         alone: Indices of updates that resemble no other and are alone in a cluster.
         outliers: Indices of updates that resemble no other and are in a cluster of others.
-        unverified: Indices of updates that would not stand out if they resembled no other.
+        unverified: Indices of updates that may resemble no other, hidden by noise.
     """
 
     coordinates: list[list[float]]

@@ -1,1 +1,1 @@
-"""Cells of a sweep: one run each, in this process, in several processes, in a SLURM job array or as Ray tasks."""
+"""Cells of a sweep or a tuning: one run each, in this process, in several processes, in a SLURM job array or as Ray tasks."""

@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.run_folder import SweepFolder
+from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, INTERRUPTED, CellOutcome
 from dpcfl_net.launch.placement.local import cores
+from dpcfl_net.launch.sweep_grid import cell_folder
 
 # The module path of this process, in which a configuration's own functions may be.
 MAIN = "import sys; sys.path[:] = {path!r}; from dpcfl_net.launch.cells.process import main; sys.exit(main(sys.argv[1:]))"
@@ -27,7 +29,7 @@ class CellProcess:
     """A process of `cells.process`.
 
     Args:
-        folder: Folder of the sweep.
+        folder: Folder of the sweep or the tuning.
         log: File for its standard error.
     """
 
@@ -45,10 +47,17 @@ class CellProcess:
         assert self._process.stdout is not None
         self._commands, self.outcomes = self._process.stdin, self._process.stdout
 
-    def start(self, index: int, slots: int) -> None:
-        """Start a cell; `outcome` tells if the process has ended."""
+    def start(self, cell: Mapping[str, Any], slots: int) -> None:
+        """Start a cell; `outcome` tells if the process has ended.
+
+        Args:
+            cell: As `cells.process` takes it.
+            slots: Workers that may compute at once.
+        """
+        line = memoryview(json.dumps({**cell, "slots": slots}).encode() + b"\n")
         try:
-            self._commands.write(json.dumps({"cell": index, "slots": slots}).encode() + b"\n")
+            while line:  # a signal may interrupt the write of a long line
+                line = line[self._commands.write(line) :]
         except BrokenPipeError:
             return
 
@@ -99,13 +108,14 @@ class LocalCells:
     """Runs cells in several processes on this machine. They share its cores in equal parts.
 
     Args:
-        folder: Folder of the sweep, with sweep.json.
-        runs: Run folder of each cell.
+        folder: Folder of the sweep or the tuning, for the logs.
+        configs: Configuration of each cell; there may be more of them later.
+        store: Folder of the runs.
         jobs: Cells at once.
     """
 
-    def __init__(self, folder: Path, runs: Sequence[Path], jobs: int) -> None:
-        self._folder, self._runs, self._jobs = folder, runs, jobs
+    def __init__(self, folder: Path, configs: Sequence[Config], store: Path, jobs: int) -> None:
+        self._folder, self._configs, self._store, self._jobs = folder, configs, store, jobs
         self._idle: list[CellProcess] = []
         self._busy: dict[int, CellProcess] = {}
         self._started = 0
@@ -123,7 +133,8 @@ class LocalCells:
             self._idle.append(CellProcess(self._folder, log))
             self._started += 1
         self._busy[index] = self._idle.pop()
-        self._busy[index].start(index, share(cores(), min(self._jobs, left)))
+        cell = {"config": self._configs[index].model_dump(mode="json"), "run": str(self._run(index))}
+        self._busy[index].start(cell, share(cores(), min(self._jobs, left)))
 
     def wait(self, also: Sequence[Any], timeout_s: float) -> list[tuple[int, CellOutcome]]:
         """See `CellPlace`."""
@@ -139,10 +150,10 @@ class LocalCells:
         for index, process in sorted(self._busy.items()):
             if wait([process.outcomes.fileno()], max(0.0, deadline - time.monotonic())) and process.alive():
                 outcome = self._take(index)
-                ended.append((index, outcome if outcome.state == FINISHED else CellOutcome(self._runs[index], INTERRUPTED)))
+                ended.append((index, outcome if outcome.state == FINISHED else CellOutcome(self._run(index), INTERRUPTED)))
             else:
                 process.kill()
-                ended.append((index, CellOutcome(self._runs[index], INTERRUPTED)))
+                ended.append((index, CellOutcome(self._run(index), INTERRUPTED)))
                 self._idle.append(self._busy.pop(index))
         return ended
 
@@ -156,8 +167,11 @@ class LocalCells:
             process.close(max(0.0, deadline - time.monotonic()))
         self._idle, self._busy = [], {}
 
+    def _run(self, index: int) -> Path:
+        return cell_folder(self._configs[index], self._store)
+
     def _take(self, index: int) -> CellOutcome:
-        process, folder = self._busy.pop(index), self._runs[index]
+        process, folder = self._busy.pop(index), self._run(index)
         self._idle.append(process)
         try:
             outcome = process.outcome(folder)

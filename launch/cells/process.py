@@ -1,6 +1,7 @@
-"""Process that runs cells of a sweep for another process (`local.CellProcess`), until its standard input ends.
+"""Process that runs cells of a sweep or a tuning for another process (`local.CellProcess`), until its standard input ends.
 
-It reads a line {"cell": 3, "slots": 2} for each cell and writes the outcome as a line.
+It reads a line for each cell and writes the outcome as a line. {"config": {...}, "run": "runs/store/global-0123", "slots": 2} is a
+resolved configuration and its run folder; {"cell": 3, "slots": 2} is a cell of the sweep.json in the folder of its argument.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.process_log import log_if_chosen
 from dpcfl_net.launch.cells.outcome import FAILED, CellOutcome, one_line
+
+if TYPE_CHECKING:
+    from dpcfl_net.experiment.config_schema import Config
 
 
 class Quiet:
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run cells as standard input asks.
 
     Args:
-        arguments: Folder of the sweep.
+        arguments: Folder of the sweep or the tuning.
 
     Returns:
         The exit code.
@@ -50,12 +54,12 @@ def main(arguments: Sequence[str]) -> int:
 
     log_if_chosen()
     parents.warm()
-    cells: queue.SimpleQueue[dict[str, int] | None] = queue.SimpleQueue()
+    cells: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_read, args=(sys.stdin, cells, busy), daemon=True).start()
     while (cell := cells.get()) is not None:
         busy.set()
-        line = _run(Path(folder), cell["cell"], cell["slots"]).to_json() + "\n"
+        line = _run(Path(folder), cell).to_json() + "\n"
         busy.clear()
         try:
             os.write(outcomes, line.encode())
@@ -64,20 +68,50 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _read(source: TextIO, cells: queue.SimpleQueue[dict[str, int] | None], busy: threading.Event) -> None:
+def _read(source: TextIO, cells: queue.SimpleQueue[dict[str, Any] | None], busy: threading.Event) -> None:
     """Pass on the lines of the parent. Its end interrupts the cell that runs, as a signal would."""
     for line in source:
-        cells.put(json.loads(line))
+        if line.endswith("\n"):  # a parent that was killed may leave a part of a line
+            cells.put(json.loads(line))
     cells.put(None)
     if busy.is_set():
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run(folder: Path, index: int, slots: int) -> CellOutcome:
-    from dpcfl_net.launch.sweeps import read_cell, run_cell
+def _run(folder: Path, cell: Mapping[str, Any]) -> CellOutcome:
+    from dpcfl_net.launch.cells.run_cell import run_cell
 
     try:
-        cell, store = read_cell(folder, index)
+        config, store = given(cell) if "config" in cell else _in_sweep(folder, cell["cell"])
     except DpcflError as error:
         return CellOutcome(folder, FAILED, error=one_line(error))
-    return run_cell(cell.config, store, Quiet(), slots)
+    return run_cell(config, store, Quiet(), cell["slots"])
+
+
+def given(cell: Mapping[str, Any]) -> tuple[Config, Path]:
+    """Read the resolved configuration of a line.
+
+    Args:
+        cell: The line, with config and run.
+
+    Returns:
+        The configuration, and the folder of the runs.
+
+    Raises:
+        ConfigError: If its run folder is another one than that of the line.
+    """
+    from dpcfl_net.experiment.config_schema import Config
+    from dpcfl_net.launch.sweep_grid import cell_folder
+
+    config, run = Config.model_validate(cell["config"], strict=True), Path(cell["run"])
+    if (found := cell_folder(config, run.parent)) != run:
+        raise ConfigError(f"the configuration of {run} belongs to {found}: its resolved form cannot be read back")
+    return config, run.parent
+
+
+def _in_sweep(folder: Path, index: int) -> tuple[Config, Path]:
+    """Configuration of a cell that sweep.json names, and the folder of the runs."""
+    from dpcfl_net.launch.sweeps import read_cell
+
+    cell, store = read_cell(folder, index)
+    return cell.config, store

@@ -102,11 +102,20 @@ class CellQueue:
         on_end: Callable[[int, CellOutcome], None],
         watcher: CellWatcher | None = None,
     ) -> None:
-        self._folders, self._place, self._on_end, self._watcher = folders, place, on_end, watcher
+        self._folders, self._place, self._on_end, self._watcher = list(folders), place, on_end, watcher
         self._waiting = deque(range(len(folders)))
         self._in_use: list[int] = []
         self._running: list[int] = []
         self._outcomes: dict[int, CellOutcome] = {}
+
+    def add(self, folders: Sequence[Path]) -> None:
+        """Add cells after the others; `on_end` may call it.
+
+        Args:
+            folders: Run folder of each cell.
+        """
+        self._waiting.extend(range(len(self._folders), len(self._folders) + len(folders)))
+        self._folders.extend(folders)
 
     def run(self) -> list[CellOutcome]:
         """Run all cells, or until a signal.

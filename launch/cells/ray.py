@@ -39,7 +39,7 @@ def run_on_node(folder: str, index: int, slots: int, where: str) -> str:
         os.chdir(where)
     process = CellProcess(Path(folder), SweepFolder(folder).log(f"ray_{index}"))
     try:
-        process.start(index, slots)
+        process.start({"cell": index}, slots)
         while not wait([process.outcomes.fileno()], POLL_S):  # Ray cancels a task between two of these waits
             continue
         return process.outcome(Path(folder)).to_json()

@@ -16,7 +16,7 @@ from dpcfl_net.launch.cells.outcome import FINISHED, WAITING, CellOutcome
 from dpcfl_net.launch.cells.queue import CellPlace
 from dpcfl_net.launch.cli import compare as comparison
 from dpcfl_net.launch.cli import sweep_json
-from dpcfl_net.launch.cli.sweep_screen import SweepLines, open_sweep_screen
+from dpcfl_net.launch.cli.cell_screen import CellLines, ShownCells, open_cell_screen
 from dpcfl_net.launch.placement.slurm_batch import Resources
 from dpcfl_net.launch.sweep_grid import Source
 from dpcfl_net.launch.sweeps import Sweep, failed_cells, outcome_line, recorded_outcomes, stopped
@@ -45,13 +45,13 @@ def sweep(plan: Sweep, jobs: int, tell: Tell) -> int:
         outcomes = plan.run(lambda number, cell, outcome: print(outcome_line(number, total, cell.label, outcome), flush=True))
         return _conclude(plan, outcomes, tell)
     left = [cell.config for cell, done in zip(plan.cells, plan.done(), strict=True) if not done]
-    screen = open_sweep_screen(plan)
+    screen = open_cell_screen(ShownCells.of(plan))
     if min(len(left), jobs) > 1:
         screen.say(memory.note(left, jobs))
-    return run_at(plan, LocalCells(plan.folder, plan.folders(), jobs), screen, tell)
+    return run_at(plan, LocalCells(plan.folder, [cell.config for cell in plan.cells], plan.store, jobs), screen, tell)
 
 
-def run_at(plan: Sweep, place: CellPlace, screen: SweepLines, tell: Tell) -> int:
+def run_at(plan: Sweep, place: CellPlace, screen: CellLines, tell: Tell) -> int:
     """Run the unfinished cells of a sweep at a place and print its result.
 
     Args:
@@ -120,7 +120,7 @@ def run_on_ray(plan: Sweep, resources: Resources, jobs: int | None, tell: Tell) 
     from dpcfl_net.launch.cells.ray import RayCells
 
     plan.write([FINISHED if finished else WAITING for finished in plan.done()])
-    screen, place = open_sweep_screen(plan), RayCells(plan.folder, plan.folders(), resources, jobs)
+    screen, place = open_cell_screen(ShownCells.of(plan)), RayCells(plan.folder, plan.folders(), resources, jobs)
     if note := place.note():
         screen.say(note)
     return run_at(plan, place, screen, tell)
@@ -178,7 +178,7 @@ def collect(plan: Sweep, tell: Tell) -> int:
         RunFailed: If cells failed.
     """
     outcomes = recorded_outcomes(plan.folder)
-    screen = SweepLines(plan)
+    screen = CellLines(ShownCells.of(plan))
     for number, outcome in enumerate(outcomes, 1):
         screen.ended(number, outcome)
     tell(partial(sweep_json.ended, plan, outcomes))

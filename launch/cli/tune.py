@@ -8,12 +8,15 @@ from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.launch.cells import memory
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.cli import compare as comparison
+from dpcfl_net.launch.cli.cell_screen import CellLines, ShownCells, open_cell_screen
 from dpcfl_net.launch.cli.screen import print_table
 from dpcfl_net.launch.sweep_axes import parse_axes
-from dpcfl_net.launch.sweeps import outcome_text
+from dpcfl_net.launch.sweeps import outcome_line
 from dpcfl_net.launch.tuning import output
+from dpcfl_net.launch.tuning.runs import StudyRuns
 from dpcfl_net.launch.tuning.study import Study, TuneOptions
 
 
@@ -54,16 +57,16 @@ def dry_run(study: Study) -> tuple[int, dict[str, Any]]:
             print(one.space.label(index))
         if adaptive:
             print(f"{one.space.algorithm}: {study.count} of {len(one.space):,} combinations, proposed during the search")
-    runs = study.count * len(study.options.trial_seeds) * len(study.tuned)
-    print(f"{runs} runs of trials, then {len(study.tuned) * len(study.options.seeds)} final runs")
+    print(f"{study.trial_runs} runs of trials, then {study.final_runs} final runs")
     return 0, output.document(study)
 
 
-def tune(study: Study) -> tuple[int, dict[str, Any]]:
+def tune(study: Study, jobs: int) -> tuple[int, dict[str, Any]]:
     """Run a study and print its result.
 
     Args:
         study: The study.
+        jobs: Runs at once.
 
     Returns:
         Exit code and JSON document.
@@ -71,16 +74,8 @@ def tune(study: Study) -> tuple[int, dict[str, Any]]:
     Raises:
         RunFailed: If runs failed.
     """
-    total = len(study.tuned) * (study.count * len(study.options.trial_seeds) + len(study.options.seeds))
-    number = 0
-
-    def ended(label: str, outcome: CellOutcome) -> None:
-        nonlocal number
-        number += 1
-        print(f"{number:>{len(str(total))}}/{total}  {label}  {outcome_text(outcome)}", flush=True)
-
     try:
-        study.run(ended, lambda: output.write(study))
+        _run(study, jobs)
     except KeyboardInterrupt:
         output.write(study)
         print("stopped; run the same command to resume")
@@ -94,3 +89,22 @@ def tune(study: Study) -> tuple[int, dict[str, Any]]:
     comparison.show(study.folder.path)
     print(f"trials: {pages[0]}")
     return 0, output.document(study)
+
+
+def _run(study: Study, jobs: int) -> None:
+    """Run a study, with a line per run, or with a live table of the runs at once."""
+
+    def ended(number: int, label: str, outcome: CellOutcome) -> None:
+        if screen is None:
+            print(outcome_line(number, total, label, outcome), flush=True)
+        else:
+            screen.ended(number, outcome)
+
+    runs, total = StudyRuns(study, ended, lambda: output.write(study)), study.trial_runs + study.final_runs
+    screen: CellLines | None = None
+    if jobs > 1:
+        screen = open_cell_screen(ShownCells(study.folder.path.name, total, runs.labels, runs.folders))
+        left = runs.left()
+        if min(len(left), jobs) > 1:
+            screen.say(memory.note(left, jobs))
+    runs.run(jobs, screen)

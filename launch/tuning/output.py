@@ -13,8 +13,7 @@ from typing import Any
 
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.canonical import finite
-from dpcfl_net.launch.cells.outcome import FINISHED, WAITING
-from dpcfl_net.launch.sweep_grid import cell_folder
+from dpcfl_net.launch.cells.outcome import FINISHED, CellOutcome
 from dpcfl_net.launch.tuning.study import Study, Trial, Tuned
 from dpcfl_net.results import summary
 from dpcfl_net.results.number_format import percent
@@ -29,7 +28,7 @@ def write(study: Study) -> None:
     study.folder.path.mkdir(parents=True, exist_ok=True)
     write_atomically(study.folder.tuning, json.dumps(finite(document(study)), indent=2, default=str) + "\n")
     write_atomically(study.folder.trials, _csv(study))
-    if all(one.finals for one in study.tuned):
+    if all(one.outcomes for one in study.tuned):
         write_atomically(study.folder.sweep, json.dumps(_sweep(study), indent=2, default=str) + "\n")
 
 
@@ -48,12 +47,12 @@ def document(study: Study) -> dict[str, Any]:
 
 
 def _tuned(study: Study, one: Tuned) -> dict[str, Any]:
-    chosen = one.best if one.finals else None
+    chosen = one.best if one.outcomes else None
     return {
         "settings": one.space.axes,
         "trials": [_trial(study, one, trial) for trial in one.trials],
         "chosen": None if chosen is None else {"values": one.space.values(chosen.index), "score": chosen.score},
-        "final": [_final(study, outcome.folder) for outcome in one.outcomes],
+        "final": [_final(study, seed, outcome) for seed, outcome in zip(study.options.seeds, one.outcomes, strict=False)],
         "joint": vars(joint(study, one)) if one.outcomes and one.outcomes[0].state == FINISHED else None,
     }
 
@@ -63,15 +62,15 @@ def _trial(study: Study, one: Tuned, trial: Trial) -> dict[str, Any]:
         "values": one.space.values(trial.index),
         "score": trial.score if trial.scores else None,
         "scores": trial.scores,
-        "states": [outcome.state for outcome in trial.outcomes] or [WAITING] * len(trial.configs),
-        "folders": [_relative(study, cell_folder(config, study.store)) for config in trial.configs],
+        "states": [outcome.state for outcome in trial.outcomes],
+        "folders": [_relative(study, outcome.folder) for outcome in trial.outcomes],
     }
 
 
-def _final(study: Study, folder: Path) -> dict[str, Any]:
-    run = summary.read_document(folder)
-    figures = {key: run.get("final", {}).get(key) for key in MEASURES}
-    return {"seed": run.get("seed"), "state": run.get("state"), "folder": _relative(study, folder), **figures}
+def _final(study: Study, seed: int, outcome: CellOutcome) -> dict[str, Any]:
+    final = summary.read_document(outcome.folder).get("final", {}) if outcome.state == FINISHED else {}
+    figures = {key: final.get(key) for key in MEASURES}
+    return {"seed": seed, "state": outcome.state, "folder": _relative(study, outcome.folder), **figures}
 
 
 def joint(study: Study, one: Tuned) -> JointEpsilon:
@@ -102,7 +101,8 @@ def chosen_table(study: Study) -> Table:
     rows = []
     for one in study.tuned:
         values = one.space.label(one.best.index).partition(" ")[2]
-        finals = [_final(study, outcome.folder)["accuracy_mean"] for outcome in one.outcomes if outcome.state == FINISHED]
+        ended = [outcome.folder for outcome in one.outcomes if outcome.state == FINISHED]
+        finals = [summary.read_document(folder)["final"]["accuracy_mean"] for folder in ended]
         spread = f" +- {100 * statistics.stdev(finals):.1f}" if len(finals) > 1 else ""
         tested = f"{percent(statistics.fmean(finals))}{spread}" if finals else "–"
         rows.append([one.space.algorithm, values, str(len(one.trials)), percent(one.best.score), tested])
@@ -173,11 +173,9 @@ def _csv(study: Study) -> str:
     for one in study.tuned:
         for number, trial in enumerate(one.trials, 1):
             values = one.space.values(trial.index)
-            for place, config in enumerate(trial.configs):
-                score = trial.scores[place] if trial.scores else ""
-                state = trial.outcomes[place].state if trial.outcomes else WAITING
-                folder = _relative(study, cell_folder(config, study.store))
-                row = [one.space.algorithm, number, *(values.get(key, "") for key in keys), config.seed, score, state, folder]
+            for place, (seed, outcome) in enumerate(zip(study.options.trial_seeds, trial.outcomes, strict=True)):
+                score, folder = trial.scores[place] if trial.scores else "", _relative(study, outcome.folder)
+                row = [one.space.algorithm, number, *(values.get(key, "") for key in keys), seed, score, outcome.state, folder]
                 writer.writerow(row)
     return text.getvalue()
 
@@ -186,10 +184,9 @@ def _sweep(study: Study) -> dict[str, Any]:
     """The final runs as a sweep, which `dpcfl compare` and `dpcfl report` read."""
     cells = []
     for one in study.tuned:
-        states = [outcome.state for outcome in one.outcomes] or [WAITING] * len(one.finals)
-        for config, state in zip(one.finals, states, strict=True):
-            values = {"algorithm.name": one.space.algorithm, "seed": config.seed}
-            cells.append({"values": values, "folder": _relative(study, cell_folder(config, study.store)), "state": state})
+        for seed, outcome in zip(study.options.seeds, one.outcomes, strict=True):
+            values = {"algorithm.name": one.space.algorithm, "seed": seed}
+            cells.append({"values": values, "folder": _relative(study, outcome.folder), "state": outcome.state})
     axes = {"algorithm.name": [one.space.algorithm for one in study.tuned], "seed": list(study.options.seeds)}
     return {"config": study.document, "axes": axes, "device": None, "cells": cells}
 

@@ -1,11 +1,11 @@
-"""A tuning study: its plan, the runs of its trials, the choice, and the final runs."""
+"""A tuning study: its plan, the configurations of its trials and final runs, and their outcomes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -16,17 +16,13 @@ from dpcfl_net.core.run_folder import TuneFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_overrides import change
 from dpcfl_net.experiment.config_schema import MOST_ROUNDS, Config
-from dpcfl_net.launch.cells.outcome import FINISHED, CellOutcome
-from dpcfl_net.launch.cells.queue import CellQueue, InThisProcess
-from dpcfl_net.launch.cells.run_cell import run_cell
-from dpcfl_net.launch.sweep_grid import Source, cell_folder, job_key
-from dpcfl_net.launch.sweeps import STORE, failed_cells, stopped
-from dpcfl_net.launch.tuning.search import Searcher, count_trials, searcher
+from dpcfl_net.launch.cells.outcome import CellOutcome
+from dpcfl_net.launch.sweep_grid import Source, job_key
+from dpcfl_net.launch.sweeps import STORE
+from dpcfl_net.launch.tuning.search import count_trials, searcher
 from dpcfl_net.launch.tuning.space import Space, spaces
-from dpcfl_net.results import summary
 
 VALIDATION = 0.2  # fraction of the training records, where the configuration sets none
-OnRun = Callable[[str, CellOutcome], None]  # label and outcome of a run that ended
 
 
 @dataclass(frozen=True)
@@ -78,14 +74,12 @@ class Trial:
 
     Attributes:
         index: Its number in the search space.
-        configs: Its configuration for each seed of the trials.
-        outcomes: Their outcomes; empty before it was run.
-        scores: Score of each run.
+        outcomes: Outcome for each seed of the trials; WAITING before its run has ended.
+        scores: Score of each run; empty until all have finished.
     """
 
     index: int
-    configs: list[Config]
-    outcomes: list[CellOutcome] = field(default_factory=list)
+    outcomes: list[CellOutcome]
     scores: list[float] = field(default_factory=list)
 
     @property
@@ -100,14 +94,12 @@ class Tuned:
 
     Attributes:
         space: Its search space.
-        trials: Trials in the order in which they were run.
-        finals: Configurations of the final runs, one per seed; empty before the choice.
-        outcomes: Outcomes of the final runs.
+        trials: Trials in the order in which the search proposed them.
+        outcomes: Outcome of the final run of each seed; empty before the choice.
     """
 
     space: Space
     trials: list[Trial] = field(default_factory=list)
-    finals: list[Config] = field(default_factory=list)
     outcomes: list[CellOutcome] = field(default_factory=list)
 
     @property
@@ -174,6 +166,16 @@ class Study:
         study._check()
         return study
 
+    @property
+    def trial_runs(self) -> int:
+        """Number of runs of all trials."""
+        return len(self.tuned) * self.count * len(self.options.trial_seeds)
+
+    @property
+    def final_runs(self) -> int:
+        """Number of final runs."""
+        return len(self.tuned) * len(self.options.seeds)
+
     def candidates(self, space: Space) -> list[int]:
         """Return the combinations of an algorithm that the search may try."""
         if self.options.search == "random":
@@ -207,75 +209,6 @@ class Study:
         )  # fmt: skip
         document = {**self.document, "tuning": note.model_dump(mode="json")}
         return configuration.load(document, {**space.changes(index), "seed": seed})
-
-    def run(self, on_run: OnRun = lambda label, outcome: None, changed: Callable[[], None] = lambda: None) -> None:
-        """Run all trials, choose, and run the final configurations. Finished runs are not repeated.
-
-        Args:
-            on_run: Called after each run.
-            changed: Called after the trials of an algorithm, the choice and the final runs.
-
-        Raises:
-            RunFailed: If runs failed; then nothing is chosen, and the same call tries them again.
-            KeyboardInterrupt: After a signal; the same call resumes.
-        """
-        failures: list[str] = []
-        for one in self.tuned:
-            search = searcher(self.options.search, one.space, self.count, self.options.search_seed)
-            failures += self._search(one, search, on_run)
-            changed()
-        if failures:
-            raise failed_cells(failures, sum(len(trial.configs) for one in self.tuned for trial in one.trials))
-        for one in self.tuned:
-            one.finals = [self.final_config(one.space, one.best.index, seed) for seed in self.options.seeds]
-        configs = [config for one in self.tuned for config in one.finals]
-        changed()
-        labels = [f"final {one.space.label(one.best.index)} seed={config.seed}" for one in self.tuned for config in one.finals]
-        outcomes = self._run(configs, labels, on_run)
-        for one in self.tuned:
-            one.outcomes, outcomes = outcomes[: len(one.finals)], outcomes[len(one.finals) :]
-        changed()
-        ends = [outcome for one in self.tuned for outcome in one.outcomes]
-        failed = [(label, end) for label, end in zip(labels, ends, strict=True) if end.state != FINISHED]
-        if failed:
-            raise failed_cells([f"{label}: {end.error} (run folder {end.folder})" for label, end in failed], len(labels))
-
-    def _search(self, one: Tuned, search: Searcher, on_run: OnRun) -> list[str]:
-        """Run the trials of an algorithm; a message for each run that failed."""
-        failures: list[str] = []
-        while (asked := search.ask()) and not failures:
-            batch = [
-                Trial(index, [self.trial_config(one.space, index, seed) for seed in self.options.trial_seeds])
-                for index in asked
-            ]
-            one.trials += batch
-            labels = [f"{one.space.label(trial.index)} seed={config.seed}" for trial in batch for config in trial.configs]
-            outcomes = self._run([config for trial in batch for config in trial.configs], labels, on_run)
-            for trial in batch:
-                trial.outcomes, outcomes = outcomes[: len(trial.configs)], outcomes[len(trial.configs) :]
-                bad = [outcome for outcome in trial.outcomes if outcome.state != FINISHED]
-                failures += [f"{one.space.label(trial.index)}: {end.error} (run folder {end.folder})" for end in bad]
-                if not bad:
-                    trial.scores = [self._score(outcome.folder) for outcome in trial.outcomes]
-                    search.tell(trial.index, trial.score)
-        return failures
-
-    def _run(self, configs: Sequence[Config], labels: Sequence[str], on_run: OnRun) -> list[CellOutcome]:
-        """Run configurations in this process; KeyboardInterrupt after a signal."""
-        place = InThisProcess(lambda index: run_cell(configs[index], self.store))
-        folders = [cell_folder(config, self.store) for config in configs]
-        outcomes = CellQueue(folders, place, lambda index, outcome: on_run(labels[index], outcome)).run()
-        if stopped(outcomes):
-            raise KeyboardInterrupt("tuning stopped; the same command resumes it")
-        return outcomes
-
-    def _score(self, folder: Path) -> float:
-        value = summary.read_document(folder)["final"].get(self.options.score)
-        if value is None:
-            raise ConfigError(
-                f"score is {self.options.score!r}: {folder} has none; without a smallest true cluster use accuracy_mean"
-            )
-        return float(value)
 
     def _check(self) -> None:
         """Check every trial that is known, and one final run of each algorithm."""

@@ -19,12 +19,12 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.locks import run_lock
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import sweep_grid, sweeps
-from dpcfl_net.launch.cells import memory
+from dpcfl_net.launch.cells import memory, process
 from dpcfl_net.launch.cells.local import share
 from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.cells.queue import CellQueue
 from dpcfl_net.launch.cells.run_cell import with_slots
-from dpcfl_net.launch.cli.sweep_screen import SweepScreen
+from dpcfl_net.launch.cli.cell_screen import CellScreen, ShownCells
 from dpcfl_net.launch.sweeps import Sweep
 
 TINY = {
@@ -177,6 +177,16 @@ def test_a_process_reads_the_cell_that_the_sweep_has_written(tmp_path):
         sweeps.read_cell(plan.folder, 6)
 
 
+@pytest.mark.parametrize("name", ["quickstart", "asynchronous", "secure/r_dpcfl_digits"])
+def test_a_process_reads_the_configuration_that_a_line_holds(name, tmp_path):
+    config = configuration.load(name)
+    run = sweep_grid.cell_folder(config, tmp_path)
+    line = json.loads(json.dumps({"config": config.model_dump(mode="json"), "run": str(run)}))
+    assert process.given(line) == (config, tmp_path)
+    with pytest.raises(ConfigError, match="belongs to"):
+        process.given({**line, "run": str(run.with_name("global-0"))})
+
+
 def test_a_cell_of_another_version_is_refused(tmp_path, monkeypatch):
     plan = Sweep.of(tiny(tmp_path / "c"), ["seed=0:2"], tmp_path / "out")
     plan.write(["waiting"] * 2)
@@ -188,7 +198,7 @@ def test_a_cell_of_another_version_is_refused(tmp_path, monkeypatch):
 def test_the_screen_has_a_row_per_cell_as_far_as_they_fit(tmp_path):
     plan = Sweep.of(tiny(tmp_path / "c"), ["seed=0:30"], tmp_path / "out")
     console = Console(record=True, width=100, height=16, force_terminal=True, file=(tmp_path / "terminal").open("w"))
-    screen = SweepScreen(plan, console, clock=lambda: 0.0)
+    screen = CellScreen(ShownCells.of(plan), console, clock=lambda: 0.0)
     screen.ended(1, CellOutcome(plan.folders()[0], "failed", error="burnt"))
     console.print(screen.draw([1, 2], [3]))
     text = console.export_text()

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from api_runs import TINY
 from cli_cases import call
-from conftest import write_config
+from conftest import assert_nothing_left, at_a_terminal, write_config
+from conftest import dpcfl as command_line
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core import runlog
-from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.core.run_folder import RunFolder, TuneFolder
+from dpcfl_net.launch.cells.outcome import CellOutcome
 from dpcfl_net.launch.sweep_axes import parse_axes
-from dpcfl_net.launch.tuning import output
+from dpcfl_net.launch.sweep_grid import cell_folder
+from dpcfl_net.launch.tuning import output, runs
+from dpcfl_net.launch.tuning.runs import StudyRuns
 from dpcfl_net.launch.tuning.search import count_trials, searcher
 from dpcfl_net.launch.tuning.space import Space, spaces
 from dpcfl_net.launch.tuning.study import Study, TuneOptions
 from dpcfl_net.results import summary
+from dpcfl_net.results.tuned_epsilon import JointEpsilon
 
 SMALL = {
     **TINY, "data": {**TINY["data"], "test_per_client": 31},
@@ -47,7 +55,7 @@ class Done:
 
 def run(document: dict, algorithms: list[str], out: Path) -> Done:
     study = Study.of(document, {}, algorithms, GRID, TuneOptions(), out)
-    study.run(changed=lambda: output.write(study))
+    StudyRuns(study, changed=lambda: output.write(study)).run()
     output.write_pages(study)
     return Done(study, json.loads(study.folder.tuning.read_text()))
 
@@ -173,6 +181,133 @@ def test_own_values_of_an_algorithm_replace_the_common_ones():
     assert common.axes == {"local.lr": [1, 2]}
     assert own.axes == {"local.lr": [3], "algorithm.lam": [0, 0.1]}
     assert own.changes(1) == {"algorithm.name": "mr-mtl", "algorithms.mr-mtl.local.lr": 3, "algorithm.lam": 0.1}
+
+
+class Backwards:
+    """Stands in for `LocalCells`: runs that the last started of `jobs` ends first, with results that follow from the settings."""
+
+    ends: ClassVar[dict[int, str]] = {}  # states with which runs end, by their number; all others finish
+
+    def __init__(self, folder: Path, configs: list, store: Path, jobs: int) -> None:
+        self.configs, self.store, self.jobs, self.busy = configs, store, jobs, []
+
+    def free(self):
+        return len(self.busy) < self.jobs
+
+    def start(self, index, left):
+        self.busy.append(index)
+
+    def wait(self, also, timeout_s):
+        index = self.busy.pop()
+        if index in self.ends:
+            return [(index, CellOutcome(cell_folder(self.configs[index], self.store), self.ends[index], error="burnt"))]
+        return [(index, pretend(self.configs[index], self.store))]
+
+    def stop(self):
+        return [(index, CellOutcome(cell_folder(self.configs[index], self.store), "interrupted")) for index in self.busy]
+
+    def close(self):
+        pass
+
+
+def pretend(config, store: Path) -> CellOutcome:
+    folder = cell_folder(config, store)
+    folder.mkdir(parents=True)
+    final = dict.fromkeys(output.MEASURES, int(folder.name[-6:], 16) / 2**24)
+    (folder / "run.json").write_text(json.dumps({"state": "finished", "final": final}))
+    return CellOutcome(folder, "finished")
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Studies without training."""
+    monkeypatch.setattr(runs, "LocalCells", Backwards)
+    monkeypatch.setattr(runs, "run_cell", pretend)
+    monkeypatch.setattr(output, "joint", lambda study, one: JointEpsilon(None, 1e-4, "nothing was trained"))
+    return monkeypatch
+
+
+def study_of(search: str, out: Path) -> Study:
+    options = TuneOptions(search, None if search == "grid" else 5, trial_seeds=(0, 1), seeds=(2, 3))
+    return Study.of(SMALL, {}, NAMES, {"local.lr": ["0.1", "0.2", "0.3"], "local.clip": ["1", "2"]}, options, out)
+
+
+def files(out: Path, search: str, jobs: int) -> list[str]:
+    """Run a study; its trials.csv, tuning.json and sweep.json."""
+    study = study_of(search, out)
+    StudyRuns(study, changed=lambda: output.write(study)).run(jobs)
+    kept = study.folder
+    return [path.read_text().replace(str(out), "") for path in (kept.trials, kept.tuning, kept.sweep)]
+
+
+@pytest.mark.parametrize("search", ["grid", "random", "optuna"])
+def test_trials_order_and_choice_do_not_depend_on_the_runs_at_once(search, tmp_path, pretended):
+    if search == "optuna":
+        pytest.importorskip("optuna", reason="needs the extra tune")
+    one, three = (files(tmp_path / str(jobs), search, jobs) for jobs in (1, 3))
+    assert one == three
+    assert one[0].count("finished") == 2 * 2 * (6 if search == "grid" else 5)
+    assert all(algorithm["chosen"] for algorithm in json.loads(one[1])["algorithms"].values())
+
+
+def test_a_failed_trial_ends_no_other_and_leaves_no_choice(tmp_path, pretended):
+    pretended.setattr(Backwards, "ends", {4: "failed"})
+    study, ended = study_of("grid", tmp_path), []
+    with pytest.raises(RunFailed, match=r"1 of 24 cells failed(.|\n)*global local.lr=0.2 local.clip=1 seed=0: burnt"):
+        StudyRuns(study, lambda number, label, outcome: ended.append(number)).run(3)
+    assert sorted(ended) == list(range(1, 25))
+    assert not any(one.outcomes for one in study.tuned)
+
+
+def test_a_stopped_tuning_resumes_with_any_number_of_runs_at_once(tmp_path, pretended):
+    pretended.setattr(Backwards, "ends", {7: "interrupted"})
+    with pytest.raises(KeyboardInterrupt):
+        files(tmp_path / "out", "grid", 3)
+    pretended.setattr(Backwards, "ends", {})
+    assert 0 < len(list((tmp_path / "out" / "store").iterdir())) < 24
+    resumed = files(tmp_path / "out", "grid", 1)  # `pretend` refuses to run a finished run again
+    assert resumed == files(tmp_path / "once", "grid", 1)
+
+
+@pytest.mark.slow
+def test_two_processes_tune_as_one_does(done: Done, tmp_path: Path):
+    """The noise is seeded, so that all scores are the same."""
+    path = write_config(tmp_path / "c", **SMALL)
+    arguments = ["--algorithms", "global,local", "--grid", "local.lr=0.001,0.5", "--out", tmp_path / "out"]
+    both = command_line("tune", path, *arguments, "--jobs", 2)
+    assert both.returncode == 0, both.stderr
+    assert "2 cells at once take about" in both.stdout
+    folder = TuneFolder(tmp_path / "out" / done.study.folder.path.name)
+    assert folder.trials.read_text() == done.study.folder.trials.read_text()
+    keys = ("chosen", "trials", "settings")
+    found, one = json.loads(folder.tuning.read_text())["algorithms"], done.document["algorithms"]
+    assert {name: [found[name][key] for key in keys] for name in NAMES} == {
+        name: [one[name][key] for key in keys] for name in NAMES
+    }
+    assert list(folder.logs.iterdir())
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_trials_and_they_resume(tmp_path: Path):
+    path = write_config(tmp_path / "c", **{**SMALL, "rounds": 400})
+    command = ["tune", path, "--grid", "local.lr=.1,.2,.3", "--jobs", "2", "--out", tmp_path / "out"]
+    stopped = at_a_terminal(*command)
+    deadline = time.monotonic() + 120
+    while len({one.parent for one in (tmp_path / "out" / "store").glob("*/checkpoints/round_*")}) < 2:
+        assert time.monotonic() < deadline
+        assert stopped.poll() is None
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGINT)
+    pressed = time.monotonic()
+    printed, _ = stopped.communicate(timeout=60)
+    assert (stopped.returncode, time.monotonic() - pressed < 6) == (130, True)
+    assert "stopped; run the same command to resume" in printed
+    (trials,) = (tmp_path / "out").glob("*-tune-*/trials.csv")
+    assert [row["state"] for row in csv.DictReader(trials.open())] == ["interrupted", "interrupted", "waiting"]
+    assert_nothing_left(tmp_path / "out", seconds=1)
+    again = command_line(*command, timeout=240)
+    assert again.returncode == 0, again.stderr
+    assert [row["state"] for row in csv.DictReader(trials.open())] == ["finished"] * 3
 
 
 def test_combinations_are_numbered_with_the_last_setting_fastest():

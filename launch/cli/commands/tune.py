@@ -55,6 +55,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="parent of the tuning's folder and of the run store shared with sweeps")] = Path(
         "runs"
     ),
+    jobs: Annotated[int, typer.Option(min=1, max=5_000, help="runs at once; they share the cores of this machine")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the trials that are known; start nothing")] = False,
     as_json: AsJson = False,
     log_level: LogLevel = None,
@@ -73,7 +74,7 @@ def tune(
     )  # fmt: skip
     with messages_to_stderr(as_json, quiet) as stdout:
         study = tuning.plan(config, overrides or [], algorithms, grid or [], options, out)
-        code, document = tuning.dry_run(study) if dry_run else tuning.tune(study)
+        code, document = tuning.dry_run(study) if dry_run else tuning.tune(study, jobs)
         if as_json:
             print_json(document, stdout)
     raise typer.Exit(code)

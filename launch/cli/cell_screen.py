@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -27,16 +28,38 @@ REFRESH_S = 0.5
 Row = tuple[str, ...]
 
 
-class SweepLines:
+@dataclass(frozen=True)
+class ShownCells:
+    """Cells that a screen shows.
+
+    Attributes:
+        title: Name of the sweep or the tuning.
+        total: Number of cells.
+        labels: Label of each cell that is known; there may be more of them later.
+        folders: Run folder of each of them.
+    """
+
+    title: str
+    total: int
+    labels: Sequence[str]
+    folders: Sequence[Path]
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> ShownCells:
+        """Return the cells of a sweep."""
+        return cls(sweep.folder.name, len(sweep.cells), [cell.label for cell in sweep.cells], sweep.folders())
+
+
+class CellLines:
     """Prints one line per cell that ended, for logs and pipes.
 
     Args:
-        sweep: The sweep.
+        cells: The cells.
         console: Where to print; None: stdout.
     """
 
-    def __init__(self, sweep: Sweep, console: Console | None = None) -> None:
-        self.console, self._sweep, self._told = console or Console(highlight=False), sweep, set[int]()
+    def __init__(self, cells: ShownCells, console: Console | None = None) -> None:
+        self.console, self._cells, self._told = console or Console(highlight=False), cells, set[int]()
 
     def ended(self, number: int, outcome: CellOutcome) -> None:
         """Print the outcome of a cell.
@@ -45,13 +68,13 @@ class SweepLines:
             number: Number of the cell, from 1.
             outcome: Its outcome.
         """
-        self.say(outcome_line(number, len(self._sweep.cells), self._sweep.cells[number - 1].label, outcome))
+        self.say(outcome_line(number, self._cells.total, self._cells.labels[number - 1], outcome))
 
     def update(self, running: Sequence[int], in_use: Sequence[int]) -> None:
         """See `CellWatcher`."""
         for index in in_use:
             if index not in self._told and not running:
-                self.say(f"waiting for {self._sweep.cells[index].label}, which another process runs")
+                self.say(f"waiting for {self._cells.labels[index]}, which another process runs")
                 self._told.add(index)
 
     def close(self) -> None:
@@ -62,26 +85,25 @@ class SweepLines:
         self.console.print(Text(line), soft_wrap=True)
 
 
-class SweepScreen(SweepLines):
+class CellScreen(CellLines):
     """Live screen with a row per cell, below the lines of cells that ended.
 
     Args:
-        sweep: The sweep.
+        cells: The cells.
         console: The terminal; None: stdout.
         clock: Seconds since any start.
     """
 
-    def __init__(self, sweep: Sweep, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(sweep, console)
+    def __init__(self, cells: ShownCells, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(cells, console)
         self._clock, self._start, self._drawn = clock, clock(), -REFRESH_S
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
-        self._folders = sweep.folders()
         self._tails: dict[int, ProgressTail] = {}
         self._outcomes: dict[int, CellOutcome] = {}
         self._accuracy: dict[int, str] = {}
 
     def ended(self, number: int, outcome: CellOutcome) -> None:
-        """See `SweepLines`."""
+        """See `CellLines`."""
         self._outcomes[number - 1] = outcome
         self._tails.pop(number - 1, None)
         if outcome.state == FINISHED:
@@ -109,20 +131,20 @@ class SweepScreen(SweepLines):
             running: Cells that run here.
             in_use: Cells that other processes run.
         """
-        total = len(self._sweep.cells)
+        total, known = self._cells.total, len(self._cells.labels)
         failed = sum(outcome.state == FAILED for outcome in self._outcomes.values())
         head = f"{len(self._outcomes)} of {total} cells ended, {len(running)} run"
         head += f", {failed} failed" if failed else ""
         states = {index: outcome.state for index, outcome in self._outcomes.items()}
         states |= dict.fromkeys(in_use, IN_USE) | dict.fromkeys(running, RUNNING)
-        chosen = self._chosen([states.get(index, WAITING) for index in range(total)])
+        chosen = self._chosen([states.get(index, WAITING) for index in range(known)])
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
         for title in ("cell", "state", "round", "accuracy", "epsilon", "left"):
             table.add_column(title, justify="left" if title in ("cell", "state") else "right", no_wrap=True)
         for index in chosen:
             state = states.get(index, WAITING)
             row = self._row(index, state)
-            table.add_row(self._sweep.cells[index].label, Text(state, style=STYLES.get(state, "")), *row)
+            table.add_row(self._cells.labels[index], Text(state, style=STYLES.get(state, "")), *row)
         parts: list[RenderableType] = [
             Text.assemble((head, "bold"), f"  {duration(self._clock() - self._start)} elapsed"),
             # Without padding the bar ends without a newline and the next line would be cut off.
@@ -131,7 +153,7 @@ class SweepScreen(SweepLines):
         ]
         if len(chosen) < total:
             parts.append(Text(f"and {total - len(chosen)} more", style="dim"))
-        return Panel(Group(*parts), title=Text(self._sweep.folder.name, style="bold"), title_align="left", border_style="dim")
+        return Panel(Group(*parts), title=Text(self._cells.title, style="bold"), title_align="left", border_style="dim")
 
     def _chosen(self, states: Sequence[str]) -> list[int]:
         """Choose the cells that fit into the terminal, in the order of the grid."""
@@ -146,7 +168,7 @@ class SweepScreen(SweepLines):
             return "", self._accuracy.get(index, ""), "", ""
         if state not in (RUNNING, IN_USE):
             return "", "", "", ""
-        view = self._view(index, self._folders[index])
+        view = self._view(index, self._cells.folders[index])
         rounds = f"{view.round}/{view.rounds}" if view.rounds else "starting"
         left = duration(view.seconds_left) if view.seconds_left is not None else ""
         return rounds, _accuracy(view), view.epsilon_text, left
@@ -155,10 +177,10 @@ class SweepScreen(SweepLines):
         return self._tails.setdefault(index, ProgressTail(folder)).view()
 
 
-def open_sweep_screen(sweep: Sweep) -> SweepLines:
+def open_cell_screen(cells: ShownCells) -> CellLines:
     """Open a live screen in a terminal, else lines."""
     console = Console(highlight=False)
-    return SweepScreen(sweep, console) if console.is_terminal and not console.is_dumb_terminal else SweepLines(sweep, console)
+    return CellScreen(cells, console) if console.is_terminal and not console.is_dumb_terminal else CellLines(cells, console)
 
 
 def _accuracy(view: ProgressView) -> str:
