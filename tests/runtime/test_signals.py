@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -41,6 +42,22 @@ def undisturbed(tmp_path_factory) -> bytes:
     done = dpcfl("run", write_config(out / "c", **SETTINGS), "--out", out / "runs")
     assert done.returncode == 0, done.stderr
     return models(next((out / "runs").iterdir()))
+
+
+def test_a_signal_inside_an_exec_of_text_ends_with_the_usual_code(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dpcfl_net.launch.cli import commands\n"
+        "def app(**_):\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "commands.app = app\n"
+        "commands.main([])\n"
+    )
+    found = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "script"], capture_output=True, text=True, check=False, cwd=tmp_path, env=found
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def started(tmp_path: Path, **sections) -> subprocess.Popen:

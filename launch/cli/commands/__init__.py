@@ -120,4 +120,7 @@ def main(arguments: list[str] | None = None) -> Any:
         code = 130 if isinstance(error, BrokenPipeError) and is_unread() else report(error)
         if code is None:
             raise
+    # CPython ends with SIGINT after any KeyboardInterrupt inside an exec of text, even a caught one, such as that of a dataclass during
+    # an import. The next exec of text forgets it.
+    exec("")
     sys.exit(code if isinstance(code, int) else 0)
