@@ -203,7 +203,7 @@ def test_a_quorum_that_cannot_be_reached_names_its_setting(runs, tmp_path):
     [
         pytest.param(300, marks=pytest.mark.slow),
         pytest.param(1200, marks=pytest.mark.slow),
-        pytest.param(2500, marks=pytest.mark.slow),
+        pytest.param(1800, marks=pytest.mark.slow),
     ],
 )
 def test_a_full_disk_says_so_and_the_run_goes_on_when_there_is_room(tmp_path, room):
