@@ -60,8 +60,11 @@ class Variants(Reproduction):
 
 
 def line(setting: str, result: Result) -> dict[str, Any]:
-    """Return a line of data.csv, with the lowest accuracy of a true cluster."""
-    return {**row_of(setting, result), "accuracy_worst_cluster": min(result.final["accuracy_by_cluster"])}
+    """Return a line of data.csv, with the lowest accuracy of a true cluster and the confidence of the first round."""
+    row = row_of(setting, result)
+    first = row.pop("diagnostics", {})
+    worst = min(result.final["accuracy_by_cluster"])
+    return {**row, "accuracy_worst_cluster": worst, "mss": first.get("MSS"), "mpo": first.get("MPO")}
 
 
 def by_variant(
