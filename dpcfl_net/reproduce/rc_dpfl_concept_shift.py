@@ -8,9 +8,8 @@ from typing import Any
 
 from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import Claim, paired
-from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.r_dpcfl_accuracy import RECOVERED, SLACK, ordering, recovery
-from dpcfl_net.reproduce.r_dpcfl_variants import MEASURES, QUICK, ROUNDS, by_variant, line, table
+from dpcfl_net.reproduce.r_dpcfl_variants import MEASURES, QUICK, ROUNDS, by_variant, line, means, table
 
 SYSTEMS = ("oracle", "r-dpcfl", "f-cdpfl", "dp-ifca", "local", "global")
 CONFIGS = {"laptop": "laptop_fashion_mnist_label_flip", "paper": "paper_cifar10_label_flip"}
@@ -31,12 +30,7 @@ class ConceptShift(Reproduction):
         axes: dict[str, Sequence[Any]] = {"privacy.epsilon": [EPSILON], "rounds": [ROUNDS[context.scale]], **QUICK}
         results = context.results(packaged(f"r_dpcfl/fig6/{setting}"), axes | {"algorithm.name": SYSTEMS, "seed": seeds})
         rows = [line(setting, result) for result in results]
-        heights = {
-            words: {name: statistics.fmean(by_variant(rows, key, of="algorithm")[name].values()) for name in SYSTEMS}
-            for words, key in MEASURES.items()
-        }
-        figure = bars("systems", f"Accuracy at epsilon {EPSILON:g}, mean of {len(seeds)} seeds", heights, "accuracy, %")
-        return ReproductionResult(rows, claims(rows), [figure], [table(rows, of="algorithm")], [
+        return ReproductionResult(rows, claims(rows), [means(rows, of="algorithm")], [table(rows, of="algorithm")], [
             f"{setting.replace('_', ' ')}: {ROUNDS[context.scale]} rounds; the paper: ResNet-18 on CIFAR-10, 200 rounds.",
             "f-CDPFL sends raw indices, so its epsilon is inf: 5 is the epsilon of its updates alone. R-DPCFL, with private choices, "
             "stands for RC-DPFL, with raw ones.",
