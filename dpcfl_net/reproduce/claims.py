@@ -57,7 +57,8 @@ class Comparison:
         if self.test == "sign":
             above, below = (sum(sign * (value - self.margin) > 0 for value in values) for sign in (1, -1))
             return f"{where}{above} above and {below} below {self.margin:g}{unit}, {seeds}"
-        return f"{where}{statistics.fmean(values):.3g}{unit}{between}, margin {self.margin:g}, {seeds}"
+        mean = round(statistics.fmean(values), 9) + 0.0  # differences of equal means are 0, not 1e-15 or -0
+        return f"{where}{mean:.3g}{unit}{between}, margin {self.margin:g}, {seeds}"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ SEEDS: Mapping[str, Mapping[float, Sequence[int]]] = {
     "laptop": {5: (0, 1, 2), 3: (0,), 15: (0,)},
     "paper": dict.fromkeys((3, 4, 5, 10, 15), (0, 1, 2, 3)),
 }
+RECOVERED = "clusters_recovered"
 SLACK = 2.0  # points: tolerance of "not below"
 
 
@@ -36,7 +37,7 @@ class MeanAccuracy(Reproduction):
     title = "Mean accuracy and recovery of all clusters against epsilon"
     complete_runs = True
     measure: ClassVar[str] = "accuracy_mean"
-    found: ClassVar[str] = "clusters_recovered"
+    found: ClassVar[str] = RECOVERED
     group: ClassVar[str] = "all clients"
 
     def compute(self, context: Context) -> ReproductionResult:
@@ -87,60 +88,16 @@ class MeanAccuracy(Reproduction):
             at = by_system(own, self.measure)
             where = f"{setting}, epsilon {epsilon:g}"
             claims += [
-                self.ordering(where, at, "oracle", "r-dpcfl", margin=-SLACK),
+                ordering(where, at, "oracle", "r-dpcfl", margin=-SLACK, group=self.group),
                 *(
-                    self.ordering(where, at, above, below, cause=_noise(own) if above == "r-dpcfl" else None)
+                    ordering(where, at, above, below, cause=_noise(own) if above == "r-dpcfl" else None, group=self.group)
                     for above, below in (
                         ("r-dpcfl", "local"), ("r-dpcfl", "mr-mtl"), ("r-dpcfl", "dp-ifca"), ("local", "global"), ("mr-mtl", "global"),
                     )
                 ),
-                self.recovery(where, own),
+                recovery(where, by_system(own, self.found, unit=1), "r-dpcfl", "dp-ifca", self.found),
             ]  # fmt: skip
         return claims
-
-    def ordering(
-        self,
-        where: str,
-        at: Mapping[str, Mapping[int, float]],
-        above: str,
-        below: str,
-        *,
-        margin: float = LEAD,
-        cause: Cause | None = None,
-    ) -> Claim:
-        """Claim that one system is above another by a margin.
-
-        Args:
-            where: Configuration and epsilon, for the text.
-            at: System to seed to accuracy in percent.
-            above: The better system.
-            below: The other system.
-            margin: Smallest lead that agrees with the claim, in points; negative: tolerated deficit.
-            cause: Shown if the claim does not hold.
-
-        Returns:
-            The claim.
-        """
-        words = "is above" if margin > 0 else f"is not below (by more than {-margin:g} points)"
-        return Claim(
-            f"{where}: {above} {words} {below} in accuracy of {self.group}",
-            f"{statistics.fmean(at[above].values()):.1f} against {statistics.fmean(at[below].values()):.1f} %",
-            [paired(at[above], at[below], margin)],
-            cause,
-        )
-
-    def recovery(self, where: str, results: Sequence[Result]) -> Claim:
-        """Claim that R-DPCFL recovers clusters in more runs than DP-IFCA."""
-        found = {
-            name: {r.seed: float(r.final[self.found]) for r in results if r.algorithm == name and r.final.get(self.found) is not None}
-            for name in ("r-dpcfl", "dp-ifca")
-        }  # fmt: skip
-        what = "all clusters" if self.found == "clusters_recovered" else "the minority"
-        return Claim(
-            f"{where}: R-DPCFL recovers {what} more often than DP-IFCA",
-            ", ".join(f"{name} {sum(own.values()):.0f} of {len(own)}" for name, own in found.items()),
-            [paired(found["r-dpcfl"], found["dp-ifca"], 0.0, unit="runs", test="sign")],
-        )
 
 
 class MinorityAccuracy(MeanAccuracy):
@@ -154,19 +111,75 @@ class MinorityAccuracy(MeanAccuracy):
     group = "the minority"
 
 
-def by_system(results: Iterable[Result], measure: str) -> dict[str, dict[int, float]]:
+def ordering(
+    where: str,
+    at: Mapping[str, Mapping[int, float]],
+    above: str,
+    below: str,
+    *,
+    margin: float = LEAD,
+    cause: Cause | None = None,
+    group: str = "all clients",
+) -> Claim:
+    """Claim that one system is above another by a margin.
+
+    Args:
+        where: Configuration and epsilon, for the text.
+        at: System to seed to accuracy in percent.
+        above: The better system.
+        below: The other system.
+        margin: Smallest lead that agrees with the claim, in points; negative: tolerated deficit.
+        cause: Shown if the claim does not hold.
+        group: Clients of the accuracy, for the text.
+
+    Returns:
+        The claim.
+    """
+    words = "is above" if margin > 0 else f"is not below (by more than {-margin:g} points)"
+    return Claim(
+        f"{where}: {above} {words} {below} in accuracy of {group}",
+        f"{statistics.fmean(at[above].values()):.1f} against {statistics.fmean(at[below].values()):.1f} %",
+        [paired(at[above], at[below], margin)],
+        cause,
+    )
+
+
+def recovery(where: str, found: Mapping[str, Mapping[int, float]], more: str, less: str, key: str = RECOVERED) -> Claim:
+    """Claim that one system recovers clusters in more runs than another.
+
+    Args:
+        where: Configuration and epsilon, for the text.
+        found: System to seed to 1 if it recovered them, else 0.
+        more: The system that recovers them more often.
+        less: The other system.
+        key: clusters_recovered or minority_recovered.
+
+    Returns:
+        The claim.
+    """
+    what = "all clusters" if key == RECOVERED else "the minority"
+    return Claim(
+        f"{where}: {more} recovers {what} more often than {less}",
+        ", ".join(f"{name} {sum(found[name].values()):.0f} of {len(found[name])}" for name in (more, less)),
+        [paired(found[more], found[less], 0.0, unit="runs", test="sign")],
+    )
+
+
+def by_system(results: Iterable[Result], measure: str, *, unit: float = 100) -> dict[str, dict[int, float]]:
     """Collect a measure by system and seed.
 
     Args:
-        results: Finished runs of one configuration and epsilon.
+        results: Finished runs of one configuration and epsilon; those without the measure are left out.
         measure: Key of the final results.
+        unit: Factor of the values; 100: percent.
 
     Returns:
-        System to seed to the measure in percent.
+        System to seed to the measure.
     """
     found: dict[str, dict[int, float]] = {}
     for result in results:
-        found.setdefault(result.algorithm, {})[result.seed] = 100 * float(result.final[measure])
+        if result.final.get(measure) is not None:
+            found.setdefault(result.algorithm, {})[result.seed] = unit * float(result.final[measure])
     return found
 
 

@@ -177,3 +177,10 @@ def test_shares_with_whole_seeds_that_fail_together_raise_no_false_alarm():
 
 def test_verdicts_are_four():
     assert claims.VERDICTS == ("holds", "does not hold", "undecided", "not tested")
+
+
+def test_equal_means_differ_by_zero_in_words():
+    one = paired({0: 0.1 + 0.2, 1: 0.5}, {0: 0.3, 1: 0.5})
+    assert sum(one.values.values()) != 0  # rounding errors
+    assert one.words().startswith("0 points, ")
+    assert paired({0: 0.3, 1: 0.5}, {0: 0.1 + 0.2, 1: 0.5}).words().startswith("0 points, ")
