@@ -40,7 +40,9 @@ class DPIFCA(WeighedByNoise, SecureClusters, Choosing):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), without_clients=WITHOUT_CLIENTS)
+        return replace(
+            super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=WITHOUT_CLIENTS
+        )
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:

@@ -46,7 +46,10 @@ class FCDPFL(Choosing):
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         claim = "record-level (epsilon, delta) for updates and indices; a raw argmin has no finite epsilon"
-        return replace(super().capabilities_for(options, setting), claim_of_paper=claim, without_clients=WITHOUT_CLIENTS)
+        return replace(
+            super().capabilities_for(options, setting), claim_of_paper=claim, summed_rounds=setting.rounds,
+            without_clients=WITHOUT_CLIENTS,
+        )  # fmt: skip
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:

@@ -69,10 +69,10 @@ class FedDPKMeans(FromModel):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        k = options.centres
+        k, trained = options.centres, max(0, setting.rounds - len(STEPS))
         return replace(
             super().capabilities_for(options, setting), published_models=options.clusters, without_clients=WITHOUT_CLIENTS,
-            expected_releases=float(setting.clients * max(0, setting.rounds - len(STEPS))),
+            expected_releases=float(setting.clients * trained), summed_rounds=trained,
             covers=("model updates", "sums and counts of records"),
             sides={
                 "record": record_size, "moment": lambda model: record_size(model) * (record_size(model) + 1) // 2,

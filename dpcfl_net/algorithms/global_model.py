@@ -28,7 +28,9 @@ class Global(WeighedByNoise, SecureClusters):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), without_clients=WITHOUT_CLIENTS)
+        return replace(
+            super().capabilities_for(options, setting), summed_rounds=setting.rounds, without_clients=WITHOUT_CLIENTS
+        )
 
     def start(self, fed: Federation) -> State:
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))

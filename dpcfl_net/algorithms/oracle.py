@@ -32,7 +32,7 @@ class Oracle(WeighedByNoise, SecureClusters):
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         return replace(
             super().capabilities_for(options, setting), uses_oracle=True, published_models=setting.true_clusters,
-            without_clients=WITHOUT_CLIENTS,
+            summed_rounds=setting.rounds, without_clients=WITHOUT_CLIENTS,
         )  # fmt: skip
 
     def start(self, fed: Federation) -> State:

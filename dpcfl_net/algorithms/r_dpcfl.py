@@ -94,7 +94,8 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
-        return replace(super().capabilities_for(options, setting), without_clients=WITHOUT_CLIENTS)
+        after = setting.rounds - 1  # the mixture of the first round needs each update
+        return replace(super().capabilities_for(options, setting), summed_rounds=after, without_clients=WITHOUT_CLIENTS)
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Truth:
     """
 
     images: Images
-    slices: list[Slice]
+    slices: Sequence[Slice]
     labels: list[np.ndarray]
 
     def originals(self, slices: list[int]) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,55 +12,16 @@ import numpy as np
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data import natural, regression, roles, shifts, skew
 from dpcfl_net.data.datasets import Images, load, mixed
+from dpcfl_net.data.disjoint import DisjointShares
 from dpcfl_net.data.quantity import SizeLaw, drawn_sizes, held_back
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.data.settings import MOST_CLIENTS, DataSettings, is_own
+from dpcfl_net.data.slices import Slice, Slices, Split
 
 __all__ = [
     "MOST_CLIENTS", "ClientData", "DataSettings", "Slice", "Split", "open_client", "open_many", "open_rows", "open_set",
     "plan_slices", "records_per_client", "shift_problems",
 ]  # fmt: skip
-
-Split = Literal["train", "validation", "test"]
-
-
-@dataclass(frozen=True, eq=False)
-class Slice:
-    """One client's records and their transformation.
-
-    Attributes:
-        cluster: True cluster.
-        train_rows: Rows of the training set, int64, read-only.
-        validation_rows: Rows of the training set, int64, read-only.
-        test_rows: Rows of the test set, int64, read-only.
-        quarter_turns: Rotation of the images by multiples of 90 degrees.
-        label_shift: Added to labels modulo the number of classes.
-        line: Linear task of a regression client.
-        features: Change of the images besides rotation; None without one.
-        label_order: New label of each old one; None: as they are.
-        source: Position of the data set in a mixture.
-    """
-
-    cluster: int
-    train_rows: np.ndarray
-    validation_rows: np.ndarray
-    test_rows: np.ndarray
-    quarter_turns: int = 0
-    label_shift: int = 0
-    line: regression.LinearTask | None = None
-    features: shifts.FeatureShift | None = None
-    label_order: tuple[int, ...] | None = None
-    source: int = 0
-
-    @property
-    def transformation(self) -> dict[str, Any]:
-        """Transformation of the records, as arguments of `ClientData`."""
-        names = ("quarter_turns", "label_shift", "line", "features", "label_order")
-        return {name: getattr(self, name) for name in names}
-
-    def rows(self, part: Split) -> np.ndarray:
-        """Return the rows of one part."""
-        return {"train": self.train_rows, "validation": self.validation_rows, "test": self.test_rows}[part]
 
 
 def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[int, int]:
@@ -142,7 +102,7 @@ def shift_problems(settings: DataSettings, images: Images) -> list[str]:
     return found
 
 
-def plan_slices(settings: DataSettings, images: Images, seed: int) -> list[Slice]:
+def plan_slices(settings: DataSettings, images: Images, seed: int) -> Sequence[Slice]:
     """Plan the slices of all clients in natural order (cluster by cluster).
 
     Depends on the arguments only. Within a cluster, training and validation rows of different clients are disjoint. Test rows
@@ -155,35 +115,36 @@ def plan_slices(settings: DataSettings, images: Images, seed: int) -> list[Slice
         seed: Seed of the partition.
 
     Returns:
-        One slice for each client.
+        One slice for each client, made when it is asked for.
 
     Raises:
         ConfigError: As `records_per_client` and `roles.shares`.
     """
-    return list(_planned(settings.model_dump_json(exclude={"root"}), images, seed))
+    return _planned(settings.model_dump_json(exclude={"root"}), images, seed)
 
 
 @functools.lru_cache(maxsize=4)
-def _planned(asked: str, images: Images, seed: int) -> tuple[Slice, ...]:
+def _planned(asked: str, images: Images, seed: int) -> Slices:
     settings = DataSettings.model_validate_json(asked)
-    found = list[Slice]()
+    found = list[tuple[Sequence[skew.Share], dict[str, Any]]]()
     clusters = range(len(settings.clients))
     permuted = "label-permutation" in settings.shifts
     orders = shifts.label_orders(len(clusters), images.classes, seed) if permuted else [None for _ in clusters]
     for cluster, shares in enumerate(_shares_by_cluster(settings, images, seed)):
-        turns = cluster % 4 if "rotation" in settings.shifts else 0
-        moved = cluster if "label-flip" in settings.shifts else 0
-        line = regression.line(cluster, settings.noise) if "line" in settings.shifts else None
-        features = shifts.feature_shift(settings.shifts, cluster, seed)
-        source = cluster if images.sources else 0
-        for share in shares:
-            for rows in share:
-                rows.setflags(write=False)
-            found.append(Slice(cluster, *share, turns, moved, line, features, orders[cluster], source))
-    return tuple(found)
+        own = {
+            "cluster": cluster,
+            "quarter_turns": cluster % 4 if "rotation" in settings.shifts else 0,
+            "label_shift": cluster if "label-flip" in settings.shifts else 0,
+            "line": regression.line(cluster, settings.noise) if "line" in settings.shifts else None,
+            "features": shifts.feature_shift(settings.shifts, cluster, seed),
+            "label_order": orders[cluster],
+            "source": cluster if images.sources else 0,
+        }
+        found.append((shares, own))
+    return Slices(found)
 
 
-def _shares_by_cluster(settings: DataSettings, images: Images, seed: int) -> Iterator[list[skew.Share]]:
+def _shares_by_cluster(settings: DataSettings, images: Images, seed: int) -> Iterator[Sequence[skew.Share]]:
     """Yield the rows of the clients of each cluster."""
     if settings.partition == "natural":
         yield from _natural(settings, images, seed)
@@ -209,7 +170,7 @@ def _natural(settings: DataSettings, images: Images, seed: int) -> Iterator[list
 
 def _shares(
     settings: DataSettings, images: Images, cluster: int, own: list[int] | SizeLaw | None, rng: np.random.Generator
-) -> list[skew.Share]:
+) -> Sequence[skew.Share]:
     count = settings.clients[cluster]
     if images.groups is not None:
         per_client = settings.train_per_client, settings.test_per_client
@@ -221,7 +182,8 @@ def _shares(
     if settings.alpha is not None:
         sizes = skew.Sizes(train, held_back(settings.validation, train), test)
         return skew.shares(images.train_y, images.test_y, images.classes, count, sizes, settings.alpha, rng)
-    return _disjoint(_sizes(settings, own, count, train, images.sizes[0], rng), test, settings.validation, images.sizes, rng)
+    records = _sizes(settings, own, count, train, images.sizes[0], rng)
+    return DisjointShares(records, test, settings.validation, images.sizes, rng)
 
 
 def _sizes(
@@ -237,20 +199,6 @@ def _sizes(
     if sum(own) > most:
         raise ConfigError(f"data.sizes: the clients of a cluster need {sum(own)} records, {settings.dataset} has {most}")
     return own
-
-
-def _disjoint(
-    sizes: list[int], test: int, validation: float, whole: tuple[int, int], rng: np.random.Generator
-) -> list[skew.Share]:
-    """Disjoint training rows of the given numbers, and `test` test rows each, disjoint where they fit."""
-    order, tests = rng.permutation(whole[0]), np.tile(rng.permutation(whole[1]), 2)
-    found, begin = list[skew.Share](), 0
-    for j, size in enumerate(sizes):
-        end, at = begin + size, j * test % whole[1]
-        held = end - held_back(validation, size)
-        found.append((order[begin:held], order[held:end], tests[at : at + test]))
-        begin = end
-    return found
 
 
 def open_client(

@@ -9,6 +9,7 @@ from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.experiment.secure_cost import secure_work
+from dpcfl_net.experiment.tree_cost import tree_work
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, SelectionSlot, UnprotectedSlot
@@ -26,7 +27,8 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
     Returns:
         `clients`, `parameters`, `steps`, `batches` (steps in units of the usual batch), `records` (processed in all), `scored`
         (records that clients evaluate to select a model), `releases`, `tasks` (more than releases with secure sums), `bytes_up` and
-        `bytes_down`.
+        `bytes_down` (to and from the server), `group_bytes_up` and `group_bytes_down` (between clients and aggregators; 0 without),
+        and `tree`, the `TreeWork`.
     """
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
     able = algorithm.capabilities
@@ -63,6 +65,9 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
     releases = asked if sends else 0.0
     exact = _exact_updates(algorithm) if encoding.update_bytes(p) != 4 * p else 0
     updates = releases - secure.releases
+    up = round(encoding.update_bytes(p) * (updates - exact) + 4 * p * exact + secure.bytes_up)
+    down = round(encoding.model_bytes(p) * (releases + models_down) + secure.bytes_down)
+    tree = tree_work(algorithm, updates, exact)
     return {
         "clients": n,
         "parameters": p,
@@ -72,8 +77,11 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
         "scored": scored,
         "releases": asked,
         "tasks": asked + secure.tasks,
-        "bytes_up": round(encoding.update_bytes(p) * (updates - exact) + 4 * p * exact + secure.bytes_up),
-        "bytes_down": round(encoding.model_bytes(p) * (releases + models_down) + secure.bytes_down),
+        "bytes_up": round(tree.bytes_up) if tree.aggregators else up,
+        "bytes_down": round(tree.bytes_down) if tree.aggregators else down,
+        "group_bytes_up": up if tree.aggregators else 0,
+        "group_bytes_down": down if tree.aggregators else 0,
+        "tree": tree,
     }
 
 

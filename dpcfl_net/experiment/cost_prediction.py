@@ -17,10 +17,12 @@ from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.cost_estimate import estimate, evaluation_interval
 from dpcfl_net.experiment.host_costs import HostCosts
 from dpcfl_net.experiment.job_files import Job, client_slice
+from dpcfl_net.experiment.tree_cost import SUM_BYTES, TreeWork
 from dpcfl_net.federation.secure.stages import STAGES, answer_interval_s
 from dpcfl_net.privacy.slots import DPSGDSlot, given
 
 _UPDATE_BYTES = 4  # of a coordinate of an update that the server holds until its round ends
+_PASSED_ON_BYTES = 2 * _UPDATE_BYTES  # of an update that an aggregator passes on, and of its copy in the message
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,13 @@ class Prediction:
         cpu_s: Processor seconds of all processes.
         wall_s: Elapsed seconds on idle cores.
         memory: Peak of the memory of all processes, in bytes; shared pages count once.
+        aggregator_memory: Memory of all aggregators, which is a part of it.
     """
 
     cpu_s: float
     wall_s: float
     memory: float
+    aggregator_memory: float = 0.0
 
 
 def predict(job: Job, config: Config, host: HostCosts, step: StepCost, slots: int, workers: int) -> Prediction:
@@ -69,20 +73,35 @@ def predict(job: Job, config: Config, host: HostCosts, step: StepCost, slots: in
     every = evaluation_interval(job, config.data.root, config.output.evaluate_every)
     evaluations = -(-rounds // every) * clients * (config.data.test_per_client or 0)
     compute = work["batches"] * step.step_s + (work["scored"] + evaluations) * step.record_s
-    moved = (work["bytes_up"] + work["bytes_down"]) * host.byte_s
+    tree = work["tree"] if workers else TreeWork()
+    moved = (work["bytes_up"] + work["bytes_down"] + work["group_bytes_up"] + work["group_bytes_down"]) * host.byte_s
     live = min(clients, config.runtime.max_live_workers)
     starts = workers if live == clients or workers < live else workers + tasks * (1 - live / clients)
     start_s = host.start_s + starts * host.worker_s if workers else host.start_s
+    start_s += tree.aggregators * host.aggregator_s
     overhead, waits = rounds * host.round_s + tasks * host.task_s, rounds * host.round_wall_s + tasks * host.task_wall_s
+    if tree.aggregators:
+        overhead += rounds * tree.aggregators * host.aggregator_round_s
+        waits += rounds * host.aggregator_wall_s
+    held = tree.held if tree.aggregators else _UPDATE_BYTES * work["releases"] / rounds
     memory = host.run_bytes + workers * (host.worker_bytes + p * host.worker_parameter_bytes)
-    memory += min(slots, workers or 1) * step.step_bytes
-    memory += p * (host.server_parameter_bytes + _UPDATE_BYTES * work["releases"] / rounds)
+    memory += min(slots, workers or 1) * step.step_bytes + p * (host.server_parameter_bytes + held)
+    of_aggregators = _aggregator_memory(tree, host, p)
     deadlines = rounds * _least_round_s(job.protocol)
     return Prediction(
         start_s + overhead + moved + compute,
         host.start_wall_s + starts * host.worker_s / slots + waits + max(deadlines, (moved + compute) / slots),
-        memory,
+        memory + of_aggregators,
+        of_aggregators,
     )
+
+
+def _aggregator_memory(tree: TreeWork, host: HostCosts, p: int) -> float:
+    """Bytes of all aggregators at their largest: while updates wait, while they send sums, or while they pass updates on."""
+    sums = tree.aggregators * tree.models
+    waiting = SUM_BYTES * sums + host.aggregator_update_bytes * tree.waiting
+    largest = max(waiting, host.aggregator_parameter_bytes * sums, _PASSED_ON_BYTES * tree.passed_on)
+    return tree.aggregators * host.aggregator_bytes + p * largest
 
 
 def _least_round_s(protocol: Protocol) -> float:
@@ -91,9 +110,9 @@ def _least_round_s(protocol: Protocol) -> float:
     return (protocol.local.deadline_s or 0.0) + sum(answer_interval_s(protocol, kind) or 0.0 for kind in stages)
 
 
-def idle_memory(host: HostCosts, workers: int) -> float:
+def idle_memory(host: HostCosts, workers: int, aggregators: int = 0) -> float:
     """Return the memory of a run's processes without models, in bytes."""
-    return host.run_bytes + workers * host.worker_bytes
+    return host.run_bytes + workers * host.worker_bytes + aggregators * host.aggregator_bytes
 
 
 def measure_step(job: Job, root: str | None, steps: int = 8) -> StepCost:

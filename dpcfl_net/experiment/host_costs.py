@@ -13,7 +13,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_json
 from dpcfl_net.data import cache
 
-FORMAT = 1
+FORMAT = 2
 FILE = "host_costs.json"
 MOST_BYTES = 1 << 16
 
@@ -36,6 +36,12 @@ class HostCosts:
         worker_bytes: Memory of a worker at rest, for a model without parameters.
         worker_parameter_bytes: Memory of a worker at rest, per parameter.
         server_parameter_bytes: Memory of coordinator and observer per parameter, without the updates of a round.
+        aggregator_s: Start of one aggregator.
+        aggregator_round_s: A round of one aggregator: its task and its answer, without their bytes and its clients' tasks.
+        aggregator_wall_s: Wall time that aggregators add to a round.
+        aggregator_bytes: Memory of an aggregator, for a model without parameters.
+        aggregator_parameter_bytes: Memory of an aggregator that sends the sum of one model, per parameter.
+        aggregator_update_bytes: Memory of an update that waits in an aggregator for its turn, per parameter.
     """
 
     processor: str
@@ -51,6 +57,12 @@ class HostCosts:
     worker_bytes: float
     worker_parameter_bytes: float
     server_parameter_bytes: float
+    aggregator_s: float
+    aggregator_round_s: float
+    aggregator_wall_s: float
+    aggregator_bytes: float
+    aggregator_parameter_bytes: float
+    aggregator_update_bytes: float
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -64,6 +76,8 @@ SHIPPED = HostCosts(
     processor="AMD EPYC (family 26, model 2)",
     start_s=3.5, start_wall_s=4.0, worker_s=0.3, round_s=0.002, round_wall_s=0.01, task_s=0.008, task_wall_s=0.007, byte_s=4e-9,
     run_bytes=450 << 20, worker_bytes=19 << 20, worker_parameter_bytes=17.0, server_parameter_bytes=80.0,
+    aggregator_s=0.03, aggregator_round_s=0.004, aggregator_wall_s=0.01, aggregator_bytes=17 << 20, aggregator_parameter_bytes=28.0,
+    aggregator_update_bytes=6.0,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -233,11 +234,11 @@ def evaluated_records(job: Job, client: int, root: str | None) -> ClientData:
     return open_rows(images, [slices[job.experiment.slices[client]]], settings.evaluate)[0]
 
 
-def _partition(experiment: Experiment, root: str | None) -> tuple[DataSettings, Images, list[Slice]]:
+def _partition(experiment: Experiment, root: str | None) -> tuple[DataSettings, Images, Sequence[Slice]]:
     """Settings, data set and all slices, once for the clients of a process: each look costs as much as a short task."""
     data, seed = experiment.data, experiment.partition_seed
 
-    def plan() -> tuple[DataSettings, Images, list[Slice]]:
+    def plan() -> tuple[DataSettings, Images, Sequence[Slice]]:
         settings = DataSettings.model_validate(data)
         images = open_set(settings, root)
         return settings, images, plan_slices(settings, images, seed)

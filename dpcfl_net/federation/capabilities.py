@@ -82,6 +82,7 @@ class Capabilities:
             work.
         participations: Most participations of a client in noisy sums of a trusted server, each charged to that client alone
             (`ParticipationSlot`); 0 if all clients pay for each sum.
+        summed_rounds: Rounds in which the server only adds updates (`Federation.add_up`), so that aggregators send sums.
         sides: Named sides of tensors besides "p" and "M", as functions of the model template.
     """
 
@@ -102,6 +103,7 @@ class Capabilities:
     shared_models: int = 0
     asynchronous: bool = False
     participations: int = 0
+    summed_rounds: int = 0
     sides: Mapping[str, Callable[[ModelTemplate], int]] = field(default_factory=dict)
 
     def rows_for(self, client: int, cluster: int | None) -> tuple[int, ...]:

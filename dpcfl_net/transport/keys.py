@@ -11,7 +11,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import opened, read_text
 from dpcfl_net.core.signing import read_key_file, read_secret_file, write_operator_key, write_pair
 
-OPERATOR, COORDINATOR, OBSERVER = "operator", "coordinator", "observer"
+OPERATOR, COORDINATOR, OBSERVER, AGGREGATOR = "operator", "coordinator", "observer", "aggregator"
 NOISE_SEED = "noise.seed"  # in the coordinator's key folder, if it is trusted to add seeded noise
 PACK = "clients"  # name of the files with the keys of all clients of a large roster
 CURVE_LENGTH = 40  # characters of z85 for 32 bytes
@@ -21,7 +21,7 @@ LONGEST_FILE = 4096  # bytes
 
 def aggregator_key(number: int) -> str:
     """Return the name of an aggregator's key files."""
-    return f"aggregator_{number:04d}"
+    return f"{AGGREGATOR}_{number:04d}"
 
 
 def client_key(client: int) -> str:

@@ -29,7 +29,9 @@ def measure(options: Options) -> list[Figure]:
         shares = ", ".join(f"{role} {1e3 * seconds / clients:.2f}" for role, seconds in costs[-1].by_role.items())
         found += [
             replace(Figure.of_times(case, "ms per client and round", samples), note=shares),
-            Figure.of_values(f"{case}: private memory of a worker", "MiB", {OURS: [cost.private / MIB for cost in costs]}),
+            Figure.of_values(
+                f"{case}: private memory of a worker", "MiB", {OURS: [cost.private["worker"] / MIB for cost in costs]}
+            ),
             Figure.of_values(f"{case}: memory of all processes", "MiB", {OURS: [cost.total / MIB for cost in costs]}),
         ]
     return found

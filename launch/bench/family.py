@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from dpcfl_net.transport.keys import AGGREGATOR
+
 Member = tuple[str, psutil.Process]
 MOST_READ = 32  # processes of a role whose memory is read: a look at a thousand would outlast the rounds
 
@@ -34,6 +36,13 @@ class Memory:
     all_proportional: float
 
 
+def role_of(name: str) -> str:
+    """Return the role of a process from the first word of its title: all clients are workers, and aggregators have a number."""
+    if name.startswith(AGGREGATOR):
+        return AGGREGATOR
+    return {"client": "worker", "clients": "worker"}.get(name, name)
+
+
 def members() -> Iterator[Member]:
     """Yield role and process of this launcher and of all processes of its run."""
     me = psutil.Process()
@@ -43,7 +52,7 @@ def members() -> Iterator[Member]:
             title = process.cmdline()[0] if process.cmdline() else ""
             words = title.removeprefix("dpcfl ").split()
             if title.startswith("dpcfl ") and words:
-                yield {"client": "worker", "clients": "worker"}.get(words[0], words[0]), process
+                yield role_of(words[0]), process
 
 
 def processor_seconds(family: Iterable[Member]) -> dict[str, float]:

@@ -8,12 +8,15 @@ from typing import Any
 
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.host_costs import HostCosts, processor
+from dpcfl_net.experiment.tree_cost import SUM_BYTES
 from dpcfl_net.launch import running
 from dpcfl_net.launch.bench import noop_algorithm, runs
 from dpcfl_net.launch.bench.processes import dpcfl
+from dpcfl_net.transport.keys import AGGREGATOR
 
 SMALL, LARGE = 28_938, 4_009_990
 FEW, MANY = 2, 10
+AGGREGATORS = 2
 ROUNDS = 40
 
 
@@ -25,10 +28,13 @@ def wide(input_shape: tuple[int, ...], classes: int) -> Any:
 
 
 def measure() -> HostCosts:
-    """Measure this host; takes half a minute."""
+    """Measure this host; takes a minute."""
+    # Workers that have computed are larger. This run is the first, since it also loads the libraries of the parents of all processes.
+    trained = runs.run(runs.config("cnn", FEW, 10, {"name": "global"}))
     few, many = (runs.noop("cnn", clients, ROUNDS) for clients in (FEW, MANY))
-    trained = runs.run(runs.config("cnn", FEW, 10, {"name": "global"}))  # workers that have computed are larger
-    large = runs.run(runs.config("wide", FEW, 6, {"name": noop_algorithm.NAME}))
+    large = runs.noop("wide", FEW, 6)
+    tree = runs.noop("cnn", MANY, ROUNDS, noop_algorithm.SUMMED, aggregators=AGGREGATORS)
+    large_trees = [runs.noop("wide", clients, 6, noop_algorithm.SUMMED, aggregators=AGGREGATORS) for clients in (FEW, MANY)]
     start_s, start_wall_s = _whole_run(few)
     size = 8 * (LARGE - SMALL)  # of a model and an update
     between = MANY - FEW
@@ -36,8 +42,11 @@ def measure() -> HostCosts:
     task_wall_s = max(0.0, (many.round.wall - few.round.wall) / between)
     byte_s = max(0.0, (large.round.cpu - few.round.cpu) / FEW / size)
     worker_s = max(0.0, (many.started - few.started) / between)
-    by_parameter = max(0.0, (large.private - few.private) / (LARGE - SMALL))
-    beyond = large.total + large.launcher - few.total - few.launcher - FEW * (large.private - few.private)
+    by_parameter = max(0.0, (large.private["worker"] - few.private["worker"]) / (LARGE - SMALL))
+    alone, grouped = ((one.private[AGGREGATOR] - tree.private[AGGREGATOR]) / (LARGE - SMALL) for one in large_trees)
+    hop_s = byte_s * (tree.bytes_up + tree.bytes_down)
+    workers = FEW * (large.private["worker"] - few.private["worker"])
+    beyond = large.total + large.launcher - few.total - few.launcher - workers
     return HostCosts(
         processor=processor(),
         start_s=max(0.0, start_s - FEW * worker_s),
@@ -48,10 +57,16 @@ def measure() -> HostCosts:
         task_s=task_s,
         task_wall_s=task_wall_s,
         byte_s=byte_s,
-        run_bytes=max(0.0, trained.total + trained.launcher - FEW * trained.private),
-        worker_bytes=trained.private,
+        run_bytes=max(0.0, trained.total + trained.launcher - FEW * trained.private["worker"]),
+        worker_bytes=trained.private["worker"],
         worker_parameter_bytes=by_parameter,
         server_parameter_bytes=max(0.0, beyond / (LARGE - SMALL) - 4 * FEW),
+        aggregator_s=max(0.0, (tree.started - many.started) / AGGREGATORS),
+        aggregator_round_s=max(0.0, (tree.round.cpu - many.round.cpu - hop_s) / AGGREGATORS),
+        aggregator_wall_s=max(0.0, tree.round.wall - many.round.wall),
+        aggregator_bytes=tree.private[AGGREGATOR],
+        aggregator_parameter_bytes=max(0.0, alone),
+        aggregator_update_bytes=max(0.0, (grouped - SUM_BYTES) * AGGREGATORS / MANY),  # of the clients of a group
     )
 
 

@@ -1,18 +1,23 @@
-"""An algorithm whose clients return the model that they get: a round is messages, debits and aggregation only."""
+"""Algorithms whose clients return the model that they get: a round is messages, debits and aggregation only."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, Algorithm, on_client
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Release, State
-from dpcfl_net.federation.aggregation import mean
+from dpcfl_net.federation.aggregation import ModelMeans, mean
 from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import Slot, UnprotectedSlot
 
 NAME = "dpcfl_net.launch.bench.noop_algorithm:NoOp"
+SUMMED = "dpcfl_net.launch.bench.noop_algorithm:SummedNoOp"
 REASON = "a benchmark: clients return the model that they get, and read no record"
 
 
@@ -37,3 +42,18 @@ class NoOp(Algorithm):
         """Return the model; the mechanism without a guarantee is declared, as the gate demands."""
         me._without_guarantee("return")
         return Release(update=model)
+
+
+class SummedNoOp(NoOp):
+    """FedAvg without training, whose updates are added as they come: aggregators send sums."""
+
+    name = "no-op summed"
+
+    @classmethod
+    def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
+        return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds)
+
+    def round(self, state: State, t: int, fed: Federation) -> State:
+        means = ModelMeans(state.models)
+        fed.add_up(self.give_back, means, dict.fromkeys(fed.clients, 0), common={"model": state.models[0]})
+        return State(means.moved(), state.assignment)

@@ -29,6 +29,7 @@ ROWS = {
     "start": Row("start of a run of 21 workers, and of the quickstart without caches"),
     "clients": Row("round in which clients return the model, by number of clients, 28,938 parameters"),
     "curves": Row("round of four clients, by number of parameters, of records, and of rounds"),
+    "tree": Row("round in which clients return the model, with aggregators, and bytes at the coordinator"),
     "noop": Row("round in which 21 clients return the model", ("flower",)),
     "round": Row("round of 21 clients with 200 records each, CNN", ("flower", "pfl")),
     "mixture": Row("Gaussian mixture over 21 updates", ("sklearn",)),

@@ -26,6 +26,7 @@ DATA = {
     "resnet18": "dpcfl_net.launch.bench.synthetic:color",
 }
 LOOK_S = 0.02
+MEMORY_LOOKS = 3  # the largest counts
 WARM = 2  # rounds before the measured ones: workers load torch and build the model in them
 
 
@@ -36,18 +37,22 @@ class Cost:
     Attributes:
         round: Seconds per round: processor time of coordinator, observer, workers and their parents.
         by_role: Processor seconds per round, by role.
-        private: Median memory of a worker that no other process shares, in bytes.
+        private: Memory of a process that no other process shares, in bytes: the median by role.
         started: Processor seconds of the same processes before the first round.
         total: Private memory of all processes of the run but the launcher, and shared pages once, in bytes.
         launcher: Private memory of the launcher, which is the measuring process, in bytes.
+        bytes_up: Bytes that the coordinator receives in a round.
+        bytes_down: Bytes that the coordinator sends in a round.
     """
 
     round: Sample
     by_role: dict[str, float]
-    private: float
+    private: dict[str, float]
     started: float
     total: float
     launcher: float
+    bytes_up: float
+    bytes_down: float
 
 
 def config(model: str, clients: int, rounds: int, algorithm: dict[str, Any], **sections: Any) -> Config:
@@ -74,9 +79,17 @@ def config(model: str, clients: int, rounds: int, algorithm: dict[str, Any], **s
     })  # fmt: skip
 
 
-def noop(model: str, clients: int, rounds: int, **runtime: Any) -> Cost:
-    """Run rounds in which clients return the model; arguments as for `config`, and keys of the `runtime` section."""
-    return run(config(model, clients, rounds, {"name": noop_algorithm.NAME}, runtime=runtime))
+def noop(model: str, clients: int, rounds: int, algorithm: str = noop_algorithm.NAME, **runtime: Any) -> Cost:
+    """Run rounds in which clients return the model.
+
+    Args:
+        model: As for `config`.
+        clients: As for `config`.
+        rounds: As for `config`.
+        algorithm: Name of an algorithm in `noop_algorithm`.
+        runtime: Keys of the `runtime` section.
+    """
+    return run(config(model, clients, rounds, {"name": algorithm}, runtime=runtime))
 
 
 def run(config: Config) -> Cost:
@@ -105,11 +118,14 @@ def run(config: Config) -> Cost:
         if document["state"] != "finished":
             raise KeyboardInterrupt
         lines = [line for line in runlog.each(RunFolder(folder).metrics) if "started" in line]
-    wall = statistics.median(line["seconds"] for line in lines if line["round"] > WARM)
+    wall, up, down = (
+        statistics.median(line[key] for line in lines if line["round"] > WARM) for key in ("seconds", "bytes_up", "bytes_down")
+    )
     by_role = watcher.per_round()
     return Cost(
-        Sample(sum(by_role.values()), wall), by_role, watcher.private, watcher.started(by_role), watcher.total, watcher.launcher
-    )
+        Sample(sum(by_role.values()), wall), by_role, watcher.private, watcher.started(by_role), watcher.total, watcher.launcher,
+        up, down,
+    )  # fmt: skip
 
 
 class _NoDisplay:
@@ -132,7 +148,9 @@ class _Watcher(threading.Thread):
         super().__init__(daemon=True)
         self._metrics, self._rounds, self._ended = RunFolder(folder).metrics, rounds, threading.Event()
         self._marks: list[tuple[int, dict[str, float]]] = []
-        self.private = self.total = self.launcher = 0.0
+        self._earlier = family.processor_seconds(family.members())  # of earlier runs of this launcher
+        self.private: dict[str, float] = {}
+        self.total = self.launcher = 0.0
 
     def run(self) -> None:
         pause = LOOK_S
@@ -141,10 +159,13 @@ class _Watcher(threading.Thread):
             if not WARM <= done < self._rounds or (self._marks and done == self._marks[-1][0]):
                 continue
             begin, members = time.monotonic(), list(family.members())
-            self._marks.append((done, family.processor_seconds(members)))
-            if len(self._marks) == 2:
-                self._measure_memory(members)
+            spent = family.processor_seconds(members)
             pause = max(LOOK_S, 5 * (time.monotonic() - begin))  # a look at many processes is slow
+            if self._rounds_done() == self._rounds:
+                return  # workers may have ended before they were looked at
+            self._marks.append((done, spent))
+            if 2 <= len(self._marks) < 2 + MEMORY_LOOKS:
+                self._measure_memory(members)
 
     def end(self) -> None:
         """Stop reading."""
@@ -161,7 +182,8 @@ class _Watcher(threading.Thread):
     def started(self, per_round: dict[str, float]) -> float:
         """Processor seconds before the first round, given those per round."""
         done, spent = self._marks[0]
-        return max(0.0, sum(spent[role] for role in per_round if role in spent) - done * sum(per_round.values()))
+        before = sum(spent[role] - self._earlier.get(role, 0.0) for role in per_round if role in spent)
+        return max(0.0, before - done * sum(per_round.values()))
 
     def _rounds_done(self) -> int:
         try:
@@ -175,6 +197,8 @@ class _Watcher(threading.Thread):
         Proportional sizes (PSS) would depend on other programs that map the same libraries.
         """
         found = family.memory(members)
-        self.launcher = found.pop("launcher").private
-        self.total = sum(each.all_private for each in found.values()) + max(each.shared for each in found.values())
-        self.private = found["worker"].private if "worker" in found else 0.0
+        self.launcher = max(self.launcher, found.pop("launcher").private)
+        total = sum(each.all_private for each in found.values()) + max(each.shared for each in found.values())
+        self.total = max(self.total, total)
+        for role, each in found.items():
+            self.private[role] = max(self.private.get(role, 0.0), each.private)

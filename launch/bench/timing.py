@@ -7,7 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,14 @@ def timed(run: Callable[[], Any], units: int = 1) -> Callable[[], Sample]:
     return sample
 
 
-def interleave(ways: Mapping[str, Callable[[], Sample]], repeats: int) -> dict[str, list[Sample]]:
+def interleave(ways: Mapping[str, Callable[[], Measured]], repeats: int) -> dict[str, list[Measured]]:
     """Run all ways in turn, again and again; every other time in reverse order.
 
     Args:
         ways: Ways to do the same, by name.
         repeats: Repetitions of each.
     """
-    samples: dict[str, list[Sample]] = {name: [] for name in ways}
+    samples: dict[str, list[Measured]] = {name: [] for name in ways}
     for repetition in range(repeats):
         for name in list(ways)[:: -1 if repetition % 2 else 1]:
             samples[name].append(ways[name]())

@@ -9,6 +9,7 @@ import psutil
 from dpcfl_net.experiment import host_costs
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.cost_prediction import idle_memory
+from dpcfl_net.experiment.host_costs import HostCosts
 from dpcfl_net.launch.processes import worker_processes
 
 
@@ -27,7 +28,7 @@ def note(configs: Sequence[Config], at_once: int, available: int | None = None) 
         ConfigError: If the file of measured costs is damaged.
     """
     host, _ = host_costs.load()
-    needed = [idle_memory(host, worker_processes(config, sum(config.data.clients))) for config in configs]
+    needed = [_idle(host, config) for config in configs]
     total = sum(sorted(needed, reverse=True)[:at_once])
     available = psutil.virtual_memory().available if available is None else available
     text = (
@@ -35,3 +36,10 @@ def note(configs: Sequence[Config], at_once: int, available: int | None = None) 
         f"{available / 2**30:.1f} GiB are available"
     )
     return f"warning: {text}; use a smaller --jobs" if total > available else text
+
+
+def _idle(host: HostCosts, config: Config) -> float:
+    """Memory of the processes of a cell, without models."""
+    clients = sum(config.data.clients)
+    workers = worker_processes(config, clients)
+    return idle_memory(host, workers, len(config.runtime.groups(clients)) if workers else 0)

@@ -119,7 +119,7 @@ def measure() -> dict[str, Any]:
     from dpcfl_net.experiment import host_costs
     from dpcfl_net.launch.bench import host
 
-    print("measuring starts, rounds, tasks and memory of small runs, about half a minute", flush=True)
+    print("measuring starts, rounds, tasks and memory of small runs, about a minute", flush=True)
     costs = host.measure()
     kept = host_costs.store(costs)
     return {**asdict(costs), "load": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0)), "file": str(kept)}
@@ -140,7 +140,9 @@ def cost_lines(costs: dict[str, Any]) -> list[str]:
         f"wall time: {1e3 * costs['round_wall_s']:.1f} ms a round and {1e3 * costs['task_wall_s']:.1f} ms a task, with waits for the disk",
         f"memory: {costs['run_bytes'] / mib:.0f} MiB a run and {costs['worker_bytes'] / mib:.0f} MiB a worker",
         f"memory per parameter: {costs['worker_parameter_bytes']:.1f} bytes in a worker, "
-        f"{costs['server_parameter_bytes']:.1f} in the server",
+        f"{costs['server_parameter_bytes']:.1f} in the server, {costs['aggregator_parameter_bytes']:.1f} in an aggregator",
+        f"each aggregator: {1e3 * costs['aggregator_s']:.0f} ms to start, {1e3 * costs['aggregator_round_s']:.1f} ms a round and "
+        f"{costs['aggregator_bytes'] / mib:.0f} MiB; all together {1e3 * costs['aggregator_wall_s']:.1f} ms of wall time a round",
     ]
     if costs["load"] > LOADED * costs["cores"]:
         out.append(

@@ -29,7 +29,8 @@ def describe(job: Job, config: Config) -> dict[str, Any]:
     Returns:
         name, algorithm, rounds, clients, parameters, epsilon, delta, noise_multipliers, plan and server_plan (slots with their
         number), of_each_client (True if the server's plan is per client), clients_away, without_clients, and cost: steps,
-        records, step_s, workers_at_a_time, wall_s, cpu_s, bytes_up, bytes_down, memory_bytes, source.
+        records, step_s, workers_at_a_time, wall_s, cpu_s, bytes_up, bytes_down, memory_bytes, source, and aggregators: None, or
+        count, bytes_up and bytes_down (between clients and aggregators), memory_bytes.
     """
     protocol, cost = job.protocol, estimate(job.protocol)
     usual = next((entry for entry in protocol.roster if entry.rounds is None), protocol.roster[0])
@@ -69,23 +70,36 @@ def lines(found: dict[str, Any]) -> list[str]:
 def _cost(job: Job, config: Config, cost: dict[str, Any]) -> dict[str, Any]:
     slots, (host, source) = local.compute_slots(config.runtime), host_costs.load()
     step = measure_step(job, config.data.root)
-    found = predict(job, config, host, step, slots, worker_processes(config, cost["clients"]))
+    workers = worker_processes(config, cost["clients"])
+    found = predict(job, config, host, step, slots, workers)
+    aggregators = {
+        "count": cost["tree"].aggregators, "bytes_up": cost["group_bytes_up"], "bytes_down": cost["group_bytes_down"],
+        "memory_bytes": found.aggregator_memory,
+    }  # fmt: skip
     return {
         "steps": cost["steps"], "records": cost["records"], "step_s": step.step_s, "workers_at_a_time": slots,
         "wall_s": found.wall_s, "cpu_s": found.cpu_s, "bytes_up": cost["bytes_up"], "bytes_down": cost["bytes_down"],
-        "memory_bytes": found.memory, "source": source,
+        "memory_bytes": found.memory, "source": source, "aggregators": aggregators if cost["tree"].aggregators and workers else None,
     }  # fmt: skip
 
 
 def _cost_lines(cost: dict[str, Any]) -> list[str]:
-    slots = cost["workers_at_a_time"]
+    slots, tree = cost["workers_at_a_time"], cost["aggregators"]
+    through, beside = [], ""
+    if tree is not None:
+        through = [
+            f"             {tree['bytes_up'] / 1e6:.1f} MB from clients to {tree['count']} aggregators, "
+            f"{tree['bytes_down'] / 1e6:.1f} MB to clients"
+        ]
+        beside = f", of which aggregators {tree['memory_bytes'] / 2**30:.2f} GiB"
     return [
         f"expected cost ({cost['source']}):",
         f"  computing  {cost['steps']:,} steps on {cost['records']:,} records, {1e3 * cost['step_s']:.1f} ms each in one thread "
         f"(measured now), {slots} worker{'s' if slots > 1 else ''} at a time",
         f"  time       about {duration(cost['wall_s'])} on idle cores, {duration(cost['cpu_s'])} of processor time",
         f"  network    {cost['bytes_up'] / 1e6:.1f} MB to the server, {cost['bytes_down'] / 1e6:.1f} MB from it",
-        f"  memory     about {cost['memory_bytes'] / 2**30:.2f} GiB for all processes",
+        *through,
+        f"  memory     about {cost['memory_bytes'] / 2**30:.2f} GiB for all processes{beside}",
     ]
 
 

@@ -18,6 +18,7 @@ from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import client_slice, read_job
+from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import declared_steps, update_tensor
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.results import summary
@@ -166,7 +167,9 @@ def test_processes_one_process_and_crashes_give_the_same_bits_and_ledgers_hold_t
 ):
     folder, _ = network_run(case)
     job = read_job(folder, (folder / "operator.pub").read_text().strip())
-    state, personal = run(job, tmp_path / "one")
+    with counted(monkeypatch, Federation, "add_up") as sums:
+        state, personal = run(job, tmp_path / "one")
+    assert len(sums) == job.algorithm.capabilities.summed_rounds
     found = Checkpoints(folder / "checkpoints").newest()
     assert found is not None
     assert found[1].models.tobytes() == state.models.tobytes()
@@ -188,6 +191,20 @@ def test_processes_one_process_and_crashes_give_the_same_bits_and_ledgers_hold_t
 
     crashed, crashed_personal = run_with_crashes(job, tmp_path / "crashed", monkeypatch)
     assert (crashed.models.tobytes(), crashed_personal) == (state.models.tobytes(), personal)
+
+
+@contextlib.contextmanager
+def counted(monkeypatch, owner, name):
+    """The arguments of each call of a method."""
+    calls, whole = [], getattr(owner, name)
+
+    def count(*args, **kwargs):
+        calls.append(args)
+        return whole(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, count)
+        yield calls
 
 
 def accuracies(job, state, personal):

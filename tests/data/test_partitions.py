@@ -139,7 +139,7 @@ def test_a_plan_is_made_once_and_again_when_the_files_change(tmp_path):
     asked = DataSettings(**PLAYED, clients=[2])
     first = plan_slices(asked, open_set(asked, tmp_path), 0)
     again = plan_slices(asked, open_set(asked, tmp_path), 0)
-    assert all(one is two for one, two in zip(first, again, strict=True))
+    assert again is first
     assert not first[0].train_rows.flags.writeable
     play(tmp_path, lengths=(5000, 4000), seed=1)
     changed = plan_slices(asked, open_set(asked, tmp_path), 0)
@@ -466,3 +466,18 @@ def test_sample_level_privacy_refuses_what_dp_sgd_cannot_train(tmp_path):
     make_keys(tmp_path / "keys", 2)
     with pytest.raises(ConfigError, match="LSTM"):
         make_job(config.resolve(text), tmp_path / "keys")
+
+
+def test_a_slice_of_a_large_plan_is_made_when_it_is_asked_for():
+    asked = DataSettings(clients=[2, 3], train_per_client=200, test_per_client=150, shift="rotation", validation=0.1)
+    pieces = plan_slices(asked, load("digits"), 5)
+    every = list(pieces)
+    assert [piece.cluster for piece in every] == [0, 0, 1, 1, 1]
+    for k in (0, 2, 4, -1):
+        assert np.array_equal(pieces[k].train_rows, every[k].train_rows)
+        assert np.array_equal(pieces[k].validation_rows, every[k].validation_rows)
+        assert pieces[k].quarter_turns == every[k].quarter_turns
+        assert not any(rows.flags.writeable for rows in (pieces[k].train_rows, pieces[k].validation_rows, pieces[k].test_rows))
+    assert [piece.cluster for piece in pieces[1:3]] == [0, 1]
+    with pytest.raises(IndexError):
+        pieces[5]

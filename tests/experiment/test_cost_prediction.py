@@ -9,11 +9,13 @@ import pytest
 from conftest import SMALL
 
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.protocol import AggregatorEntry
 from dpcfl_net.experiment import config, host_costs
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.cost_prediction import StepCost, measure_step, predict
 from dpcfl_net.experiment.host_costs import SHIPPED
+from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.transport.keys import make_keys
 
 NOTHING = replace(SHIPPED, **{name: 0.0 for name in host_costs.HostCosts.__dataclass_fields__ if name != "processor"})
@@ -50,6 +52,49 @@ def test_each_constant_counts_once_for_what_it_measures(planned):
     assert one(start_wall_s=3.0, round_wall_s=1.0, task_wall_s=1.0).wall_s == 3.0 + rounds + work["tasks"]
     assert one(run_bytes=1e6, worker_bytes=1e3).memory == 1e6 + workers * 1e3 + 4 * p * work["tasks"] / rounds
     assert one(worker_parameter_bytes=8.0).memory - one().memory == 8 * p * workers
+
+
+def with_aggregators(job, *bounds, **changes):
+    """The job with aggregators for these groups (first, last) of clients, and other changes of its protocol."""
+    entries = [AggregatorEntry(public_key="k" * 40, first=a, last=b) for a, b in bounds]
+    return Job(job.protocol.model_copy(update={"aggregators": entries, **changes}), job.experiment)
+
+
+def test_each_constant_of_an_aggregator_counts_once(planned):
+    flat, settings = planned
+    job = with_aggregators(flat, (0, 2), (3, 7))
+    rounds, p, models = job.protocol.rounds, job.protocol.model.parameters, 4
+
+    def one(*, of=job, **costs):
+        return predict(of, settings, replace(NOTHING, **costs), FREE, 2, 8)
+
+    assert one(aggregator_s=0.5).cpu_s == 0.5 * 2
+    assert one(aggregator_round_s=0.25).cpu_s == 0.25 * 2 * rounds
+    assert one(aggregator_wall_s=0.125).wall_s == 0.125 * rounds
+    assert one(aggregator_bytes=1e6).memory - one().memory == 2e6
+    assert one(aggregator_parameter_bytes=30.0).aggregator_memory == 2 * models * 30 * p
+    assert one(aggregator_update_bytes=3.0).aggregator_memory == p * (2 * models * 8 + 8 * 3)  # sums, and updates that wait
+    assert one(byte_s=1.0).cpu_s > one(of=flat, byte_s=1.0).cpu_s  # what clients send, and what aggregators send
+    assert one().memory == p * 2 * 8 * models * 2  # of each aggregator, there and at the server
+    passing_on = with_aggregators(flat, (0, 2), (3, 7), algorithm="km-cdpfl", options={"clusters": 2})
+    assert one(of=passing_on).memory == p * (4 * 8 + 2 * 4 * 8)  # each update, at the server once and at aggregators twice
+    assert predict(job, settings, replace(NOTHING, aggregator_s=1.0, aggregator_bytes=1.0), FREE, 2, 0).aggregator_memory == 0
+
+
+def test_bytes_at_the_server_depend_on_the_aggregators_and_not_on_the_clients(planned):
+    flat, _ = planned
+    n, p, rounds = 8, flat.protocol.model.parameters, flat.protocol.rounds
+    of_clients, found = estimate(flat.protocol), estimate(with_aggregators(flat, (0, 3), (4, 7)).protocol)
+    assert (found["group_bytes_up"], found["group_bytes_down"]) == (of_clients["bytes_up"], of_clients["bytes_down"])
+    assert of_clients["group_bytes_up"] == of_clients["tree"].aggregators == 0
+    sums, lists = (rounds - 1) * 2 * 4 * (8 * p + 16), 8 * n + (rounds - 1) * 16 * n
+    assert found["bytes_up"] == 4 * p * n + sums + lists
+    alone = with_aggregators(flat, (0, 3), (4, 7), algorithm="global", options={})
+    assert estimate(alone.protocol)["bytes_up"] == rounds * (2 * (8 * p + 16) + 16 * n)
+    assert estimate(alone.protocol)["bytes_down"] == rounds * (2 * 4 * p + 32 * n)
+    personal = with_aggregators(flat, (0, 3), (4, 7), algorithm="km-cdpfl", options={"clusters": 2})
+    assert estimate(personal.protocol)["bytes_up"] == rounds * (4 * p * n + 8 * n)  # each update is passed on
+    assert estimate(personal.protocol)["bytes_down"] == rounds * (4 * p * n + 16 * n)  # each client has a model
 
 
 def test_steps_selections_and_evaluations_are_computing(planned):

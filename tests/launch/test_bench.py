@@ -10,15 +10,17 @@ from typer.testing import CliRunner
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.extras import advice
 from dpcfl_net.experiment import host_costs
-from dpcfl_net.launch.bench import machine, options, registry, tables
+from dpcfl_net.launch.bench import family, machine, options, registry, tables, tree
 from dpcfl_net.launch.bench.figures import Figure, Result, Target
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.peers import process
+from dpcfl_net.launch.bench.runs import Cost
 from dpcfl_net.launch.bench.timing import Sample, Spread, enough, interleave, timed
 from dpcfl_net.launch.cli import app, doctor
+from dpcfl_net.transport.keys import aggregator_key
 
 QUICK = Options(quick=True, against=frozenset())
-STARTS_PROCESSES = ("start", "clients", "curves", "noop", "round", "wire")
+STARTS_PROCESSES = ("start", "clients", "curves", "tree", "noop", "round", "wire")
 IN_THIS_PROCESS = tuple(row for row in registry.ROWS if row not in STARTS_PROCESSES)
 
 
@@ -49,6 +51,34 @@ def test_every_row_measures_with_what_it_compares(name):
     check(registry.measure(name, Options(quick=True)))
 
 
+def test_aggregators_are_measured_beside_a_round_without():
+    def cost(coordinator, up, **others):
+        by_role = {"coordinator": coordinator, "worker": 0.4, **others}
+        return Cost(Sample(sum(by_role.values()), 0.25), by_role, {}, 0.0, 0.0, 0.0, up, up / 2)
+
+    case = tree.Case("cnn", 28_938, 40, 20)
+    names = [*tree.ways(case)]
+    assert names == ["dpcfl", "1 aggregator", "2 aggregators", "4 aggregators"]
+    found = {
+        figure.case.split(": ")[1]: figure
+        for figure in tree.figures(
+            case,
+            {"dpcfl": [cost(0.2, 4e6)], "4 aggregators": [cost(0.05, 1e6, aggregator=0.3)]},
+        )
+    }
+    assert found["all processes"].ways["4 aggregators"].value.median == pytest.approx(750)
+    assert found["the coordinator"].ways["4 aggregators"].quotient.median == pytest.approx(0.25)
+    aggregators = found["all aggregators"].ways
+    assert [aggregators[name].value.median for name in ("dpcfl", "4 aggregators")] == [0.0, 300.0]
+    assert found["to the coordinator"].ways["dpcfl"].value.median == 4.0
+    assert found["from the coordinator"].ways["4 aggregators"].value.median == 0.5
+
+
+def test_processes_are_counted_by_their_role():
+    titles = {aggregator_key(12): "aggregator", "client": "worker", "clients": "worker", "coordinator": "coordinator"}
+    assert {title: family.role_of(title) for title in titles} == titles
+
+
 def check(result: Result) -> None:
     """Every figure has values, and the tables hold every case."""
     assert result.figures
@@ -64,14 +94,17 @@ def check(result: Result) -> None:
 
 
 @pytest.mark.slow
-def test_this_host_can_be_measured(monkeypatch, tmp_path, capsys):
+def test_this_host_can_be_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert doctor.measure() == 0
+    lines = doctor.cost_lines(doctor.measure())
     costs, source = host_costs.load()
     assert source == "constants measured on this host"
     assert costs.start_s > 0
     assert costs.worker_bytes > 2**20
-    assert costs.processor in capsys.readouterr().out
+    assert costs.aggregator_bytes > 2**20
+    assert costs.aggregator_parameter_bytes > 8  # a sum
+    assert costs.processor in lines[0]
+    assert any(line.startswith("each aggregator: ") for line in lines)
 
 
 def test_repetitions_are_interleaved_in_both_orders():

@@ -19,6 +19,7 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.cost_estimate import estimate
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation import group_messages as wire
@@ -85,6 +86,14 @@ def test_the_server_receives_an_answer_per_aggregator(finished):
     assert 2 * 2 * 8 * p < last["bytes_up"] < 2 * (2 * 8 * p + 4096)  # two aggregators, sums for two models
     results = [line for line in runlog.read(finished / "messages.jsonl") if line["kind"] == "RESULT" and line["round"] == 6]
     assert sorted(line["peer"] for line in results) == [f"client {k}" for k in range(5)]
+
+
+def test_the_predicted_bytes_of_the_server_are_those_of_a_run(finished):
+    expected, lines = estimate(job_of(finished).protocol), server_lines(finished)
+    up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
+    assert expected["bytes_up"] < up < 1.3 * expected["bytes_up"]
+    headers = 2 * len(lines) * 2_500  # of two aggregators; as large as the models of this small run
+    assert 0.7 * expected["bytes_down"] < down < 1.3 * expected["bytes_down"] + headers
 
 
 def test_the_statement_says_that_aggregators_belong_to_the_server(finished):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 RUNS = ("live", "gpu")
 # As the registry of rows has them, for completion without loading it.
 BENCHMARKS = (
-    "dpsgd", "resnet", "epoch", "start", "clients", "noop", "round", "mixture", "aggregate", "wire", "secure", "accounting", "all", *RUNS,
+    "dpsgd", "resnet", "epoch", "start", "clients", "curves", "tree", "noop", "round", "mixture", "aggregate", "wire", "secure",
+    "accounting", "all", *RUNS,
 )  # fmt: skip
 
 
@@ -25,8 +26,8 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="dpsgd, resnet, epoch, start, clients, curves, noop, round, mixture, aggregate, wire, secure or accounting: one row; all: every "
-            "row; live: a thousand clients on this machine; gpu: 21 workers on one GPU",
+            help="dpsgd, resnet, epoch, start, clients, curves, tree, noop, round, mixture, aggregate, wire, secure or accounting: one "
+            "row; all: every row; live: a thousand clients on this machine; gpu: 21 workers on one GPU",
             autocompletion=completion.one_of(BENCHMARKS),
         ),
     ] = "dpsgd",

@@ -1,0 +1,54 @@
+"""Disjoint rows of the clients of one cluster, which are cut out when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+
+from dpcfl_net.data.quantity import held_back
+from dpcfl_net.data.skew import Share
+
+
+class DisjointShares(Sequence[Share]):
+    """Disjoint training rows of the given numbers, and `test` test rows each, disjoint where they fit; all read-only.
+
+    Only the permutations are kept: a worker of a large roster looks at a few clients.
+
+    Args:
+        sizes: Training records of each client, validation records included.
+        test: Test records of each client.
+        validation: Fraction of its training records that a client sets aside.
+        whole: Records of the training and the test set.
+        rng: Draws the permutations of both.
+
+    Raises:
+        ConfigError: If the fraction takes nothing or all of a client.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], test: int, validation: float, whole: tuple[int, int], rng: np.random.Generator
+    ) -> None:
+        self._order, self._tests = rng.permutation(whole[0]), np.tile(rng.permutation(whole[1]), 2)
+        for rows in (self._order, self._tests):
+            rows.setflags(write=False)
+        self._ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._held = {size: held_back(validation, size) for size in set(sizes)}
+        self._test, self._whole = test, whole[1]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, position: int) -> Share: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Share]: ...
+    def __getitem__(self, position: int | slice) -> Share | list[Share]:
+        chosen = range(len(self))[position]
+        return [self._share(k) for k in chosen] if isinstance(chosen, range) else self._share(chosen)
+
+    def _share(self, client: int) -> Share:
+        begin, end, at = int(self._ends[client]), int(self._ends[client + 1]), client * self._test % self._whole
+        held = end - self._held[end - begin]
+        return self._order[begin:held], self._order[held:end], self._tests[at : at + self._test]
