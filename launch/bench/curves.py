@@ -12,7 +12,7 @@ from dpcfl_net.launch.bench.timing import Sample, interleave
 CLIENTS = 4
 PARAMETERS = {"cnn": (28_938, 60), "wide": (4_009_990, 10), "resnet18": (11_181_642, 6)}  # model -> size, rounds
 RECORDS = (25, 100, 400, 1000)
-ROUNDS = (30, 100, 300, 1000)
+ROUNDS = (40, 100, 300, 1000)
 LOCAL = {"epochs": 1, "batch_size": 25, "lr": 0.1, "clip": 1.0}
 
 

@@ -18,7 +18,7 @@ UNENCRYPTED = {"transport": {"security": "none"}}
 def measure(options: Options) -> list[Figure]:
     """Measure rounds without encryption; beside them without flushes, with CURVE, and in one process, which never flushes."""
     if options.quick:
-        return [_case("cnn", 28_938, 15, 20.0, options, 3)]
+        return [_case("cnn", 28_938, 40, 20.0, options, 3)]
     return [_case(*case, options, CLIENTS) for case in CASES]
 
 

@@ -29,12 +29,12 @@ class Case(NamedTuple):
 
 
 CASES = (Case("cnn", 28_938, 40, 20), Case("wide", 4_009_990, 12, 6))
-QUICK = Case("cnn", 28_938, 4, 15, (2,))
+QUICK = Case("cnn", 28_938, 4, 40, (2,))
 
 
 def measure(options: Options) -> list[Figure]:
     """Measure rounds in which clients return the model, and the server adds it up: without aggregators, then with 1, 2 and 4."""
-    runs.noop("cnn", 2, 4, SUMMED)  # the first run of a launcher also loads the libraries of the parents of all processes
+    runs.noop("cnn", 2, 100, SUMMED)  # the first run of a launcher also loads the libraries of the parents of all processes
     return [
         figure
         for case in ([QUICK] if options.quick else CASES)
