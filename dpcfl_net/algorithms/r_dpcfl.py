@@ -184,7 +184,7 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
         uniform = np.full(fit.clusters, 1 / fit.clusters)  # for clients without an answer
         rows = dict(zip(updates, fit.posteriors, strict=False))
         posteriors = np.stack([rows.get(i, uniform) for i in fed.clients])  # pi_1, ..., pi_n
-        soft_until = max(1, int((1 - fit.mpo) * self.protocol.rounds / 2))  # line 12: E_c, section 4.3
+        soft_until = max(self.earliest, int((1 - fit.mpo) * self.protocol.rounds / 2))  # line 12: E_c, section 4.3
         if self.secure:
             soft_until = self.secure_from - 1 - self.window
         models = np.repeat(theta[None], fit.clusters, axis=0)  # line 13
@@ -226,6 +226,11 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
         local, roster = self.protocol.local, [self.protocol.client(client) for client in clients]
         step = local.lr * local.clip * math.sqrt(local.epochs)
         return np.array([step * given(e.noise_multiplier) / e.records for e in roster]) if roster else None
+
+    @property
+    def earliest(self) -> int:
+        """Least E_c: without a warm start all models are equal until they are trained in round 2, and a choice would be a coin toss."""
+        return 1 if self.options.warm_start else min(2, max(1, self.protocol.rounds // 2))
 
     @property
     def window(self) -> int:

@@ -74,6 +74,22 @@ def test_phases_follow_the_plan(protocol):
     assert quota == {"first": 1, "train": 19, "select": 2}
 
 
+def test_clients_choose_among_models_that_differ(protocol):
+    """Updates without clusters: E_c is 2, or 1 after a warm start, since models that are still equal give no choice."""
+
+    def alone(client, kind, t, tensors):
+        return clustered(2 * client, kind, t, tensors) | ({"choice": np.int64(0)} if kind == "select_and_train" else {})
+
+    phases = {}
+    for warm in (False, True):
+        fed, states = run(protocol, alone, 4, options={**protocol.options, "warm_start": warm})
+        assert states[0].diagnostics["MPO"] > 0.9
+        phases[warm] = [state.diagnostics["phase"] for state in states]
+        (chosen,) = [tensors for t, kind, tensors in fed.calls if kind == "select_and_train"][:1]
+        assert len(np.unique(chosen[0]["models"], axis=0)) > 1
+    assert phases == {False: ["first", "soft", "window", "window"], True: ["first", "window", "window", "frozen"]}
+
+
 def test_first_round_clusters_and_starts_every_model_at_theta_init(protocol):
     fed, (state,) = run(protocol, clustered, 1)
     groups = {frozenset(i for i in range(8) if state.assignment[i] == m) for m in range(4)}

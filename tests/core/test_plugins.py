@@ -232,7 +232,7 @@ def test_settings_that_do_not_go_with_the_records_are_named(module):
     assert "4 clusters of 3 classes" in problems(data=flips)[0]
     found = problems(data={"dataset": "mine:load", "clients": [1], "shift": "none"}, model={"name": "net"})
     assert found == [
-        "model.name is 'net': must be one of cnn, small-cnn, digits-cnn, cifar-cnn, resnet18, linear, char-lstm, char-transformer or package.module:function"
+        "model.name is 'net': must be one of cnn, small-cnn, digits-cnn, cifar-cnn, resnet18, resnet18-cifar, linear, char-lstm, char-transformer or package.module:function"
     ]
     unpinned = {"dataset": "digits", "clients": [1], "sha256": "0" * 64}
     assert "sha256 belongs to a data set of your own" in problems(data=unpinned)[0]
