@@ -28,4 +28,5 @@ def test_bytes_and_memory_are_as_predicted(tmp_path, algorithm, model, rounds):
     assert run.bytes_down == pytest.approx(work["bytes_down"] / settings.rounds, rel=0.3)
     assert run.private["aggregator"] * AGGREGATORS == pytest.approx(found.aggregator_memory, rel=0.3)
     if model == "cnn":  # with a large model the peaks of the workers, which the prediction adds, do not meet
-        assert run.total + run.launcher == pytest.approx(found.memory, rel=0.3)
+        launcher = min(run.launcher, 150 << 20)  # that of pytest grows with the tests before
+        assert run.total + launcher == pytest.approx(found.memory, rel=0.3)
