@@ -20,8 +20,10 @@ from dpcfl_net.experiment.job_files import Job, client_slice
 from dpcfl_net.experiment.tree_cost import SUM_BYTES, TreeWork
 from dpcfl_net.federation.secure.stages import STAGES, answer_interval_s
 from dpcfl_net.privacy.slots import DPSGDSlot, given
+from dpcfl_net.training.memory import IDLE_S, MOST_KEPT
 
 _UPDATE_BYTES = 4  # of a coordinate of an update that the server holds until its round ends
+REST_BYTES = 2.5  # of a parameter in a worker at rest, measured on ResNet-18
 _PASSED_ON_BYTES = 2 * _UPDATE_BYTES  # of an update that an aggregator passes on, and of its copy in the message
 
 
@@ -30,14 +32,16 @@ class StepCost:
     """Measured cost of computing on the first client's records.
 
     Attributes:
-        step_s: Processor seconds of a local step at the usual batch size.
+        step_s: Processor seconds of a local step at the usual batch size, in a task of as many steps as the job's.
         record_s: Processor seconds of evaluating one record.
         step_bytes: Memory that a step takes beyond a worker at rest; 0 where the system does not tell it.
+        evaluation_bytes: The same for an evaluation.
     """
 
     step_s: float
     record_s: float
     step_bytes: float
+    evaluation_bytes: float
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ def predict(job: Job, config: Config, host: HostCosts, step: StepCost, slots: in
         overhead += rounds * tree.aggregators * host.aggregator_round_s
         waits += rounds * host.aggregator_wall_s
     held = tree.held if tree.aggregators else _UPDATE_BYTES * work["releases"] / rounds
-    memory = host.run_bytes + workers * (host.worker_bytes + p * host.worker_parameter_bytes)
-    memory += min(slots, workers or 1) * step.step_bytes + p * (host.server_parameter_bytes + held)
+    memory = host.run_bytes + p * (host.server_parameter_bytes + held) + step.evaluation_bytes
+    memory += _workers_memory(job, host, step, slots, workers, (compute + moved) / max(1, tasks))
     of_aggregators = _aggregator_memory(tree, host, p)
     deadlines = rounds * _least_round_s(job.protocol)
     return Prediction(
@@ -94,6 +98,15 @@ def predict(job: Job, config: Config, host: HostCosts, step: StepCost, slots: in
         memory + of_aggregators,
         of_aggregators,
     )
+
+
+def _workers_memory(job: Job, host: HostCosts, step: StepCost, slots: int, workers: int, task_s: float) -> float:
+    """Bytes of workers at rest, of those that compute, and of those that keep freed memory since they have not been idle for long."""
+    p, computing = job.protocol.model.parameters, min(slots, workers or 1)
+    lately = max(0.0, min(workers - computing, computing * IDLE_S / task_s if task_s else workers))
+    at_rest = workers * (host.worker_bytes + p * REST_BYTES)
+    at_work = p * max(0.0, host.worker_parameter_bytes - REST_BYTES)
+    return at_rest + computing * (at_work + step.step_bytes) + lately * min(at_work + step.step_bytes, MOST_KEPT)
 
 
 def _aggregator_memory(tree: TreeWork, host: HostCosts, p: int) -> float:
@@ -115,13 +128,13 @@ def idle_memory(host: HostCosts, workers: int, aggregators: int = 0) -> float:
     return host.run_bytes + workers * host.worker_bytes + aggregators * host.aggregator_bytes
 
 
-def measure_step(job: Job, root: str | None, steps: int = 8) -> StepCost:
-    """Measure a local step and an evaluation on the first client's records; the results are discarded.
+def measure_step(job: Job, root: str | None, most_steps: int = 8) -> StepCost:
+    """Measure local steps and an evaluation on the first client's records; the results are discarded.
 
     Args:
         job: The job.
         root: Folder of the data sets.
-        steps: Steps to run.
+        most_steps: Largest number of steps to run at a time. A task of the job may have fewer: its first step then counts more.
 
     Raises:
         ConfigError: As `open_client`.
@@ -132,23 +145,28 @@ def measure_step(job: Job, root: str | None, steps: int = 8) -> StepCost:
     from dpcfl_net.federation.engine import Engine
 
     torch.set_num_threads(1)
-    entry = job.protocol.roster[0]
-    settings, piece = client_slice(job, entry.id, root)
-    theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
-    run, count = _local_steps(job, theta, root, steps)
-    run()
-    peak = _peak(run)
-    step_s = _seconds(run) / count
+    work = estimate(job.protocol)
+    task, steps = _local_steps(job, root, min(most_steps, max(1, round(work["steps"] / max(1.0, work["tasks"])))))
+    task()  # loads code and chooses kernels
+    step_bytes, step_s = _peak(task), _seconds(task) / steps
+    settings, piece = client_slice(job, job.protocol.roster[0].id, root)
     part: Literal["test", "train"] = "test" if len(piece.test_rows) else "train"
     data, evaluator = open_client(settings, piece, root, part), Engine.of(job.protocol).evaluator
-    evaluator.accuracy_and_loss(theta, data)
-    return StepCost(step_s, _seconds(lambda: evaluator.accuracy_and_loss(theta, data)) / len(data), peak)
+    theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
+
+    def evaluate() -> None:
+        evaluator.accuracy_and_loss(theta, data)
+
+    evaluate()
+    evaluation_bytes, evaluation_s = _peak(evaluate), _seconds(evaluate)
+    return StepCost(step_s, evaluation_s / len(data), step_bytes, evaluation_bytes)
 
 
-def _local_steps(job: Job, theta: np.ndarray, root: str | None, steps: int) -> tuple[Callable[[], Any], int]:
-    """Return a function that runs local steps as a worker does, and their number."""
+def _local_steps(job: Job, root: str | None, steps: int) -> tuple[Callable[[], Any], int]:
+    """Return a function that runs local steps as a worker does in a task, and their number."""
     from dpcfl_net.federation.engine import Engine
 
+    theta = np.zeros(job.protocol.model.parameters, dtype=np.float32)
     entry, local = job.protocol.roster[0], job.protocol.local
     settings, piece = client_slice(job, entry.id, root)
     if job.algorithm.capabilities.plain_sgd:
@@ -169,8 +187,11 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def _peak(run: Callable[[], Any]) -> float:
-    """Peak of this process's memory while `run` runs, beyond what it has before; 0 where Linux's /proc does not tell it."""
+    """Peak of this process's memory while `run` runs, beyond that of an idle one; 0 where Linux's /proc does not tell it."""
+    from dpcfl_net.training import memory
+
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    memory.give_back_all()
     try:
         reset.write_text("5")  # the peak starts again from here
     except OSError:

@@ -13,7 +13,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import read_json
 from dpcfl_net.data import cache
 
-FORMAT = 2
+FORMAT = 3
 FILE = "host_costs.json"
 MOST_BYTES = 1 << 16
 
@@ -34,7 +34,7 @@ class HostCosts:
         byte_s: A byte of a model or an update, on its whole way.
         run_bytes: Memory of the processes besides the workers, and of the libraries that all share.
         worker_bytes: Memory of a worker at rest, for a model without parameters.
-        worker_parameter_bytes: Memory of a worker at rest, per parameter.
+        worker_parameter_bytes: Memory of a worker that has a task or just had one, per parameter.
         server_parameter_bytes: Memory of coordinator and observer per parameter, without the updates of a round.
         aggregator_s: Start of one aggregator.
         aggregator_round_s: A round of one aggregator: its task and its answer, without their bytes and its clients' tasks.
@@ -74,9 +74,9 @@ class HostCosts:
 # Measured on two cores; wall times on idle ones.
 SHIPPED = HostCosts(
     processor="AMD EPYC (family 26, model 2)",
-    start_s=3.5, start_wall_s=4.0, worker_s=0.3, round_s=0.002, round_wall_s=0.01, task_s=0.008, task_wall_s=0.007, byte_s=4e-9,
-    run_bytes=450 << 20, worker_bytes=19 << 20, worker_parameter_bytes=17.0, server_parameter_bytes=80.0,
-    aggregator_s=0.03, aggregator_round_s=0.004, aggregator_wall_s=0.01, aggregator_bytes=17 << 20, aggregator_parameter_bytes=28.0,
+    start_s=4.0, start_wall_s=4.0, worker_s=0.03, round_s=0.003, round_wall_s=0.004, task_s=0.0035, task_wall_s=0.002, byte_s=4e-9,
+    run_bytes=450 << 20, worker_bytes=17 << 20, worker_parameter_bytes=16.0, server_parameter_bytes=25.0,
+    aggregator_s=0.05, aggregator_round_s=0.004, aggregator_wall_s=0.01, aggregator_bytes=17 << 20, aggregator_parameter_bytes=28.0,
     aggregator_update_bytes=6.0,
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from dpcfl_net.experiment.host_costs import HostCosts, processor
 from dpcfl_net.experiment.tree_cost import SUM_BYTES
 from dpcfl_net.launch import running
 from dpcfl_net.launch.bench import noop_algorithm, runs
-from dpcfl_net.launch.bench.processes import dpcfl
+from dpcfl_net.launch.bench.processes import dpcfl_with_memory
 from dpcfl_net.transport.keys import AGGREGATOR
 
 SMALL, LARGE = 28_938, 4_009_990
@@ -29,24 +29,24 @@ def wide(input_shape: tuple[int, ...], classes: int) -> Any:
 
 def measure() -> HostCosts:
     """Measure this host; takes a minute."""
-    # Workers that have computed are larger. This run is the first, since it also loads the libraries of the parents of all processes.
-    trained = runs.run(runs.config("cnn", FEW, 10, {"name": "global"}))
+    _trained(FEW)  # loads the libraries of the parents of all processes, which live on
+    trained, more = _trained(FEW), _trained(MANY)  # workers that have computed are larger, and an observer that has evaluated
     few, many = (runs.noop("cnn", clients, ROUNDS) for clients in (FEW, MANY))
     large = runs.noop("wide", FEW, 6)
     tree = runs.noop("cnn", MANY, ROUNDS, noop_algorithm.SUMMED, aggregators=AGGREGATORS)
     large_trees = [runs.noop("wide", clients, 6, noop_algorithm.SUMMED, aggregators=AGGREGATORS) for clients in (FEW, MANY)]
-    start_s, start_wall_s = _whole_run(few)
+    (start_s, start_wall_s), launcher = _whole_run(trained)
     size = 8 * (LARGE - SMALL)  # of a model and an update
     between = MANY - FEW
     task_s = max(0.0, (many.round.cpu - few.round.cpu) / between)
     task_wall_s = max(0.0, (many.round.wall - few.round.wall) / between)
     byte_s = max(0.0, (large.round.cpu - few.round.cpu) / FEW / size)
-    worker_s = max(0.0, (many.started - few.started) / between)
+    worker_s = max(0.0, (more.started - trained.started + many.started - few.started) / (2 * between))
     by_parameter = max(0.0, (large.private["worker"] - few.private["worker"]) / (LARGE - SMALL))
     alone, grouped = ((one.private[AGGREGATOR] - tree.private[AGGREGATOR]) / (LARGE - SMALL) for one in large_trees)
     hop_s = byte_s * (tree.bytes_up + tree.bytes_down)
     workers = FEW * (large.private["worker"] - few.private["worker"])
-    beyond = large.total + large.launcher - few.total - few.launcher - workers
+    beyond = large.total - few.total - workers
     return HostCosts(
         processor=processor(),
         start_s=max(0.0, start_s - FEW * worker_s),
@@ -57,7 +57,7 @@ def measure() -> HostCosts:
         task_s=task_s,
         task_wall_s=task_wall_s,
         byte_s=byte_s,
-        run_bytes=max(0.0, trained.total + trained.launcher - FEW * trained.private["worker"]),
+        run_bytes=max(0.0, trained.total + launcher - FEW * trained.private["worker"]),
         worker_bytes=trained.private["worker"],
         worker_parameter_bytes=by_parameter,
         server_parameter_bytes=max(0.0, beyond / (LARGE - SMALL) - 4 * FEW),
@@ -70,10 +70,17 @@ def measure() -> HostCosts:
     )
 
 
-def _whole_run(few: runs.Cost) -> tuple[float, float]:
-    """Processor and wall seconds of a whole `dpcfl run` of few clients, without its rounds."""
-    config = runs.config("cnn", FEW, 2, {"name": noop_algorithm.NAME})
+def _trained(clients: int) -> runs.Cost:
+    """Rounds of DP-SGD on one record a client, each with an evaluation."""
+    output = {"transcript": "off", "evaluate_every": 1}
+    return runs.run(runs.config("cnn", clients, 10, {"name": "global"}, output=output))
+
+
+def _whole_run(trained: runs.Cost) -> tuple[tuple[float, float], float]:
+    """Processor and wall seconds of a whole `dpcfl run` of few clients without its rounds, and private memory of its launcher in bytes."""
+    config = runs.config("cnn", FEW, 2, {"name": "global"})
     with tempfile.TemporaryDirectory(prefix="dpcfl-bench-") as name:
         running.write_config(Path(name), config)
-        found = dpcfl("run", RunFolder(name).config, "--out", Path(name) / "runs")
-    return found.cpu - config.rounds * few.round.cpu, max(0.0, found.wall - config.rounds * few.round.wall)
+        found, launcher = dpcfl_with_memory("run", RunFolder(name).config, "--out", Path(name) / "runs")
+    spent = found.cpu - config.rounds * trained.round.cpu, found.wall - config.rounds * trained.round.wall
+    return (max(0.0, spent[0]), max(0.0, spent[1])), launcher

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import psutil
 
@@ -26,13 +27,37 @@ def dpcfl(*arguments: object, **environment: str) -> Sample:
     Raises:
         RunFailed: If it fails.
     """
-    command = [sys.executable, "-m", "dpcfl_net", *map(str, arguments)]
     spent: dict[int, float] = {}
+    return _watched(arguments, environment, lambda launcher: _look(launcher, spent), spent)
+
+
+def dpcfl_with_memory(*arguments: object) -> tuple[Sample, float]:
+    """Run `dpcfl` as above; return its seconds, and the largest private memory of its first process in bytes.
+
+    Raises:
+        RunFailed: If it fails.
+    """
+    spent: dict[int, float] = {}
+    sizes = [0.0]
+
+    def look(launcher: psutil.Process) -> None:
+        _look(launcher, spent)
+        with contextlib.suppress(psutil.Error):
+            sizes.append(float(launcher.memory_full_info().uss))
+
+    return _watched(arguments, {}, look, spent), max(sizes)
+
+
+def _watched(
+    arguments: tuple[object, ...], environment: dict[str, str], look: Callable[[psutil.Process], None], spent: dict[int, float]
+) -> Sample:
+    command = [sys.executable, "-m", "dpcfl_net", *map(str, arguments)]
     with tempfile.TemporaryFile() as errors:
         begin = time.perf_counter()
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env={**os.environ, **environment})
+        launcher = psutil.Process(run.pid)
         while run.poll() is None:
-            _look(run.pid, spent)
+            look(launcher)
             time.sleep(LOOK_S)
         wall = time.perf_counter() - begin
         if run.returncode:
@@ -41,11 +66,10 @@ def dpcfl(*arguments: object, **environment: str) -> Sample:
     return Sample(sum(spent.values()), wall)
 
 
-def _look(pid: int, spent: dict[int, float]) -> None:
+def _look(launcher: psutil.Process, spent: dict[int, float]) -> None:
     """Note the processor time so far of a process and its descendants."""
     with contextlib.suppress(psutil.Error):
-        first = psutil.Process(pid)
-        for process in (first, *first.children(recursive=True)):
+        for process in (launcher, *launcher.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
                 spent[process.pid] = times.user + times.system

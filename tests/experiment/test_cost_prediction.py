@@ -13,13 +13,13 @@ from dpcfl_net.core.protocol import AggregatorEntry
 from dpcfl_net.experiment import config, host_costs
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.cost_estimate import estimate
-from dpcfl_net.experiment.cost_prediction import StepCost, measure_step, predict
+from dpcfl_net.experiment.cost_prediction import REST_BYTES, StepCost, measure_step, predict
 from dpcfl_net.experiment.host_costs import SHIPPED
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.transport.keys import make_keys
 
 NOTHING = replace(SHIPPED, **{name: 0.0 for name in host_costs.HostCosts.__dataclass_fields__ if name != "processor"})
-FREE = StepCost(0.0, 0.0, 0.0)
+FREE = StepCost(0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,12 @@ def test_each_constant_counts_once_for_what_it_measures(planned):
     assert one(task_s=0.125).cpu_s == 0.125 * work["tasks"]
     assert one(byte_s=1.0).cpu_s == work["bytes_up"] + work["bytes_down"]
     assert one(start_wall_s=3.0, round_wall_s=1.0, task_wall_s=1.0).wall_s == 3.0 + rounds + work["tasks"]
-    assert one(run_bytes=1e6, worker_bytes=1e3).memory == 1e6 + workers * 1e3 + 4 * p * work["tasks"] / rounds
-    assert one(worker_parameter_bytes=8.0).memory - one().memory == 8 * p * workers
+    assert one().memory == REST_BYTES * p * workers + 4 * p * work["tasks"] / rounds
+    at_rest = one().memory
+    assert (
+        one(worker_parameter_bytes=8.0).memory - at_rest == (8 - REST_BYTES) * p * workers
+    )  # no task takes long: none is at rest
+    assert one(worker_bytes=1e3, run_bytes=1e6).memory - at_rest == 1e6 + workers * 1e3
 
 
 def with_aggregators(job, *bounds, **changes):
@@ -75,9 +79,12 @@ def test_each_constant_of_an_aggregator_counts_once(planned):
     assert one(aggregator_parameter_bytes=30.0).aggregator_memory == 2 * models * 30 * p
     assert one(aggregator_update_bytes=3.0).aggregator_memory == p * (2 * models * 8 + 8 * 3)  # sums, and updates that wait
     assert one(byte_s=1.0).cpu_s > one(of=flat, byte_s=1.0).cpu_s  # what clients send, and what aggregators send
-    assert one().memory == p * 2 * 8 * models * 2  # of each aggregator, there and at the server
+    workers = REST_BYTES * p * 8
+    assert one().memory - workers == p * 2 * 8 * models * 2  # of each aggregator, there and at the server
     passing_on = with_aggregators(flat, (0, 2), (3, 7), algorithm="km-cdpfl", options={"clusters": 2})
-    assert one(of=passing_on).memory == p * (4 * 8 + 2 * 4 * 8)  # each update, at the server once and at aggregators twice
+    assert one(of=passing_on).memory - workers == p * (
+        4 * 8 + 2 * 4 * 8
+    )  # each update, at the server once and at aggregators twice
     assert predict(job, settings, replace(NOTHING, aggregator_s=1.0, aggregator_bytes=1.0), FREE, 2, 0).aggregator_memory == 0
 
 
@@ -101,16 +108,20 @@ def test_steps_selections_and_evaluations_are_computing(planned):
     job, settings = planned
     work, rounds = estimate(job.protocol), job.protocol.rounds
     test_records = -(-rounds // 3) * work["clients"] * settings.data.test_per_client
-    found = predict(job, settings, NOTHING, StepCost(0.5, 2.0, 1e6), 2, work["clients"])
+    found = predict(job, settings, NOTHING, StepCost(0.5, 2.0, 1e6, 1e5), 2, work["clients"])
     assert found.cpu_s == pytest.approx(0.5 * work["batches"] + 2.0 * (work["scored"] + test_records))
     assert found.wall_s == found.cpu_s / 2
     idle = predict(job, settings, NOTHING, FREE, 2, work["clients"])
-    assert found.memory - idle.memory == 2e6  # two workers compute at a time
+    task_s = found.cpu_s / work["tasks"]
+    assert task_s > 1  # so of the others only a part has computed within a second, and keeps its memory
+    assert found.memory - idle.memory == pytest.approx(2e6 + 1e5 + 1e6 * 2 / task_s)
+    quick = predict(job, settings, NOTHING, StepCost(1e-6, 0.0, 1e6, 0.0), 2, work["clients"])
+    assert quick.memory - idle.memory == work["clients"] * 1e6
     assert work["batches"] >= work["steps"]
 
 
 def test_a_step_of_the_jobs_model_is_measured(planned):
-    step = measure_step(planned[0], None, steps=2)
+    step = measure_step(planned[0], None, most_steps=2)
     assert step.step_s > 0
     assert step.record_s > 0
 

@@ -132,7 +132,7 @@ def test_the_time_of_a_step_is_measured_on_a_few_steps_however_many_a_round_has(
     job = make_job(config.resolve(document), folder / "keys")
     records = []
     monkeypatch.setattr(PlainSGD, "train", lambda engine, theta, data, order: records.append(len(data) * engine._epochs))
-    assert measure_step(job, None, steps=8).step_s > 0
+    assert measure_step(job, None, most_steps=8).step_s > 0
     assert set(records) == {80}
 
 

@@ -22,7 +22,7 @@ def test_bytes_and_memory_are_as_predicted(tmp_path, algorithm, model, rounds):
     make_keys(tmp_path, CLIENTS)
     make_aggregator_keys(tmp_path, range(AGGREGATORS))
     job = make_job(settings, tmp_path)
-    work, found = estimate(job.protocol), predict(job, settings, SHIPPED, StepCost(0.0, 0.0, 0.0), 2, CLIENTS)
+    work, found = estimate(job.protocol), predict(job, settings, SHIPPED, StepCost(0.0, 0.0, 0.0, 0.0), 2, CLIENTS)
     run = runs.run(settings)
     assert run.bytes_up == pytest.approx(work["bytes_up"] / settings.rounds, rel=0.3)
     assert run.bytes_down == pytest.approx(work["bytes_down"] / settings.rounds, rel=0.3)
