@@ -22,20 +22,30 @@ class DisjointShares(Sequence[Share]):
         validation: Fraction of its training records that a client sets aside.
         whole: Records of the training and the test set.
         rng: Draws the permutations of both.
+        withheld: True for test rows that no client gets, bool (M,); None: none.
 
     Raises:
         ConfigError: If the fraction takes nothing or all of a client.
     """
 
     def __init__(
-        self, sizes: Sequence[int], test: int, validation: float, whole: tuple[int, int], rng: np.random.Generator
+        self,
+        sizes: Sequence[int],
+        test: int,
+        validation: float,
+        whole: tuple[int, int],
+        rng: np.random.Generator,
+        withheld: np.ndarray | None = None,
     ) -> None:
-        self._order, self._tests = rng.permutation(whole[0]), np.tile(rng.permutation(whole[1]), 2)
+        self._order, tests = rng.permutation(whole[0]), rng.permutation(whole[1])
+        if withheld is not None:
+            tests = tests[~withheld[tests]]
+        self._tests = np.tile(tests, 2)
         for rows in (self._order, self._tests):
             rows.setflags(write=False)
         self._ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self._held = {size: held_back(validation, size) for size in set(sizes)}
-        self._test, self._whole = test, whole[1]
+        self._test, self._whole = test, len(tests)
 
     def __len__(self) -> int:
         return len(self._ends) - 1

@@ -51,6 +51,7 @@ def shares(
     most: tuple[int | None, int | None],
     validation: float,
     rng: np.random.Generator,
+    withheld: np.ndarray | None = None,
 ) -> list[Share]:
     """Draw clients, and their training, validation and test rows.
 
@@ -61,6 +62,7 @@ def shares(
         most: Most training and test records of a client, drawn at random; None: all.
         validation: Fraction of a client's training records that is set aside.
         rng: Source of all draws.
+        withheld: True for test rows that no client gets, bool (M,); None: none.
 
     Returns:
         Rows of each client, int64: (training, validation, test).
@@ -71,7 +73,8 @@ def shares(
     number = 1 + max(int(column.max(initial=-1)) for column in owners)
     train, test = (_by_client(column, number) for column in owners)
     wanted = least or 1
-    fit = np.array([k for k in range(number) if len(train[k]) >= wanted and len(test[k])], np.int64)
+    kept = test if withheld is None else [rows[~withheld[rows]] for rows in test]
+    fit = np.array([k for k in range(number) if len(train[k]) >= wanted and len(kept[k])], np.int64)
     if count > len(fit):
         raise ConfigError(
             f"data.clients: {count} clients are requested, the records name {number}, of which {len(fit)} have "
@@ -79,9 +82,11 @@ def shares(
         )
     found = []
     for client in rng.permutation(fit)[:count]:
-        rows, tests = rng.permutation(train[client])[: most[0]], rng.permutation(test[client])[: most[1]]
+        rows, tests = rng.permutation(train[client])[: most[0]], rng.permutation(test[client])
+        if withheld is not None:  # after the draw, so that training records do not depend on it
+            tests = tests[~withheld[tests]]
         cut = len(rows) - held_back(validation, len(rows))
-        found.append((rows[:cut], rows[cut:], tests))
+        found.append((rows[:cut], rows[cut:], tests[: most[1]]))
     return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data import natural, regression, roles, shifts, skew
+from dpcfl_net.data.central import withheld
 from dpcfl_net.data.datasets import Images, load, mixed
 from dpcfl_net.data.disjoint import DisjointShares
 from dpcfl_net.data.quantity import SizeLaw, drawn_sizes, held_back
@@ -36,7 +37,7 @@ def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[
         sizes: Records of the data set, (training, test).
 
     Returns:
-        (training, test) records; training includes validation records.
+        (training, test) records; training includes validation records, test has no record of the central test set.
 
     Raises:
         ConfigError: With every size that is impossible.
@@ -54,14 +55,26 @@ def records_per_client(settings: DataSettings, sizes: tuple[int, int]) -> tuple[
         )
     if test is not None and test > n_test:
         problems.append(f"data.test_per_client: {test} is more than the {n_test} test images of {settings.dataset}")
+    elif problem := _central_problem(settings, n_test, test or 1):
+        problems.append(problem)
     if problems:
         raise ConfigError(problems)
     most_train, most_test = _papers_share(settings.dataset, sizes)
     if train is None:
         train = min(possible, most_train)
     if test is None:
-        test = max(1, min(n_test // largest, most_test))
+        test = max(1, min((n_test - (settings.central_test or 0)) // largest, most_test))
     return train, test
+
+
+def _central_problem(settings: DataSettings, n_test: int, needed: int) -> str | None:
+    """Message about a central test set that leaves a client fewer test records than it needs; None without one."""
+    if settings.central_test is None or settings.central_test <= n_test - needed:
+        return None
+    return (
+        f"data.central_test is {settings.central_test}: {settings.dataset} has {n_test} test records and a client tests on "
+        f"{needed}, which leaves {n_test - needed}: must be at most that, or null"
+    )
 
 
 def _papers_share(dataset: str, sizes: tuple[int, int]) -> tuple[int, int]:
@@ -153,7 +166,8 @@ def _shares_by_cluster(settings: DataSettings, images: Images, seed: int) -> Ite
     for cluster, count in enumerate(settings.clients):
         rng = np.random.Generator(np.random.PCG64([seed, cluster]))
         own = settings.sizes[first : first + count] if isinstance(settings.sizes, list) else settings.sizes
-        yield _shares(settings, images, cluster, own, rng)
+        central = withheld(images, settings.central_test, seed, cluster if images.sources else 0)
+        yield _shares(settings, images, cluster, own, rng, central)
         first += count
 
 
@@ -162,14 +176,23 @@ def _natural(settings: DataSettings, images: Images, seed: int) -> Iterator[list
     if images.owners is None:
         raise ConfigError(f"data.partition is 'natural': the records of {settings.dataset!r} do not name their clients")
     rng = np.random.Generator(np.random.PCG64([seed, 0]))
-    most = settings.train_per_client, settings.test_per_client
-    drawn = natural.shares(images.owners, sum(settings.clients), settings.min_per_client, most, settings.validation, rng)
+    if problem := _central_problem(settings, images.sizes[1], 1):
+        raise ConfigError(problem)
+    most, central = (settings.train_per_client, settings.test_per_client), withheld(images, settings.central_test, seed)
+    drawn = natural.shares(
+        images.owners, sum(settings.clients), settings.min_per_client, most, settings.validation, rng, central
+    )
     for count, end in zip(settings.clients, np.cumsum(settings.clients).tolist(), strict=True):
         yield drawn[end - count : end]
 
 
 def _shares(
-    settings: DataSettings, images: Images, cluster: int, own: list[int] | SizeLaw | None, rng: np.random.Generator
+    settings: DataSettings,
+    images: Images,
+    cluster: int,
+    own: list[int] | SizeLaw | None,
+    rng: np.random.Generator,
+    central: np.ndarray | None,
 ) -> Sequence[skew.Share]:
     count = settings.clients[cluster]
     if images.groups is not None:
@@ -181,9 +204,9 @@ def _shares(
     train, test = records_per_client(settings, images.sizes)
     if settings.alpha is not None:
         sizes = skew.Sizes(train, held_back(settings.validation, train), test)
-        return skew.shares(images.train_y, images.test_y, images.classes, count, sizes, settings.alpha, rng)
+        return skew.shares(images.train_y, images.test_y, images.classes, count, sizes, settings.alpha, rng, central)
     records = _sizes(settings, own, count, train, images.sizes[0], rng)
-    return DisjointShares(records, test, settings.validation, images.sizes, rng)
+    return DisjointShares(records, test, settings.validation, images.sizes, rng, central)
 
 
 def _sizes(

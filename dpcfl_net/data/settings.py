@@ -25,7 +25,12 @@ from dpcfl_net.data.shifts import ShiftName, most_clusters
 
 MOST_CLIENTS, MOST_RECORDS = 1_000_000, 100_000_000
 UNMIXABLE = ("shakespeare", "regression", *FORMATS)
-LATER = ("sizes", "files", "min_per_client")  # keys that jobs without them do not have, so that their hash is unchanged
+LATER = (
+    "sizes",
+    "files",
+    "min_per_client",
+    "central_test",
+)  # keys that jobs without them do not have, so that their hash is unchanged
 
 
 class DataSettings(BaseModel):
@@ -89,6 +94,13 @@ class DataSettings(BaseModel):
         description="test records per client; null: equal disjoint slices of the test set, at most the papers' share; "
         "partition natural: at most this many; null: all",
     )
+    central_test: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_RECORDS,
+        description="public test set of so many records of the data set's test split, which no client holds; the observer "
+        "evaluates every client's model on it, never the server; null: none",
+    )
     noise: float | None = Field(
         None, ge=0, le=1e6, allow_inf_nan=False,
         description=f"dataset regression: standard deviation around the line; null: {regression.NOISE}",
@@ -148,6 +160,14 @@ class DataSettings(BaseModel):
     def true_clusters(self) -> list[int]:
         """True cluster of each client, in natural order."""
         return [cluster for cluster, size in enumerate(self.clients) for _ in range(size)]
+
+    @property
+    def central_evaluations(self) -> int:
+        """Records of the central test set that a round evaluates at least: all of them for each true cluster."""
+        if self.central_test is None or self.evaluate != "test":
+            return 0
+        differ = self.shifts or len(self.datasets) > 1
+        return self.central_test * (len(self.clients) if differ else 1)
 
     @property
     def clusters_known(self) -> bool:
@@ -227,6 +247,8 @@ def _of_partition(data: DataSettings) -> str | None:
             "partition 'natural' with shift 'none' has no known clusters: clients must be one number, "
             f"[{sum(data.clients)}]; got {data.clients}"
         )
+    if data.central_test is not None and data.partition == "roles":
+        return f"central_test is {data.central_test}: must be null with partition 'roles', where every test window belongs to a role"
     if data.min_per_client is not None and data.partition != "natural":
         return f"min_per_client belongs to partition 'natural', got {data.min_per_client} with {data.partition!r}"
     if data.min_per_client is not None and data.train_per_client is not None and data.min_per_client > data.train_per_client:

@@ -59,10 +59,12 @@ def apportion(weights: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:
 class _Pools:
     """All rows in random order within their label: label k has rows[start[k] : start[k] + size[k]]."""
 
-    def __init__(self, labels: np.ndarray, classes: int, rng: np.random.Generator) -> None:
+    def __init__(self, labels: np.ndarray, classes: int, rng: np.random.Generator, withheld: np.ndarray | None = None) -> None:
         order = rng.permutation(len(labels))
+        if withheld is not None:
+            order = order[~withheld[order]]
         self.rows = order[np.argsort(labels[order], kind="stable")]
-        self.size = np.bincount(labels, minlength=classes)
+        self.size = np.bincount(labels[order], minlength=classes)
         self.start = np.cumsum(self.size) - self.size
 
     def take(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -74,7 +76,14 @@ class _Pools:
 
 
 def shares(
-    train_y: np.ndarray, test_y: np.ndarray, classes: int, count: int, sizes: Sizes, alpha: float, rng: np.random.Generator
+    train_y: np.ndarray,
+    test_y: np.ndarray,
+    classes: int,
+    count: int,
+    sizes: Sizes,
+    alpha: float,
+    rng: np.random.Generator,
+    withheld: np.ndarray | None = None,
 ) -> list[Share]:
     """Split the data set by label proportions drawn from Dirichlet(alpha) for each client.
 
@@ -89,12 +98,13 @@ def shares(
         sizes: Records of each client.
         alpha: Concentration of the Dirichlet distribution.
         rng: Source of all draws.
+        withheld: True for test rows that no client gets, bool (M,); None: none.
 
     Returns:
         Rows of each client ordered by label, int64: (training, validation, test). Training and validation rows of all clients
         are disjoint; test rows may overlap.
     """
-    pools, tests = _Pools(train_y, classes, rng), _Pools(test_y, classes, rng)
+    pools, tests = _Pools(train_y, classes, rng), _Pools(test_y, classes, rng, withheld)
     proportions = rng.dirichlet(np.full(classes, alpha), count)
     counts = apportion(proportions, sizes.train, np.tile(pools.size, (count, 1)))
     used = np.zeros((count + 1, classes), np.int64)

@@ -86,6 +86,11 @@ def combination_problems(config: Config) -> list[str]:
         problems.append(
             f"output.personal_models is true: must be false, since {config.algorithm['name']} has no personal models"
         )
+    if config.data.central_test is not None and config.capabilities.personal:
+        problems.append(
+            f"data.central_test is {config.data.central_test}: must be null with {config.algorithm['name']}, whose personal models "
+            "stay with their clients, so that the observer cannot evaluate them"
+        )
     problems += config.algorithm_class.problems(config.options, config.setting)
     if missing is not None and not problems:
         raise missing

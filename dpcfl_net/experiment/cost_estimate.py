@@ -104,6 +104,7 @@ def evaluation_interval(job: Job, root: str | None, every: int | Literal["auto"]
     if every != "auto":
         return every
     tested = sum(len(client_slice(job, entry.id, root)[1].test_rows) for entry in job.protocol.roster)
+    tested += client_slice(job, job.protocol.roster[0].id, root)[0].central_evaluations
     rounds = job.protocol.rounds
     trained = TRAINING_PASSES * estimate(job.protocol)["records"] / rounds
     return rounds if not trained else min(rounds, max(1, math.ceil(tested / (EVALUATION_SHARE * trained))))

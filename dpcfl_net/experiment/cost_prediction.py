@@ -75,7 +75,7 @@ def predict(job: Job, config: Config, host: HostCosts, step: StepCost, slots: in
     work, rounds, p = estimate(job.protocol), job.protocol.rounds, job.protocol.model.parameters
     clients, tasks = work["clients"], work["tasks"]
     every = evaluation_interval(job, config.data.root, config.output.evaluate_every)
-    evaluations = -(-rounds // every) * clients * (config.data.test_per_client or 0)
+    evaluations = -(-rounds // every) * (clients * (config.data.test_per_client or 0) + config.data.central_evaluations)
     compute = work["batches"] * step.step_s + (work["scored"] + evaluations) * step.record_s
     tree = work["tree"] if workers else TreeWork()
     moved = (work["bytes_up"] + work["bytes_down"] + work["group_bytes_up"] + work["group_bytes_down"]) * host.byte_s

@@ -25,7 +25,7 @@ from dpcfl_net.results.run_view import RunView, read_run
 
 WIDTH = 760  # of a figure in pixels
 BY_ROUND = (
-    "round", "accuracy", "accuracy_worst", "accuracy_minority", "loss", "clusters", "ari", "epsilon_spent", "seconds", "paused_s",
+    "round", "accuracy", "accuracy_worst", "accuracy_minority", "accuracy_central", "loss", "clusters", "ari", "epsilon_spent", "seconds", "paused_s",
     "bytes_up", "bytes_down", "missing", "late", "away",
 )  # fmt: skip
 

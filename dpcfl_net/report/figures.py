@@ -21,6 +21,9 @@ LEAST_SAMPLED = 4  # clients of a kind, in a sample
 BARS = 150  # of one trace over rounds; more rounds are a line
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "triangle-down", "hexagon")
 DASHES = ("solid", "dash", "dashdot", "longdash")
+# Lines of accuracy over all clients: name, key of the observer's lines, dash.
+MEAN_AND_WORST = (("mean", "accuracy_mean", "solid"), ("worst client", "accuracy_worst", "dot"))
+CENTRAL_LINE = ("central test set", "accuracy_central", "dash")  # only of runs with one
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"}
 
 
@@ -127,14 +130,16 @@ def accuracy(view: RunView) -> Figure:
         values = [percentage(row[index]) if index < len(row) else None for row in by_cluster]
         style = {"color": colour(index), "width": 2, "dash": DASHES[index // COLOURS % len(DASHES)]}
         data.append(round_line(true_name(view, index), rounds, values, style, SYMBOLS[index % len(SYMBOLS)]))
-    for name, key, dash in (("mean", "accuracy_mean", "solid"), ("worst client", "accuracy_worst", "dot")):
+    central = [CENTRAL_LINE] if any(number(line.get(CENTRAL_LINE[1])) is not None for line in lines) else []
+    for name, key, dash in (*MEAN_AND_WORST, *central):
         values = [percentage(number(line.get(key))) for line in lines]
         data.append(round_line(name, rounds, values, {"color": "@ink", "width": 2.5, "dash": dash}))
     shown = [value for trace in data for value in trace["y"] if value is not None]
     if not shown:
         return Figure("accuracy", title, why="no line of the observer holds an accuracy")
     low, high = max(0, min(shown) - 4), min(100, max(shown) + 4)
-    caption = "On each client's own test data, measured by the observer. The server never sees this."
+    sets = "each client's own test data, and on the central test set" if central else "each client's own test data"
+    caption = f"On {sets}, measured by the observer. The server never sees this."
     layout = {"xaxis": axis("round"), "yaxis": axis("accuracy, %", range=[low, high])}
     return Figure("accuracy", title, caption, spec(data, 380, **layout))
 

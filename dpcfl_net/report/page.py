@@ -141,6 +141,7 @@ def key_figures(view: RunView) -> list[Pair]:
     pairs = [
         ("Mean accuracy", percent(final.get("accuracy_mean"))),
         ("Worst client", percent(final.get("accuracy_worst"))),
+        ("Central test set", percent(final.get("accuracy_central"))),
         ("Minority accuracy", percent(final.get("accuracy_minority"))),
         ("Clusters found", f"{counted[0]} of {counted[1]}" if counted else "–"),
         ("Clusters recovered", "–" if counted else yes(final.get("clusters_recovered"))),

@@ -11,6 +11,12 @@ from dpcfl_net.results.number_format import duration, number, percent, plain, si
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView, record_counts, sizes
 
+ACCURACIES = (
+    ("mean", "accuracy_mean"),
+    ("minority", "accuracy_minority"),
+    ("worst client", "accuracy_worst"),
+    ("central test set", "accuracy_central"),
+)
 MOST_TICKS = 40  # of the axis that counts clients
 MOST_ABORTED = 5  # rounds whose reason the page shows
 
@@ -63,11 +69,7 @@ def two_views(view: RunView) -> list[tuple[str, str, str]]:
     clock = " of virtual time" if view.virtual else ""
     taken = f", {duration(sum(seconds) / len(seconds))}{clock} each" if seconds else ""
     accuracies = (
-        ", ".join(
-            f"{word} {percent(last.get(key))}"
-            for word, key in (("mean", "accuracy_mean"), ("minority", "accuracy_minority"), ("worst client", "accuracy_worst"))
-            if number(last.get(key)) is not None
-        )
+        ", ".join(f"{word} {percent(last.get(key))}" for word, key in ACCURACIES if number(last.get(key)) is not None)
         or "not measured yet"
     )
     return [

@@ -23,6 +23,7 @@ MEASURES = (
     ("accuracy_minority", "Accuracy of the minority cluster"),
     ("accuracy_worst", "Accuracy of the worst client"),
 )
+CENTRAL = ("accuracy_central", "Accuracy on the central test set")  # only of runs with one
 RECOVERED = (("clusters_recovered", "Every cluster recovered"), ("minority_recovered", "Minority cluster recovered"))
 BAND = "Line: mean over seeds; band: one standard deviation; points: single runs."
 POINTS = "Bar: mean over seeds; points: single runs."
@@ -117,16 +118,17 @@ def comparison_page(
 
 def figures(rows: Sequence[Row]) -> list[Figure]:
     """Build accuracy and recovery figures: against epsilon if the target differs between rows, else by row."""
+    measures = [*MEASURES, *([CENTRAL] if any(row.values(CENTRAL[0]) for row in rows) else [])]
     if len({row.settings["privacy.epsilon"] for row in rows}) > 1:
         series = _series(rows)
         labelled = [(name, own, lambda row: f"epsilon {row.settings['privacy.epsilon']:g}") for name, own in series]
         return [
-            *(_against_epsilon(key, title, series) for key, title in MEASURES),
+            *(_against_epsilon(key, title, series) for key, title in measures),
             *(_recovery(key, title, labelled) for key, title in RECOVERED),
         ]
     names = {id(row): name for row, name in zip(rows, _names(rows), strict=True)}
     return [
-        *(_by_row(key, title, rows, list(names.values())) for key, title in MEASURES),
+        *(_by_row(key, title, rows, list(names.values())) for key, title in measures),
         *(_recovery(key, title, [("runs", rows, lambda row: names[id(row)])]) for key, title in RECOVERED),
     ]
 

@@ -21,6 +21,7 @@ TERMS = {
     "Epsilon under replace-one": "The bound if a record may be exchanged for any other, instead of replaced by an empty one.",
     "Adjacency": "Which two data sets the promise compares.",
     "Worst client": "Lowest test accuracy of a client.",
+    "Central test set": "Accuracy on public test records that no client holds, as a mean over the clients' models.",
 }
 WORD = re.compile(r"\b(MSS|MPO|ARI)\b")
 

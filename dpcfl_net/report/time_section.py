@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpcfl_net.report.figures import BARS, LEGEND, Figure, axis, spec
+from dpcfl_net.report.figures import BARS, CENTRAL_LINE, LEGEND, MEAN_AND_WORST, Figure, axis, spec
 from dpcfl_net.results.number_format import number, percent
 from dpcfl_net.results.round_times import (
     TARGET_SHARE,
@@ -32,7 +32,7 @@ def accuracy_over_time(view: RunView) -> Figure:
         return Figure("accuracy-time", title, why="the times of fewer than two evaluated rounds are known")
     unit, scale = time_unit(curve[-1].seconds)
     data: list[dict[str, Any]] = []
-    for name, key, dash in (("mean", "accuracy_mean", "solid"), ("worst client", "accuracy_worst", "dot")):
+    for name, key, dash in (*MEAN_AND_WORST, CENTRAL_LINE):
         values = [number(view.observed[point.round].get(key)) for point in curve]
         if any(value is not None for value in values):
             data.append({

@@ -167,7 +167,7 @@ def _counters(view: RunView, trace: _Trace, rounds: list[Slice]) -> Iterator[Eve
                 "name": "bytes",
                 "args": sizes,
             }
-        if shares := _numbers(seen, {"accuracy_mean": "mean", "accuracy_worst": "worst"}):
+        if shares := _numbers(seen, {"accuracy_mean": "mean", "accuracy_worst": "worst", "accuracy_central": "central"}):
             yield {
                 "ph": "C",
                 "pid": trace.pids[OBSERVER],

@@ -74,7 +74,7 @@ def _figures(view: RunView, t: int) -> dict[str, Any]:
     server: dict[str, Any] = {
         key: served[key] for key in ("bytes_up", "bytes_down", "answered", "missing", "late", "away") if key in served
     }
-    observer = {f"observer {key}": seen[key] for key in ("accuracy_mean", "accuracy_worst") if key in seen}
+    observer = {f"observer {key}": seen[key] for key in ("accuracy_mean", "accuracy_worst", "accuracy_central") if key in seen}
     return {**server, **observer}
 
 

@@ -24,6 +24,7 @@ SHARES = (
     ("accuracy_worst", "worst %"),
     ("accuracy_p10", "p10 %"),
 )
+CENTRAL = ("accuracy_central", "central %")  # only of runs with a central test set
 COUNTS = (("clusters_recovered", "clusters found"), ("minority_recovered", "minority found"))
 TIMES = ("target_accuracy", "rounds_to_target", "seconds_to_target")
 COSTS = (("bytes_up", "MB up", 1e-6), ("bytes_down", "MB down", 1e-6), ("seconds", "seconds", 1.0))  # of the whole run
@@ -42,7 +43,8 @@ def table(shown: Sequence[Row], marked: Collection[Path] = (), target: float | N
     columns = [("algorithm", [row.algorithm for row in shown]), ("epsilon", [_epsilon(row) for row in shown])]
     columns += [(_title(key, keys), [word(row.settings.get(key)) for row in shown]) for key in keys]
     columns += [("runs", [str(len(row.results)) for row in shown])]
-    columns += [(title, [_spread(row.values(key), 100, 1) for row in shown]) for key, title in SHARES]
+    central = [CENTRAL] if any(row.values(CENTRAL[0]) for row in shown) else []
+    columns += [(title, [_spread(row.values(key), 100, 1) for row in shown]) for key, title in (*SHARES, *central)]
     columns += [(title, [_count(*row.count(key)) for row in shown]) for key, title in COUNTS]
     for key, title, scale, digits in FAIRNESS:
         if any(row.values(key) for row in shown):

@@ -23,6 +23,7 @@ class RoundMetrics:
         accuracy: Mean test accuracy over clients, measured by the observer.
         accuracy_worst: Accuracy of the worst client.
         accuracy_minority: Mean accuracy in the smallest true cluster.
+        accuracy_central: Accuracy on the central test set (`data.central_test`), the mean over the clients' models.
         accuracy_by_cluster: Mean accuracy by true cluster.
         accuracy_by_client: Accuracy by client.
         loss: Mean test loss over clients.
@@ -45,6 +46,7 @@ class RoundMetrics:
     accuracy: float | None = None
     accuracy_worst: float | None = None
     accuracy_minority: float | None = None
+    accuracy_central: float | None = None
     accuracy_by_cluster: tuple[float | None, ...] = ()
     accuracy_by_client: tuple[float | None, ...] = ()
     loss: float | None = None
@@ -85,6 +87,7 @@ class Tables:
             accuracy=number(seen.get("accuracy_mean")),
             accuracy_worst=number(seen.get("accuracy_worst")),
             accuracy_minority=number(seen.get("accuracy_minority")),
+            accuracy_central=number(seen.get("accuracy_central")),
             accuracy_by_cluster=tuple(numbers(seen, "accuracy_by_cluster")),
             accuracy_by_client=tuple(numbers(seen, "accuracy_by_client")),
             loss=number(seen.get("loss_mean")),

@@ -147,6 +147,7 @@ def run_document(
             "ari": agreement.get("ari"),
             "clusters": seen[-1].get("clusters") if seen else None,
             "diagnostics": last_numbers(seen),
+            **{key: last[key] for key in ("accuracy_central",) if key in last},
         },
         "versions": {
             "dpcfl-net": __version__,

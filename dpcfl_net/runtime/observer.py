@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.clustering import metrics
 from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
-from dpcfl_net.core.types import Assignment
-from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open_set, plan_slices
+from dpcfl_net.data.partition import DataSettings
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.evaluation import PersonalFigures, RoundFigures, TestSetEvaluator
 from dpcfl_net.runtime.specs import ObserverSpec
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
@@ -71,15 +67,6 @@ def run_observer(spec: ObserverSpec) -> None:
         Observer(spec, job).listen(inbox)
     finally:
         inbox.close()
-
-
-@dataclass
-class RoundFigures:
-    """Figures of one round: the assignment, and the accuracy and loss of each client."""
-
-    assignment: Assignment
-    accuracy: dict[int, float] = field(default_factory=dict)
-    loss: dict[int, float | None] = field(default_factory=dict)
 
 
 class Observer:
@@ -184,7 +171,7 @@ class Observer:
         summary = metrics.accuracy_summary(accuracy, self.truth)
         self._metrics.write({
             "view": "observer", "round": t, "time": time.time(), **summary, "accuracy_by_client": accuracy,
-            "loss_mean": float(np.mean(finite)) if finite else None, "loss_by_client": losses,
+            "loss_mean": float(np.mean(finite)) if finite else None, "loss_by_client": losses, **_central(entry),
         })  # fmt: skip
         self._written.add(t)
         found = entry.assignment
@@ -220,148 +207,16 @@ class Observer:
         self._clusters.write({**facts, "label_accuracy": accuracy})
 
 
+def _central(entry: RoundFigures) -> dict[str, float | None]:
+    """Figures on the central test set; empty without one."""
+    if entry.central is None:
+        return {}
+    accuracy, loss = entry.central
+    return {"accuracy_central": accuracy, "loss_central": loss if math.isfinite(loss) else None}
+
+
 def _moved(labels: Mapping[str, Sequence[int | None]]) -> dict[str, int]:
     """Count the clients that rebalancing placed in another cluster than their released label names, if both are known."""
     if not {"as released", "as placed"} <= set(labels):
         return {}
     return {"moved": sum(one != other for one, other in zip(labels["as released"], labels["as placed"], strict=True))}
-
-
-class TestSetEvaluator:
-    """Evaluates published models on the clients' test records (`data.evaluate`), which are read on first use.
-
-    Args:
-        job: The job.
-        root: Folder of the data sets; None: the usual one.
-    """
-
-    def __init__(self, job: Job, root: str | None) -> None:
-        self._job, self._root, self._rows_for = job, root, job.algorithm.capabilities.rows_for
-        self._settings = DataSettings.model_validate(job.experiment.data)
-
-    @cached_property
-    def _evaluator(self) -> Any:
-        from dpcfl_net.training.dpsgd import Evaluator
-        from dpcfl_net.training.models import skeleton
-
-        m = self._job.protocol.model
-        shape = tuple(m.input_shape)
-        return Evaluator(skeleton(m.name, shape, m.classes), m.task, shape)
-
-    @cached_property
-    def _slices(self) -> list[Slice]:
-        experiment = self._job.experiment
-        planned = plan_slices(self._settings, open_set(self._settings, self._root), experiment.partition_seed)
-        return [planned[k] for k in experiment.slices]
-
-    def evaluate(self, note: Models) -> RoundFigures:
-        """Evaluate each client's test records on the models of its cluster.
-
-        Args:
-            note: Models and assignment of a round. If no client has a cluster, each gets the one with the least training loss.
-
-        Returns:
-            The figures of all clients.
-        """
-        found = list(note.assignment)
-        if all(cluster is None for cluster in found):
-            found = self._by_loss(note.models)
-        entry = RoundFigures(found)
-        used: dict[tuple[int, ...], list[int]] = {}
-        for client, cluster in enumerate(found):
-            used.setdefault(self._rows_for(client, cluster), []).append(client)
-        for rows, clients in used.items():
-            for client, (losses, correct) in self._evaluate_clients(note.models, rows, clients, self._settings.evaluate):
-                entry.accuracy[client], entry.loss[client] = float(correct.mean()), float(losses.mean())
-        return entry
-
-    def fill(self, figures: PersonalFigures) -> RoundFigures:
-        """Complete the figures of personal models; a client that was never drawn still uses the server's model.
-
-        Args:
-            figures: Figures that clients reported.
-
-        Returns:
-            The figures of all clients.
-        """
-        entry = RoundFigures([None] * figures.clients, dict(figures.accuracy), dict(figures.loss))
-        undrawn = [client for client in range(figures.clients) if client not in entry.accuracy]
-        if undrawn and figures.models is not None:
-            for client, (losses, correct) in self._evaluate_clients(figures.models, (0,), undrawn, self._settings.evaluate):
-                entry.accuracy[client], entry.loss[client] = float(correct.mean()), float(losses.mean())
-        return entry
-
-    def _by_loss(self, models: np.ndarray) -> Assignment:
-        """Assign each client to the cluster whose model has the least loss on its training records."""
-        clients = range(len(self._slices))
-        clusters = len(models) - self._job.algorithm.capabilities.shared_models
-        if clusters == 1:
-            return [0] * len(clients)
-        losses = np.full((len(clients), clusters), np.inf)
-        for cluster in range(clusters):
-            for client, (each, _) in self._evaluate_clients(models, self._rows_for(0, cluster), clients, "train"):
-                losses[client, cluster] = each.mean()
-        return [int(row.argmin()) for row in losses]
-
-    def _evaluate_clients(
-        self, models: np.ndarray, rows: tuple[int, ...], clients: Iterable[int], part: Split
-    ) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
-        """Yield (client, (losses, correct)) over each client's records; clients of one true cluster are evaluated together."""
-        groups: dict[int, list[int]] = {}
-        for client in clients:
-            groups.setdefault(self._slices[client].cluster, []).append(client)
-        chosen, base_model = models[rows[-1]], models[rows[0]] if len(rows) > 1 else None
-        for members in groups.values():
-            data, splits = open_many(self._settings, [self._slices[client] for client in members], self._root, part)
-            losses, correct = self._evaluator.each(chosen, data, base_model)
-            yield from zip(members, zip(np.split(losses, splits), np.split(correct, splits), strict=True), strict=True)
-
-
-class PersonalFigures:
-    """Accuracy and loss of personal models as reported; a round is complete when all its clients have reported.
-
-    Args:
-        algorithm: The job's algorithm.
-        clients: Number of clients.
-    """
-
-    def __init__(self, algorithm: Algorithm, clients: int) -> None:
-        self.clients = clients
-        self.accuracy: dict[int, float] = {}
-        self.loss: dict[int, float | None] = {}
-        self.models: np.ndarray | None = None
-        self._protocol = algorithm.protocol
-        self._sampled = algorithm.protocol.privacy.trust == "trusted-server"  # the server names the clients of a round
-        self._published: dict[int, Models] = {}
-        self._reports: dict[int, dict[int, Personal]] = {}
-
-    def take(self, note: Models | Personal) -> Iterator[tuple[int, PersonalFigures]]:
-        """Add a message.
-
-        Args:
-            note: Models of a round, or the figures of one client.
-
-        Yields:
-            (round, self) for each round that the message completes, in order.
-        """
-        if isinstance(note, Personal):
-            self._reports.setdefault(note.round, {})[note.client] = note
-        elif self._sampled:
-            self._published[note.round] = note
-        for t in sorted(self._published if self._sampled else self._reports):
-            expected = set(self._published[t].clients) if self._sampled else self._there(t)
-            reports = self._reports.get(t, {})
-            if not expected <= set(reports):
-                continue
-            for client, personal in reports.items():
-                self.accuracy[client], self.loss[client] = personal.accuracy, personal.loss
-            models = self._published.pop(t, None)
-            self.models = models.models if models is not None else self.models
-            self._reports.pop(t, None)
-            yield t, self
-
-    def _there(self, t: int) -> set[int]:
-        """Clients whose schedule has them in a round."""
-        if not self._protocol.has_schedule:
-            return set(self._protocol.clients)
-        return {entry.id for entry in self._protocol.roster if entry.is_there(t)}

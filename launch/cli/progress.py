@@ -270,6 +270,8 @@ class ProgressTail:
         if number(seen.get("accuracy_mean")) is not None:
             beside = "" if least is None else f" (minority {percent(least)})"
             parts.append(f"accuracy {percent(seen['accuracy_mean'])}{beside}")
+        if number(seen.get("accuracy_central")) is not None:
+            parts.append(f"central {percent(seen['accuracy_central'])}")
         if groups:
             parts.append(f"clusters {groups}")
         if text := replace(view, epsilon_spent=self._spent_after(at), epsilon_round=None).epsilon_text:

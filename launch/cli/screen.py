@@ -31,7 +31,11 @@ GLYPHS = {WAITING: "·", TRAINING: "▶", SENDING: "↑", GONE: "✕", AWAY: "�
 ASCII_GLYPHS = {WAITING: ".", TRAINING: ">", SENDING: "^", GONE: "x", AWAY: "o"}
 STYLES = {WAITING: "dim", TRAINING: "green", SENDING: "cyan", GONE: "bold red", AWAY: "dim"}
 WARNINGS, ROWS, WIDE, STRIP = 3, 12, 1000, 120
-SHARES = {"accuracy": "accuracy_mean", "minority": "accuracy_minority", "worst": "accuracy_worst"}  # columns of a result
+# Columns of a result; some runs lack those in MEASURED_OF_SOME: clusters of equal size have no minority.
+SHARES = {
+    "accuracy": "accuracy_mean", "minority": "accuracy_minority", "worst": "accuracy_worst", "central": "accuracy_central",
+}  # fmt: skip
+MEASURED_OF_SOME = ("accuracy_minority", "accuracy_central")
 
 
 def open_screen(console: Console | None = None) -> Screen | PlainLines:
@@ -218,9 +222,8 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
     """
     console = console or Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    # Clusters of equal size have no minority.
     shares = [
-        title for title, key in SHARES.items() if key != "accuracy_minority" or any(_has(one, key) for one in (run, *others))
+        title for title, key in SHARES.items() if key not in MEASURED_OF_SOME or any(_has(one, key) for one in (run, *others))
     ]
     for title in ("", *shares, "clusters", "epsilon"):
         table.add_column(title, justify="left" if not title else "right")

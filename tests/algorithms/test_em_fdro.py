@@ -560,11 +560,9 @@ class MadeUp:
         return found
 
 
-def reached(mean, worst, tail):
-    return {
-        measure: dict(zip((0.0, 2.0, 4.0), values, strict=True))
-        for measure, values in (("accuracy_mean", mean), ("accuracy_worst", worst), ("accuracy_p10", tail))
-    }
+def reached(central, worst, tail):
+    values = {"accuracy_central": central, "accuracy_mean": (0.6, 0.6, 0.6), "accuracy_worst": worst, "accuracy_p10": tail}
+    return {measure: dict(zip((0.0, 2.0, 4.0), own, strict=True)) for measure, own in values.items()}
 
 
 def test_figure_3_averages_rounds_then_seeds_and_says_what_holds(tmp_path):
@@ -572,13 +570,26 @@ def test_figure_3_averages_rounds_then_seeds_and_says_what_holds(tmp_path):
     as_printed = MadeUp(reached((0.5, 0.5, 0.49), (0.2, 0.25, 0.22), (0.3, 0.29, 0.25)), tmp_path / "as")
     outcome = find("em-fdro/fig3")().compute(as_printed)
     assert {one.verdict for one in outcome.judged()} == {"holds"}
-    assert {claim.seeds for claim in outcome.claims} == {2}
+    assert {claim.seeds for claim in outcome.claims} == {3}
     assert len(outcome.claims) == 2 * 5
-    assert len(outcome.figures) == len({figure.key for figure in outcome.figures}) == 2 * 4
-    assert len(outcome.rows) == 2 * 3 * 2
-    assert outcome.rows[0]["accuracy_worst"] == pytest.approx(0.2)
-    assert outcome.tables[0].rows[1][2] == "25.0 +- 0.0"
+    assert len(outcome.figures) == len({figure.key for figure in outcome.figures}) == 2 * (5 + 4)
+    assert len(outcome.rows) == 2 * 3 * 3 * 3  # rounds of each run
+    first = outcome.rows[0]
+    assert (first["clients_per_round"], first["tilt"], first["seed"], first["round"]) == (20, 0.0, 0, 1)
+    assert first["accuracy_worst"] == pytest.approx(0.15)
+    assert outcome.tables[0].rows[1][1:4] == ["50.0 +- 0.0", "60.0 +- 0.0", "25.0 +- 0.0"]
+    assert outcome.claims[3].measured.startswith("50.0 % at 0, 50.0 % at 2, 49.0 % at 4 (mean over clients: 60.0 % at 0")
     assert as_printed.asked[0][0] == str(packaged("em_fdro/cifar10_laptop"))
+
+
+def test_figure_2_is_one_run_by_round(tmp_path):
+    outcome = find("em-fdro/fig3")().compute(MadeUp(reached((0.5, 0.52, 0.49), (0.2, 0.25, 0.22), (0.3, 0.29, 0.25)), tmp_path))
+    curve = next(figure for figure in outcome.figures if figure.key == "one-run-accuracy_central-20").spec["data"][1]
+    own = [row for row in outcome.rows if (row["clients_per_round"], row["tilt"], row["seed"]) == (20, 2.0, 0)]
+    assert curve["name"] == "epsilon 2"
+    assert curve["x"] == [row["round"] for row in own] == [1, 2, 3]
+    assert curve["y"] == pytest.approx([47.0, 49.5, 52.0])  # 47, 52 and 57 %, averaged over the last five rounds
+    assert outcome.tables[1].rows[0] == ["0", "2 (by 2.0 points)", "2 (by 3.0 points)", "0 (by 1.0 points)"]
 
     (tmp_path / "other").mkdir()
     outcome = find("em-fdro/fig3")().compute(
@@ -594,7 +605,7 @@ def test_configurations_are_those_of_the_paper(name):
     document = yaml.safe_load((ROOT / "configs" / "em_fdro" / f"{name}.yaml").read_text())
     small = {
         **document,
-        "data": {**document["data"], "dataset": "digits", "train_per_client": 50, "test_per_client": 50},
+        "data": {**document["data"], "dataset": "digits", "train_per_client": 50, "test_per_client": 50, "central_test": 100},
         "model": {"name": "digits-cnn"},
     }
     read = config.resolve(small)

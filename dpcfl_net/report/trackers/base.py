@@ -20,7 +20,7 @@ from dpcfl_net.results.run_view import letter
 # Figures of a round by view: the server could compute its own; the observer needs test data and true clusters.
 SERVER = ("epsilon_spent", "clusters", "seconds", "paused_s", "bytes_up", "bytes_down")
 COUNTS = ("missing", "late", "away")  # of clients, which the server sees
-OBSERVER = ("accuracy", "accuracy_worst", "accuracy_minority", "loss", "ari")
+OBSERVER = ("accuracy", "accuracy_worst", "accuracy_minority", "accuracy_central", "loss", "ari")
 SECRETS = ("privacy.noise_seed",)  # with the seed of the noise, the noise can be subtracted
 
 
@@ -105,7 +105,7 @@ def scalars(metrics: RoundMetrics) -> dict[str, float]:
 def result(run: RunData) -> dict[str, float]:
     """Return the figures of the last evaluated round in run.json by tag."""
     final, spent = run.final, number(run.document.get("privacy", {}).get("epsilon_spent"))
-    own = {f"final/observer/{name}": number(final.get(f"accuracy_{name}")) for name in ("mean", "worst", "minority")}
+    own = {f"final/observer/{name}": number(final.get(f"accuracy_{name}")) for name in ("mean", "worst", "minority", "central")}
     own |= {"final/observer/ari": number(final.get("ari")), "final/server/epsilon_spent": spent}
     return {tag: value for tag, value in own.items() if value is not None}
 
