@@ -72,8 +72,8 @@ def _central_problem(settings: DataSettings, n_test: int, needed: int) -> str | 
     if settings.central_test is None or settings.central_test <= n_test - needed:
         return None
     return (
-        f"data.central_test is {settings.central_test}: {settings.dataset} has {n_test} test records and a client tests on "
-        f"{needed}, which leaves {n_test - needed}: must be at most that, or null"
+        f"data.central_test is {settings.central_test}: must be at most {n_test - needed}, or null: {settings.dataset} has {n_test} "
+        f"test records, and a client tests on {needed} of the others"
     )
 
 
