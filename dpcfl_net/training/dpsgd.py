@@ -158,9 +158,12 @@ class Trainer:
         sums.begin()
         batches = self._batches(rows, room)
         for size, piece in batches:
-            logits, parts = self._engine.gradients(sums.weights, *self._batch(data, piece, size, sums.weights, room))
-            usable = _finite(logits) & (torch.arange(len(logits), device=logits.device) < len(piece))
-            clipping.clipped_sum(parts, usable, self.clip, sums.part, self.slots if room is None else size)
+            x, y = self._batch(data, piece, size, sums.weights, room)
+            # Tensors without version counters save 3 % of a small step. The other engines use autograd.
+            with torch.inference_mode(self.path == "fast"):
+                logits, parts = self._engine.gradients(sums.weights, x, y)
+                usable = _finite(logits) & (torch.arange(len(logits), device=logits.device) < len(piece))
+                clipping.clipped_sum(parts, usable, self.clip, sums.part, self.slots if room is None else size)
             if len(batches) == 1:
                 return sums.part
             sums.add()

@@ -1,12 +1,13 @@
 """Per-record gradients of sequential convolutional networks, by explicit forward and backward passes in few oneDNN calls.
 
 Batched products of signals with shifted copies of the input give all records' convolution weight gradients at once; those of
-linear layers are never formed. Tensors are channels_last, where oneDNN's pooling is fast.
+linear layers are never formed. Tensors are channels_last, where pooling is fast; signals that become groups of records are contiguous.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from dpcfl_net.training.losses import at_least_single
 _convolution_backward = torch.ops.aten.convolution_backward
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward
 _relu_backward = torch.ops.aten.threshold_backward
+_CACHED = 2**19  # bytes of patches, half of a core's second-level cache
 
 
 class FastPath:
@@ -60,9 +62,9 @@ class FastPath:
                 kept.append(h)
                 h = F.conv2d(h, *own, stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
             elif isinstance(layer, Pool):
-                pooled, where = F.max_pool2d(h, layer.kernel, layer.stride, layer.padding, return_indices=True)
-                kept.append((h, where))
-                h = pooled
+                shape = h.shape
+                h, where = F.max_pool2d(h, layer.kernel, layer.stride, layer.padding, return_indices=True)
+                kept.append((shape, where))
             elif isinstance(layer, Dense):
                 kept.append(h)
                 h = F.linear(h, *own)
@@ -77,6 +79,9 @@ class FastPath:
     def _backward(self, i: int, weights: Weights, signal: torch.Tensor, kept: Any, parts: list[GradientBlock]) -> torch.Tensor:
         layer = self._layers[i]
         if isinstance(layer, Conv):
+            if _in_groups(layer, signal):
+                # One copy for both products.
+                signal, kept = signal.contiguous(), kept.contiguous()
             parts += conv_rows(layer, signal, kept)
             return signal if i == self._first else _conv_signal(layer, weights[0], signal, kept)
         if isinstance(layer, Dense):
@@ -85,14 +90,24 @@ class FastPath:
         if isinstance(layer, Relu):
             return _relu_backward(signal, kept, 0)
         if isinstance(layer, Pool):
-            before, where = kept
-            return _pool_backward(signal, before, layer.kernel, layer.stride, layer.padding, [1, 1], False, where)
-        return channels_last(signal.reshape(kept))
+            shape, where = kept
+            return _pool_signal(layer, signal, shape, where, self._layers[i - 1])
+        return signal.reshape(kept)
 
 
 def _conv_signal(layer: Conv, weight: torch.Tensor, signal: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     geometry = (layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, [True, False, False])
-    return _convolution_backward(signal, inputs, weight, None, *geometry)[0]
+    return channels_last(_convolution_backward(signal, inputs, weight, None, *geometry)[0])
+
+
+def _pool_signal(layer: Pool, signal: torch.Tensor, shape: torch.Size, where: torch.Tensor, below: Layer) -> torch.Tensor:
+    # Only shape and layout of the inputs are read: their values were freed in the forward pass.
+    inputs = signal.new_empty(shape)
+    if isinstance(below, Conv) and _in_groups(below, inputs):
+        signal = signal.contiguous()
+    else:
+        signal, inputs = channels_last(signal), torch.empty_like(inputs, memory_format=torch.channels_last)
+    return _pool_backward(signal, inputs, layer.kernel, layer.stride, layer.padding, [1, 1], False, where)
 
 
 def conv_rows(layer: Conv, signal: torch.Tensor, inputs: torch.Tensor) -> list[GradientBlock]:
@@ -149,15 +164,27 @@ def _by_patches(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: 
         image, plane, line, _ = padded.stride()
         shape = (n, deep, high, wide, *places)
         patches = padded.as_strided(shape, (image, plane, row * line, column, down * line, right))
-        values = torch.bmm(patches.reshape(n, deep * high * wide, -1), columns)
+        values = columns.new_empty(n, deep * high * wide, out)
+        for some, signals, rows in _few(patches, columns, values):
+            torch.bmm(some.reshape(*rows.shape[:2], -1), signals, out=rows)
         return Rows(values.view(n, -1), layer.at, sides=(deep * high * wide, out), order=(1, 0))
     padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, side, side, bottom, bottom)).contiguous()
     image, line, pixel, _ = padded.stride()
     patches = padded.as_strided(
         (n, *places, high, wide, deep), (image, down * line, right * pixel, row * line, column * pixel, 1)
     )
-    values = torch.bmm(columns.transpose(1, 2), patches.reshape(n, columns.shape[1], -1))
+    values = columns.new_empty(n, out, high * wide * deep)
+    for some, signals, rows in _few(patches, columns, values):
+        torch.bmm(signals.transpose(1, 2), some.reshape(*signals.shape[:2], -1), out=rows)
     return Rows(values.view(n, -1), layer.at, sides=(out, high, wide, deep), order=(0, 3, 1, 2))
+
+
+def _few(patches: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    # On a CPU the copied patches of a few records stay in the cache. Physical batches are multiples of four: no rest is smaller.
+    size = max(1, patches.shape[0])
+    if patches.device.type == "cpu":
+        size = 4 * max(1, _CACHED // (4 * math.prod(patches.shape[1:]) * patches.element_size()))
+    return zip(*(tensor.split(size) for tensor in (patches, *others)), strict=True)
 
 
 def _by_lines(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:

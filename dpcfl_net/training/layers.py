@@ -90,8 +90,8 @@ def fast_layers(module: nn.Module, input_shape: tuple[int, ...] | None = None) -
     if not layers or not isinstance(layers[-1], Dense) or shared:
         return None
     for i in range(len(layers) - 1):
-        # The rectifier commutes with a maximum, gradients included, and costs a quarter after it.
-        if isinstance(layers[i], Relu) and isinstance(layers[i + 1], Pool):
+        # The rectifier commutes with a maximum, gradients included, and costs a quarter after it. Flat vectors have one layout.
+        if isinstance(layers[i], Relu) and isinstance(layers[i + 1], (Pool, Flat)):
             layers[i], layers[i + 1] = layers[i + 1], layers[i]
     return layers
 

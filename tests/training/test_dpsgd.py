@@ -50,12 +50,21 @@ def odd() -> nn.Module:
     )  # fmt: skip
 
 
+def wide() -> nn.Module:
+    """Overlapping pools on both sides of a convolution whose rows are computed in groups, and a rectifier after flattening."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.MaxPool2d(3, 1, 1), nn.Conv2d(16, 5, 3, padding=1), nn.MaxPool2d(3, 2, 1),
+        nn.Flatten(), nn.ReLU(), nn.Linear(5 * 6 * 5, 10),
+    )  # fmt: skip
+
+
 CASES = {
     "cnn": (lambda: models.build("cnn", (1, 28, 28), 10), (1, 28, 28)),
     "digits-cnn": (lambda: models.build("digits-cnn", (1, 8, 8), 10), (1, 8, 8)),
     "cifar-cnn": (lambda: models.build("cifar-cnn", (3, 32, 32), 10), (3, 32, 32)),
     "linear": (lambda: models.build("linear", (1, 8, 8), 10), (1, 8, 8)),
     "odd": (odd, (2, 13, 9)),
+    "wide": (wide, (1, 12, 10)),
 }
 
 
