@@ -1,13 +1,12 @@
 """Per-record gradients of sequential convolutional networks, by explicit forward and backward passes in few oneDNN calls.
 
 Batched products of signals with shifted copies of the input give all records' convolution weight gradients at once; those of
-linear layers are never formed. Tensors are channels_last, where pooling is fast; signals that become groups of records are contiguous.
+linear layers are never formed. Tensors are channels_last, where pooling is fast; what grouped convolutions read is contiguous.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from dpcfl_net.training.losses import at_least_single
 _convolution_backward = torch.ops.aten.convolution_backward
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward
 _relu_backward = torch.ops.aten.threshold_backward
-_CACHED = 2**19  # bytes of patches, half of a core's second-level cache
+_CACHED = 2**19  # bytes of patches that are copied together
 
 
 class FastPath:
@@ -165,7 +164,8 @@ def _by_patches(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: 
         shape = (n, deep, high, wide, *places)
         patches = padded.as_strided(shape, (image, plane, row * line, column, down * line, right))
         values = columns.new_empty(n, deep * high * wide, out)
-        for some, signals, rows in _few(patches, columns, values):
+        few = _few(patches)
+        for some, signals, rows in zip(patches.split(few), columns.split(few), values.split(few), strict=True):
             torch.bmm(some.reshape(*rows.shape[:2], -1), signals, out=rows)
         return Rows(values.view(n, -1), layer.at, sides=(deep * high * wide, out), order=(1, 0))
     padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, side, side, bottom, bottom)).contiguous()
@@ -173,18 +173,15 @@ def _by_patches(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: 
     patches = padded.as_strided(
         (n, *places, high, wide, deep), (image, down * line, right * pixel, row * line, column * pixel, 1)
     )
-    values = columns.new_empty(n, out, high * wide * deep)
-    for some, signals, rows in _few(patches, columns, values):
-        torch.bmm(signals.transpose(1, 2), some.reshape(*signals.shape[:2], -1), out=rows)
+    values = torch.bmm(columns.transpose(1, 2), patches.reshape(n, columns.shape[1], -1))
     return Rows(values.view(n, -1), layer.at, sides=(out, high, wide, deep), order=(0, 3, 1, 2))
 
 
-def _few(patches: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    # On a CPU the copied patches of a few records stay in the cache. Physical batches are multiples of four: no rest is smaller.
-    size = max(1, patches.shape[0])
-    if patches.device.type == "cpu":
-        size = 4 * max(1, _CACHED // (4 * math.prod(patches.shape[1:]) * patches.element_size()))
-    return zip(*(tensor.split(size) for tensor in (patches, *others)), strict=True)
+def _few(patches: torch.Tensor) -> int:
+    """Records whose patches are copied together: on a CPU as many as stay in the cache, in fours as physical batches."""
+    if patches.device.type != "cpu":
+        return max(1, patches.shape[0])
+    return 4 * max(1, _CACHED // (4 * math.prod(patches.shape[1:]) * patches.element_size()))
 
 
 def _by_lines(layer: Conv, places: torch.Size, columns: torch.Tensor, inputs: torch.Tensor) -> Rows:
