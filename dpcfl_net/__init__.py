@@ -45,12 +45,14 @@ if TYPE_CHECKING:
     from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection as BoundedRangeSelection
     from dpcfl_net.privacy.events.data_free import DataFree as DataFree
     from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian as FixedSizeGaussian
+    from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian as LabelledFixedSizeGaussian
     from dpcfl_net.privacy.events.randomised_response import RandomisedResponse as RandomisedResponse
     from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian as SampledGaussian
     from dpcfl_net.privacy.events.unprotected import Unprotected as Unprotected
     from dpcfl_net.privacy.slots import CentralSlot as CentralSlot
     from dpcfl_net.privacy.slots import DPSGDSlot as DPSGDSlot
     from dpcfl_net.privacy.slots import GaussianSlot as GaussianSlot
+    from dpcfl_net.privacy.slots import LabelledCentralSlot as LabelledCentralSlot
     from dpcfl_net.privacy.slots import LabelSlot as LabelSlot
     from dpcfl_net.privacy.slots import ParticipationSlot as ParticipationSlot
     from dpcfl_net.privacy.slots import RawSlot as RawSlot
@@ -80,12 +82,13 @@ _NAMES = {
     "privacy.events.bounded_range_selection": ("BoundedRangeSelection",),
     "privacy.events.data_free": ("DataFree",),
     "privacy.events.fixed_size_gaussian": ("FixedSizeGaussian",),
+    "privacy.events.labelled_fixed_size_gaussian": ("LabelledFixedSizeGaussian",),
     "privacy.events.randomised_response": ("RandomisedResponse",),
     "privacy.events.sampled_gaussian": ("SampledGaussian",),
     "privacy.events.unprotected": ("Unprotected",),
     "privacy.slots": (
-        "CentralSlot", "DPSGDSlot", "GaussianSlot", "LabelSlot", "ParticipationSlot", "RawSlot", "SecureSlot", "SelectionSlot", "StageSlot",
-        "UnprotectedSlot",
+        "CentralSlot", "DPSGDSlot", "GaussianSlot", "LabelSlot", "LabelledCentralSlot", "ParticipationSlot", "RawSlot", "SecureSlot",
+        "SelectionSlot", "StageSlot", "UnprotectedSlot",
     ),
     "report.run": ("Run",),
     "report.trackers.base": ("Tracker",),

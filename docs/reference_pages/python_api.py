@@ -25,12 +25,12 @@ PARTS: dict[str, tuple[str, ...]] = {
         "Algorithm", "Options", "on_client", "on_central_server", "Federation", "State", "Release", "TensorSpec", "Capabilities", "Setting",
     ),
     "Slots of a plan": (
-        "DPSGDSlot", "GaussianSlot", "SelectionSlot", "SecureSlot", "StageSlot", "CentralSlot", "LabelSlot", "ParticipationSlot", "RawSlot",
-        "UnprotectedSlot",
+        "DPSGDSlot", "GaussianSlot", "SelectionSlot", "SecureSlot", "StageSlot", "CentralSlot", "LabelledCentralSlot", "LabelSlot",
+        "ParticipationSlot", "RawSlot", "UnprotectedSlot",
     ),
     "Privacy events": (
-        "SampledGaussian", "FixedSizeGaussian", "AllocatedGaussian", "BoundedRangeSelection", "RandomisedResponse", "DataFree",
-        "Unprotected",
+        "SampledGaussian", "FixedSizeGaussian", "AllocatedGaussian", "BoundedRangeSelection", "RandomisedResponse",
+        "LabelledFixedSizeGaussian", "DataFree", "Unprotected",
     ),
 }  # fmt: skip
 WITHOUT_MEMBERS = ("Config", "Options")  # configuration-keys.md lists the fields

@@ -25,7 +25,7 @@ from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.privacy.client_level import joint_noise, labels_first_sensitivity
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
-from dpcfl_net.privacy.slots import CentralSlot, Slot, UnprotectedSlot
+from dpcfl_net.privacy.slots import CentralSlot, LabelledCentralSlot, Slot, UnprotectedSlot
 
 BLOCKS = TensorSpec("f4", ("update",), max_norm=any_norm)  # of the shared model, if there is one, and of the cluster's
 AS_PUBLISHED = (
@@ -75,11 +75,12 @@ class RRCluster(PublicLabels):
         )
         label_clip: float = Field(default=0.1, gt=0, le=1, description="C_s: norm of a one-hot label before noise")
         labels_share: float = Field(
-            default=0.3, gt=0, lt=1, description="fraction of a round's 1 / z^2 for the labels, where they are released"
+            default=0.3, gt=0, lt=1, description="fraction of a round's 1 / z^2 for gaussian labels, where they are released"
         )
         labels: Literal["gaussian", "randomised-response", "exponential"] = Field(
             default="gaussian",
-            description="mechanism of the labels: gaussian, of each round's sample; the others, of all clients every labels_every rounds",
+            description="mechanism of the labels: gaussian, of each round's sample; randomised-response, of each round's sample, or of all "
+            "clients every labels_every rounds; exponential, of all clients every labels_every rounds",
         )
         labels_every: int = Field(
             default=0,
@@ -89,7 +90,10 @@ class RRCluster(PublicLabels):
             "0: labels of each round's sample",
         )
         labels_epsilon: float = Field(
-            default=1.0, gt=0, le=100, description="pure epsilon of one release of a client's label, where labels_every is set"
+            default=1.0,
+            gt=0,
+            le=100,
+            description="pure epsilon of one release of a client's label by randomised-response or exponential",
         )
         labels_loss_range: float = Field(
             default=1.0,
@@ -277,7 +281,7 @@ class RRCluster(PublicLabels):
         Args:
             me: The round's sample and mechanisms.
             models: (M, p) float32.
-            label_sensitivity: L2 sensitivity that the noise on a label covers.
+            label_sensitivity: L2 sensitivity that Gaussian noise on a label covers.
             donors: Clients that rebalancing may take: those above B, or any.
 
         Returns:
@@ -286,7 +290,11 @@ class RRCluster(PublicLabels):
         k, slots = self.options.clusters, me.sample("round")
         answers = self.collect(me, models, slots)
         labels = [int(answers[i]["label"]) if i in answers else None for i in slots]
-        noisy = me.noisy_labels("round", "labels", labels, k, self.options.label_clip, label_sensitivity).argmax(axis=1)
+        if self.options.labels == "randomised-response":
+            noisy = me.sampled_labels("round", labels)
+        else:
+            rows = me.noisy_labels("round", "labels", labels, k, self.options.label_clip, label_sensitivity)
+            noisy = rows.argmax(axis=1)
         placed = rebalance(noisy, k, self.min_cluster_size, me.rng("round", "rebalancing"), donors)
         sums, _ = self.sums(me, answers, dict(zip(slots, placed.tolist(), strict=True)))
         kinds = {"as sent": labels, "as released": noisy.tolist(), "as placed": placed.tolist()}
@@ -407,6 +415,12 @@ def labels_slot(options: Any, setting: Setting) -> CentralSlot:
         options: Options of the algorithm.
         setting: Public facts of the run.
     """
+    if options.labels == "randomised-response":
+        own = round_slot(options, setting)
+        return LabelledCentralSlot(
+            own.name, own.sampling, own.sample_size, own.population,
+            label_epsilon=options.labels_epsilon, categories=options.clusters,
+        )  # fmt: skip
     return round_slot(options, setting, ("labels", options.labels_share), ("sums", 1 - options.labels_share))
 
 

@@ -64,8 +64,10 @@ class PublicLabels(ClientLevel):
                 f"algorithm.labels_every is {every}: must be 0 with labels gaussian; labels of all clients need randomised-response or "
                 "exponential"
             )
-        if mechanism != "gaussian" and not every:
+        if mechanism == "exponential" and not every:
             problems.append(f"algorithm.labels is {mechanism!r}: needs labels_every of 1 or more")
+        if mechanism == "randomised-response" and not every:
+            problems += cls._sample_problems(options, setting)
         if every and options.guarantee == "paper":
             problems.append("algorithm.guarantee is 'paper': must be labels-first or expected with labels_every")
         if every and options.guarantee == "expected" and every >= setting.rounds:
@@ -75,6 +77,28 @@ class PublicLabels(ClientLevel):
             )
         if options.base == "oracle":
             problems += cls._oracle_problems(options, setting)
+        return problems
+
+    @staticmethod
+    def _sample_problems(options: Any, setting: Setting) -> list[str]:
+        """List the problems of randomised response on the sample of each round."""
+        problems = []
+        if options.guarantee != "labels-first":
+            problems.append(
+                f"algorithm.guarantee is {options.guarantee!r}: must be labels-first with labels randomised-response and labels_every 0, "
+                "which release the labels of each round's sample"
+            )
+        if setting.privacy.accountant != "pld":
+            problems.append(
+                f"privacy.accountant is {setting.privacy.accountant!r}: must be pld with labels randomised-response and labels_every 0, "
+                "whose labels and sums of one sample it counts together"
+            )
+        if options.base == "oracle":
+            problems.append(
+                "algorithm.labels is 'randomised-response': must be gaussian with base oracle, whose labels are public"
+            )
+        if options.clusters < 2:
+            problems.append(f"algorithm.clusters is {options.clusters}: must be 2 or more with labels randomised-response")
         return problems
 
     @staticmethod

@@ -16,7 +16,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid, lowest_by_exponential_mechanism, randomised_response
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.privacy.slots import CentralSlot, LabelSlot, ParticipationSlot, UnprotectedSlot, slot_of
+from dpcfl_net.privacy.slots import CentralSlot, LabelledCentralSlot, LabelSlot, ParticipationSlot, UnprotectedSlot, slot_of
 
 
 @dataclass
@@ -124,6 +124,26 @@ class CentralContext:
         spec = self._labels_slot(slot, "randomised-response")
         return randomised_response(labels, spec.epsilon, spec.categories, self._stream(slot, "labels"))
 
+    def sampled_labels(self, slot: str, labels: Sequence[int | None]) -> np.ndarray:
+        """Release a label of every sampled client by randomised response, before the sums of the same sample.
+
+        Args:
+            slot: Name of a `LabelledCentralSlot`, whose clients were sampled.
+            labels: Label of each client in the order of the sample; None (no answer) gives one at random.
+
+        Returns:
+            Labels in the same order, (m,) int64.
+
+        Raises:
+            ValueError: If there is not one label for each sampled client.
+        """
+        spec = self._charge.slots[slot]
+        assert isinstance(spec, LabelledCentralSlot)
+        if len(labels) != len(self._sampled.get(slot, [])):
+            raise ValueError(f"labels must be one for each sampled client, got {len(labels)}")
+        self._named.append((slot, "randomised-response"))
+        return randomised_response(labels, spec.label_epsilon, spec.categories, self._stream(slot, "labels"))
+
     def chosen_labels(self, slot: str, losses: Sequence[np.ndarray | None], span: float) -> np.ndarray:
         """Release a cluster of small loss for every client by the exponential mechanism.
 
@@ -229,7 +249,9 @@ class CentralContext:
                 continue
             assert isinstance(spec, CentralSlot)
             planned = sorted((name, part, spec.part_noise(z, part)) for part, _ in spec.parts)
-            if name in self._sampled and sorted(entry for entry in self._noised if entry[0] == name) == planned:
+            named = [(name, "randomised-response")] * isinstance(spec, LabelledCentralSlot)
+            labelled = [entry for entry in self._named if entry[0] == name] == named
+            if name in self._sampled and labelled and sorted(e for e in self._noised if e[0] == name) == planned:
                 events.append(spec.event(z, self._charge.adjacency))
         return events
 

@@ -14,6 +14,7 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.events.unprotected import Unprotected
@@ -232,6 +233,32 @@ class CentralSlot(Slot):
             KeyError: If there is no such part.
         """
         return noise_multiplier / math.sqrt(dict(self.parts)[part])
+
+
+@dataclass(frozen=True)
+class LabelledCentralSlot(CentralSlot):
+    """A round of a trusted server that releases a label of each sampled client by randomised response, then noisy sums.
+
+    Attributes:
+        label_epsilon: Pure epsilon of one label.
+        categories: Number of labels.
+
+    Raises:
+        ValueError: If the sample is not of fixed size: the number of labels of a Poisson sample reveals whether a client took part.
+    """
+
+    label_epsilon: float = 0.0
+    categories: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sampling != "fixed":
+            raise ValueError(f"sampling must be 'fixed' for labels of a sample, got {self.sampling!r}")
+
+    def event(self, noise_multiplier: float | None, adjacency: Adjacency = "zero-out") -> Event:
+        """See `Slot`; labels and sums together. z is noise over the sensitivity of the sums under replace-one."""
+        size, z = int(self.sample_size), given(noise_multiplier)
+        return LabelledFixedSizeGaussian(z, self.label_epsilon, self.categories, size, self.population, 1)
 
 
 @dataclass(frozen=True)

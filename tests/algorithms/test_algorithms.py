@@ -66,6 +66,10 @@ CLIENT_LEVEL = {  # case: options, privacy; every client is in every round, so t
         },
         REPLACED,
     ),
+    "rr-cluster-sampled": (
+        {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "labels": "randomised-response", "labels_epsilon": 0.5},
+        REPLACED,
+    ),
     "rr-cluster-paper": (
         {"name": "rr-cluster", "base": "fedcam", "clusters": 2, "min_cluster_size": 2, "guarantee": "paper"},
         {**REPLACED, "accountant": "rdp"},
@@ -85,8 +89,8 @@ MATRIX |= {case: options for case, (options, _) in {**DRAWN_BY_LOSS, **LATER}.it
 MATRIX |= {case: {"sampling_rate": 1.0, **options} for case, (options, _) in CLIENT_LEVEL.items()}
 # Cases whose whole runs are slow tests: each has the client steps of another case, or is compared over the network elsewhere.
 SLOW = {
-    "f-cdpfl", "rr-cluster-paper", "rr-cluster-public", "em-fdro-client", "em-fdro-paper", "global", "oracle", "km-cdpfl", "rc-dpfl", "mr-mtl",
-    "robust-hdp", "dpmm-cfl", "feddp-kmeans", "dp-fedavg", "dp-fedprox",
+    "f-cdpfl", "rr-cluster-paper", "rr-cluster-public", "rr-cluster-sampled", "em-fdro-client", "em-fdro-paper", "global", "oracle", "km-cdpfl",
+    "rc-dpfl", "mr-mtl", "robust-hdp", "dpmm-cfl", "feddp-kmeans", "dp-fedavg", "dp-fedprox",
 }  # fmt: skip
 TINY = {
     "data": {"dataset": "digits", "clients": [2, 2], "train_per_client": 200, "test_per_client": 40},

@@ -1,4 +1,4 @@
-"""RR-Cluster with public labels: randomised response and exponential mechanism for all clients, and the true clusters."""
+"""RR-Cluster's other labels: of all clients, public until the next release; of each sample; and the true clusters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
+from dpcfl_net.federation.base import Federation
+from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
+from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.mechanisms import lowest_by_exponential_mechanism, randomised_response
+from dpcfl_net.privacy.slots import LabelledCentralSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.transport.keys import make_keys
@@ -26,6 +31,7 @@ from dpcfl_net.transport.keys import make_keys
 REPLACED = {"epsilon": 20, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "adjacency": "replace-one", "noise": "seeded", "noise_seed": "5eed" * 16}  # fmt: skip
 RR = {"name": "rr-cluster", "clusters": 2, "min_cluster_size": 2, "sampling_rate": 0.5}
 SELDOM = {**RR, "labels": "randomised-response", "labels_every": 3, "labels_epsilon": 3.0}
+EACH_SAMPLE = {**RR, "labels": "randomised-response", "labels_epsilon": 1.5}
 ORACLE = {**RR, "base": "oracle", "min_cluster_size": 0, "guarantee": "expected"}
 
 
@@ -138,6 +144,59 @@ def test_labels_of_all_clients_are_charged_when_they_are_released(tmp_path, algo
     assert np.bincount(state.memory["public labels"], minlength=2).min() >= 4  # B = 2 of 6 sampled: 4 of 12
 
 
+def test_labels_of_each_sample_are_charged_together_with_its_sums(tmp_path):
+    job = job_for(tmp_path, EACH_SAMPLE)
+    state = simulate(job, tmp_path / "run")
+    z = job.protocol.curator_noise_multiplier
+    charged = LabelledFixedSizeGaussian(z, 1.5, 2, 6, 12, 1)
+    lines = [entry for entry in read_ledger(tmp_path / "run" / "ledgers" / CENTRAL_SERVER) if entry.events]
+    assert [(entry.round, entry.kind, entry.events) for entry in lines] == [
+        (t, "labels_then_sums", (charged,)) for t in range(1, 5)
+    ]
+    assert 19.9 < epsilon([charged] * 4, 1e-2, "replace-one") <= 20
+    assert state.diagnostics["sizes"][0] + state.diagnostics["sizes"][1] == 6
+    assert min(state.diagnostics["sizes"]) >= 2  # B
+    gaussian = job_for(tmp_path / "gaussian", RR)  # no label option: its job has no new key
+    assert {"labels", "labels_epsilon"} <= {*job.protocol.options} - {*gaussian.protocol.options}
+
+
+SAMPLED = LabelledCentralSlot("round", "fixed", 5, 20, label_epsilon=1.2, categories=4)
+
+
+def central(key, slot=SAMPLED):
+    """A central server's context over clients that are never called."""
+    fed = Federation.__new__(Federation)
+    fed.clients, fed.round = list(range(20)), 1
+    return CentralContext(fed, Charge(key.to_bytes(32, "big"), {"round": slot}, 1.0, "replace-one"), {})
+
+
+def test_labels_of_a_sample_have_the_probabilities_that_are_charged():
+    found = np.zeros(4, int)
+    for key in range(1, 801):
+        me = central(key)
+        me.sample("round")
+        found += np.bincount(me.sampled_labels("round", [2] * 5), minlength=4)
+    kept = RandomisedResponse(1.2, 4, 1).kept
+    assert stats.chisquare(found, 4000 * np.array([(1 - kept) / 3, (1 - kept) / 3, kept, (1 - kept) / 3])).pvalue > 1e-6
+
+
+def test_a_round_without_exactly_one_release_of_labels_is_not_what_was_charged():
+    me = central(1)
+    with pytest.raises(ValueError, match="one for each sampled client, got 5"):
+        me.sampled_labels("round", [0] * 5)  # before the sample
+    me.sample("round")
+    me.noisy_sums("round", "sums", {}, (1, 4), 1.0)
+    assert me.ran() == []
+    with pytest.raises(ValueError, match="one for each sampled client, got 6"):
+        me.sampled_labels("round", [0] * 6)
+    me.sampled_labels("round", [0, 1, None, 3, 9])
+    assert me.ran() == [LabelledFixedSizeGaussian(1.0, 1.2, 4, 5, 20, 1)]
+    me.sampled_labels("round", [0] * 5)
+    assert me.ran() == []
+    with pytest.raises(ValueError, match="sampling must be 'fixed'"):
+        LabelledCentralSlot("round", "poisson", 5, 20, label_epsilon=1.2, categories=4)
+
+
 def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
     job = job_for(tmp_path, ORACLE, adjacency="zero-out")
     assert sorted(job.protocol.oracle) == [0] * 6 + [1] * 6
@@ -160,6 +219,14 @@ def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
         ({"base": "oracle"}, "algorithm.min_cluster_size is 2: must be 0 with base oracle"),
         ({**ORACLE, "guarantee": "labels-first", "clusters": 3}, "algorithm.clusters is 3: must be 2 with base oracle"),
         (
+            {**EACH_SAMPLE, "guarantee": "expected", "sampling": "poisson"},
+            "guarantee is 'expected': must be labels-first with labels",
+        ),
+        ({**EACH_SAMPLE, "guarantee": "paper"}, "guarantee is 'paper': must be labels-first with labels"),
+        ({**EACH_SAMPLE, "base": "oracle", "min_cluster_size": 0}, "must be gaussian with base oracle"),
+        ({**EACH_SAMPLE, "clusters": 1}, "clusters is 1: must be 2 or more"),
+        ({**EACH_SAMPLE, "labels_epsilon": 90.0}, "privacy.epsilon is 20.*selections and labels alone spend"),
+        (
             {**ORACLE, "guarantee": "labels-first", "labels": "exponential", "labels_every": 1},
             "must be 0 with base oracle, whose labels",
         ),
@@ -168,3 +235,8 @@ def test_the_oracle_trains_the_true_clusters_with_client_level_noise(tmp_path):
 def test_options_that_contradict_each_other_are_named(tmp_path, options, words):
     with pytest.raises((ConfigError, Refused), match=words):
         job_for(tmp_path, {**RR, **options})
+
+
+def test_the_renyi_accountant_has_no_bound_for_labels_of_a_sample(tmp_path):
+    with pytest.raises(ConfigError, match=r"privacy\.accountant is 'rdp': must be pld with labels randomised-response"):
+        job_for(tmp_path, EACH_SAMPLE, accountant="rdp")

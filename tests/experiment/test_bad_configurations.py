@@ -254,7 +254,7 @@ TOGETHER = [
     ({**CLIENT_LEVEL, "algorithm.server_lr": ".inf"}, ["algorithm.server_lr is inf", "finite number"]),
     ({"privacy.epsilon": "1e-300"}, ["privacy.epsilon is 1e-300", "greater than or equal to 0.000000001"]),
     ({"privacy.delta": "1e-300"}, ["delta 1e-300", "use a larger one"]),
-    ({"algorithm.selection": "{rounds_fraction: 0.5, budget_fraction: 0.9}"}, ["privacy.epsilon is 5", "the selections alone spend"]),
+    ({"algorithm.selection": "{rounds_fraction: 0.5, budget_fraction: 0.9}"}, ["privacy.epsilon is 5", "the selections and labels alone spend"]),
 ]  # fmt: skip
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -493,7 +493,7 @@ def test_targets_must_be_positive_and_finite(target):
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_targets_that_no_noise_meets_are_refused(accountant):
-    with pytest.raises(ValueError, match="selections alone"):
+    with pytest.raises(ValueError, match="selections and labels alone"):
         calibrate(plan(6600, selection=0.15), 1.0, DELTA, accountant=accountant)
     with pytest.raises(ValueError, match="Unprotected"):
         calibrate(lambda z: [SampledGaussian(z, 0.1, 1), Unprotected("raw")], 5, DELTA, accountant=accountant)

@@ -18,6 +18,7 @@ from dpcfl_net.privacy.events.base import LossSpread, Mechanism, event_types, me
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.events.unprotected import Unprotected
@@ -28,6 +29,7 @@ EVENTS = [
     BoundedRangeSelection(0.5, 7),
     AllocatedGaussian(1.5, 10, 7),
     RandomisedResponse(0.5, 4, 7),
+    LabelledFixedSizeGaussian(1.5, 0.5, 4, 10, 100, 7),
     DataFree(),
     Unprotected("raw"),
 ]
@@ -72,6 +74,9 @@ def test_weights_rank_events_by_their_cost():
     assert SampledGaussian(1.5, 0.1, 7).weight < SampledGaussian(1.5, 0.1, 8).weight < SampledGaussian(1.5, 1.0, 8).weight
     assert FixedSizeGaussian(1.5, 10, 100, 7).weight == SampledGaussian(1.5, 0.1, 7).weight
     assert BoundedRangeSelection(2.0, 3).weight == 3
+    labelled = [LabelledFixedSizeGaussian(1.5, label_epsilon, 4, 10, 100, 7).weight for label_epsilon in (0.0, 0.5, 2.0)]
+    assert labelled == sorted(labelled)
+    assert labelled[0] == pytest.approx(FixedSizeGaussian(1.5, 10, 100, 7).weight)
     assert SampledGaussian(1e-3, 0.1, 1).weight == Unprotected("raw").weight == math.inf
 
 

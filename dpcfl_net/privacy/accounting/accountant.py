@@ -93,7 +93,7 @@ def calibrate(
         A noise multiplier at most 0.05 % above the smallest that meets the target.
 
     Raises:
-        ValueError: If an argument is out of range (it names the argument); if no noise meets the target (the selections alone
+        ValueError: If an argument is out of range (it names the argument); if no noise meets the target (the selections and labels alone
             exceed it, an event is Unprotected); or if the smallest allowed noise, 0.01, meets it.
     """
     check_question(delta, adjacency, accountant)
@@ -179,13 +179,16 @@ def rounded_up(value: float) -> float:
 def _check_reachable(events: MergedEvents, target: float, delta: float, adjacency: Adjacency, accountant: Accountant) -> None:
     if events.unprotected:
         raise ValueError(f"epsilon {target!r} cannot be met: an event is Unprotected")
-    fixed = tuple(mechanism for mechanism in events.mechanisms if not mechanism.noisy)
+    floors = (mechanism.floor() for mechanism in events.mechanisms)
+    fixed = tuple(floor for floor in floors if floor is not None)
     if fixed == events.mechanisms:
         raise ValueError("events_of has no event whose noise could be chosen")
     if fixed:
         floor = _spent(replace(events, mechanisms=fixed), delta, adjacency, accountant, FINE)
         if floor >= target:
-            raise ValueError(f"epsilon {target!r} cannot be met at any noise: the selections alone spend {floor:.6g}")
+            raise ValueError(
+                f"epsilon {target!r} cannot be met at any noise: the selections and labels alone spend {floor:.6g}"
+            )
 
 
 def _smallest(spent: Callable[[float], float], target: float, guess: float, factor: float, tolerance: float) -> float:

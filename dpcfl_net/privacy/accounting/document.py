@@ -25,8 +25,9 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
         document: "events", a list of objects with "type", the name of an event type, and its fields: {"type":
             "SampledGaussian", "noise_multiplier", "sampling_rate", "steps"}, {"type": "FixedSizeGaussian", "noise_multiplier",
             "sample_size", "population", "steps"}, {"type": "AllocatedGaussian", "noise_multiplier", "batches", "epochs"},
-            {"type": "BoundedRangeSelection", "epsilon", "count"}, {"type": "RandomisedResponse", "epsilon", "categories", "count"}, {"type":
-            "Unprotected", "reason"}, {"type": "DataFree"}; "delta"; optionally "adjacency", "accountant", and "target_epsilon", for which every noise
+            {"type": "BoundedRangeSelection", "epsilon", "count"}, {"type": "RandomisedResponse", "epsilon", "categories", "count"},
+            {"type": "LabelledFixedSizeGaussian", "noise_multiplier", "label_epsilon", "categories", "sample_size", "population", "steps"},
+            {"type": "Unprotected", "reason"}, {"type": "DataFree"}; "delta"; optionally "adjacency", "accountant", and "target_epsilon", for which every noise
             multiplier that is absent or null is found (one for all); or "tuned" ({"law", "mean"} of `tuned.Trials`, with accountant
             rdp) for the best of a random number of trials with these events.
 

@@ -38,15 +38,14 @@ class Composable(Protocol):
     """Unit of composition: all runs of one mechanism with one set of parameters. Hashable and immutable.
 
     Attributes:
-        noisy: True if its cost goes to 0 as the noise grows.
         doubles: True if its sensitivity under "replace-one" is twice that under "zero-out".
     """
 
     @property
-    def noisy(self) -> bool: ...
-
-    @property
     def doubles(self) -> bool: ...
+
+    def floor(self) -> Composable | None:
+        """The part whose cost no noise reduces; None if the cost goes to 0 as the noise grows."""
 
     def check(self, adjacency: Adjacency, accountant: str) -> None:
         """Raise ValueError if `accountant` has no bound for this mechanism under `adjacency`."""
@@ -121,10 +120,18 @@ class Event(ABC):
 
 
 class Mechanism(Event):
-    """An event that implements `Composable`."""
+    """An event that implements `Composable`.
+
+    Attributes:
+        noisy: True if its cost goes to 0 as the noise grows, False if it has no noise.
+    """
 
     noisy: ClassVar[bool] = True
     doubles: ClassVar[bool] = False
+
+    def floor(self) -> Composable | None:
+        """See `Composable`."""
+        return None if self.noisy else self
 
     def check(self, adjacency: Adjacency, accountant: str) -> None:
         """Every adjacency and accountant is supported."""

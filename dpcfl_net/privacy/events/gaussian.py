@@ -57,8 +57,17 @@ def gaussian_spread(noise: float, rate: float, steps: int, symmetric: bool) -> L
 
 def _highest_loss(noise: float, rate: float) -> float:
     """Loss of one release of sensitivity 1 at ten standard deviations of the noise."""
-    plain = 0.5 / noise**2 + 10 / noise
-    return math.log1p(rate * math.expm1(plain)) if plain < 1 else plain + math.log(rate + (1 - rate) * math.exp(-plain))
+    return amplified(0.5 / noise**2 + 10 / noise, rate)
+
+
+def amplified(loss: float, rate: float) -> float:
+    """Compute log(1 + q (e^loss - 1)), the loss after sampling, without overflow.
+
+    Args:
+        loss: Loss of a release with the member in the sample, >= 0.
+        rate: Sampling rate q.
+    """
+    return math.log1p(rate * math.expm1(loss)) if loss < 1 else loss + math.log(rate + (1 - rate) * math.exp(-loss))
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,10 @@ class FullBatchGaussian:
     """
 
     precision: float
-    noisy: ClassVar[bool] = True
     doubles: ClassVar[bool] = True
+
+    def floor(self) -> None:
+        """See `Composable`: nothing."""
 
     def check(self, adjacency: Adjacency, accountant: str) -> None:
         """See `Composable`."""
@@ -150,9 +161,24 @@ def _plain_delta(mean: float, epsilon: float) -> float:
 @lru_cache(maxsize=8)
 def plain_gaussian(mean: float, interval: float) -> Losses:
     """Compute the loss distribution of one Gaussian release whose sensitivity over noise is `mean`."""
-    from scipy.special import log_ndtr, ndtr
-
     # Ten standard deviations: the mass above counts as infinite loss and is less than 1e-23.
     losses = interval * np.arange(math.ceil((mean**2 / 2 + 10 * mean) / interval) + 1)
+    return symmetric(plain_divergence(mean, losses), interval)
+
+
+def plain_divergence(mean: float, losses: np.ndarray) -> np.ndarray:
+    """Compute the hockey-stick divergence of N(mean, 1) and N(0, 1) at e^loss, for losses of any sign.
+
+    Args:
+        mean: Sensitivity over the noise's standard deviation.
+        losses: Losses, (n,).
+
+    Returns:
+        Divergences, (n,) float64.
+
+    Source: Balle and Wang 2018, Theorem 8.
+    """
+    from scipy.special import log_ndtr, ndtr
+
     below = np.exp(losses + log_ndtr(-mean / 2 - losses / mean))
-    return symmetric(np.maximum(ndtr(mean / 2 - losses / mean) - below, 0.0), interval)
+    return np.maximum(ndtr(mean / 2 - losses / mean) - below, 0.0)

@@ -56,6 +56,18 @@ class RandomisedResponse(Mechanism):
         return 1 / (1 + (self.categories - 1) * math.exp(-self.epsilon))
 
     @property
+    def mean_loss(self) -> float:
+        """Mean of the loss of one release."""
+        return self.epsilon * self.kept * -math.expm1(-self.epsilon)
+
+    @property
+    def log_chi_square(self) -> float:
+        """Logarithm of 1 + the chi-square divergence of one release, the mean of e^loss."""
+        other = math.exp(-self.epsilon) * self.kept
+        rest = (self.categories - 2) * other + other * math.exp(-self.epsilon)
+        return self.epsilon + math.log(self.kept + rest * math.exp(-self.epsilon))
+
+    @property
     def weight(self) -> float:
         """See `Event`."""
         return self.count * self._variance()
