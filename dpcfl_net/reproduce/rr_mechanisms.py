@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from dpcfl_net.privacy.accounting.accountant import calibrate
 from dpcfl_net.privacy.accounting.accountant import epsilon as spent_by
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
+from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Claim, Exact, paired
@@ -26,16 +28,24 @@ from dpcfl_net.results.tables import Table
 CLUSTERS, ROUNDS, SAMPLE, POPULATION, DELTA = 4, 15, 100, 1000, 1e-3  # of configs/rr_cluster/small_fmnist_balanced.yaml
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)  # epsilon of all labels of a run, for the replacement of a client
 RELEASES = (1, 5)
+NO_SUMS = 1e9  # noise multiplier of sums that tell nothing
+RAISED = 1.2  # noise on the sums beside labels, over that without labels
 RUN_EPSILON = 8.0
+GAUSSIAN_SAMPLES, RESPONSE_SAMPLES = (f"{name}, the sample of each round" for name in ("Gaussian", "randomised response"))
+GAUSSIAN_BESIDE, RESPONSE_BESIDE = (
+    f"{name}, beside sums with {RAISED:g} times their noise" for name in ("Gaussian", "randomised response")
+)
 SEEDS = {"laptop": (0, 1, 2), "paper": (0, 1, 2)}
 REPLACED = {"privacy.adjacency": "replace-one", "privacy.accountant": "pld", "privacy.epsilon": RUN_EPSILON}
 RR = {"name": "rr-cluster", "base": "ifca"}
+SAMPLED = {**RR, "labels": "randomised-response", "labels_epsilon": 1.5}
 FIVE = {**RR, "labels": "randomised-response", "labels_every": 3, "labels_epsilon": 0.8}
 WITHOUT = {**RR, "guarantee": "expected", "sampling": "poisson"}
 ONCE = {**WITHOUT, "labels": "randomised-response", "labels_every": 8, "labels_epsilon": 3.0}  # in round 9
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "labels-first, B = 12": {**RR, "min_cluster_size": 12},
     "labels-first, B = 24": {**RR, "min_cluster_size": 24},
+    "labels-first, randomised response of each sample, B = 12": {**SAMPLED, "min_cluster_size": 12},
     "randomised response, 5 releases, B = 12": {**FIVE, "min_cluster_size": 12},
     "randomised response once, B = 12": {**ONCE, "min_cluster_size": 12},
     "randomised response once, B = 24": {**ONCE, "min_cluster_size": 24},
@@ -43,7 +53,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "expected, B = 12": {**WITHOUT, "min_cluster_size": 12},
     "true clusters": {**WITHOUT, "base": "oracle", "min_cluster_size": 0},
 }
-FIRST, _, FIVE_TIMES, FEWER, BINDING, CHOSEN, EXPECTED, TRUE = RUNS
+FIRST, _, OF_SAMPLES, FIVE_TIMES, FEWER, BINDING, CHOSEN, EXPECTED, TRUE = RUNS
 
 
 class Mechanisms(Reproduction):
@@ -58,7 +68,7 @@ class Mechanisms(Reproduction):
         rows: list[dict[str, Any]] = [
             {"mechanism": name, "budget": budget, "right": 100 * share}
             for budget in BUDGETS
-            for name, share in right_labels(budget).items()
+            for name, share in (right_labels(budget) | right_beside_sums(budget)).items()
         ]
         for name, options in RUNS.items():
             axes: dict[str, Sequence[Any]] = {
@@ -105,16 +115,49 @@ def right_labels(budget: float) -> dict[str, float]:
     """
     found = {}
     z = _largest_cost(lambda z: [FixedSizeGaussian(1 / z, SAMPLE, POPULATION, ROUNDS)], budget)
-    found["Gaussian, the sample of each round"] = gaussian_right(math.sqrt(2) / z)
+    found[GAUSSIAN_SAMPLES] = gaussian_right(math.sqrt(2) / z)
+    pure = _largest_cost(lambda e: [_labelled(NO_SUMS, e)], budget)
+    found[RESPONSE_SAMPLES] = kept(pure)
     for count in RELEASES:
         releases = f"all clients, {count} release{'s' * (count > 1)}"
         pure = _largest_cost(lambda e, n=count: [RandomisedResponse(e, CLUSTERS, n)], budget)  # type: ignore[misc]
-        found[f"randomised response, {releases}"] = 1 / (1 + (CLUSTERS - 1) * math.exp(-pure))
+        found[f"randomised response, {releases}"] = kept(pure)
         span = _largest_cost(lambda e, n=count: [BoundedRangeSelection(e, n)], budget)  # type: ignore[misc]
-        found[f"exponential mechanism, {releases}"] = 1 / (1 + (CLUSTERS - 1) * math.exp(-span / 2))
+        found[f"exponential mechanism, {releases}"] = kept(span / 2)
         mean = _largest_cost(lambda m, n=count: [FixedSizeGaussian(1 / m, POPULATION, POPULATION, n)], budget)  # type: ignore[misc]
         found[f"Gaussian, {releases}"] = gaussian_right(math.sqrt(2) / mean)
     return found
+
+
+def right_beside_sums(budget: float) -> dict[str, float]:
+    """Compute the share of right labels of each round's sample where labels and sums together cost an epsilon.
+
+    The noise on the sums is RAISED times what the sums alone need for this epsilon.
+
+    Args:
+        budget: Epsilon of labels and sums, under replacement of a client.
+
+    Returns:
+        Mechanism to share.
+    """
+    alone = calibrate(lambda z: [FixedSizeGaussian(z, SAMPLE, POPULATION, ROUNDS)], budget, DELTA, "replace-one")
+    pure = _largest_cost(lambda e: [_labelled(RAISED * alone, e)], budget)
+    noise = alone / math.sqrt(1 - RAISED**-2)  # 1 / alone^2 = 1 / (RAISED * alone)^2 + 1 / noise^2
+    return {GAUSSIAN_BESIDE: gaussian_right(math.sqrt(2) * noise), RESPONSE_BESIDE: kept(pure)}
+
+
+def kept(log_ratio: float) -> float:
+    """Compute the chance of the right label if it is e^log_ratio times as probable as each other one.
+
+    Args:
+        log_ratio: Difference of the log-probabilities.
+    """
+    return 1 / (1 + (CLUSTERS - 1) * math.exp(-log_ratio))
+
+
+def _labelled(noise: float, label_epsilon: float) -> LabelledFixedSizeGaussian:
+    """All rounds of a run with labels by randomised response, and sums of a noise multiplier."""
+    return LabelledFixedSizeGaussian(noise, label_epsilon, CLUSTERS, SAMPLE, POPULATION, ROUNDS)
 
 
 def gaussian_right(deviation: float, clusters: int = CLUSTERS) -> float:
@@ -153,8 +196,11 @@ def exact_claims(shares: Mapping[str, Sequence[tuple[float, float]]]) -> list[Cl
     one = "all clients, 1 release"
     return [
         compared("a single randomised response of all clients is right more often than Gaussian labels of every sample",
-                 f"randomised response, {one}", "Gaussian, the sample of each round"),
-        compared("five of them are too", f"randomised response, all clients, {RELEASES[1]} releases", "Gaussian, the sample of each round"),
+                 f"randomised response, {one}", GAUSSIAN_SAMPLES),
+        compared("five of them are too", f"randomised response, all clients, {RELEASES[1]} releases", GAUSSIAN_SAMPLES),
+        compared("randomised response of every sample is right more often than Gaussian labels of every sample",
+                 RESPONSE_SAMPLES, GAUSSIAN_SAMPLES),
+        compared("the same beside sums with equal noise", RESPONSE_BESIDE, GAUSSIAN_BESIDE),
         compared("randomised response is right more often than the exponential mechanism at its best",
                  f"randomised response, {one}", f"exponential mechanism, {one}"),
         compared("randomised response is right more often than Gaussian noise on as many labels", f"randomised response, {one}", f"Gaussian, {one}"),
@@ -182,6 +228,9 @@ def run_claims(rows: Rows) -> list[Claim]:
             FEWER,
             FIRST,
             "released",
+        ),
+        compared(
+            "labels-first is more accurate with randomised response of each sample than with Gaussian labels", OF_SAMPLES, FIRST
         ),
         compared("labels of all clients, released 5 times, are more accurate than labels-first", FIVE_TIMES, FIRST),
         compared(

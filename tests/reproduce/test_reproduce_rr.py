@@ -99,11 +99,23 @@ def test_mechanisms_for_labels_are_compared_at_equal_epsilon(tmp_path, monkeypat
         == "holds"
     )
     assert by_text["(ours) five of them are too"] == "does not hold"
+    sampled = "(ours) randomised response of every sample is right more often than Gaussian labels of every sample"
+    assert by_text[sampled] == by_text["(ours) the same beside sums with equal noise"] == "holds"
     assert (
         by_text["(ours) released labels are right more often with one randomised response than under labels-first"] == "holds"
     )
     assert {run.privacy.epsilon for _, run in context.cells} == {8}
     assert {run.privacy.adjacency for _, run in context.cells} == {"replace-one"}
+
+
+@pytest.mark.slow
+def test_labels_beside_sums_cost_the_epsilon_together():
+    shares = rr_mechanisms.right_beside_sums(2.0)
+    gaussian, response = shares[rr_mechanisms.GAUSSIAN_BESIDE], shares[rr_mechanisms.RESPONSE_BESIDE]
+    assert 0.25 < gaussian < response < 1
+    alone = rr_mechanisms.right_labels(2.0)  # labels that need not share the epsilon are right more often
+    assert gaussian < alone[rr_mechanisms.GAUSSIAN_SAMPLES]
+    assert response < alone[rr_mechanisms.RESPONSE_SAMPLES]
 
 
 def test_a_gaussian_label_is_right_as_often_as_its_integral_says():
