@@ -52,7 +52,8 @@ def load(field: str, name: str) -> Callable[..., Any]:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
-    importlib.invalidate_caches()
+    if module_name not in sys.modules:  # in a forked process, which has it, this would take 1.4 MiB
+        importlib.invalidate_caches()
     try:
         module = _with_torchvision(importlib.import_module, module_name)
     except ModuleNotFoundError as error:

@@ -59,11 +59,12 @@ class _Stderr(logging.StreamHandler):
 def log_to_stderr() -> None:
     """Write what this process logs, from the chosen level on, to stderr; in a process of a run that is its log file."""
     logger = logging.getLogger(PACKAGE)
-    handler, level = _Stderr(), chosen_level().upper()
+    handler, level = _Stderr(), getattr(logging, chosen_level().upper())
     handler.setFormatter(_FORMAT)
     handler.setLevel(level)
     logger.handlers[:] = [handler]
-    logger.setLevel(level)
+    if logger.level != level:  # to set it writes to all loggers, also those of libraries: 0.5 MiB of a forked process
+        logger.setLevel(level)
     logger.propagate = False
 
 

@@ -184,7 +184,8 @@ def prepare_process(spec: WorkerSpec) -> None:
     if spec.namespace is not None:
         enter(spec.namespace)  # before the first socket and thread of ZeroMQ
     devices.use(spec.device)
-    torch.set_num_threads(1)
+    if torch.get_num_threads() != 1:  # a forked process has inherited it; to set it again takes 0.5 MiB
+        torch.set_num_threads(1)
     memory.keep_freed()
     # Forked siblings share the parent's seed, from which no noise comes. torch.manual_seed would also search for GPUs, which
     # takes milliseconds.

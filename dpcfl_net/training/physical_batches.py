@@ -118,6 +118,23 @@ def sizes(drawn: int, slots: int) -> list[int]:
     return [unit(slots) * (units // count + (i < units % count)) for i in range(count)]
 
 
+def likely_sizes(records: int, rate: float, slots: int) -> list[int]:
+    """List the sizes of the physical batches of 95 % of the draws, the most likely ones first.
+
+    Args:
+        records: Number of records.
+        rate: Probability that a given record is drawn.
+        slots: Size of the largest batch.
+
+    Returns:
+        The sizes, each once.
+    """
+    mean, spread = rate * records, 2 * math.sqrt(records * rate * (1 - rate))
+    counts = range(max(1, math.floor(mean - spread)), min(records, math.ceil(mean + spread)) + 1)
+    by_distance = sorted(counts, key=lambda count: abs(count - mean))
+    return list(dict.fromkeys(size for count in by_distance for size in sizes(count, slots)))
+
+
 def even(records: float) -> int:
     """Return the size of equal pieces of at most `LARGEST` that hold `records` records."""
     return math.ceil(records / math.ceil(records / LARGEST))

@@ -47,7 +47,7 @@ def measure(options: Options) -> list[Figure]:
 def _memory(clients: int, options: Options) -> Figure:
     cost = runs.noop("cnn", clients, 15 if options.quick else 12)
     return Figure.of_values(
-        "private memory of a worker after a step", "MiB", {OURS: [cost.private["worker"] / MIB]}, [Target(16.0)]
+        "private memory of a worker after a step", "MiB", {OURS: [cost.private["worker"] / MIB]}, [Target(12.0)]
     )
 
 

@@ -87,6 +87,7 @@ def serve(channel: int = CHANNEL) -> None:
         channel: Descriptor of the channel on which requests arrive.
     """
     gc.collect()
+    memory.give_back_all()
     memory.fill_gaps()
     gc.freeze()  # so that the collector does not copy the shared memory
     requests = socket.socket(fileno=channel)

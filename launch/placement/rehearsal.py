@@ -6,6 +6,7 @@ No record is read, no noise is drawn, and no thread or socket is opened: a fork 
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +22,10 @@ from dpcfl_net.federation.claim import verify_claim
 from dpcfl_net.federation.client_host import ClientHost, open_ledger
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.privacy.slots import DPSGDSlot
+from dpcfl_net.training.physical_batches import likely_sizes
 
 RECORDS = 2
+LONGEST_S = 0.3  # of processor time for steps: no worker starts before they end, and workers prepare the remaining sizes
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,23 @@ def rehearse(job: Job) -> None:
         verify_claim(algorithm, client, cache.folder() / "claims")
     with TemporaryDirectory(prefix="dpcfl-rehearsal-") as folder:
         ledger = open_ledger(Path(folder) / "ledger", protocol, client, durable=False)
-        ClientHost(algorithm, client, ledger, lambda part: records, lambda: Engine.of(protocol), None).close()
+        host = ClientHost(algorithm, client, ledger, lambda part: records, lambda: Engine.of(protocol), None)
+        host.close()
     if is_plugin(protocol.model.name):  # user code might start threads
         return
-    engine = Engine.of(protocol)
-    engine.build(algorithm)
-    uses_dpsgd = any(isinstance(slot, DPSGDSlot) for slot in algorithm.plan(protocol.roster[0]))
-    if uses_dpsgd and engine.trainer.path == "fast":  # other paths use autograd, which starts threads where there is a GPU
-        zeros = np.zeros(protocol.model.parameters, np.float32)
-        engine.trainer.clipped_sum(zeros, records, np.arange(RECORDS))
+    host.engine.build(algorithm)
+    slots = dict.fromkeys(slot for slot in algorithm.plan(protocol.roster[0]) if isinstance(slot, DPSGDSlot))
+    if slots and host.engine.trainer.path == "fast":  # other paths use autograd, which starts threads where there is a GPU
+        _take_steps(host, list(slots), records)
+
+
+def _take_steps(host: ClientHost, slots: list[DPSGDSlot], records: Zeros) -> None:
+    """Sum gradients in batches of the usual sizes, which compares their bits and makes oneDNN's kernels, for all workers."""
+    trainer, protocol = host.engine.trainer, host.protocol
+    zeros, until = np.zeros(protocol.model.parameters, np.float32), time.process_time() + LONGEST_S
+    for slot in slots:
+        room = host.room(slot)
+        for size in likely_sizes(protocol.roster[0].records, slot.rate, trainer.slots) if room is None else [room]:
+            trainer.clipped_sum(zeros, records, np.arange(size), room)
+            if time.process_time() > until:
+                return

@@ -110,6 +110,14 @@ def test_a_function_of_a_package_in_the_current_folder_is_found(module):
     assert plugins.call("data.dataset", "packed.inner:load", 7) == 7
 
 
+def test_an_imported_module_is_not_searched_again(module, monkeypatch):
+    module("mine_once", "def load(root): return 1")
+    searches = []
+    monkeypatch.setattr("importlib.invalidate_caches", lambda: searches.append(1))
+    assert plugins.load("data.dataset", "mine_once:load") is plugins.load("data.dataset", "mine_once:load")
+    assert len(searches) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -43,6 +43,18 @@ def test_a_process_logs_from_its_level_on(monkeypatch, capsys, level, written):
     assert all(LINE.fullmatch(line) for line in lines)
 
 
+def test_a_forked_process_of_the_same_level_writes_to_no_logger(monkeypatch):
+    monkeypatch.setenv(process_log.VARIABLE, "warning")
+    process_log.log_to_stderr()
+    changes = []
+    monkeypatch.setattr(logging.Manager, "_clear_cache", lambda manager: changes.append(manager))
+    process_log.log_to_stderr()
+    assert not changes
+    monkeypatch.setenv(process_log.VARIABLE, "error")
+    process_log.log_to_stderr()
+    assert len(changes) == 1
+
+
 def test_an_unknown_level_is_refused(monkeypatch, capsys):
     done = call(capsys, "run", "quickstart", "--log-level", "loud")
     assert (done.code, done.err) == (2, "error: --log-level is 'loud': must be debug, info, warning or error\n")

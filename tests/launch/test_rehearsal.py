@@ -15,7 +15,8 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.launch import running
-from dpcfl_net.launch.placement.rehearsal import rehearse
+from dpcfl_net.launch.placement.rehearsal import Zeros, rehearse
+from dpcfl_net.training.fast_path import FastPath
 
 SETTINGS = {
     "name": "rehearsal", "data": {"dataset": "digits", "clients": [2], "shift": "none"}, "model": {"name": "digits-cnn"},
@@ -53,3 +54,24 @@ def test_workers_of_one_process_share_the_engine_and_each_step_starts_from_the_s
     assert engine is Engine.of(job.protocol.model_copy())
     assert {"trainer", "evaluator", "initial_model"} <= set(vars(engine))
     assert np.array_equal(engine.initial_model, Engine(job.protocol).initial_model)
+
+
+def test_workers_need_not_compare_the_usual_sizes_of_batches_again(tmp_path, monkeypatch):
+    job = prepared(tmp_path / "run")
+    rehearse(job)
+    trainer, protocol = Engine.of(job.protocol).trainer, job.protocol
+    (slot,) = set(job.algorithm.plan(protocol.roster[0]))
+    usual = np.arange(round(slot.rate * protocol.roster[0].records))
+    shapes = []
+    gradients = FastPath.gradients
+
+    def counted(path, theta, x, y):
+        shapes.append(tuple(x.shape))
+        return gradients(path, theta, x, y)
+
+    monkeypatch.setattr(FastPath, "gradients", counted)
+    theta, records = np.zeros(protocol.model.parameters, np.float32), Zeros(tuple(protocol.model.input_shape))
+    trainer.clipped_sum(theta, records, usual)
+    assert len(shapes) == 1
+    trainer.clipped_sum(theta, records, usual[:1])  # a batch that no client draws
+    assert len(shapes) > 2

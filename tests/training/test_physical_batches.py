@@ -16,7 +16,7 @@ from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.gradient_engines import Engine, choose
-from dpcfl_net.training.physical_batches import LARGEST, sizes, slots_for, unit
+from dpcfl_net.training.physical_batches import LARGEST, likely_sizes, sizes, slots_for, unit
 
 torch.set_num_threads(1)
 
@@ -29,6 +29,18 @@ def test_sizes_hold_the_drawn_records_with_less_than_a_unit_to_spare() -> None:
             found = sizes(drawn, slots)
             assert drawn <= sum(found) < drawn + unit(slots)
             assert all(0 < size <= slots and size % unit(slots) == 0 for size in found)
+
+
+def test_likely_sizes_are_those_of_most_draws() -> None:
+    for records, rate in ((64, 0.5), (1000, 0.032), (300, 0.5), (10, 1.0)):
+        slots = slots_for(round(records * rate))
+        found = likely_sizes(records, rate, slots)
+        assert found[0] in sizes(round(records * rate), slots)
+        drawn = np.random.default_rng(0).binomial(records, rate, 2000)
+        covered = np.mean([set(sizes(int(count), slots)) <= set(found) for count in drawn])
+        assert covered > 0.92  # 0.95 less five standard deviations
+    assert min(likely_sizes(1000, 0.032, slots_for(32))) > unit(slots_for(32))  # batches of a few records are rare
+    assert likely_sizes(0, 0.5, 8) == []
 
 
 def test_sizes_follow_the_coins_and_not_the_records() -> None:
