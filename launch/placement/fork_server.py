@@ -15,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -30,7 +29,7 @@ from pydantic import TypeAdapter
 
 from dpcfl_net.core.errors import DpcflError
 from dpcfl_net.core.process_log import log_to_stderr
-from dpcfl_net.launch.interrupts import SIGNALS, ignore_terminal_signals
+from dpcfl_net.launch.interrupts import ignore_terminal_signals
 from dpcfl_net.training import memory
 
 CHANNEL, FIRST_FREE = 3, 4  # descriptors of a child: its channel, and the first of those that its specification names
@@ -63,9 +62,7 @@ class Start(NamedTuple):
 
 def main() -> None:
     """Load the libraries of the coordinator and serve; `sys.argv[1]` is the descriptor of the channel. Does not return."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # only the launcher handles signals of the terminal
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # they were blocked until here
+    ignore_terminal_signals()  # they were blocked until here; children inherit this
     setproctitle.setproctitle("dpcfl parent of all processes")
     import torch
 
@@ -90,7 +87,7 @@ def serve(channel: int = CHANNEL) -> None:
     memory.give_back_all()
     memory.fill_gaps()
     gc.freeze()  # so that the collector does not copy the shared memory
-    requests = socket.socket(fileno=channel)
+    requests, environment = socket.socket(fileno=channel), dict(os.environ)
     children: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process: its id and its channel
     while True:
         for source in cast(list[int], wait([channel, *children])):
@@ -109,7 +106,7 @@ def serve(channel: int = CHANNEL) -> None:
                 end.close()
             else:
                 if not pid:
-                    _become(title.decode(), descriptors)
+                    _become(title.decode(), descriptors, environment)
                 children[os.pidfd_open(pid)] = pid, end
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
@@ -125,7 +122,7 @@ def _report_end(pid: int, channel: socket.socket) -> None:
             return  # the launcher no longer waits for it
 
 
-def _become(title: str, descriptors: list[int]) -> None:
+def _become(title: str, descriptors: list[int], environment: dict[str, str]) -> None:
     """Continue as the child: its log, its channel and its descriptors in their places, and no other open file."""
     channel, log, arguments, *others = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH) for fd in descriptors]
     os.dup2(log, 1)
@@ -139,22 +136,22 @@ def _become(title: str, descriptors: list[int]) -> None:
     with socket.socket(fileno=os.dup(CHANNEL)) as end:
         socket.send_fds(end, [str(os.getpid()).encode()], [handle])
     os.close(handle)
-    run(title, content)
+    run(title, content, environment)
 
 
-def run(title: str, content: bytes) -> None:
+def run(title: str, content: bytes, environment: dict[str, str]) -> None:
     """Run the main function of a child and exit; does not return.
 
     Args:
         title: Name in process lists.
         content: A `Start` in JSON.
+        environment: The inherited environment variables; `os.environ` would decode each of them again.
     """
-    ignore_terminal_signals()
     setproctitle.setproctitle(f"dpcfl {title}")
     code = 0
     try:
         start = Start(**json.loads(content))
-        if os.environ != start.environment:  # a worker's is that of its parent
+        if environment != start.environment:  # a worker's is that of its parent
             os.environ.clear()
             os.environ.update(start.environment)
         if start.watches_launcher:
