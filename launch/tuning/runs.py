@@ -38,7 +38,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the outcome of a run belongs.
+    """Owner of a run's outcome: an algorithm's trial, or its final runs.
 
     Attributes:
         one: Its algorithm.
