@@ -10,6 +10,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from dpcfl_net.core.buffers import empty
+
 # b2 is bfloat16, the upper half of a float32; numpy has no such type, so its bits are held as whole numbers.
 DTYPES: dict[str, np.dtype[Any]] = {
     "f4": np.dtype("<f4"),
@@ -25,6 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 CLIENT_DTYPES = frozenset(DTYPES) - {"f8"}  # f8: sums of aggregators only
 _BLOCK = 1 << 16  # elements
 MOST_HEAD = 1 << 20  # bytes of packed tensors in which their rows end
+_ALIGNED = 64  # bytes; the payload of large packed tensors begins at a multiple of them
 _ROW = 4096  # squares that are added in float32
 _BFLOAT16_EXPONENT = 0x7F80  # all bits set: an infinity or a NaN
 
@@ -103,20 +106,13 @@ def pack(tensors: Mapping[str, np.ndarray]) -> bytes | memoryview:
     start = head(describe(tensors), size)
     if size < MOST_HEAD:
         return b"".join([start, *parts])
-    packed, at = empty(len(start) + size), len(start)
+    before = -len(start) % _ALIGNED
+    packed, at = empty(before + len(start) + size)[before:], len(start)
     packed[:at] = start
     for part in parts:
         packed[at : at + part.nbytes] = part
         at += part.nbytes
     return packed.toreadonly()
-
-
-def empty(size: int) -> memoryview:
-    """Return memory of `size` bytes whose content is undefined.
-
-    numpy asks for huge pages, which take a tenth of the time of the page faults of `bytearray` and `bytes`.
-    """
-    return memoryview(np.empty(size, np.uint8))
 
 
 def head(rows: list[list[Any]], size: int) -> bytes:
@@ -134,11 +130,17 @@ def payload(packed: bytes | memoryview) -> tuple[list[list[Any]], memoryview]:
 
     Returns:
         The rows, and the bytes of all arrays.
+
+    Raises:
+        ValueError: If bytes are missing or left over.
     """
     reader = msgpack.Unpacker()
     reader.feed(memoryview(packed)[:MOST_HEAD])
-    reader.read_array_header()
-    rows = reader.unpack()
+    try:
+        reader.read_array_header()
+        rows = reader.unpack()
+    except msgpack.OutOfData:
+        raise ValueError(f"{len(packed)} bytes, fewer than the rows of the tensors take") from None
     start = len(head(rows, size := sum(row[3] for row in rows)))
     if start + size != len(packed):
         raise ValueError(f"{len(packed)} bytes, expected {start + size}")
@@ -146,9 +148,24 @@ def payload(packed: bytes | memoryview) -> tuple[list[list[Any]], memoryview]:
 
 
 def unpack(data: bytes | memoryview) -> dict[str, np.ndarray]:
-    """Decode the output of `pack`; only for trusted bytes, such as the process's own files."""
-    rows, raw = msgpack.unpackb(data, max_bin_len=1 << 40)
-    return split(rows, raw)
+    """Decode the output of `pack`; only for trusted bytes, such as the process's own files.
+
+    Args:
+        data: The bytes. The arrays lie in them, where they are aligned.
+
+    Raises:
+        ValueError: If bytes are missing or left over.
+    """
+    return {name: aligned(array) for name, array in split(*payload(data)).items()}
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """Return a read-only array as it is, or a copy if its address is no multiple of its item size, which is slow to read."""
+    if array.flags.aligned:
+        return array
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def split(rows: list[list[Any]], raw: bytes | bytearray | memoryview) -> dict[str, np.ndarray]:

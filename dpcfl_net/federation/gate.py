@@ -229,7 +229,7 @@ class Gate:
             if self._deterministic and (known.answered or charges[-1].sequence == known.sequence):
                 return known
             return self._lose(known, "charged, and cut by a crash")
-        if any(entry.type == "closed" and entry.round == task.round for entry in charges):
+        if any(entry.type == "closed" and entry.round == task.round for entry in self._charged_from(task.round)):
             return Answer("lost", code="lost", reason=f"round {task.round} was closed after a crash")
         return None
 
@@ -240,7 +240,8 @@ class Gate:
         if not 1 <= task.round <= self.rounds:
             raise Refused("round", f"round {task.round} is outside 1..{self.rounds}")
         charges = self._ledger.charges(self.job_hash)
-        if any(entry.type == "debit" and (entry.round, entry.kind) == (task.round, task.kind) for entry in charges):
+        own = ("debit", task.round, task.kind)
+        if any((entry.type, entry.round, entry.kind) == own for entry in self._charged_from(task.round)):
             raise Refused("other-content", f"round {task.round} {task.kind} was charged with other content")
         if charges and task.round < charges[-1].round:
             raise Refused("round-order", f"round {task.round} is before round {charges[-1].round}, the last one charged")

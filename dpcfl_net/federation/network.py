@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcfl_net.core import buffers
 from dpcfl_net.core.clock import AwakeClock
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.protocol import Protocol
@@ -54,6 +55,7 @@ class NetworkFederation(Federation):
         self.endpoint, self.timeout_s, self.join_timeout_s = endpoint, limits.timeout_s, limits.join_timeout_s
         self._warn, self._read_lost, self._unreachable = warn, launcher.lost, set[int]()
         self._clock = AwakeClock()
+        self._moved = self._clock.now()  # time of the newest result
         self._pool: ClientPool | None = None
         if launcher.tell is not None and limits.max_live is not None and limits.max_live < len(self.clients):
             self._pool = ClientPool(limits.max_live, launcher.tell, endpoint.bye)
@@ -191,6 +193,8 @@ class NetworkFederation(Federation):
         nearest = call.earliest - self._clock.now()
         for event in self.endpoint.poll(min(1.0, max(0.0, nearest)) if call.waiting else 0.1):
             self._handle(event, call)
+        if self._clock.now() > self._moved + buffers.IDLE_S:
+            buffers.give_back()
         self._drop_late(call)
 
     def _admit(self, call: CallState) -> list[int]:
@@ -277,6 +281,7 @@ class NetworkFederation(Federation):
             if self._pool is not None:
                 self._pool.done(client)
         if event.kind == "result":
+            self._moved = self._clock.now()
             if event.status == "release":
                 call.put(client, event.tensors)
             else:

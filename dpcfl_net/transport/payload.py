@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core import tensors as named
+from dpcfl_net.core.buffers import empty
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.transport.messages import CHUNK, Header, WireError
 
@@ -105,7 +106,7 @@ class Assembly:
     def __init__(self, header: Header) -> None:
         self.header = header
         self.received = 0
-        self._buffer = named.empty(header.size)
+        self._buffer = empty(header.size)
         self._digest = hashlib.sha256()
 
     def add(self, index: int, chunk: memoryview) -> bool:
@@ -142,13 +143,7 @@ class Assembly:
         for name, array in found.items():
             if not named.finite(array):
                 raise WireError("non-finite", f"tensor {name} holds a NaN or an infinity")
-        return {name: array if array.flags.aligned else _aligned(array) for name, array in found.items()}
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
+        return {name: named.aligned(array) for name, array in found.items()}
 
 
 def checked(assembly: Assembly, check: Any, *about: Any) -> dict[str, np.ndarray]:
