@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 LEAST = 1 << 20  # bytes; malloc keeps smaller ones
 IDLE_S = 3.0  # time without a large message after which a process returns its free buffers to the system
@@ -32,6 +33,17 @@ def empty(size: int) -> memoryview:
     lent = buffer.view()
     weakref.finalize(lent, _return, buffer).atexit = False
     return memoryview(lent)
+
+
+def array(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Return an array whose content is undefined, as `numpy.empty`, in memory of `empty`.
+
+    Args:
+        shape: Shape of the array.
+        dtype: Type of its elements.
+    """
+    kind = np.dtype(dtype)
+    return np.frombuffer(empty(math.prod(shape) * kind.itemsize), kind).reshape(shape)
 
 
 def keep_at_most(size: float) -> None:

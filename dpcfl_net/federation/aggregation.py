@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpcfl_net.core import buffers
+
 # numpy converts float32 to float64 in a buffer, in pieces of this many elements. Beside sums of more than LARGE parameters, which
 # leave no room in the second level of the cache, a buffer within the first level halves the time of an addition.
 CONVERTED, LARGE = 512, 1 << 17
 WEIGHTED = 1 << 16  # parameters that are multiplied by a weight at a time
 BLOCK = 1 << 19  # parameters whose mean is computed at a time: their sums stay in the processor's cache
+HELD = 8  # updates of large models that are added together: each pass reads and writes the sums, twice the bytes of an update
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class PartialSums:
 
 
 class RunningMean:
-    """Mean of updates that are added one by one; it holds their sum and none of them.
+    """Mean of updates; it holds their sum and none of them.
 
     Args:
         weights: Public weight of each client; None weighs all alike.
@@ -44,24 +47,29 @@ class RunningMean:
         self.count = 0
         self._weights, self._total, self._share = weights, np.zeros(0), 0.0
 
-    def add(self, client: int, update: np.ndarray) -> None:
-        """Add an update; the order of calls decides the last bits, and a federation streams in client order.
+    def add(self, updates: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Add updates; their order over all calls decides the last bits, and a federation streams in client order.
 
         Args:
-            client: Client id.
-            update: (p,) float32.
+            updates: Client id and update, (p,) float32, of at least one client.
         """
         if not self.count:
-            self._total = np.zeros(update.shape, dtype=np.float64)
-        weight = 1.0 if self._weights is None else float(self._weights[client])
+            self._begin(updates[0][1].shape)
+        weights = [1.0 if self._weights is None else float(self._weights[client]) for client, _ in updates]
         if self._weights is None:
-            with _conversions(update.size):
-                self._total += update
+            with _conversions(self._total.size):
+                for at in range(0, self._total.size, BLOCK):
+                    total = self._total[at : at + BLOCK]
+                    for _, update in updates:
+                        total += update[at : at + BLOCK]
         else:
-            for at in range(0, update.size, WEIGHTED):
-                self._total[at : at + WEIGHTED] += weight * update[at : at + WEIGHTED].astype(np.float64)
-        self._share += weight
-        self.count += 1
+            for at in range(0, self._total.size, WEIGHTED):
+                total = self._total[at : at + WEIGHTED]
+                for weight, (_, update) in zip(weights, updates, strict=True):
+                    total += weight * update[at : at + WEIGHTED].astype(np.float64)
+        for weight in weights:
+            self._share += weight
+        self.count += len(updates)
 
     def merge(self, count: int, weight: float, total: np.ndarray) -> None:
         """Add the sum of a group's updates; the order of calls decides the last bits, and groups are added in their order.
@@ -72,10 +80,14 @@ class RunningMean:
             total: Weighted sum of the updates, (p,) float64.
         """
         if not self.count:
-            self._total = np.zeros(total.shape, dtype=np.float64)
+            self._begin(total.shape)
         self._total += total
         self._share += weight
         self.count += count
+
+    def _begin(self, shape: tuple[int, ...]) -> None:
+        self._total = buffers.array(shape, np.float64)
+        self._total.fill(0.0)
 
     @property
     def sums(self) -> tuple[float, np.ndarray]:
@@ -86,7 +98,7 @@ class RunningMean:
         """Return the mean, (p,) float32; ValueError without updates."""
         if not self.count:
             raise ValueError("no update to average")
-        mean = np.empty(self._total.shape, dtype=np.float32)
+        mean = buffers.array(self._total.shape, np.float32)
         with _conversions(mean.size):
             np.divide(self._total, self._share, out=mean, casting="same_kind")  # rounds once, without a float64 copy
         return mean
@@ -108,23 +120,26 @@ class ModelMeans:
 
     def __init__(self, models: np.ndarray, weights: Mapping[int, float] | None = None) -> None:
         self.models, self.weights = models, weights
-        self._means = [RunningMean(weights) for _ in models]
+        self._sums = [RunningMean(weights) for _ in models]
+        self._held: list[tuple[int, int, np.ndarray]] = []
 
     def add(self, row: int, client: int, update: np.ndarray) -> None:
-        """Add an update to the mean of one model; see `RunningMean.add`.
+        """Add an update to the mean of one model; at most HELD updates of large models wait to be added. See `RunningMean.add`.
 
         Args:
             row: Row of the model.
             client: Client id.
-            update: (p,) float32.
+            update: (p,) float32; it must not change until the means are read.
         """
-        self._means[row].add(client, update)
+        self._held.append((row, client, update))
+        if len(self._held) == HELD or update.size <= LARGE:
+            self._add_held()
 
     def sums(self) -> PartialSums:
         """Return the sums of all updates so far."""
-        rows = len(self._means)
+        rows = len(self._sums)
         found = PartialSums(np.zeros(rows, np.int64), np.zeros(rows), np.zeros(self.models.shape))
-        for row, mean in enumerate(self._means):
+        for row, mean in enumerate(self._means()):
             if mean.count:
                 found.counts[row] = mean.count
                 found.weights[row], found.totals[row] = mean.sums
@@ -136,16 +151,27 @@ class ModelMeans:
         Args:
             part: The sums of the group.
         """
+        means = self._means()
         for row in np.flatnonzero(part.counts):
-            self._means[row].merge(int(part.counts[row]), float(part.weights[row]), part.totals[row])
+            means[row].merge(int(part.counts[row]), float(part.weights[row]), part.totals[row])
 
     def moved(self) -> np.ndarray:
         """Return the models with their mean updates added, (M, p) float32; a model without an update stays."""
-        moved = self.models.copy()
-        for row, mean in enumerate(self._means):
+        moved = buffers.array(self.models.shape, self.models.dtype)
+        moved[...] = self.models
+        for row, mean in enumerate(self._means()):
             if mean.count:
                 moved[row] += mean.value()
         return moved
+
+    def _means(self) -> list[RunningMean]:
+        self._add_held()
+        return self._sums
+
+    def _add_held(self) -> None:
+        for row in sorted({row for row, _, _ in self._held}):
+            self._sums[row].add([(client, update) for other, client, update in self._held if other == row])
+        self._held.clear()
 
 
 class GroupedMeans:
@@ -194,7 +220,7 @@ def mean(updates: Mapping[int, np.ndarray]) -> np.ndarray:
     if not updates:
         raise ValueError("no update to average")
     ordered = [updates[client] for client in sorted(updates)]
-    found = np.empty(ordered[0].shape, dtype=np.float32)
+    found = buffers.array(ordered[0].shape, np.float32)
     sums = np.empty(min(BLOCK, found.size))
     with _conversions(sums.size):
         for at in range(0, found.size, BLOCK):

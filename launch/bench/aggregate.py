@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.federation.aggregation import RunningMean, mean
+from dpcfl_net.federation.aggregation import ModelMeans, mean
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
 from dpcfl_net.launch.bench.timing import interleave, timed
@@ -27,19 +27,19 @@ def _case(p: int, options: Options) -> Figure:
     copy, by_client = np.zeros_like(updates), dict(enumerate(updates))
     calls = 50 if p == SMALL else 1
     ways: dict[str, Callable[[], Any]] = {
-        OURS: partial(mean, by_client), "dpcfl, one by one": partial(_one_by_one, by_client),
+        OURS: partial(mean, by_client), "dpcfl, as they come": partial(_as_they_come, by_client),
         "memcpy": partial(np.copyto, copy, updates),
     }  # fmt: skip
     samples = interleave({name: timed(partial(_repeat, run, calls), calls) for name, run in ways.items()}, options.times(7))
     return Figure.of_times(f"21 updates, p={p:,}", "ms", samples, [Target(round(1 / 1.5, 2), "memcpy")])
 
 
-def _one_by_one(updates: dict[int, np.ndarray]) -> np.ndarray:
-    """The mean as the server computes it while updates arrive."""
-    running = RunningMean()
+def _as_they_come(updates: dict[int, np.ndarray]) -> np.ndarray:
+    """The new model as the server computes it while updates arrive."""
+    means = ModelMeans(np.zeros((1, updates[0].size), np.float32))
     for client, update in updates.items():
-        running.add(client, update)
-    return running.value()
+        means.add(0, client, update)
+    return means.moved()
 
 
 def _repeat(run: Callable[[], Any], calls: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, Algorithm, on_client
 from dpcfl_net.core.protocol import ClientEntry
 from dpcfl_net.core.types import Release, State
-from dpcfl_net.federation.aggregation import ModelMeans, mean
+from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client
@@ -22,7 +22,7 @@ REASON = "a benchmark: clients return the model that they get, and read no recor
 
 
 class NoOp(Algorithm):
-    """FedAvg without training."""
+    """FedAvg without training: the server adds the answers as they come, as `dp-fedavg` does."""
 
     name = "no-op"
     paper = "a benchmark, not an algorithm"
@@ -34,8 +34,9 @@ class NoOp(Algorithm):
         return State(models=fed.initial_model()[None], assignment=[0] * len(fed.clients))
 
     def round(self, state: State, t: int, fed: Federation) -> State:
-        updates = fed.call(self.give_back, common={"model": state.models[0]}).column("update")
-        return State(mean(updates)[None], state.assignment)
+        means = ModelMeans(np.zeros_like(state.models))  # their mean is the new model
+        fed.add_up(self.give_back, means, dict.fromkeys(fed.clients, 0), common={"model": state.models[0]})
+        return State(means.moved(), state.assignment)
 
     @on_client(charges=["return"], takes={"model": MODEL}, gives={"update": RAW_UPDATE})
     def give_back(self, me: Client, model: np.ndarray) -> Release:
@@ -45,15 +46,10 @@ class NoOp(Algorithm):
 
 
 class SummedNoOp(NoOp):
-    """FedAvg without training, whose updates are added as they come: aggregators send sums."""
+    """The same, where aggregators send sums."""
 
     name = "no-op summed"
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
         return replace(super().capabilities_for(options, setting), summed_rounds=setting.rounds)
-
-    def round(self, state: State, t: int, fed: Federation) -> State:
-        means = ModelMeans(state.models)
-        fed.add_up(self.give_back, means, dict.fromkeys(fed.clients, 0), common={"model": state.models[0]})
-        return State(means.moved(), state.assignment)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcfl_net.federation.aggregation import BLOCK, ModelMeans, RunningMean, mean
+from dpcfl_net.federation.aggregation import BLOCK, HELD, LARGE, ModelMeans, RunningMean, mean
 from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.in_order import LEAST_WINDOW, InOrder, window
 
@@ -65,8 +65,8 @@ def test_a_running_mean_has_the_bits_of_a_sum_in_client_order():
     weights = {client: float(rng.integers(1, 100)) for client in updates}
     plain, weighted = RunningMean(), RunningMean(weights)
     for client, update in updates.items():
-        plain.add(client, update)
-        weighted.add(client, update)
+        plain.add([(client, update)])
+        weighted.add([(client, update)])
     total = np.zeros(100)
     for update in updates.values():
         total += update
@@ -81,9 +81,9 @@ def test_a_long_mean_has_the_bits_of_sums_over_whole_updates_and_leaves_the_buff
     updates = rng.standard_normal((3, BLOCK + 1000), dtype=np.float32)
     weights = {0: 0.1, 1: 7.0, 2: 1e-3}
     plain, weighted, before = RunningMean(), RunningMean(weights), np.getbufsize()
-    for client, update in enumerate(updates):
-        plain.add(client, update)
-        weighted.add(client, update)
+    for mean_of in (plain, weighted):
+        mean_of.add([(0, updates[0])])
+        mean_of.add([*enumerate(updates)][1:])
     exact = updates.astype(np.float64)
     assert np.array_equal(plain.sums[1], exact[0] + exact[1] + exact[2])
     assert np.array_equal(weighted.sums[1], weights[0] * exact[0] + weights[1] * exact[1] + weights[2] * exact[2])
@@ -98,6 +98,21 @@ def test_a_model_without_an_update_stays():
     means.add(1, 1, np.full(3, 4, np.float32))
     assert means.moved().tolist() == [[1, 1, 1], [4, 4, 4]]
     assert means.models.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_updates_of_large_models_that_wait_are_added_in_their_order():
+    rng = np.random.default_rng(3)
+    updates = rng.standard_normal((2 * HELD + 3, LARGE + 8), dtype=np.float32)
+    models, rows = np.zeros((2, LARGE + 8), np.float32), rng.integers(0, 2, len(updates))
+    weights = {client: 0.1 + client for client in range(len(updates))}
+    for given in (None, weights):
+        means, one_by_one = ModelMeans(models, given), [RunningMean(given), RunningMean(given)]
+        for client, (row, update) in enumerate(zip(rows, updates, strict=True)):
+            means.add(int(row), client, update)
+            one_by_one[row].add([(client, update)])
+        assert np.array_equal(means.sums().totals, [mean_of.sums[1] for mean_of in one_by_one])
+        assert means.sums().counts.tolist() == np.bincount(rows).tolist()
+        assert np.array_equal(means.moved(), [mean_of.value() for mean_of in one_by_one])
 
 
 def test_a_client_is_added_to_clipped_sums_once():

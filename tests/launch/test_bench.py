@@ -35,7 +35,7 @@ def test_quick_rows_print_json_with_the_machine():
     assert found["machine"]["cores"] >= 1
     (row,) = found["rows"]
     (figure,) = row["figures"]
-    assert {"dpcfl", "dpcfl, one by one", "memcpy"} == figure["ways"].keys()
+    assert {"dpcfl", "dpcfl, as they come", "memcpy"} == figure["ways"].keys()
     assert figure["ways"]["memcpy"]["quotient"]["median"] > 0
     assert figure["targets"][0]["verdict"] in ("hit", "miss")
 
