@@ -399,11 +399,11 @@ class RunRecorder:
         self._statement.start()
 
     def progress(self) -> Any:
-        """Return the `ProgressView` of now. Updates the epsilon lines too, in at most a tenth of the time."""
+        """Return the `ProgressView` of now. Updates the epsilon lines too, in at most a thirtieth of the time."""
         from dpcfl_net.launch.cli.progress import tail_progress
 
         view = tail_progress(self.folder)
-        if view.round > self._epsilon_round and time.monotonic() - self._epsilon_at > 10 * self._epsilon_s:
+        if view.round > self._epsilon_round and time.monotonic() - self._epsilon_at > 30 * self._epsilon_s:
             start = time.monotonic()
             summary.write_epsilon_lines(self.folder, self.job)
             self._epsilon_round, self._epsilon_at = view.round, time.monotonic()
