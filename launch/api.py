@@ -110,7 +110,8 @@ def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bo
         The run.
 
     Raises:
-        ConfigError: If the folder holds no run, or one with workers on other hosts.
+        ConfigError: If the folder holds no run, one with workers on other hosts, or one that an earlier version started and did not
+            finish.
         Refused: As in `run`.
         RunFailed: As in `run`.
         KeyboardInterrupt: As in `run`.

@@ -17,6 +17,7 @@ from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed, StopRun
 from dpcfl_net.core.files import reason, write_text
 from dpcfl_net.core.locks import run_lock
 from dpcfl_net.core.plugins import short
+from dpcfl_net.core.protocol import check_runnable, read_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
@@ -77,7 +78,8 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
         Its configuration and run.json.
 
     Raises:
-        ConfigError: If the folder holds no run, or a damaged one, or one with workers on other hosts and `remote` is not set.
+        ConfigError: If the folder holds no run, or a damaged one, or one with workers on other hosts and `remote` is not set, or
+            one that an earlier version started and did not finish.
         Refused: If its job is not signed.
     """
     if not RunFolder(folder).config.is_file():
@@ -88,12 +90,15 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
         raise ConfigError([f"{RunFolder(folder).config}: {problem}" for problem in error.problems]) from None
     if not remote and RunFolder(folder).placement.exists():
         raise ConfigError(f"the workers of {folder} are on other hosts: resume with dpcfl launch --resume {folder} --on ...")
-    summary.read_run_job(folder)
+    job = summary.read_run_job(folder)
     try:
-        return SavedRun(config, summary.read_document(folder))
+        saved = SavedRun(config, summary.read_document(folder))
     except ConfigError as error:
         warn(str(error))
-        return SavedRun(config, {})
+        saved = SavedRun(config, {})
+    if not saved.finished:
+        check_runnable(job.protocol)
+    return saved
 
 
 class ProgressDisplay(Protocol):
@@ -263,6 +268,7 @@ def run_in(
 
     Raises:
         RunInUse: If another process runs the folder.
+        ConfigError: If an earlier version started the run, as `check_runnable`.
         DpcflError: If a new run fails before it begins.
     """
     if options.interrupts is None:
@@ -273,6 +279,8 @@ def run_in(
         is_new = all(path == RunFolder(folder).lock for path in folder.iterdir())
         if not is_new and (done := _finished(folder)):  # another process ran it between the caller's check and the lock
             return done, None
+        if not is_new:  # before any process, ledger or checkpoint is touched
+            check_runnable(read_protocol(RunFolder(folder).protocol))
         run: processes.Run | None = None
         recorder: RunRecorder | None = None
         faults: chaos.Chaos | None = None

@@ -23,6 +23,7 @@ import yaml
 from conftest import DPCFL, ROOT, assert_nothing_left, only_run
 from safetensors.numpy import load_file
 
+from dpcfl_net.core.tensors import buffers
 from dpcfl_net.transport import transcript
 
 pytestmark = pytest.mark.slow
@@ -63,7 +64,7 @@ CRASH_AFTER = 2  # rounds
 
 
 def settings(case: str, **changes: Any) -> dict[str, Any]:
-    return {**SMALL, "name": case, **CASES[case], "output": {"keep_checkpoints": 100}, **changes}
+    return {**SMALL, "name": case, **CASES[case], "output": {"keep_checkpoints": 100, "transcript": "full"}, **changes}
 
 
 def start(folder: Path, document: dict[str, Any]) -> subprocess.Popen:
@@ -125,7 +126,7 @@ def hashes(folder: Path) -> dict[str, Any]:
         for path in sorted(folder.glob("ledgers/*/ledger.jsonl"))
     }
     clusters = {line["round"]: line["assignment"] for line in lines(folder / "clusters.jsonl") if line["view"] == "server"}
-    # As recorded in format 1, which held the roster: its hash in format 2 depends on the connection keys.
+    # As recorded in format 1, which held the roster: its hash in later formats depends on the connection keys.
     protocol = json.loads((folder / "protocol.json").read_text()) | {"format": 1, "roster": lines(folder / "roster.jsonl")}
     return {
         "protocol": digest(blank(protocol)),
@@ -141,11 +142,13 @@ def accuracies(folder: Path) -> dict[int, str]:
 
 
 def releases(folder: Path) -> dict[str, str]:
-    """The payload's hash of every answer that crossed the wire."""
+    """SHA-256 of the payload of every answer that crossed the wire, as recorded when messages stated it; empty without a payload."""
     found = {}
-    for record, header, _ in transcript.messages(folder / "transcript.msgpack"):
+    for record, header, tensors in transcript.messages(folder / "transcript.msgpack"):
         if header.kind == "RESULT":
-            found[f"round {header.round}, {record.peer}, {header.task or header.code}"] = header.sha256
+            found[f"round {header.round}, {record.peer}, {header.task or header.code}"] = (
+                hashlib.sha256(b"".join(buffers(tensors))).hexdigest() if tensors else ""
+            )
     return dict(sorted(found.items()))
 
 
@@ -153,7 +156,8 @@ def releases(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_that_were_recorded(case, tmp_path, request):
     """One process, a process for each client, and those after a crash: all as they were recorded."""
-    alone = start(tmp_path / "one", settings(case, runtime={"federation": "in-process"}))
+    in_process = {"runtime": {"federation": "in-process"}, "output": {"keep_checkpoints": 100}}
+    alone = start(tmp_path / "one", settings(case, **in_process))
     finished(alone)
     finished(start(tmp_path / "many", settings(case)))
     victim = start(tmp_path / "crashed", settings(case))

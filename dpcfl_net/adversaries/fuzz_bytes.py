@@ -60,14 +60,14 @@ def fields(rng: Random) -> dict[str, Any]:
     """Return the fields of a valid header of any kind."""
     kind = rng.choice(KINDS)
     found: dict[str, Any] = {
-        "version": 1, "run": word(rng, 32), "job": word(rng, 64), "boot": word(rng, 32), "sequence": rng.randrange(1, 1 << 40),
+        "version": messages.VERSION, "run": word(rng, 32), "job": word(rng, 64), "boot": word(rng, 32), "sequence": rng.randrange(1, 1 << 40),
         "id": word(rng, 32), "kind": kind,
     }  # fmt: skip
     if kind in ("TASK", "RESULT"):
         rows = tensors(rng)
         size = sum(row[3] for row in rows)
         found |= {"round": rng.randrange(1, 1000), "task": rng.choice(("train", "small")), "tensors": rows}
-        found |= {"chunks": -(-size // messages.CHUNK), "sha256": word(rng, 64) if size else ""}
+        found |= {"chunks": -(-size // messages.CHUNK), "blake3": word(rng, 64) if size else ""}
     if kind not in ("HELLO", "TASK", "HEARTBEAT", "BYE"):
         found["parent"] = word(rng, 32)
     if kind in messages.CODES:

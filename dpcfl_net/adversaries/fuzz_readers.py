@@ -20,6 +20,7 @@ import numpy as np
 from dpcfl_net.adversaries import fuzz_bytes
 from dpcfl_net.core import protocol, signing, tensors
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.run_folder import RunFolder, signature_path
 from dpcfl_net.transport import messages, observer_notes, payload, transcript
 from dpcfl_net.transport.header_rules import MAX_PAYLOAD
@@ -106,7 +107,7 @@ def require_consistent(header: Header, data: bytes) -> None:
     require(size <= MAX_PAYLOAD, "the announced size exceeds the limit", data)
     require(all(one < two for one, two in itertools.pairwise(names)), "tensor names are not in ascending order", data)
     require(header.chunks == math.ceil(size / messages.CHUNK), "the number of chunks does not match the size", data)
-    require(len(header.sha256) == (64 if size else 0), "a payload without a hash, or a hash without a payload", data)
+    require(len(header.blake3) == (64 if size else 0), "a payload without a hash, or a hash without a payload", data)
     require(not names or header.kind in ("TASK", "RESULT"), "tensors in a message that has none", data)
     require(header.kind != "RESULT" or header.code in messages.STATUSES, "a result without a status", data)
     require(header.kind != "HEARTBEAT" or header.code in messages.PHASES, "a heartbeat without a phase", data)
@@ -121,8 +122,8 @@ class Chunks:
     def run(self, rng: Random, counts: Counter[str]) -> int:
         sent = arrays(rng)
         made = payload.Payload.of(sent)
-        header = Header(version=1, run="ab", job="0" * 64, boot="1" * 32, sequence=1, id="2" * 32, kind="RESULT",
-                        code="release", tensors=made.rows, sha256=made.sha256, chunks=len(made.chunks))  # fmt: skip
+        header = Header(version=messages.VERSION, run="ab", job="0" * 64, boot="1" * 32, sequence=1, id="2" * 32, kind="RESULT",
+                        code="release", tensors=made.rows, blake3=made.blake3, chunks=len(made.chunks))  # fmt: skip
         assembly = payload.Assembly(header)
         taken: list[bytes] = []
         for index in range(len(made.chunks) + rng.randrange(2)):
@@ -152,7 +153,7 @@ def require_announced(found: dict[str, np.ndarray], header: Header, chunks: list
     require(tuple(rows) == header.tensors, "tensors differ from the announced ones", header)
     require(raw == b"".join(chunks), "bytes differ from those received", header)
     require(
-        hashlib.sha256(raw).hexdigest() == header.sha256 or not raw,
+        payload_hash(raw) == header.blake3 or not raw,
         "the hash of the bytes differs from the announced one",
         header,
     )
@@ -203,7 +204,7 @@ class Transcripts:
         kept = transcript.Transcript(self._path, rng.choice(("full", "headers")))
         for _ in range(rng.randrange(3, 7)):
             made = payload.Payload.of(arrays(rng))
-            head = dict(fuzz_bytes.fields(rng), kind="RESULT", code="release", sha256=made.sha256)
+            head = dict(fuzz_bytes.fields(rng), kind="RESULT", code="release", blake3=made.blake3)
             head |= {"tensors": [list(row) for row in made.rows], "chunks": len(made.chunks)}
             kept.record("up", "client 1", msgpack.packb(head), None)
             for index, chunk in enumerate(made.chunks):
@@ -214,7 +215,7 @@ class Transcripts:
                     index=index,
                     tensors=[],
                     chunks=0,
-                    sha256="",
+                    blake3="",
                     code="",
                 )
                 kept.record("up", "client 1", msgpack.packb(part), chunk)
@@ -260,9 +261,9 @@ def _claims(rng: Random) -> list[bytes]:
     """Records of a message that announces 64 MiB and has all its chunks, nearly empty."""
     count, small = 64, rng.choice((None, b"", b"x"))
     rows = [["t", "f4", [count * messages.CHUNK // 4], count * messages.CHUNK]]
-    head = dict(fuzz_bytes.fields(rng), kind="RESULT", code="release", tensors=rows, chunks=count, sha256="0" * 64)
+    head = dict(fuzz_bytes.fields(rng), kind="RESULT", code="release", tensors=rows, chunks=count, blake3="0" * 64)
     parts = [
-        {**head, "kind": "CHUNK", "parent": head["id"], "index": k, "tensors": [], "chunks": 0, "sha256": ""}
+        {**head, "kind": "CHUNK", "parent": head["id"], "index": k, "tensors": [], "chunks": 0, "blake3": ""}
         for k in range(count)
     ]
     said = [(head, None), *((part, small) for part in parts)]

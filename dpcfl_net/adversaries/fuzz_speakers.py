@@ -55,7 +55,7 @@ class Speaker:
         """Return the header of a message with payload; `chunk` returns its chunks."""
         made = payload.Payload.of(arrays)
         rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in made.rows]
-        found = self.say(kind, tensors=rows, chunks=len(made.chunks), sha256=made.sha256, **fields)
+        found = self.say(kind, tensors=rows, chunks=len(made.chunks), blake3=made.blake3, **fields)
         self.owed = [(found["id"], index, bytes(piece)) for index, piece in enumerate(made.chunks)]
         return found
 
@@ -111,10 +111,10 @@ def bent(rng: Random, said: Said) -> bytes:
     if pick == 2:
         return fuzz_bytes.changed_fields(rng, said)
     name, value = rng.choice((
-        ("version", 2), ("run", "cd34"), ("job", "1" * 64), ("boot", fuzz_bytes.word(rng, 32)), ("noise_multiplier", 0.0),
+        ("version", messages.VERSION + 1), ("run", "cd34"), ("job", "1" * 64), ("boot", fuzz_bytes.word(rng, 32)), ("noise_multiplier", 0.0),
         ("sequence", rng.choice((1, said["sequence"] - 1, said["sequence"], 1 << 62))), ("round", rng.randrange(4)),
         ("task", rng.choice(("train", "small", "masked", "other"))), ("parent", fuzz_bytes.word(rng, 32)),
-        ("kind", rng.choice(fuzz_bytes.KINDS)), ("sha256", fuzz_bytes.word(rng, 64)), ("index", rng.randrange(4)),
+        ("kind", rng.choice(fuzz_bytes.KINDS)), ("blake3", fuzz_bytes.word(rng, 64)), ("index", rng.randrange(4)),
         ("client", rng.randrange(-1, 5)), ("id", fuzz_bytes.word(rng, 32)), ("code", rng.choice(fuzz_bytes.WORDS)),
     ))  # fmt: skip
     return msgpack.packb({**said, name: value})

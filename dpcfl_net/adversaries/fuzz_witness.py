@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import numpy as np
 from dpcfl_net.adversaries.fuzz_readers import require
 from dpcfl_net.adversaries.fuzz_speakers import JOB, RUN, WIDTH
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.transport.messages import VERSION, Header, TensorTemplate, WireError, decode
 
 NORM = 100.0
@@ -86,10 +86,10 @@ def require_delivered(
 ) -> None:
     """Require that delivered tensors equal an announcement bit for bit, fit the template, and are finite and bounded."""
     raw = b"".join(found[name].tobytes() for name in sorted(found))
-    digest = hashlib.sha256(raw).hexdigest() if raw else ""
+    digest = payload_hash(raw) if raw else ""
     shown = [(one.header, len(one.chunks)) for one in announcements]
     require(
-        any(b"".join(one.chunks) == raw and one.header.sha256 == digest for one in announcements),
+        any(b"".join(one.chunks) == raw and one.header.blake3 == digest for one in announcements),
         "delivered tensors that the sender did not announce", shown,
     )  # fmt: skip
     require(found.keys() == template.keys(), "delivered tensors differ from the template", shown)

@@ -11,7 +11,7 @@ import numpy as np
 from dpcfl_net.core.tensors import DTYPES
 from dpcfl_net.federation.message_encoding import INDEX
 from dpcfl_net.transport.channel import new_id
-from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, Template, encode
+from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, VERSION, Header, Template, encode
 from dpcfl_net.transport.sockets import MAX_FRAME
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ MESSAGES: dict[str, tuple[str, Callable[[HostileConnection], Said]]] = {
     "shape-overflow": ("sides whose product is 0 in 64 bits", _table(["update", "f4", [1 << 32, 1 << 32], 0])),
     "negative-side": ("a side of -1", _table(["update", "f4", [-1], -4])),
     "repeated-tensor": ("two tensors with one name", _table(["update", "f4", [1], 4], ["update", "f4", [1], 4])),
-    "wrong-version": ("another protocol version", _other(version=2)),
+    "wrong-version": ("another protocol version", _other(version=VERSION + 1)),
     "wrong-run": ("another run", _other(run="f" * 32)),
     "wrong-job": ("another job's hash", _other(job="f" * 64)),
     "other-boot": ("a boot id that did not say HELLO", _other(boot="f" * 32)),
@@ -147,7 +147,7 @@ ANSWERS: dict[str, tuple[str, Lie]] = {
     "wrong-shape": ("a release with one number too many", lambda t, task: {"tensors": _longer(t)}),
     "wrong-dtype": ("a release of another dtype", lambda t, task: {"tensors": _retyped(t)}),
     "extra-tensor": ("a release with an additional tensor", lambda t, task: {"tensors": {**t, "zz": np.zeros(1, "<f4")}}),
-    "wrong-hash": ("a release whose bytes differ from the announced hash", lambda t, task: {"tensors": t, "sha256": "0" * 64}),
+    "wrong-hash": ("a release whose bytes differ from the announced hash", lambda t, task: {"tensors": t, "blake3": "0" * 64}),
     "wrong-chunk": ("a release whose second chunk comes first", lambda t, task: {"tensors": t, "index": 1}),
     "wrong-round": ("a release for the next round", lambda t, task: {"tensors": t, "round": task.round + 1}),
     "wrong-task": ("a release for another task name", lambda t, task: {"tensors": t, "task": "something_else"}),

@@ -277,7 +277,7 @@ def _answer(attacker: Attacker, name: str) -> Reaction:
     wrong = ANSWERS[name][1](honest(line.target.releases.get(task.task, {})), task)
     payload = Payload.of(wrong.pop("tensors"))
     first = wrong.pop("index", 0)
-    fields = {"parent": task.id, "round": task.round, "task": task.task, "code": "release", "sha256": payload.sha256, **wrong}
+    fields = {"parent": task.id, "round": task.round, "task": task.task, "code": "release", "blake3": payload.blake3, **wrong}
     said = line.say("RESULT", tensors=payload.rows, chunks=len(payload.chunks), **fields)
     for index, chunk in enumerate(payload.chunks):
         line.say("CHUNK", chunk, parent=said.id, index=first + index)

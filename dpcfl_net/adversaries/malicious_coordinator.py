@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import logging
 import sys
 import time
@@ -24,6 +23,7 @@ from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen,
 from dpcfl_net.adversaries.reactions import Heard, Reaction
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.core.protocol import Protocol, read_protocol
 from dpcfl_net.core.run_folder import MESSAGES, TRANSCRIPT, RunFolder
@@ -239,20 +239,20 @@ class MaliciousCoordinator:
         return answers
 
     def _reaction(self, step: Step, number: int, client: int, heard: Heard, before: int | None) -> Reaction:
-        answer, sha256, repeated = heard.answer, "", False
+        answer, blake3, repeated = heard.answer, "", False
         if answer == "release":
-            sha256 = hashlib.sha256(pack(heard.tensors)).hexdigest()
-            repeated = (client, sha256) in self._seen
-            self._seen.add((client, sha256))
+            blake3 = payload_hash(pack(heard.tensors))
+            repeated = (client, blake3) in self._seen
+            self._seen.add((client, blake3))
         after = self._charges(client)
         charges = None if before is None or after is None else (before, after)
         spent = 0 if charges is None else charges[1] - charges[0]
         if step.pays:
             holds = answer == "release" and spent <= 1
         else:
-            holds = spent == 0 and answer != "unusable" and (repeated or not sha256)
+            holds = spent == 0 and answer != "unusable" and (repeated or not blake3)
         task = step.task or self._usual.kind
-        return Reaction(step.name, client, number, task, answer, heard.code, heard.reason, sha256, repeated, charges, holds)
+        return Reaction(step.name, client, number, task, answer, heard.code, heard.reason, blake3, repeated, charges, holds)
 
     def _heard(self, client: int, event: ServerEvent | None) -> Heard:
         if event is None:

@@ -39,7 +39,7 @@ class Reaction:
         answer: Status of the answer; "unusable": an invalid release, "gone": the worker left, "silence": no answer.
         code: Code of a refusal.
         reason: Reason of a refusal, in the client's words.
-        sha256: Hash of a release's tensors.
+        blake3: Hash of a release's tensors.
         repeated: True if the client sent these bytes before.
         charges: Charges in the client's ledger before and after; None if it is not available.
         holds: True if the attack failed: no new bytes and no charge, unless the plan pays for the step.
@@ -52,14 +52,14 @@ class Reaction:
     answer: Said
     code: str
     reason: str
-    sha256: str
+    blake3: str
     repeated: bool
     charges: tuple[int, int] | None
     holds: bool
 
     def __str__(self) -> str:
         """Format the reaction as one line."""
-        got = f"{self.sha256[:12]}{' as before' if self.repeated else ''}" if self.sha256 else f"{self.code} {self.reason}"
+        got = f"{self.blake3[:12]}{' as before' if self.repeated else ''}" if self.blake3 else f"{self.code} {self.reason}"
         spent = "" if self.charges is None else f"charges {self.charges[0]} -> {self.charges[1]}"
         asked = f"round {self.round} {self.task}"
         verdict = "holds" if self.holds else "DOES NOT HOLD"

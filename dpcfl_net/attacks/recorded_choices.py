@@ -85,8 +85,8 @@ def read_choices(folder: Path) -> Recording:
         if header.task not in asking or (header.chunks and tensors is None):
             continue
         if header.kind == "TASK" and tensors is not None:
-            asked[header.id] = header.sha256
-            models.setdefault(header.sha256, tensors["models"])
+            asked[header.id] = header.blake3
+            models.setdefault(header.blake3, tensors["models"])
         elif header.code == "release" and tensors is not None and header.parent in asked:
             client, hashed = int(record.peer.removeprefix("client ")), asked[header.parent]
             if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a malicious client may name any number

@@ -74,7 +74,7 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
     for client, header, tensors in _early(path, job, rounds):
         if header.kind == "TASK":
             # Many clients get the same model: keep one copy of each.
-            asked[header.id] = models.setdefault(header.sha256, tensors)
+            asked[header.id] = models.setdefault(header.blake3, tensors)
         elif header.code == "release" and header.parent in asked:
             update = _update(job, client, header, asked[header.parent], tensors)
             if update is not None:

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from dpcfl_net.core.canonical import canonical_json
-from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import read_bytes
 from dpcfl_net.core.frozen import FrozenModel as FrozenModel
 from dpcfl_net.core.frozen import invalid_fields as invalid_fields
@@ -37,6 +37,7 @@ from dpcfl_net.core.types import Adjacency
 LARGE_ROSTER = 2_000  # clients from which a run packs keys, groups clients in processes, and samples them in figures
 SHOWN = 20  # clients that a comparison of two jobs names
 CUT_SHARE = 0.01  # share of delta for batches that constant pace cuts
+FORMAT: Literal[3] = 3  # of jobs that this version makes and runs
 SECURE_SHARE = 0.001  # share of delta for the distance of a secure sum's noise from a Gaussian
 
 
@@ -208,10 +209,11 @@ class Communication(FrozenModel):
 class Protocol(FrozenModel):
     """Public part of a job, the only part that the coordinator reads.
 
-    Format 2 names the file of the roster by its hash. Format 1, of earlier versions, holds the roster.
+    Format 1, of earlier versions, holds the roster. Format 2, of earlier versions, names the file of the roster by its hash. Format 3
+    has the same fields; payloads of its run are hashed with BLAKE3, before with SHA-256.
     """
 
-    format: Literal[1, 2] = 2
+    format: Literal[1, 2, 3] = FORMAT
     run: str = Field(pattern=r"^[0-9a-f]{32}$")
     name: str
     algorithm: str
@@ -343,6 +345,22 @@ def entry_problem(privacy: PrivacyTarget, entry: ClientEntry) -> str:
     if entry.epsilon is not None and (privacy.unit, privacy.trust) != ("sample", "untrusted-server"):
         return "a client has its own epsilon only with unit sample and trust untrusted-server"
     return ""
+
+
+def check_runnable(protocol: Protocol) -> None:
+    """Check that this version can run a job; it reads metrics, models, reports and ledgers of older ones.
+
+    Args:
+        protocol: The protocol.
+
+    Raises:
+        ConfigError: For a job of an older format: ids of its debits and hashes of its kept releases are made from SHA-256.
+    """
+    if protocol.format != FORMAT:
+        raise ConfigError(
+            f"the job (protocol.json) has format {protocol.format}, and this version of dpcfl_net runs format {FORMAT}, whose payload "
+            "hashes differ: finish the run with the version that started it, or start a new run from its config.yaml"
+        )
 
 
 def canonical(part: FrozenModel) -> bytes:

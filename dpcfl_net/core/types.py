@@ -76,13 +76,13 @@ class Task:
         round: Round of the task.
         kind: Name of the client step.
         tensors: Tensors by name.
-        sha256: Hash of the bytes of all tensors in name order, hex, if the transport has verified it; "" if not.
+        blake3: Hash of the bytes of all tensors in name order, hex, if the transport has verified it; "" if not.
     """
 
     round: int
     kind: str
     tensors: dict[str, np.ndarray]
-    sha256: str = ""
+    blake3: str = ""
 
 
 class Release:
@@ -102,7 +102,7 @@ class Answer:
         code: Code of a refusal.
         reason: Reason of a refusal.
         cached: True if the task was answered before.
-        sha256: Hash of the bytes of the release's tensors, hex; "" without a release.
+        blake3: Hash of the bytes of the release's tensors, hex; "" without a release.
     """
 
     status: Literal["release", "lost", "stale", "refused"]
@@ -110,7 +110,7 @@ class Answer:
     code: str = ""
     reason: str = ""
     cached: bool = False
-    sha256: str = ""
+    blake3: str = ""
 
 
 # The cluster of each client, indexed by client id; None for a client without a cluster.

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError, Refused
+from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.core.tensors import CLIENT_DTYPES, buffers, describe, pack, unpack
 from dpcfl_net.core.types import Adjacency, Answer, ClientStep, Release, Task
@@ -209,12 +210,9 @@ class Gate:
             raise Refused("tensors", str(problem)) from problem
         if isinstance(task.round, bool) or not isinstance(task.round, int) or not isinstance(task.kind, str):
             raise Refused("task", "round must be a whole number, kind a string")
-        content = task.sha256
+        content = task.blake3
         if not content:
-            hashed = hashlib.sha256()
-            for buffer in buffers(task.tensors):
-                hashed.update(buffer)
-            content = hashed.hexdigest()
+            content = payload_hash(*buffers(task.tensors))
         return request_id(self.job_hash, self.client, task.round, task.kind, rows, content)
 
     def _known(self, request: str, task: Task) -> Answer | Charged | None:
@@ -305,7 +303,7 @@ def request_id(job_hash: str, client: int, round: int, kind: str, rows: Sequence
         round: Round of the task.
         kind: Name of the task.
         rows: (name, dtype, shape, bytes) of each tensor.
-        content: sha256 of the bytes of all tensors, in hex.
+        content: `payload_hash` of the bytes of all tensors.
 
     Returns:
         sha256 of all arguments, in hex.
@@ -327,7 +325,7 @@ def seeded_key(seed: bytes, client: int, round: int, kind: str, charges: Sequenc
 
 
 def _answer(stored: Stored, *, cached: bool = False) -> Answer:
-    return Answer(stored.status, stored.release, stored.code, stored.reason, cached, stored.sha256)
+    return Answer(stored.status, stored.release, stored.code, stored.reason, cached, stored.blake3)
 
 
 def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) -> tuple[Stored, bytes | memoryview | None]:
@@ -345,8 +343,8 @@ def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) ->
         after = pack(state) if state or before else None
     except (ValueError, AttributeError) as problem:
         raise Refused("not-a-release", f"release and state must hold arrays of {', '.join(sorted(CLIENT_DTYPES))}") from problem
-    sha256 = hashlib.sha256(memoryview(packed)[len(packed) - payload :]).hexdigest()
-    return Stored("release", packed, payload=payload, sha256=sha256), after
+    blake3 = payload_hash(memoryview(packed)[len(packed) - payload :])
+    return Stored("release", packed, payload=payload, blake3=blake3), after
 
 
 def _same_events(ran: Any, expected: Sequence[Event]) -> bool:

@@ -20,7 +20,7 @@ class LateAnswer:
         task: Name of the task.
         status: Status of the answer.
         arrived: Round in which it arrived.
-        sha256: Hash of its payload; empty without one.
+        blake3: Hash of its payload; empty without one.
     """
 
     client: int
@@ -28,10 +28,10 @@ class LateAnswer:
     task: str
     status: str
     arrived: int
-    sha256: str = ""
+    blake3: str = ""
 
     def __str__(self) -> str:
-        stated = f" sha256 {self.sha256}" if self.sha256 else ""
+        stated = f" blake3 {self.blake3}" if self.blake3 else ""
         return (
             f"client {self.client} answered round {self.round} ({self.task}: {self.status}) after its deadline, in round {self.arrived}: "
             f"the answer is set aside{stated}"
@@ -48,5 +48,5 @@ class LateAnswer:
         if found is None:
             return None
         client, number, task, status, arrived = found.groups()
-        _, _, sha256 = warning.partition(" sha256 ")
-        return cls(int(client), int(number), task, status, int(arrived), sha256)
+        _, _, blake3 = warning.partition(" blake3 ")
+        return cls(int(client), int(number), task, status, int(arrived), blake3)

@@ -298,7 +298,7 @@ class NetworkFederation(Federation):
         if event.kind != "late" or event.client is None:
             return False
         self.counts.late.append(event.client)
-        self._warn(str(LateAnswer(event.client, event.round, event.task, event.status, self.round, event.sha256)))
+        self._warn(str(LateAnswer(event.client, event.round, event.task, event.status, self.round, event.blake3)))
         return True
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from dpcfl_net.core.payload_hash import NOTHING, payload_hash
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.release_store import answers, digest_of_release
 from dpcfl_net.transport.messages import Header, WireError, decode
 from dpcfl_net.transport.transcript import Record, merged
-
-NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 def other_than_announced(records: Iterable[Record]) -> list[str]:
@@ -27,10 +25,7 @@ def other_than_announced(records: Iterable[Record]) -> list[str]:
     for record, header, chunks in merged(_decoded(records)):
         if header.kind not in ("TASK", "RESULT") or None in chunks:
             continue
-        found = hashlib.sha256()
-        for chunk in chunks:
-            found.update(chunk or b"")
-        if found.hexdigest() != (header.sha256 or NOTHING):
+        if payload_hash(*(chunk or b"" for chunk in chunks)) != (header.blake3 or NOTHING):
             problems.append(f"the bytes of record {record.number} ({header.kind}, {record.peer}) are not those of its header")
     return problems
 
@@ -59,13 +54,13 @@ def other_than_answered(
         client = int(record.peer.removeprefix("client "))
         key = (client, header.round, header.task)
         where = f"client {client}, round {header.round} {header.task}"
-        if first.setdefault(key, header).sha256 != header.sha256:
+        if first.setdefault(key, header).blake3 != header.blake3:
             problems[f"{where}: two different releases"] = None
         answer = kept.get(client, {}).get(debits.get(key, -1))
         if answer is None:
             continue
         compared += 1
-        if answer != digest_of_release([list(row) for row in header.tensors], header.sha256 or NOTHING):
+        if answer != digest_of_release([list(row) for row in header.tensors], header.blake3 or NOTHING):
             problems[f"{where}: the release is not the one that the client answered"] = None
     return compared, list(problems)
 

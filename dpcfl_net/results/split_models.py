@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.payload_hash import NOTHING
 from dpcfl_net.core.protocol import Protocol, digest
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.gate import request_id
@@ -17,8 +17,6 @@ from dpcfl_net.federation.secure.stages import STAGES
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.transport.messages import Header, WireError, decode
 from dpcfl_net.transport.transcript import Record
-
-NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,13 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
     secure = {kind for kind, step in client_steps(algorithm).items() if kind in STAGES or "boxes" in step.takes}
     sent: dict[tuple[int, str], dict[int, set[str]]] = {}
     for client, header in found.tasks:
-        if header.sha256 and header.round <= last and header.task not in secure:
-            sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(header.sha256)
+        if header.blake3 and header.round <= last and header.task not in secure:
+            sent.setdefault((header.round, header.task), {}).setdefault(client, set()).add(header.blake3)
     problems = [f"record {number} of the transcript is no message of this protocol" for number in found.odd]
     for (number, task), models in sorted(sent.items()):
         where = f"round {number} {task}"
         problems += [f"{where}: client {client} was given {len(own)} models" for client, own in models.items() if len(own) > 1]
-        distinct = {sha256: client for client, own in sorted(models.items(), reverse=True) for sha256 in own}
+        distinct = {blake3: client for client, own in sorted(models.items(), reverse=True) for blake3 in own}
         most = _most_models(algorithm, task)
         if len(distinct) > most:
             who = " and ".join(str(client) for client in sorted(distinct.values())[:2])
@@ -121,7 +119,7 @@ def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, l
     problems: dict[str, None] = {}
     for client, task in found.released:
         rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in task.tensors]
-        shown = request_id(job, client, task.round, task.task, rows, task.sha256 or NOTHING)
+        shown = request_id(job, client, task.round, task.task, rows, task.blake3 or NOTHING)
         if ids.get((client, task.round, task.task), shown) != shown:
             where = f"in round {task.round} for another {task.task} than the transcript shows"
             problems[f"client {client} was charged {where}"] = None
@@ -148,8 +146,8 @@ def _more_than_versions(tasks: list[tuple[int, Header]], versions: int, cluster:
     by_cluster: dict[int, set[str]] = {}
     by_task: dict[tuple[int, int, str], set[str]] = {}
     for client, header in tasks:
-        by_cluster.setdefault(cluster.get(client, 0), set()).add(header.sha256)
-        by_task.setdefault((client, header.round, header.task), set()).add(header.sha256)
+        by_cluster.setdefault(cluster.get(client, 0), set()).add(header.blake3)
+        by_task.setdefault((client, header.round, header.task), set()).add(header.blake3)
     problems = [
         f"cluster {m}: its clients were given {len(models)} different models, the run has {versions} versions"
         for m, models in sorted(by_cluster.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.protocol import FORMAT, digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import Job, read_job
@@ -171,6 +171,10 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     except DpcflError as error:
         return [Check("transcript: hash chain whole", False, str(error))]
     cut = " (the last record is truncated)" if reader.cut else ""
+    whole = Check("transcript: hash chain whole", True, f"{len(records)} records{cut}")
+    if job.protocol.format != FORMAT:
+        why = f"the job has format {job.protocol.format}, whose payload hashes are SHA-256: verify with the version that ran it"
+        return [whole, Check("messages: debited, charged for the models shown, and as answered", None, f"not checked: {why}")]
     paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines if client != NOBODY}
     unpaid, released = [], set()
     for record in records:
@@ -193,7 +197,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
         + (f"; {len(silent)} debits without a release received" if silent else "")
     )
     return [
-        Check("transcript: hash chain whole", True, f"{len(records)} records{cut}"),
+        whole,
         Check("messages: every release was debited first", not unpaid, detail),
         Check(
             "messages: clients were charged for the models that the transcript shows",

@@ -15,7 +15,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import AggregatorEntry, read_signed_protocol
+from dpcfl_net.core.protocol import AggregatorEntry, check_runnable, read_signed_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.federation.aggregator import AggregatorFederation
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
@@ -41,12 +41,13 @@ def run_aggregator(spec: AggregatorSpec) -> None:
         spec: Arguments of the process.
 
     Raises:
-        ConfigError: If the job has no such aggregator.
+        ConfigError: As `check_runnable`, or if the job has no such aggregator.
         Refused: If the protocol is invalid or not signed by the operator.
         RunFailed: If the coordinator does not answer for `spec.orphan_timeout_s` seconds.
     """
     memory.keep_freed()
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
+    check_runnable(protocol)
     if spec.number >= len(protocol.aggregators):
         raise ConfigError(f"--number is {spec.number}: the job has {len(protocol.aggregators)} aggregators, numbered from 0")
     algorithm, entry = algorithm_of(protocol), protocol.aggregators[spec.number]

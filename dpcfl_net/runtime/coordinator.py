@@ -17,7 +17,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import Protocol, read_signed_protocol
+from dpcfl_net.core.protocol import Protocol, check_runnable, read_signed_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_secret_file
@@ -86,11 +86,13 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         spec: Arguments of the process.
 
     Raises:
+        ConfigError: As `check_runnable`.
         Refused: If the protocol is invalid or not signed by the operator.
         RunFailed: If fewer clients than the quorum join or answer.
     """
     memory.keep_freed()
     protocol = read_signed_protocol(spec.protocol, spec.operator_key)
+    check_runnable(protocol)
     algorithm = algorithm_of(protocol)
     files, records = RunFolder(spec.folder), Records(spec.folder, protocol, algorithm)
     transcript = Transcript(files.transcript, spec.transcript)

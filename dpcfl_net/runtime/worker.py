@@ -19,7 +19,7 @@ import zmq
 
 from dpcfl_net.core import buffers
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.protocol import check_runnable, digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.data import cache
@@ -84,10 +84,11 @@ def make_host(
         The client runtime.
 
     Raises:
-        ConfigError: If a job with secure sums is opened without the client's identity.
+        ConfigError: As `check_runnable`, or if a job with secure sums is opened without the client's identity.
         Refused: If the job breaks its privacy claim, the terms forbid it, or this processor lacks its precision.
         LedgerError: If the ledger is damaged, or belongs to another job.
     """
+    check_runnable(job.protocol)
     algorithm = job.algorithm
     hold_to_processor(job.protocol)
     verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
@@ -296,7 +297,7 @@ class Worker:
     def _work(self, event: ClientEvent) -> None:
         outbox = self._link()  # connects in parallel with the computation
         _log.debug("client %d, round %d: %s begins", self.spec.client, event.round, event.task)
-        answer = self.host.answer(Task(event.round, event.task, event.tensors, event.sha256))
+        answer = self.host.answer(Task(event.round, event.task, event.tensors, event.blake3))
         _log.debug(
             "client %d, round %d: %s ends: %s %s", self.spec.client, event.round, event.task, answer.status, answer.reason
         )
@@ -426,7 +427,7 @@ class Worker:
         while self._answers:
             task_id, answer = self._answers.popleft()
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
-            endpoint.send_result(task_id, answer.status, Payload.from_packed(answer.release, answer.sha256), reason)
+            endpoint.send_result(task_id, answer.status, Payload.from_packed(answer.release, answer.blake3), reason)
 
 
 def _transfer(what: str, event: ClientEvent) -> Period:

@@ -179,7 +179,7 @@ class Channel:
         if stream is not None and not stream.started:
             payload = stream.payload
             header = self._stamp.header(
-                id=stream.id, tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks), **stream.fields
+                id=stream.id, tensors=payload.rows, blake3=payload.blake3, chunks=len(payload.chunks), **stream.fields
             )
             if not self._send(header, encode(header), None):
                 return False

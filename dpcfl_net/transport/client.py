@@ -52,7 +52,7 @@ class ClientEvent:
         tensors: Tensors of the task.
         code: Code of an error.
         reason: Reason of an error.
-        sha256: Hash of a task's tensors, verified; hex, "" for a task without bytes.
+        blake3: Hash of a task's tensors, verified; hex, "" for a task without bytes.
         begun: Time when a task's first byte arrived, or a result was ready to be sent; monotonic clock, seconds.
         arrived: Time when the task was complete, or the result's receipt was confirmed; monotonic clock, seconds.
     """
@@ -64,7 +64,7 @@ class ClientEvent:
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     code: str = ""
     reason: str = ""
-    sha256: str = ""
+    blake3: str = ""
     begun: float = 0.0
     arrived: float = 0.0
 
@@ -464,7 +464,7 @@ class ClientEndpoint:
             header.round,
             header.task,
             tensors,
-            sha256=header.sha256,
+            blake3=header.blake3,
             begun=self._task_begun,
             arrived=time.monotonic(),
         )

@@ -72,7 +72,7 @@ RULES: dict[str, Rule] = {
     "round": _whole(0, 10**6),
     "task": _text(r"[a-z_]{0,64}", "at most 64 letters a to z and underscores"),
     "tensors": Rule(_is_table, f"at most {MAX_TENSORS} rows of name, dtype, shape and bytes"),
-    "sha256": _text(r"([0-9a-f]{64})?", "empty or 64 hex digits"),
+    "blake3": _text(r"([0-9a-f]{64})?", "empty or 64 hex digits"),
     "chunks": _SIZE,
     "index": _SIZE,
     "client": _whole(-1, 10**6),

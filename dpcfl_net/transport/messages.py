@@ -14,7 +14,7 @@ from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.types import TensorSpec
 from dpcfl_net.transport.header_rules import MAX_PAYLOAD, RULES, Row
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER = 64 << 10  # bytes
 CHUNK = 1 << 20  # bytes of payload in one message
 WINDOW = 16  # unconfirmed chunks in flight to one peer
@@ -51,7 +51,7 @@ class Header:
         round: Round of a task or result.
         task: Name of the task.
         tensors: Rows (name, dtype, shape, bytes) of the payload.
-        sha256: Hash of the payload, hex.
+        blake3: Hash of the payload (`core.payload_hash`), hex.
         chunks: Number of chunks of the payload.
         index: CHUNK: its position. CREDIT: number of the parent's chunks that have arrived.
         client: HELLO: claimed client id, believed only without CURVE.
@@ -70,7 +70,7 @@ class Header:
     round: int = 0
     task: str = ""
     tensors: tuple[Row, ...] = ()
-    sha256: str = ""
+    blake3: str = ""
     chunks: int = 0
     index: int = 0
     client: int = -1
@@ -167,7 +167,7 @@ def decode(data: bytes | memoryview) -> Header:
 
 def _check_payload(header: Header) -> None:
     """Check that the announced sizes agree; Python's integers cannot overflow."""
-    if not (header.tensors or header.chunks or header.sha256):
+    if not (header.tensors or header.chunks or header.blake3):
         return
     size = header.size
     for name, dtype, shape, part in header.tensors:
@@ -182,8 +182,8 @@ def _check_payload(header: Header) -> None:
         raise WireError("schema", f"tensors: {size} bytes in all, at most {MAX_PAYLOAD} allowed")
     if header.chunks != -(-size // CHUNK):
         raise WireError("schema", f"chunks: {header.chunks} announced for {size} bytes")
-    if bool(header.sha256) != bool(size):
-        raise WireError("schema", "sha256: required with a payload, not allowed without one")
+    if bool(header.blake3) != bool(size):
+        raise WireError("schema", "blake3: required with a payload, not allowed without one")
 
 
 def _no_ext(code: int, data: bytes) -> Any:

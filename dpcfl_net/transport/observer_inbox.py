@@ -160,7 +160,7 @@ class ObserverInbox:
         return self._add(note, sender, chunk if chunk is not None else memoryview(b""))
 
     def _begin(self, note: Note, sender: _Sender) -> Models | None:
-        if note.models > self._max_models or bool(note.sha256) != bool(note.models):
+        if note.models > self._max_models or bool(note.blake3) != bool(note.models):
             raise WireError("template", f"{note.models} models announced, at most {self._max_models} expected")
         if any(cluster is not None and cluster >= note.models for cluster in note.assignment):
             raise WireError("template", "an assignment to a cluster without a model")
@@ -200,6 +200,6 @@ def _as_header(note: Note, parameters: int) -> Header:
         id="0" * 32,
         kind="TASK",
         tensors=(("models", "f4", (note.models, parameters), size),),
-        sha256=note.sha256,
+        blake3=note.blake3,
         chunks=-(-size // CHUNK),
     )

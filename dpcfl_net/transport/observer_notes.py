@@ -57,7 +57,7 @@ class Note(BaseModel):
     models: Annotated[int, Field(ge=0, le=4096)] = 0
     clients: Annotated[list[Cluster], Field(max_length=10**5)] = []
     labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=10**5)]], Field(max_length=8)] = {}
-    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    blake3: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     accuracy: Number = 0.0
     loss: Number | None = 0.0

@@ -86,7 +86,7 @@ class ObserverOutbox:
         payload = Payload.of({"models": np.asarray(models, dtype="<f4")})
         sampled: dict[str, Any] = {"clients": list(clients), "labels": {kind: list(values) for kind, values in labels.items()}}
         sent = self._send(
-            "MODELS", sha256=payload.sha256, round=round, assignment=list(assignment), models=len(models), **sampled
+            "MODELS", blake3=payload.blake3, round=round, assignment=list(assignment), models=len(models), **sampled
         )
         for index, chunk in enumerate(payload.chunks):
             sent = sent and self._send("CHUNK", chunk=chunk, index=index)

@@ -143,7 +143,7 @@ class OpenTasks:
         remember(peer.delivered, header.id, None)
         peer.channel.ignore(header.id)
         peer.channel.say("ACK", parent=header.id)
-        self._report("late", peer, header, len(encode(header)), sha256=header.sha256)
+        self._report("late", peer, header, len(encode(header)), blake3=header.blake3)
 
     def _report(self, kind: Any, peer: Peer, header: Header, logged: int, **more: Any) -> None:
         self._log.message("up", peer.name, header, logged)

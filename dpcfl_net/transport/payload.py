@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from dpcfl_net.core import tensors as named
 from dpcfl_net.core.buffers import empty
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.payload_hash import hasher, payload_hash
 from dpcfl_net.transport.messages import CHUNK, Header, WireError
 
 
@@ -23,14 +23,14 @@ class Payload:
         rows: Rows (name, dtype, shape, bytes) for the header.
         size: Bytes in all.
         chunks: Pieces of at most 1 MiB.
-        sha256: Hash of all bytes, hex; empty without bytes.
+        blake3: Hash of all bytes, hex; empty without bytes.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Any]], parts: Sequence[memoryview], sha256: str = "") -> None:
+    def __init__(self, rows: Sequence[Sequence[Any]], parts: Sequence[memoryview], blake3: str = "") -> None:
         self.rows = tuple((name, dtype, tuple(shape), size) for name, dtype, shape, size in rows)
         self.size = sum(part.nbytes for part in parts)
         self.chunks = _cut(parts)
-        self.sha256 = (sha256 or _sha256(parts)) if self.size else ""
+        self.blake3 = (blake3 or payload_hash(*parts)) if self.size else ""
 
     @classmethod
     def of(cls, tensors: Mapping[str, np.ndarray]) -> Payload:
@@ -45,17 +45,17 @@ class Payload:
         return cls(named.describe(tensors), named.buffers(tensors))
 
     @classmethod
-    def from_packed(cls, packed: bytes | memoryview, sha256: str = "") -> Payload:
+    def from_packed(cls, packed: bytes | memoryview, blake3: str = "") -> Payload:
         """Create a payload from the bytes of `tensors.pack`, which are sent unchanged.
 
         Args:
             packed: The bytes.
-            sha256: Hash of all bytes of the tensors, hex, where it is known; "" computes it.
+            blake3: Hash of all bytes of the tensors, hex, where it is known; "" computes it.
         """
         if not packed:
             return cls((), ())
         rows, raw = named.payload(packed)
-        return cls(rows, [raw] if raw else [], sha256)
+        return cls(rows, [raw] if raw else [], blake3)
 
 
 def as_payload(tensors: Payload | Mapping[str, np.ndarray] | bytes) -> Payload:
@@ -63,13 +63,6 @@ def as_payload(tensors: Payload | Mapping[str, np.ndarray] | bytes) -> Payload:
     if isinstance(tensors, Payload):
         return tensors
     return Payload.from_packed(tensors) if isinstance(tensors, bytes) else Payload.of(tensors)
-
-
-def _sha256(parts: Sequence[memoryview]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def _cut(parts: Sequence[memoryview]) -> list[memoryview]:
@@ -107,7 +100,7 @@ class Assembly:
         self.header = header
         self.received = 0
         self._buffer = empty(header.size)
-        self._digest = hashlib.sha256()
+        self._digest = hasher()
 
     def add(self, index: int, chunk: memoryview) -> bool:
         """Add the next chunk.
@@ -137,7 +130,7 @@ class Assembly:
         Raises:
             WireError: "hash" if the bytes differ from the announced hash, "non-finite" for a NaN or an infinity.
         """
-        if self.header.size and self._digest.hexdigest() != self.header.sha256:
+        if self.header.size and self._digest.hexdigest() != self.header.blake3:
             raise WireError("hash", "the payload is not the one that the header announced")
         found = named.split([list(row) for row in self.header.tensors], self._buffer)
         for name, array in found.items():

@@ -31,7 +31,7 @@ class ServerEvent:
         code: Error code of a broken message.
         reason: Reason of a status or error.
         bytes: Size of a result, header and payload.
-        sha256: Hash of the payload of a late result, as its client states it.
+        blake3: Hash of the payload of a late result, as its client states it.
     """
 
     kind: Literal["joined", "left", "result", "late", "phase", "failed"]
@@ -45,7 +45,7 @@ class ServerEvent:
     code: str = ""
     reason: str = ""
     bytes: int = 0
-    sha256: str = ""
+    blake3: str = ""
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import opened
-from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, WireError, decode
+from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, VERSION, Header, WireError, decode
 from dpcfl_net.transport.payload import Assembly
 
 Mode = Literal["off", "headers", "full"]
@@ -203,6 +203,25 @@ def _well_formed(record: Record) -> bool:
     )
 
 
+def header_of(record: Record) -> Header:
+    """Decode the header of a record.
+
+    Args:
+        record: The record.
+
+    Raises:
+        ConfigError: If the server spoke another version of the wire protocol. A client may send any number.
+        WireError: As `messages.decode`.
+    """
+    header = decode(record.header)
+    if record.direction == "down" and header.version != VERSION:
+        raise ConfigError(
+            f"the transcript holds messages of wire protocol {header.version}, and this version of dpcfl_net reads {VERSION}, whose "
+            "payload hashes differ: read them with the version that recorded them"
+        )
+    return header
+
+
 def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.ndarray] | None]]:
     """Yield every complete message, chunks merged, in order of completion.
 
@@ -212,8 +231,11 @@ def messages(path: str | Path) -> Iterator[tuple[Record, Header, dict[str, np.nd
     Yields:
         First record, header and tensors. Tensors are None where payloads were not kept or do not fit their header (the
         coordinator refused them).
+
+    Raises:
+        ConfigError: As `header_of`.
     """
-    for record, header, chunks in merged((record, decode(record.header)) for record in read(path)):
+    for record, header, chunks in merged((record, header_of(record)) for record in read(path)):
         yield record, header, _assemble(header, chunks)
 
 

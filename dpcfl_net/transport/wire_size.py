@@ -78,7 +78,7 @@ def message_bytes(
     tensors = tuple((name, dtype, tuple(shape), part) for name, dtype, shape, part in rows)
     fields: dict[str, Any] = {"round": round, "task": task, "tensors": tensors, "chunks": chunks}
     if size:
-        fields["sha256"] = "0" * 64
+        fields["blake3"] = "0" * 64
     if kind == "RESULT":
         fields |= {"parent": "0" * 32, "code": status, "reason": reason}
     header = control_bytes(kind, run, **fields)

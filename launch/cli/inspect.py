@@ -94,9 +94,9 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 def _message(record: Any, late: dict[tuple[str, int, str], float]) -> dict[str, Any] | None:
     """Fields of a message; None for a chunk of another one."""
-    from dpcfl_net.transport.messages import decode
+    from dpcfl_net.transport.transcript import header_of
 
-    header, peer = decode(record.header), record.peer.removeprefix("client ")
+    header, peer = header_of(record), record.peer.removeprefix("client ")
     if header.kind == "CHUNK":
         return None
     is_answer = record.direction == "up" and header.kind == "RESULT"

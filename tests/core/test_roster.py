@@ -89,10 +89,10 @@ def test_a_job_of_format_1_opens_with_its_hash(files: RunFolder):
     assert json.loads(files.protocol.read_bytes())["roster"][3]["id"] == 3
 
 
-@pytest.mark.parametrize("format", [1, 2])
+@pytest.mark.parametrize("format", [1, 2, 3])
 def test_a_job_of_a_mixed_form_is_refused(files: RunFolder, format: int):
     document = json.loads(files.protocol.read_bytes())
-    if format == 2:
+    if format > 1:
         document["roster"] = json.loads(canonical(protocol_of(format=1)))["roster"]
     document["format"] = format
     files.protocol.write_bytes(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
@@ -101,7 +101,7 @@ def test_a_job_of_a_mixed_form_is_refused(files: RunFolder, format: int):
 
 
 def test_an_unknown_format_is_refused_with_its_name(files: RunFolder):
-    files.protocol.write_bytes(files.protocol.read_bytes().replace(b'"format":2', b'"format":3'))
+    files.protocol.write_bytes(files.protocol.read_bytes().replace(b'"format":3', b'"format":4'))
     with pytest.raises(Refused, match="format"):
         read_protocol(files.protocol)
 

@@ -60,7 +60,7 @@ def test_a_late_answer_is_counted_and_never_mixed_into_the_next_round(job):
         assert (fed.counts.late, fed.missing, fed.counts.missing) == ([0], [], set())
         assert [w for w in warnings if "set aside" in w and "client 0 answered round 1" in w], warnings
         (late,) = [found for w in warnings if (found := LateAnswer.read(w)) is not None]
-        assert (late.client, late.round, late.task, late.status, late.arrived, len(late.sha256)) == (
+        assert (late.client, late.round, late.task, late.status, late.arrived, len(late.blake3)) == (
             0,
             1,
             "train",

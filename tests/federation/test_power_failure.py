@@ -204,7 +204,7 @@ def test_a_large_answer_is_computed_again_from_the_same_key_while_it_would_be_ke
     assert ask(gate, 1, compute=forbidden).status == "stale"
     for number in (2, 3, 2):
         again = ask(gate, number, compute=fakes[number])
-        assert (again.release, again.sha256, again.cached) == (sent[number].release, sent[number].sha256, True)
+        assert (again.release, again.blake3, again.cached) == (sent[number].release, sent[number].blake3, True)
     assert [len(set(fake.keys)) for fake in fakes.values()] == [1, 1, 1]
     assert len(gate.spent()) == 3
     ledger.close()
@@ -238,7 +238,7 @@ def test_other_answers_are_stored(tmp_path, step, changes):
     ledger, gate = open_gate(tmp_path / "ledger", **{"most_stored": 0, **changes})
     sent = ask(gate, 1, compute=step())
     again = ask(gate, 1, compute=forbidden)
-    assert (again.release, again.sha256) == (sent.release, sent.sha256)
+    assert (again.release, again.blake3) == (sent.release, sent.blake3)
     assert keys_in(tmp_path / "ledger") == []
     ledger.close()
 

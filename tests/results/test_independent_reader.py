@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import rewriting
 from independent_ledger import Report, canonical, sha256
+from independent_reader import payload_hash
 from journals import cut_debit
 
 import dpcfl_net as dpcfl
@@ -100,7 +101,7 @@ def swapped_releases(folder: Path) -> None:
     def change(bodies: list[rewriting.Body]) -> None:
         (first, one), (second, other) = (rewriting.results(bodies, client, 3) for client in (0, 1))
         one[5], other[5] = other[5], one[5]
-        first[4]["sha256"], second[4]["sha256"] = second[4]["sha256"], first[4]["sha256"]
+        first[4]["blake3"], second[4]["blake3"] = second[4]["blake3"], first[4]["blake3"]
 
     rewriting.rewrite_transcript(folder, change)
 
@@ -110,7 +111,7 @@ def other_model(folder: Path) -> None:
         task = next(body for body in bodies if body[4]["kind"] == "TASK")
         chunk = next(body for body in bodies if body[4].get("parent") == task[4]["id"] and body[4]["kind"] == "CHUNK")
         chunk[5] = bytes(len(chunk[5]))
-        task[4]["sha256"] = sha256(chunk[5])
+        task[4]["blake3"] = payload_hash(chunk[5])
 
     rewriting.rewrite_transcript(folder, change)
 
@@ -248,10 +249,10 @@ def test_a_release_that_is_not_stored_is_tied_to_the_mark_in_the_journal(tmp_pat
     rows, packed = describe(tensors), pack(tensors)
     size = sum(row[3] for row in rows)
     payload = bytes(packed)[-size:]
-    request = sha256(canonical([JOB, 0, 1, "train", [], sha256()]))
+    request = sha256(canonical([JOB, 0, 1, "train", [], payload_hash()]))
     with opened(tmp_path) as ledger:
         charged = debit(ledger, 1, request)
-        answer = Stored("release", packed, payload=size, sha256=sha256(payload))
+        answer = Stored("release", packed, payload=size, blake3=payload_hash(payload))
         ledger.store(charged.sequence, answer, repeatable=True)
     folder = tmp_path / "client_0000"
     assert not [*(folder / "releases").iterdir()]
@@ -259,10 +260,10 @@ def test_a_release_that_is_not_stored_is_tied_to_the_mark_in_the_journal(tmp_pat
     task = independent_signatures.Message(0, "down", "client 0", {"kind": "TASK"}, None)
 
     def problems(**changes: Any) -> list[str]:
-        result = {"tensors": rows, "sha256": sha256(payload)} | changes
+        result = {"tensors": rows, "blake3": payload_hash(payload)} | changes
         return independent_reader.check_release(JOB, (0, 1, "train"), task, result, debits, folder)
 
     assert problems() == []
-    for changes in ({"sha256": "0" * 64}, {"tensors": [["choice", "i8", [1], 8], rows[1]]}):
+    for changes in ({"blake3": "0" * 64}, {"tensors": [["choice", "i8", [1], 8], rows[1]]}):
         (problem,) = problems(**changes)
         assert "is not the one that the client's journal marks" in problem

@@ -173,7 +173,7 @@ def test_the_worked_example_holds():
     assert json.loads(request)[-1] == content.strip()
     document = json.loads(answer)
     assert document.pop("check") == sha256(canonical(document))
-    assert f"`sha256` `{document['release'][3]}`" in text
+    assert f"`blake3` `{document['release'][3]}`" in text
     row = ["update", "f4", [650], 2600]
     head = b"\x92" + msgpack.packb([row]) + independent_reader.bin_head(row[3])
     assert document["release"][:3] == [len(head) + row[3], row[3], sha256(head)]

@@ -15,11 +15,12 @@ import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, command_line, dpcfl, only_run, write_config
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.payload_hash import NOTHING
 from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.gate import request_id
 from dpcfl_net.privacy.ledger.chain import read_ledger
-from dpcfl_net.results.split_models import NOTHING, given, split_models
+from dpcfl_net.results.split_models import given, split_models
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.transport import transcript
@@ -114,7 +115,7 @@ def test_open_tasks_came_again_as_they_were(killed_run):
     ids = {}
     for client, task in sent:
         rows = [list(row) for row in task.tensors]
-        request = request_id(job, client, task.round, task.task, rows, task.sha256 or NOTHING)
+        request = request_id(job, client, task.round, task.task, rows, task.blake3 or NOTHING)
         ids.setdefault((client, task.round), set()).add(request)
     assert len(sent) > len(ids)  # some were sent again
     assert all(len(requests) == 1 for requests in ids.values())
@@ -137,7 +138,7 @@ def test_a_model_that_is_no_version_is_found(killed_run):
 
     def changed(number):
         client, task = next((client, task) for client, task in found.tasks if task.round == number)
-        twice = [*found.tasks, (client, dataclasses.replace(task, sha256="5" * 64))]
+        twice = [*found.tasks, (client, dataclasses.replace(task, blake3="5" * 64))]
         return f"{task.task}: client {client} was given 2 models", split_models(
             dataclasses.replace(found, tasks=twice), protocol, clusters
         )
@@ -148,7 +149,7 @@ def test_a_model_that_is_no_version_is_found(killed_run):
         problem, problems = changed(2)
         assert f"round 2 {problem}" in problems
     client, task = found.tasks[-1]
-    own = [(client, dataclasses.replace(task, sha256=f"{k:064x}", round=100 + k)) for k in range(ROUNDS)]
+    own = [(client, dataclasses.replace(task, blake3=f"{k:064x}", round=100 + k)) for k in range(ROUNDS)]
     problems = split_models(dataclasses.replace(found, tasks=[*found.tasks, *own]), protocol, clusters)
     assert any(f"different models, the run has {ROUNDS - synchronous} versions" in problem for problem in problems)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgpack
+from blake3 import blake3
 from independent_ledger import JsonMap, Report, canonical, check_ledger, read_journal, sha256
 from independent_signatures import Message, check_signatures, signed
 
@@ -111,7 +112,7 @@ def check_messages(
         header, where = message.header, f"record {message.number}"
         if message.direction == "down" and (header["run"], header["job"]) != (protocol["run"], job):
             report.problems.append(f"transcript: {where} belongs to another run or job")
-        if message.payload is not None and sha256(message.payload) != header["sha256"]:
+        if message.payload is not None and payload_hash(message.payload) != header["blake3"]:
             report.problems.append(f"transcript: the payload of {where} is not the one that its header announces")
         if message.direction == "down" and header["kind"] == "TASK":
             tasks[message.peer, header["id"]] = message
@@ -119,7 +120,7 @@ def check_messages(
             client, task = int(message.peer.removeprefix("client ")), tasks.get((message.peer, header["parent"]))
             key = (client, header["round"], header["task"])
             report.releases.add(key)
-            if hashes.setdefault(key, header.get("sha256", "")) != header.get("sha256", ""):
+            if hashes.setdefault(key, header.get("blake3", "")) != header.get("blake3", ""):
                 report.problems.append(f"transcript: client {client} sent two releases of round {key[1]} {key[2]}")
             ledger = f"client_{client:04d}"
             if ledger in debits:
@@ -139,10 +140,10 @@ def check_release(
         return [f"{where}: released without a debit"]
     if task is None:
         return [f"{where}: the transcript holds no task for this release"]
-    content = task.header.get("sha256") or sha256()
+    content = task.header.get("blake3") or payload_hash()
     if sha256(canonical([job, client, t, name, task.header.get("tensors", []), content])) != found[0]["id"]:
         return [f"{where}: charged for another task than the transcript shows"]
-    stated, rows = result.get("sha256") or sha256(), result.get("tensors", [])
+    stated, rows = result.get("blake3") or payload_hash(), result.get("tensors", [])
     for path in sorted((ledger / "releases").glob("*.answer")) if (ledger / "releases").is_dir() else []:
         answer = json.loads(path.open("rb").readline())
         if answer["id"] == found[0]["id"]:
@@ -157,6 +158,10 @@ def check_release(
         if mark is not None and sha256(canonical(["release", "", "", seal])) != mark:
             return [f"{where}: the release in the transcript is not the one that the client's journal marks"]
     return []
+
+
+def payload_hash(*parts: bytes) -> str:
+    return blake3(b"".join(parts)).hexdigest()
 
 
 def bin_head(size: int) -> bytes:

@@ -214,7 +214,7 @@ def zmtp(address: str, kind: str = "DEALER") -> socket.socket:
 
 
 def deliver(liar: Liar, payload: Payload, **fields: Any) -> Header:
-    header = liar.say("RESULT", tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks), **fields)
+    header = liar.say("RESULT", tensors=payload.rows, blake3=payload.blake3, chunks=len(payload.chunks), **fields)
     for index, chunk in enumerate(payload.chunks):
         liar.say("CHUNK", bytes(chunk), parent=header.id, index=index)
     return header

@@ -224,7 +224,7 @@ def found_by_the_fuzzer(said: dict[str, Any], again: tuple[str, Any]) -> bytes:
 
 
 def test_a_field_said_twice_is_refused():
-    said = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "BYE"}
+    said = {"version": 2, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "BYE"}
     assert decode(msgpack.packb(said)).sequence == 1
     with pytest.raises(WireError, match="repeated"):
         unpack_strict(found_by_the_fuzzer(said, ("sequence", 9)))

@@ -57,7 +57,7 @@ from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, Header, WireError, d
 from dpcfl_net.transport.payload import Assembly, Payload
 
 MIB = 1 << 20
-BASE = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "RESULT", "code": "release"}  # fmt: skip
+BASE = {"version": 2, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "RESULT", "code": "release"}  # fmt: skip
 
 
 def rss() -> float:
@@ -194,7 +194,7 @@ def test_nothing_is_unpickled(evidence, tmp_path, monkeypatch):
     codes = against_a_server("pickle", "ext-type", "object-dtype")
     assert codes == ["not-msgpack", "not-msgpack", "schema"]
     payload = Payload((("update", "f4", (3,), 12),), [memoryview(object_array()[:12])])
-    whole = Assembly(Header(**BASE, tensors=payload.rows, sha256=payload.sha256, chunks=1))
+    whole = Assembly(Header(**BASE, tensors=payload.rows, blake3=payload.blake3, chunks=1))
     whole.add(0, payload.chunks[0])  # an object array where numbers belong is read as numbers
     assert whole.tensors()["update"].dtype == np.float32
     for other in (
@@ -268,9 +268,9 @@ def test_overflowing_and_overlapping_shapes_are_refused(evidence):
     assert against_a_server(*steps) == ["schema", "schema", "schema", "chunk"]
     for rows in SHAPES:
         chunks = -(-sum(row[3] for row in rows) // CHUNK)
-        assert code_of(msgpack.packb({**BASE, "tensors": rows, "chunks": chunks, "sha256": "c" * 64})) == "schema"
+        assert code_of(msgpack.packb({**BASE, "tensors": rows, "chunks": chunks, "blake3": "c" * 64})) == "schema"
     payload = Payload.of({"a": np.zeros(CHUNK, "f4")})
-    header = Header(**BASE, tensors=payload.rows, sha256=payload.sha256, chunks=4)
+    header = Header(**BASE, tensors=payload.rows, blake3=payload.blake3, chunks=4)
     first = payload.chunks[0]
     for index, chunk in ((1, first), (1 << 40, first), (0, first[:-1]), (0, memoryview(b""))):
         with pytest.raises(WireError) as caught:

@@ -85,7 +85,7 @@ class Played:
 def refused(outcomes):
     """The codes of steps that were all refused, released nothing and cost nothing."""
     for outcome in outcomes:
-        assert (outcome["answer"], outcome["sha256"]) == ("refused", ""), outcome
+        assert (outcome["answer"], outcome["blake3"]) == ("refused", ""), outcome
         assert outcome["charges"][0] == outcome["charges"][1], outcome
         assert outcome["holds"], outcome
     return ", ".join(dict.fromkeys(outcome["code"] for outcome in outcomes))
@@ -168,13 +168,13 @@ def test_a_wrong_round_is_refused_and_costs_nothing(played, evidence):
 def test_the_same_round_again_gets_the_same_bytes_and_one_charge(played, evidence):
     for client in HONEST:
         first, again = (played.outcomes[step, client] for step in ("honest", "again"))
-        assert (again["answer"], again["sha256"], again["repeated"]) == ("release", first["sha256"], True)
+        assert (again["answer"], again["blake3"], again["repeated"]) == ("release", first["blake3"], True)
         assert (first["charges"], again["charges"]) == ([0, 1], [1, 1])
     assert refused(played.honest("other-model")) == "other-content"
     evidence.got("the same bytes again, 1 charge; with another model: refused (other-content)")
     first, again = played.careless("honest", "again")
     answered([again])
-    assert first["sha256"] != again["sha256"]
+    assert first["blake3"] != again["blake3"]
     answered(played.careless("other-model"))
     evidence.control("with the ledger's memory and checks off the second answer differs and is a second charge")
 
@@ -344,13 +344,13 @@ def forged(folder, path, show_to, the_task_of):
         for client, task in given(read(folder / "transcript.msgpack")).released
         if (task.round, task.kind) == (4, "TASK")
     }
-    shown = heads[the_task_of].sha256
+    shown = heads[the_task_of].blake3
     written = Transcript(path, "headers")
     for record in read(folder / "transcript.msgpack"):
         header = _decoded(record.header)
         data = record.header
-        if header is not None and header.sha256 == heads[show_to].sha256:
-            data = encode(replace(header, sha256=shown))
+        if header is not None and header.blake3 == heads[show_to].blake3:
+            data = encode(replace(header, blake3=shown))
         written.record(record.direction, record.peer, data)
     written.close()
     return path

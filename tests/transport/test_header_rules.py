@@ -40,7 +40,7 @@ class Declared(BaseModel):
     round: Annotated[int, Field(ge=0, le=10**6)] = 0
     task: Annotated[str, Field(pattern=r"^[a-z_]{0,64}$")] = ""
     tensors: Annotated[tuple[Row, ...], Field(strict=False, max_length=64)] = ()
-    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    blake3: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     chunks: Whole = 0
     index: Whole = 0
     client: Annotated[int, Field(ge=-1, le=10**6)] = -1
@@ -87,7 +87,7 @@ def test_valid_and_mutated_headers_meet_the_declared_outcome(rng: Random) -> Non
         assert encode(decode(data)) == msgpack.packb(Declared(**found).model_dump(exclude_defaults=True))
 
 
-BASE = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "TASK"}
+BASE = {"version": 2, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "TASK"}
 EDGES = st.sampled_from(
     (*fuzz_bytes.WHOLE, *fuzz_bytes.WORDS, *fuzz_bytes.KINDS, True, None, 1.0, [], {}, [["a", "f4", [], 4]])
 )
@@ -135,6 +135,6 @@ ROWS = (
 
 @pytest.mark.parametrize("rows", ROWS, ids=range(len(ROWS)))
 def test_rows_of_tensors_meet_the_declared_outcome(rows: object) -> None:
-    for more in ({"sha256": "c" * 64, "chunks": 1}, {}):
+    for more in ({"blake3": "c" * 64, "chunks": 1}, {}):
         data = msgpack.packb({**BASE, "tensors": rows, **more})
         assert outcome(data) == outcome_of_the_declaration(data), data

@@ -60,7 +60,7 @@ def test_credits_come_from_a_slow_transfer_before_half_a_window_has_arrived() ->
     channel = Channel(Stamp(RUN, JOB), lambda header, data, chunk: said.append(header) is None)
     payload = Payload.of({"models": np.zeros(3 * CHUNK // 4, "f4")})
     stamp = Stamp(RUN, JOB)
-    channel.begin(stamp.header(tensors=payload.rows, sha256=payload.sha256, chunks=3, **FIELDS))
+    channel.begin(stamp.header(tensors=payload.rows, blake3=payload.blake3, chunks=3, **FIELDS))
     task = channel.assembly.header.id
     channel._credit_due = 0.0  # a second has passed
     assert channel.take(stamp.header(kind="CHUNK", parent=task, index=0), payload.chunks[0]) is None

@@ -22,7 +22,7 @@ def write(path: Path, mode: Mode = "full") -> list[tuple[bytes, bytes | None]]:
     """A HELLO, a result of three chunks and an ACK; returns what was recorded."""
     stamp, payload = Stamp("ab", "0" * 64), Payload.of(UPDATE)
     result = stamp.header(
-        kind="RESULT", code="release", tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks), round=2
+        kind="RESULT", code="release", tensors=payload.rows, blake3=payload.blake3, chunks=len(payload.chunks), round=2
     )
     parts = [stamp.header(kind="CHUNK", parent=result.id, index=index) for index in range(len(payload.chunks))]
     sent = [(encode(stamp.header(kind="HELLO")), None), (encode(result), None)]

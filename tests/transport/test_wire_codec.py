@@ -31,12 +31,12 @@ from dpcfl_net.transport.messages import (
 from dpcfl_net.transport.payload import Assembly, Payload
 
 HEX = "0123456789abcdef"
-BASE = {"version": 1, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "TASK"}
+BASE = {"version": 2, "run": "ab", "job": "0" * 64, "boot": "1" * 32, "sequence": 1, "id": "2" * 32, "kind": "TASK"}
 
 
 def announced(**tensors: np.ndarray) -> Header:
     payload = Payload.of(tensors)
-    return Header(**BASE, task="train", tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks))
+    return Header(**BASE, task="train", tensors=payload.rows, blake3=payload.blake3, chunks=len(payload.chunks))
 
 
 def raw(**changes: object) -> bytes:
@@ -69,7 +69,7 @@ def headers(draw: st.DrawFn) -> Header:
         round=draw(st.integers(0, 10**6)),
         task=draw(st.from_regex(r"\A[a-z_]{0,64}\Z")),
         tensors=table,
-        sha256="c" * 64 if size else "",
+        blake3="c" * 64 if size else "",
         chunks=-(-size // CHUNK),
         index=draw(st.integers(0, 1 << 20)),
         client=draw(st.integers(-1, 10**6)),
@@ -167,10 +167,10 @@ def test_no_field_carries_a_privacy_parameter_or_a_figure(name: str) -> None:
         {"reason": "x" * 501},
         {"kind": "RESULT", "code": "perhaps"},
         {"kind": "HEARTBEAT", "code": "loss-0-31"},
-        {"kind": "ACK", "tensors": [["a", "f4", [1], 4]], "chunks": 1, "sha256": "c" * 64},
-        {"tensors": [["a", "f4", [1], 4]], "chunks": 2, "sha256": "c" * 64},
+        {"kind": "ACK", "tensors": [["a", "f4", [1], 4]], "chunks": 1, "blake3": "c" * 64},
+        {"tensors": [["a", "f4", [1], 4]], "chunks": 2, "blake3": "c" * 64},
         {"tensors": [["a", "f4", [1], 4]], "chunks": 1},
-        {"tensors": [["a", "f4", [1]]], "chunks": 1, "sha256": "c" * 64},
+        {"tensors": [["a", "f4", [1]]], "chunks": 1, "blake3": "c" * 64},
     ],
 )
 def test_mistyped_and_contradictory_fields_are_refused(changes: dict[str, object]) -> None:
@@ -204,7 +204,7 @@ def test_unresolved_side_is_a_key_error() -> None:
 
 
 def put_together(payload: Payload) -> dict[str, np.ndarray]:
-    header = Header(**BASE, tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks))
+    header = Header(**BASE, tensors=payload.rows, blake3=payload.blake3, chunks=len(payload.chunks))
     assembly = Assembly(header)
     done = [assembly.add(index, chunk) for index, chunk in enumerate(payload.chunks)]
     assert done == [False] * (len(payload.chunks) - 1) + [True]
@@ -233,7 +233,7 @@ def test_payload_across_chunk_borders_comes_back_bit_for_bit_and_aligned() -> No
 def test_packed_release_travels_as_the_same_bytes() -> None:
     tensors = {"update": np.arange(5, dtype="f4"), "choice": np.array([3])}
     one, two = Payload.of(tensors), Payload.from_packed(named.pack(tensors))
-    assert (one.rows, one.sha256) == (two.rows, two.sha256)
+    assert (one.rows, one.blake3) == (two.rows, two.blake3)
     assert [bytes(chunk) for chunk in one.chunks] == [bytes(chunk) for chunk in two.chunks]
     assert Payload.from_packed(b"").chunks == []
 
@@ -243,7 +243,7 @@ def test_packed_release_travels_as_the_same_bytes() -> None:
 )
 def test_assembly_refuses_what_is_not_finite_or_not_what_was_hashed(value: float, flip: bool, code: str) -> None:
     payload = Payload.of({"a": np.array([0, value], "f4")})
-    assembly = Assembly(Header(**BASE, tensors=payload.rows, sha256=payload.sha256, chunks=1))
+    assembly = Assembly(Header(**BASE, tensors=payload.rows, blake3=payload.blake3, chunks=1))
     assert assembly.add(0, memoryview(b"\x01" * 8) if flip else payload.chunks[0])
     with pytest.raises(WireError) as caught:
         assembly.tensors()

@@ -105,7 +105,7 @@ def test_answers_without_release_carry_a_status_and_a_reason(server: ServerEndpo
             client.send_result(new_id(), "release")
 
 
-@pytest.mark.parametrize(("field", "value"), [("version", 2), ("run", "ffff"), ("job", "f" * 64)])
+@pytest.mark.parametrize(("field", "value"), [("version", 1), ("run", "ffff"), ("job", "f" * 64)])
 def test_other_version_run_or_job_is_refused_with_its_name(server: ServerEndpoint, field: str, value: object) -> None:
     ends = Ends(server)
     with Liar(server.address) as liar:
@@ -310,7 +310,7 @@ def test_template_is_checked_before_any_chunk_is_taken(server: ServerEndpoint) -
             task="train",
             code="release",
             tensors=(("update", "f4", (huge // 4,), huge),),
-            sha256="c" * 64,
+            blake3="c" * 64,
             chunks=huge // CHUNK,
         )
         memory = psutil.Process().memory_info().vms
@@ -343,7 +343,7 @@ def test_payload_that_is_not_the_announced_one_is_asked_for_again_and_fails_in_t
         task = server.send_task(0, 1, "small", {})
         ends.until(lambda: liar.hears(kind="TASK"))
         payload = Payload.of({"update": UPDATE})
-        payload.sha256 = "0" * 64
+        payload.blake3 = "0" * 64
         for times in range(1, REPEATS + 2):
             deliver(liar, payload, parent=task, round=1, task="small", code="release")
             ends.until(lambda times=times: len(ends.of("failed")) == times)
@@ -379,7 +379,7 @@ def test_late_answer_to_a_cancelled_task_is_acknowledged_and_set_aside(server: S
         ends.until(lambda: not client.pending and ends.of("late"))
         (late,) = ends.of("late")
         assert (late.client, late.round, late.task, late.status, late.tensors) == (0, 1, "small", "release", {})
-        assert late.sha256 == Payload.of({"update": UPDATE}).sha256
+        assert late.blake3 == Payload.of({"update": UPDATE}).blake3
         assert not ends.of("result")
         assert ends.round(client, 0, 2, UPDATE).kind == "result"
         assert (len(ends.of("late")), server.failures) == (1, {})

@@ -52,7 +52,7 @@ def test_a_task_and_its_result_have_the_computed_bytes(security: Literal["curve"
 
 
 def test_control_messages_have_the_bytes_of_their_encoding() -> None:
-    header = Header(version=1, run=RUN, job="a" * 64, boot="b" * 32, sequence=9, id="c" * 32, kind="HEARTBEAT", code="waiting")
+    header = Header(version=2, run=RUN, job="a" * 64, boot="b" * 32, sequence=9, id="c" * 32, kind="HEARTBEAT", code="waiting")
     assert control_bytes("HEARTBEAT", RUN, code="waiting") == len(encode(header))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpcfl_net.core.canonical import canonical_json
+from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.tensors import head
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import Entry, broken
@@ -34,7 +35,7 @@ class Stored:
         code: Code of a refusal.
         reason: Reason of a refusal.
         payload: Bytes at the end of the release whose hash is known.
-        sha256: That hash, hex; "" if none is known.
+        blake3: That hash, hex; "" if none is known.
     """
 
     status: Status
@@ -42,12 +43,12 @@ class Stored:
     code: str = ""
     reason: str = ""
     payload: int = 0
-    sha256: str = ""
+    blake3: str = ""
 
     def seal(self) -> list[Any]:
         """Return the release's length and hashes; the payload's known hash is not computed again."""
         head = memoryview(self.release)[: len(self.release) - self.payload]
-        return [len(self.release), self.payload, hashlib.sha256(head).hexdigest(), self.sha256]
+        return [len(self.release), self.payload, hashlib.sha256(head).hexdigest(), self.blake3]
 
     def digest(self) -> str:
         """Compute the hash of the whole result, hex."""
@@ -189,16 +190,16 @@ def answers(folder: Path, entries: Sequence[Entry]) -> dict[int, str]:
     return found
 
 
-def digest_of_release(rows: list[list[Any]], sha256: str) -> str:
+def digest_of_release(rows: list[list[Any]], blake3: str) -> str:
     """Compute `Stored.digest` of a release from the header of its message.
 
     Args:
         rows: Rows of its tensors, as `core.tensors.describe` gives them.
-        sha256: Hash of the bytes of all tensors, hex.
+        blake3: Hash of the bytes of all tensors, hex.
     """
     size = sum(row[3] for row in rows)
     before = head(rows, size)
-    return _digest("release", "", "", [len(before) + size, size, hashlib.sha256(before).hexdigest(), sha256])
+    return _digest("release", "", "", [len(before) + size, size, hashlib.sha256(before).hexdigest(), blake3])
 
 
 def seal_state(state: bytes | memoryview) -> list[Any]:
@@ -255,20 +256,20 @@ def _state(path: Path, header: Header) -> bytes:
     return state
 
 
-def _release(path: Path, header: Header) -> Stored:
+def _stored(path: Path, header: Header) -> Stored:
+    """Read a result, with the hash of the payload that was read."""
     release, payload = _read(path, header, "release"), header["release"][1]
-    known = hashlib.sha256(memoryview(release)[len(release) - payload :]).hexdigest() if header["release"][3] else ""
-    stored = Stored(header["status"], release, header["code"], header["reason"], payload, known)
+    known = payload_hash(memoryview(release)[len(release) - payload :]) if header["release"][3] else ""
+    return Stored(header["status"], release, header["code"], header["reason"], payload, known)
+
+
+def _release(path: Path, header: Header) -> Stored:
+    stored = _stored(path, header)
     if stored.seal() != header["release"]:
         raise broken(f"{path}, release")
     return stored
 
 
 def _intact(path: Path, header: Header) -> bool:
-    release = _read(path, header, "release")
     whole = _read(path, header, "state") if header["state"] is not None else None
-    known = (
-        hashlib.sha256(memoryview(release)[len(release) - header["release"][1] :]).hexdigest() if header["release"][3] else ""
-    )
-    stored = Stored(header["status"], release, payload=header["release"][1], sha256=known)
-    return stored.seal() == header["release"] and (whole is None or seal_state(whole) == header["state"])
+    return _stored(path, header).seal() == header["release"] and (whole is None or seal_state(whole) == header["state"])

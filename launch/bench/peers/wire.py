@@ -75,7 +75,7 @@ def _dpcfl(array: np.ndarray, messages: int) -> None:
     def build() -> list[Any]:
         payload = Payload.of({"update": array})
         header = Header(
-            **common, kind="RESULT", code="release", tensors=payload.rows, sha256=payload.sha256, chunks=len(payload.chunks)
+            **common, kind="RESULT", code="release", tensors=payload.rows, blake3=payload.blake3, chunks=len(payload.chunks)
         )
         return [encode(header), *payload.chunks]
 
