@@ -26,6 +26,7 @@ from dpcfl_net.adversaries.fuzz_floods import Floods
 from dpcfl_net.adversaries.fuzz_peers import Clients, Servers
 from dpcfl_net.adversaries.fuzz_readers import Chunks, Codec, Finding, Jobs, Transcripts
 from dpcfl_net.adversaries.fuzz_sums import Sums
+from dpcfl_net.core import buffers
 
 TRACED = 25  # memory is measured in one of this many runs
 MOST_TRACED = 16 << 20  # bytes that one run may hold at a time
@@ -99,6 +100,7 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> FuzzResult:
 
 def _traced(target: Target, rng: Random, result: FuzzResult) -> int:
     """One run under tracemalloc."""
+    buffers.give_back()  # a buffer that is used again is no allocation
     tracemalloc.start()
     try:
         count = target.run(rng, result.counts)
