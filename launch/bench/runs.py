@@ -160,7 +160,7 @@ class _Watcher(threading.Thread):
                 continue
             begin, members = time.monotonic(), list(family.members())
             spent = family.processor_seconds(members)
-            pause = max(LOOK_S, 20 * (time.monotonic() - begin))  # looks take 5 % of a core at most
+            pause = max(LOOK_S, 5 * (time.monotonic() - begin))  # a look at many processes is slow
             if self._rounds_done() == self._rounds:
                 return  # workers may have ended before they were looked at
             self._marks.append((done, spent))
