@@ -183,6 +183,22 @@ def test_a_markdown_page_keeps_what_is_around_the_tables(tmp_path):
         tables.write(page, [], machine.describe())
 
 
+def test_of_all_rows_one_that_fails_is_left_out_and_named_at_the_end(monkeypatch, tmp_path):
+    def measure(name, how):
+        if name == "epoch":
+            raise RunFailed("the run ended too soon")
+        return Result(name, name, (Figure.of_times("case", "ms", {"dpcfl": samples(1.0)}, []),), {})
+
+    monkeypatch.setattr(registry, "measure", measure)
+    done = CliRunner().invoke(app, ["bench", "all", "--markdown", str(tmp_path / "page.md")])
+    assert "epoch: not measured: the run ended too soon" in done.stderr
+    assert isinstance(done.exception, RunFailed)
+    assert "not measured: epoch" in str(done.exception)
+    page = (tmp_path / "page.md").read_text()
+    assert "### epoch" not in page
+    assert all(f"### {name}: " in page for name in registry.ROWS if name != "epoch")
+
+
 def test_a_program_that_fails_is_named_with_its_last_words():
     with pytest.raises(RunFailed, match=r"(?s)peers\.wire flying .*KeyError"):
         process.run("wire", "flying", 10, 1)

@@ -77,7 +77,13 @@ def bench(
 
 
 def _rows(names: list[str], options: Options, as_json: bool, markdown: Path | None) -> None:
-    """Measure rows, print each when it is done, and write the Markdown file."""
+    """Measure rows, print each when it is done, and write the Markdown file; of several rows, one that fails is left out.
+
+    Raises:
+        DpcflError: If the only row fails.
+        RunFailed: If some of several rows fail, at the end.
+    """
+    from dpcfl_net.core.errors import DpcflError, RunFailed
     from dpcfl_net.launch.bench import machine, registry, tables
     from dpcfl_net.launch.cli.json_output import messages_to_stderr, print_json
 
@@ -85,12 +91,22 @@ def _rows(names: list[str], options: Options, as_json: bool, markdown: Path | No
     if not as_json:
         typer.echo(f"{machine.headline(here)}\n{tables.EXPLAINED}\n")
     results: list[Result] = []
+    failed: list[str] = []
     for name in names:
-        with messages_to_stderr(as_json):
-            results.append(registry.measure(name, options))
+        try:
+            with messages_to_stderr(as_json):
+                results.append(registry.measure(name, options))
+        except DpcflError as error:
+            if len(names) == 1:
+                raise
+            failed.append(name)
+            typer.echo(f"{name}: not measured: {error}\n", err=True)
+            continue
         if not as_json:
             typer.echo(tables.text(results[-1]) + "\n")
     if as_json:
         print_json({"machine": here, "rows": [result.as_json() for result in results]})
     if markdown is not None:
         tables.write(markdown, results, here)
+    if failed:
+        raise RunFailed(f"not measured: {', '.join(failed)}; measure them again with: dpcfl bench {failed[0]}")
