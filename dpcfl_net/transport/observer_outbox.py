@@ -146,9 +146,13 @@ class ObserverOutbox:
         )
         data = msgpack.packb(note.model_dump(exclude_defaults=True))
         self._gave_up = not self._wait(0.0 if self._gave_up else self._patience_s)
-        if not self._gave_up:
+        if self._gave_up:
+            return False
+        try:
             send(self._socket, *([data] if chunk is None else [data, chunk]))
-        return not self._gave_up
+        except zmq.Again:  # the connection has ended since; ZeroMQ drops all frames of the message
+            return False
+        return True
 
     def _wait(self, seconds: float) -> bool:
         """Wait until a message can be sent; False after some seconds, or once the observer has ended."""

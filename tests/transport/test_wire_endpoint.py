@@ -43,6 +43,7 @@ from wire_ends import (
 )
 
 from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
+from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
 from dpcfl_net.transport.messages import CHUNK, WINDOW, WireError, decode, encode
@@ -651,6 +652,26 @@ def test_missing_observer_stops_nobody() -> None:
         main.end(1)
         assert main.dropped == 1
     assert not hasattr(main, "poll")
+
+
+def test_an_observer_that_ends_within_a_message_costs_this_message_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeroMQ then refuses the second frame, though the socket took the first."""
+    refused = iter([False, True])  # the chunk of the first models
+
+    def send(made: zmq.Socket, *frames: bytes | memoryview) -> None:
+        if next(refused, False):
+            raise zmq.Again
+        sockets.send(made, *frames)
+
+    monkeypatch.setattr(observer_outbox, "send", send)
+    models = np.ones((1, P), "f4")
+    with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main:
+        main.models(1, [0, 0, 0], models)
+        assert main.dropped == 1
+        main.models(2, [0, 0, 0], models)
+        (found,) = collect(inbox, 1)
+        assert found.round == 2
+        assert main.dropped == 1
 
 
 def test_wire_error_is_a_refusal() -> None:
