@@ -27,7 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 CLIENT_DTYPES = frozenset(DTYPES) - {"f8"}  # f8: sums of aggregators only
 _BLOCK = 1 << 16  # elements
 MOST_HEAD = 1 << 20  # bytes of packed tensors in which their rows end
-_ALIGNED = 64  # bytes; the payload of large packed tensors begins at a multiple of them
+_ALIGNED = 64  # bytes; in its buffer the payload of large packed tensors begins at a multiple of them
 _ROW = 4096  # squares that are added in float32
 _BFLOAT16_EXPONENT = 0x7F80  # all bits set: an infinity or a NaN
 
