@@ -104,8 +104,8 @@ MESSAGES: dict[str, tuple[str, Callable[[HostileConnection], Said]]] = {
 
 
 def endless(line: HostileConnection, mebibytes: int) -> Frames:
-    """Return one message of `mebibytes` frames of 1 MiB that share memory, so that only the receiver needs room."""
-    return [msgpack.packb(_beat(line)), *[memoryview(bytes(CHUNK))] * mebibytes]
+    """Return one message of at least `mebibytes` MiB in frames of CHUNK bytes that share memory, so that only the receiver needs room."""
+    return [msgpack.packb(_beat(line)), *[memoryview(bytes(CHUNK))] * -(-(mebibytes << 20) // CHUNK)]
 
 
 def honest(template: Template) -> Tensors:

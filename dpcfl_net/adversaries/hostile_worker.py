@@ -185,7 +185,7 @@ def _replay(a: Attacker) -> tuple[str, str, str]:
 
 
 def _endless_multipart(a: Attacker) -> tuple[str, str, str]:
-    """one message of 1 GiB in frames of 1 MiB, each within the frame limit"""
+    """one message of 1 GiB in frames of 2 MiB, each within the frame limit"""
     line = a.welcomed()
     line.send(endless(line, a.flood))
     return a.reply(line)

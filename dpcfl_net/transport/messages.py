@@ -16,8 +16,8 @@ from dpcfl_net.transport.header_rules import MAX_PAYLOAD, RULES, Row
 
 VERSION = 2
 MAX_HEADER = 64 << 10  # bytes
-CHUNK = 1 << 20  # bytes of payload in one message
-WINDOW = 16  # unconfirmed chunks in flight to one peer
+CHUNK = 2 << 20  # bytes of payload in one message
+WINDOW = 8  # unconfirmed chunks in flight to one peer
 
 STATUSES = ("release", "lost", "stale", "refused")
 PHASES = ("idle", "receiving", "waiting", "computing", "sending")  # waiting: for a core

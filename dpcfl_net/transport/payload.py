@@ -22,7 +22,7 @@ class Payload:
     Attributes:
         rows: Rows (name, dtype, shape, bytes) for the header.
         size: Bytes in all.
-        chunks: Pieces of at most 1 MiB.
+        chunks: Pieces of at most CHUNK bytes.
         blake3: Hash of all bytes, hex; empty without bytes.
     """
 

@@ -18,8 +18,8 @@ from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard
 from dpcfl_net.transport.messages import WireError, plain
 
 DOMAIN = "dpcfl"
-HIGH_WATER = 64  # messages; four windows, so that flow control sets the pace and not the mark
-MAX_FRAME = 2 << 20  # bytes
+HIGH_WATER = 32  # messages; four windows, so that flow control sets the pace and not the mark
+MAX_FRAME = 4 << 20  # bytes
 ZERO_COPY = 256 << 10  # bytes of a frame that is sent without a copy
 FRAMES = 2  # header and one chunk
 BYE_LINGER_MS = 5000
