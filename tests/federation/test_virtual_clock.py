@@ -51,13 +51,13 @@ def test_a_link_that_is_off_delays_the_transfer() -> None:
 
 
 def test_long_messages_wait_for_confirmations() -> None:
-    """32 chunks of 1 MB at 1 Gbit/s: 16 are sent at once, the others as confirmations come back after a round trip of 2 s."""
-    parts = (0, *[1_000_000] * 32)
+    """16 chunks of 2 MB at 1 Gbit/s: 8 are sent at once, the others as confirmations come back after a round trip of 2 s."""
+    parts = (0, *[2_000_000] * 16)
     fast, slow = (Schedule(Link(down_bps=bps, latency_s=1.0)) for bps in (1e9, 1e6))
-    first_confirmed = 8 * 0.008 + 2.0
-    assert arrival_s(fast, parts, "down", 0.0) == pytest.approx(first_confirmed + 16 * 0.008 + 1.0, rel=0.01)
-    assert arrival_s(slow, parts, "down", 0.0) == pytest.approx(32 * 8 + 1.0)  # the line is never idle
-    assert arrival_s(fast, parts[:17], "down", 0.0) == pytest.approx(16 * 0.008 + 1.0)
+    first_confirmed = 4 * 0.016 + 2.0
+    assert arrival_s(fast, parts, "down", 0.0) == pytest.approx(first_confirmed + 8 * 0.016 + 1.0, rel=0.01)
+    assert arrival_s(slow, parts, "down", 0.0) == pytest.approx(16 * 16 + 1.0)  # the line is never idle
+    assert arrival_s(fast, parts[:9], "down", 0.0) == pytest.approx(8 * 0.016 + 1.0)
 
 
 def test_the_clock_counts_the_server_s_processor_time_and_nothing_else() -> None:
