@@ -33,8 +33,8 @@ def with_outliers(fitter: Fitter, found: MixtureFit, clusters: int | None, room:
     if fitter.noise is None:
         return found
     chosen = _settled(fitter, fitter.noise, found, clusters, room)
-    _, reach = outliers(fitter.points, chosen.labels, fitter.p, fitter.noise)
-    return replace(chosen, unverified=unverified(fitter.points, chosen.labels, fitter.p, fitter.noise, reach))
+    marked, _ = outliers(fitter.points, chosen.labels, fitter.p, fitter.noise)
+    return replace(chosen, unverified=unverified(fitter.points, chosen.labels, fitter.p, fitter.noise, marked))
 
 
 def _settled(fitter: Fitter, noise: KnownNoise, found: MixtureFit, clusters: int | None, room: int) -> MixtureFit:

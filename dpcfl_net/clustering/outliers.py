@@ -8,11 +8,12 @@ from statistics import NormalDist
 import numpy as np
 
 from dpcfl_net.clustering import separation
+from dpcfl_net.clustering.chi_square import LEVEL, chi_square_quantile
 from dpcfl_net.clustering.known_noise import KnownNoise
 
-LEVEL = 1e-3  # probability that noise alone makes an outlier of any of the n updates
 MOST_DEGREES = 12.0  # of heterogeneity: clients differ more in its size than the chi-square law of more degrees says
 MEDIAN = 0.4549  # of the chi-square law with one degree of freedom
+SHARE = 0.5  # of the farthest outlier's excess: one outlier among m members gives each of them 1 / m^2 of its own
 
 
 def outliers(
@@ -26,6 +27,9 @@ def outliers(
     median over points of (smallest residual - p s^2) / sqrt(w), at least 0, times sqrt(w): means of N records have heterogeneity
     of variance ~ 1 / N and noise of variance 1 / w ~ 1 / N^2, so that heterogeneity in units of the noise is ~ sqrt(w).
 
+    An outlier moves the centre of its cluster and so puts other members beyond reach ("swamping"). Therefore the test sets the
+    farthest outliers of each cluster aside, tests the other points without them, and repeats this until it finds none.
+
     Args:
         points: Coordinates with the distances of the full space, (n, r).
         labels: Cluster of each point, (n,).
@@ -35,18 +39,45 @@ def outliers(
 
     Returns:
         True for outliers, (n,), and the reach of each point, (n,).
+
+    Source: Hadi 1992 (swamping and masking by several outliers).
     """
-    weights = noise.weights_of(len(points))
-    nearest = residuals(points, labels, weights).min(axis=1)
-    variance, roots = noise.deviation**2, np.sqrt(weights)
-    usual = max(0.0, float(np.median((nearest - dimension * variance) / roots))) if heterogeneity else 0.0
+    aside = np.zeros(len(points), bool)
+    while True:
+        beyond, reach = _beyond(points, labels, aside, (dimension, noise), heterogeneity)
+        far = beyond > reach[1]
+        if not far.any():
+            return aside, reach.sum(axis=0)
+        farthest = np.zeros(int(labels.max()) + 1)
+        np.maximum.at(farthest, labels[far], beyond[far])
+        aside |= far & (beyond >= farthest[labels] * SHARE)
+
+
+def _beyond(
+    points: np.ndarray, labels: np.ndarray, aside: np.ndarray, known: tuple[int, KnownNoise], heterogeneity: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far each smallest residual exceeds the mean of a member's, (n,), and that mean and the largest usual excess, (2, n).
+
+    Points set aside are in no cluster; their excess counts as -inf, as does that of a point without others to compare it with.
+    """
+    dimension, noise = known
+    variance, weights = noise.deviation**2, noise.weights_of(len(points))
+    roots, rest = np.sqrt(weights), np.flatnonzero(~aside)
+    nearest = residuals(points[rest], labels[rest], weights[rest]).min(axis=1) if len(rest) else np.zeros(0)
+    finite = np.isfinite(nearest)
+    rest, nearest = rest[finite], nearest[finite]
+    usual = 0.0
+    if heterogeneity and len(rest):
+        usual = max(0.0, float(np.median((nearest - dimension * variance) / roots[rest])))
     level = LEVEL / len(points)
-    beyond, spread = variance * (chi_square_quantile(dimension, level) - dimension), 0.0
+    upper, spread = variance * (chi_square_quantile(dimension, level) - dimension), 0.0
     if usual:
-        degrees = _degrees(points, labels, weights, usual, (dimension, variance))
+        degrees = _degrees(points[rest], labels[rest], weights[rest], usual, (dimension, variance))
         spread = usual * (chi_square_quantile(degrees, level) / chi_square_quantile(degrees, 0.5) - 1)
-    reach = dimension * variance + usual * roots + np.hypot(beyond, spread * roots)
-    return np.isfinite(nearest) & (nearest > reach), reach
+    mean = dimension * variance + usual * roots
+    beyond = np.full(len(points), -np.inf)
+    beyond[rest] = nearest - mean[rest]
+    return beyond, np.stack([mean, np.hypot(upper, spread * roots)])
 
 
 def _degrees(points: np.ndarray, labels: np.ndarray, weights: np.ndarray, usual: float, noise: tuple[int, float]) -> float:
@@ -72,7 +103,7 @@ def _degrees(points: np.ndarray, labels: np.ndarray, weights: np.ndarray, usual:
     return max(1.0, min(MOST_DEGREES, usual**2 / max(squared, usual**2 / MOST_DEGREES)))
 
 
-def unverified(points: np.ndarray, labels: np.ndarray, dimension: int, noise: KnownNoise, reach: np.ndarray) -> np.ndarray:
+def unverified(points: np.ndarray, labels: np.ndarray, dimension: int, noise: KnownNoise, marked: np.ndarray) -> np.ndarray:
     """Find the members of clusters that may resemble no other: they are no outliers, but noise may hide that they are.
 
     A client that resembles no other is at least as far from its cluster as the two closest clusters are from each other, d. Its
@@ -85,10 +116,10 @@ def unverified(points: np.ndarray, labels: np.ndarray, dimension: int, noise: Kn
         labels: Cluster of each point, (n,).
         dimension: Dimension p of the full space.
         noise: Noise of the points.
-        reach: Reach of each point, (n,), as `outliers` returns it.
+        marked: True for outliers, (n,).
 
     Returns:
-        True for points that are within reach and not verified, (n,). False for points without others in their cluster, and if
+        True for points that are neither outliers nor verified, (n,). False for points without others in their cluster, and if
         there is one cluster, so that d is unknown.
     """
     names, own = np.unique(labels, return_inverse=True)
@@ -104,7 +135,7 @@ def unverified(points: np.ndarray, labels: np.ndarray, dimension: int, noise: Kn
     far = NormalDist().inv_cdf(1 - LEVEL / len(points))
     lower = floor + beyond - far * np.sqrt(2 * floor * variance + 4 * beyond * variance)
     nearest = residuals(points, labels, weights).min(axis=1)
-    hidden: np.ndarray = (lower <= nearest) & (nearest <= reach)
+    hidden: np.ndarray = (lower <= nearest) & ~marked
     return hidden & (np.bincount(own)[own] > 1)
 
 
@@ -131,19 +162,6 @@ def residuals(points: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np
         alone = members & (members.sum() == 1)
         found[:, m] = np.where(alone, np.inf, squared * weights * mass / np.where(alone, 1.0, others))
     return found
-
-
-def chi_square_quantile(degrees: float, level: float) -> float:
-    """Compute the upper quantile of the chi-square law.
-
-    Args:
-        degrees: Degrees of freedom.
-        level: Probability above the quantile.
-
-    Source: Wilson and Hilferty 1931; relative error below 1e-4 from 100 degrees of freedom on.
-    """
-    part = 2 / (9 * degrees)
-    return degrees * (1 - part + NormalDist().inv_cdf(1 - level) * part**0.5) ** 3
 
 
 def grouped(points: np.ndarray, rows: Sequence[int], weights: np.ndarray, reach: np.ndarray) -> list[list[int]]:

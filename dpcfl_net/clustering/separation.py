@@ -8,6 +8,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from dpcfl_net.clustering.chi_square import LEVEL, chi_square_quantile
+
 # Prior degrees of freedom of the spherical deviation; 4 lost the smallest power on simulated and real updates.
 PRIOR = 4
 _SHARPEST = 1e-9
@@ -45,11 +47,11 @@ def effective(
     """Compute the minimum over pairs of (d^2 - p (s_a^2 / n_a + s_b^2 / n_b)) / (2 s d), with p the dimension.
 
     d is the distance of the estimated centres and s_a^2 = sum ||x - c_a||^2 / (p (n_a - 1)). s = max(s_a, s_b, s_ab), where
-    s_ab is the pooled standard deviation of both clusters along the line through their centres, with max(s_a, s_b) as 4 more
-    degrees of freedom. The score equals R's if noise is spherical and centres are exact, and decreases as the estimation error
-    grows. The clients' heterogeneity lies in few directions, to which s_a is blind; s_ab prevents a split along such a
-    direction from looking like two clusters. With weights, squares are weighted, n_a is the sum of the weights, and the score is
-    that of clients of weight 1.
+    s_ab is the pooled standard deviation of both clusters along the line through their centres, with 4 more degrees of freedom:
+    those of max(s_a, s_b), or of the deviation along the lines of all pairs if that refutes max(s_a, s_b). The score equals R's
+    if noise is spherical and centres are exact, and decreases as the estimation error grows. The clients' heterogeneity lies in
+    few directions, to which s_a is blind; s_ab prevents a split along such a direction from looking like two clusters. With
+    weights, squares are weighted, n_a is the sum of the weights, and the score is that of clients of weight 1.
 
     Args:
         points: Coordinates with the distances of the full space, (n, r).
@@ -73,18 +75,20 @@ def effective(
     spread = np.array([
         (residuals[labels == m] ** 2).sum() / (counts[m] - 1) if counts[m] > 1 else alone for m in range(clusters)
     ])  # fmt: skip
-    scores = []
-    for a, b in combinations(range(clusters), 2):
-        line = centres[a] - centres[b]
-        squared = float((line**2).sum())
-        d = math.sqrt(squared)
-        along = residuals[(labels == a) | (labels == b)] @ (line / d if d > 0 else line)
-        # Typical noise of a cluster's members: of a noisy client alone, its own.
-        spherical = max(spread[a] * counts[a] / masses[a], spread[b] * counts[b] / masses[b]) / dimension
-        pooled = (float((along**2).sum()) + PRIOR * spherical) / (counts[a] + counts[b] - 2 + PRIOR)
-        s = math.sqrt(max(spherical, pooled))
-        scores.append(_ratio(squared - spread[a] / masses[a] - spread[b] / masses[b], 2 * s * d, squared))
-    return float(min(scores))
+    pairs = np.array(list(combinations(range(clusters), 2)))
+    lines = centres[pairs[:, 0]] - centres[pairs[:, 1]]
+    d = np.linalg.norm(lines, axis=1)
+    along = np.array([
+        ((residuals[(labels == a) | (labels == b)] @ (line / (length or 1.0))) ** 2).sum()
+        for (a, b), line, length in zip(pairs, lines, d, strict=True)
+    ])  # fmt: skip
+    # Typical noise of a cluster's members: of a noisy client alone, its own.
+    spherical = (spread * counts / masses)[pairs].max(axis=1) / dimension
+    freedom = counts[pairs].sum(axis=1) - 2
+    pooled = (along + PRIOR * _prior(along, freedom, spherical)) / (freedom + PRIOR)
+    below = 2 * np.sqrt(np.maximum(spherical, pooled)) * d
+    above = d**2 - (spread / masses)[pairs].sum(axis=1)
+    return min(_ratio(*each) for each in zip(above.tolist(), below.tolist(), (d**2).tolist(), strict=True))
 
 
 def centre(points: np.ndarray, members: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -112,6 +116,18 @@ def score_of_overlap(share: float) -> float:
 def maximum_pairwise_overlap(score: float) -> float:
     """Compute R's maximum pairwise overlap 2 Q(MSS), Q the upper tail of the standard normal; negative scores count as 0."""
     return math.erfc(max(0.0, score) / math.sqrt(2))
+
+
+def _prior(along: np.ndarray, freedom: np.ndarray, spherical: np.ndarray) -> np.ndarray:
+    """Return the variance that each line counts as prior, (pairs,): the spherical one, unless the residuals along all lines refute it.
+
+    Noise is spherical, but the clients' own records differ in few directions. Where these exceed the noise, the lines share their
+    variance; a spherical prior would hide it and make a split of a small cluster look like two clusters.
+    """
+    total = int(freedom.sum())
+    if total == 0 or along.sum() <= spherical.max() * chi_square_quantile(total, LEVEL):
+        return spherical
+    return np.maximum(spherical, along.sum() / total)
 
 
 def _ratio(above: float, below: float, largest: float) -> float:

@@ -129,6 +129,25 @@ def test_effective_separation_equals_the_papers_when_there_is_much_data():
     assert separation.plain(np.array([[0.0, 0, 0], [6, 0, 0]]), np.array([1.0, 0.25])) == 3
 
 
+def test_a_deviation_along_the_line_that_noise_does_not_explain_is_not_averaged_with_it():
+    points = np.array([[0.0], [1], [2], [9], [10], [11]])
+    labels = np.repeat([0, 1], 3)
+    # Deviation 1 along the line, of 4 degrees of freedom; spread 1 / p per coordinate elsewhere.
+    assert separation.effective(points, labels, 2, 1000) == pytest.approx((81 - 2 / 3) / (2 * 9))
+
+
+def test_few_clients_whose_own_records_differ_are_no_clusters():
+    """Seven clients of one distribution: their records differ in few directions and by more than the noise."""
+    split = 0
+    for seed in range(20):
+        rng = np.random.default_rng([7, seed])
+        own = rng.standard_normal((7, 16)) * 100
+        x = rng.standard_normal((7, P))
+        x[:, :16] += own
+        split += fit(x, clusters=None, seed=seed, noise_deviation=1.0).clusters > 1
+    assert split <= 3  # 9 with a spherical prior for the deviation along the line
+
+
 def test_separation_without_any_deviation_is_finite():
     assert CUT < separation.effective(np.array([[0.0], [0], [1], [1]]), np.array([0, 0, 1, 1]), 2, 5) < math.inf
     assert separation.effective(np.zeros((4, 1)), np.array([0, 0, 1, 1]), 2, 5) == 0
