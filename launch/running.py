@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dpcfl_net.core import yaml_file
 from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed, StopRun
 from dpcfl_net.core.files import reason, write_text
+from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.locks import run_lock
 from dpcfl_net.core.plugins import short
-from dpcfl_net.core.protocol import check_runnable, read_protocol
+from dpcfl_net.core.protocol import check_runnable
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration

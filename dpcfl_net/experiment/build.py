@@ -16,10 +16,13 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.plugins import is_plugin, short
 from dpcfl_net.core.plugins import load as load_function
-from dpcfl_net.core.protocol import AggregatorEntry, ClientEntry, ModelTemplate, PrivacyTarget, Protocol, derive_seed, digest
-from dpcfl_net.core.roster import Roster
+from dpcfl_net.core.protocol import AggregatorEntry, Protocol
+from dpcfl_net.core.roster import ClientEntry, Roster
+from dpcfl_net.core.seeds import derive_seed
+from dpcfl_net.core.signed_settings import ModelTemplate, PrivacyTarget
 from dpcfl_net.data import cache
 from dpcfl_net.data.datasets import Images
 from dpcfl_net.data.partition import DataSettings, open_set, plan_slices

@@ -18,8 +18,9 @@ from pydantic import (
 
 from dpcfl_net.algorithms.base import Algorithm, find, registry
 from dpcfl_net.core.files import shown
-from dpcfl_net.core.protocol import LARGE_ROSTER, LocalTraining, PrivacyTarget
+from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.core.roster import MOST_EPSILON
+from dpcfl_net.core.signed_settings import LocalTraining, PrivacyTarget
 from dpcfl_net.core.tuning import Tuning
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings

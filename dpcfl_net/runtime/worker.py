@@ -19,7 +19,8 @@ import zmq
 
 from dpcfl_net.core import buffers
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import check_runnable, digest
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.protocol import check_runnable
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.data import cache

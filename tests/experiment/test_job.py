@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import LocalTraining, Protocol, canonical, differences, digest, read_protocol
+from dpcfl_net.core.frozen import canonical, digest
+from dpcfl_net.core.job_differences import differences
+from dpcfl_net.core.job_reader import read_protocol
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.data import cache
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job

@@ -13,7 +13,8 @@ from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, w
 
 from dpcfl_net.adversaries.malicious_steps import make
 from dpcfl_net.attacks.updates import read_updates
-from dpcfl_net.core.protocol import Communication, canonical, digest
+from dpcfl_net.core.frozen import canonical, digest
+from dpcfl_net.core.signed_settings import Communication
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, State, Task
 from dpcfl_net.experiment import config

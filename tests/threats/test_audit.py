@@ -27,7 +27,7 @@ from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.attacks.audit.scores import PairScores, likelihood, noise_deviation, round_differences
 from dpcfl_net.core import tensors
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import canonical
+from dpcfl_net.core.frozen import canonical
 from dpcfl_net.core.run_folder import EXPERIMENT, PROTOCOL, ROSTER
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config as configuration

@@ -31,7 +31,7 @@ from wire_ends import (
 )
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.launch import running

@@ -16,7 +16,7 @@ from test_dpsgd import odd, overflowing
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.privacy import clipping

@@ -18,7 +18,7 @@ from conftest import ROOT, SMALL, dpcfl
 from records import Images, small, start
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
