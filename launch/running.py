@@ -26,7 +26,7 @@ from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job, read_job, write_job
 from dpcfl_net.experiment.statement import replace_one_epsilon
-from dpcfl_net.launch import chaos, processes
+from dpcfl_net.launch import chaos, run_kinds
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
 from dpcfl_net.launch.preparation import StepRecorder
@@ -282,7 +282,7 @@ def run_in(
             return done, None
         if not is_new:  # before any process, ledger or checkpoint is touched
             check_runnable(read_protocol(RunFolder(folder).protocol))
-        run: processes.Run | None = None
+        run: run_kinds.Run | None = None
         recorder: RunRecorder | None = None
         faults: chaos.Chaos | None = None
         state, failure = "failed", None
@@ -291,7 +291,7 @@ def run_in(
             with interrupts.raising():
                 interrupts.check()
                 faults = None if options.chaos is None else chaos.open_chaos(folder, config, options.chaos)
-                run = processes.run_of(folder, config, placement, options.in_calling_process, faults)
+                run = run_kinds.run_of(folder, config, placement, options.in_calling_process, faults)
                 run.warm()
                 if is_new:
                     prepare(folder, config, placement, steps.begin)
@@ -398,7 +398,7 @@ class RunRecorder:
         durable: False if the run does not flush its ledgers.
     """
 
-    def __init__(self, folder: Path, job: Job, seconds_before: float, run: processes.Run, *, durable: bool) -> None:
+    def __init__(self, folder: Path, job: Job, seconds_before: float, run: run_kinds.Run, *, durable: bool) -> None:
         self.folder, self.job, self.seconds_before, self._run, self._durable = folder, job, seconds_before, run, durable
         self.document: dict[str, Any] = {}
         self.started = time.time()

@@ -253,6 +253,17 @@ class RuntimeSettings(Section):
         count = self.aggregators
         return [range(clients * k // count, clients * (k + 1) // count) for k in range(count)]
 
+    def worker_processes(self, clients: int) -> int:
+        """Return the largest number of worker processes at a time; 0 for a run in one process.
+
+        Args:
+            clients: Number of clients.
+        """
+        if self.federation == "in-process":
+            return 0
+        size = self.clients_per_worker
+        return min(clients, self.max_live_workers) if size == 1 else -(-clients // size)
+
 
 class OutputSettings(Section):
     """The `output` section."""

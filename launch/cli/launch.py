@@ -30,7 +30,6 @@ from dpcfl_net.launch.placement import slurm, slurm_batch, ssh
 from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
 from dpcfl_net.launch.placement.slurm_batch import Resources
-from dpcfl_net.launch.processes import worker_processes
 
 ENGINES = ("local", "ray", "slurm", "ssh")
 MOST_NAMED = 20  # clients of a host that are listed one by one
@@ -174,7 +173,7 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> dict[str, Any
         placement = LocalPlacement()
         hosts = [placement.capacity()[0].name] * -(-clients // size)
         placed = _describe_placement(placement, hosts, config)
-        return {"worker_processes": worker_processes(config, clients), "hosts": placed}
+        return {"worker_processes": config.runtime.worker_processes(clients), "hosts": placed}
     name = f"dry-run-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory() as logs, _open_placement(config, options, name, Path(logs)) as remote:
         config = _with_tree(config, options, remote)
