@@ -16,6 +16,9 @@ from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.one_process import one_process_spec
 
+# Settings of a run inside the calling process: no message crosses a network, so there is no transcript.
+IN_PROCESS = {"runtime.federation": "in-process", "output.transcript": "off"}
+
 
 @dataclass
 class CallingProcessRun:
