@@ -23,7 +23,7 @@ from dpcfl_net.experiment.cost_prediction import measure_step
 from dpcfl_net.experiment.job_files import Experiment
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.claim import verify_claim
-from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.keys import make_keys
 
@@ -114,7 +114,7 @@ def test_a_job_that_costs_more_than_it_promises_is_refused_before_data_is_read(m
     job, _ = made
     roster = [entry.model_copy(update={"noise_multiplier": noise(entry.noise_multiplier)}) for entry in job.protocol.roster]
     cheap = job_files.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment)
-    monkeypatch.setattr("dpcfl_net.runtime.worker.client_slice", lambda *_: pytest.fail("data was looked at"))
+    monkeypatch.setattr("dpcfl_net.runtime.client_hosts.client_slice", lambda *_: pytest.fail("data was looked at"))
     with pytest.raises(Refused, match=why):
         make_host(cheap, 0, tmp_path)
 

@@ -42,10 +42,11 @@ from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.results import summary
 from dpcfl_net.results.privacy_statement import statement
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.coordinator import run_coordinator
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.specs import CoordinatorSpec, WorkerSpec
-from dpcfl_net.runtime.worker import make_host, run_worker
+from dpcfl_net.runtime.worker import run_worker
 from dpcfl_net.training import batches, dpsgd_steps, models
 from dpcfl_net.training.dpsgd import Trainer
 
