@@ -18,7 +18,7 @@ from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
-from dpcfl_net.experiment.build import calibrated
+from dpcfl_net.experiment.calibration import calibrated
 from dpcfl_net.experiment.config import resolve
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid

@@ -8,7 +8,8 @@ from conftest import SMALL, dpcfl
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment import config
-from dpcfl_net.experiment.build import calibrated, make_job
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.calibration import calibrated
 from dpcfl_net.experiment.job_files import Job, write_job
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import Terms
