@@ -25,6 +25,9 @@ def new_folder(config: Config, out: Path) -> Path:
         config: The configuration.
         out: Parent of the folder.
 
+    Returns:
+        The folder.
+
     Raises:
         OSError: If it cannot be created.
         ConfigError: If no name is free.
@@ -68,6 +71,14 @@ def prepare(
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write the resolved configuration, which `dpcfl run` accepts as CONFIG."""
+    """Write the resolved configuration, which `dpcfl run` accepts as CONFIG.
+
+    Args:
+        folder: The run folder, created if missing.
+        config: The configuration.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_text(RunFolder(folder).config, yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"})))

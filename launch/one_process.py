@@ -73,7 +73,13 @@ class OneProcessRun:
 
 
 def one_process_spec(folder: Path, config: Config, job: Job) -> OneProcessSpec:
-    """Return the specification of a run in one process."""
+    """Return the arguments of a run in one process.
+
+    Args:
+        folder: The run folder.
+        config: The configuration of the run.
+        job: The job.
+    """
     files = RunFolder(folder)
     return OneProcessSpec(
         folder, read_operator_key(files.operator_key), files.ledgers, terms_of(config), config.data.root,
@@ -83,7 +89,14 @@ def one_process_spec(folder: Path, config: Config, job: Job) -> OneProcessSpec:
 
 
 def virtual_network(config: Config) -> VirtualNetwork | None:
-    """Return links and speeds of the clients for a run in virtual time; None in real time."""
+    """Return links and speeds of the clients for a run in virtual time.
+
+    Args:
+        config: The configuration of the run.
+
+    Returns:
+        The network; None for a run in real time.
+    """
     network = config.network
     if network.clock != "virtual":
         return None

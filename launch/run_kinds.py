@@ -62,7 +62,7 @@ class Run(Protocol):
 def run_of(
     folder: Path, config: Config, placement: Placement, in_calling_process: bool = False, chaos: Chaos | None = None
 ) -> Run:
-    """Return the processes that a configuration requires.
+    """Choose the kind of run that a configuration requires.
 
     Args:
         folder: The run folder.
@@ -70,6 +70,9 @@ def run_of(
         placement: Hosts of the workers.
         in_calling_process: Run everything in this process.
         chaos: Faults to inject, for a run with a process per role.
+
+    Returns:
+        The run; no process has started.
     """
     if in_calling_process:
         return CallingProcessRun(folder, config)

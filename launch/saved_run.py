@@ -74,5 +74,10 @@ def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], 
 
 
 def resume_command(folder: Path, *, remote: bool) -> str:
-    """Return the command that resumes a run; `remote`: with workers on other hosts."""
+    """Return the command that resumes a run.
+
+    Args:
+        folder: The run folder.
+        remote: True if its workers are on other hosts.
+    """
     return f"dpcfl launch --resume {folder} --on ... (with the same options)" if remote else f"dpcfl run --resume {folder}"

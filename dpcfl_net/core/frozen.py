@@ -22,13 +22,30 @@ class FrozenModel(BaseModel):
 
 
 def invalid_fields(error: ValidationError) -> str:
-    """Describe the first five invalid fields of a part on one line."""
+    """Describe the first five invalid fields of a part on one line.
+
+    Args:
+        error: The error of a model that was validated.
+
+    Returns:
+        Field and reason of each, and the number of the others.
+    """
     found = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False, include_input=False)]
     return " ".join("; ".join(found[:5]).split()) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 def canonical(part: FrozenModel) -> bytes:
-    """Return the canonical JSON of a part, which is hashed and signed; errors as `canonical_json`."""
+    """Encode a part as canonical JSON, which is hashed and signed.
+
+    Args:
+        part: The part.
+
+    Returns:
+        ASCII bytes, as `canonical_json`.
+
+    Raises:
+        ValueError: If the part holds NaN or infinity.
+    """
     return canonical_json(part.model_dump(mode="json"))
 
 
@@ -54,5 +71,15 @@ def once(part: FrozenModel, name: Hashable, compute: Callable[[], Value]) -> Val
 
 
 def digest(part: FrozenModel) -> str:
-    """Return the sha256 of the canonical JSON, 64 hex digits; the digest of the protocol is the job hash."""
+    """Hash the canonical JSON of a part; the digest of the protocol is the job hash.
+
+    Args:
+        part: The part.
+
+    Returns:
+        SHA-256, 64 hex digits.
+
+    Raises:
+        ValueError: As `canonical`.
+    """
     return once(part, "digest", lambda: hashlib.sha256(canonical(part)).hexdigest())

@@ -13,7 +13,15 @@ SHOWN = 20  # clients that a comparison of two jobs names
 
 
 def differences(mine: FrozenModel, theirs: FrozenModel) -> list[str]:
-    """List the fields in which two job parts differ, one line per field, and the first clients in which their rosters do."""
+    """List the fields in which two parts of jobs differ.
+
+    Args:
+        mine: One part.
+        theirs: The other part, of the same kind.
+
+    Returns:
+        One line for each field, and for each of the first SHOWN clients in which the rosters of two protocols differ.
+    """
     found: list[str] = []
 
     def walk(path: str, a: Any, b: Any) -> None:

@@ -22,6 +22,12 @@ PartType = TypeVar("PartType", bound=FrozenModel)
 def read_protocol(path: Path) -> Protocol:
     """Read a protocol file and verify the roster beside it.
 
+    Args:
+        path: File of the protocol.
+
+    Returns:
+        The protocol; entries of its roster are read when they are used.
+
     Raises:
         ConfigError: As `read_part`, and if the roster cannot be read.
         Refused: As `read_part`, and "roster" if the roster is not the one that the protocol names.
@@ -33,7 +39,19 @@ def read_protocol(path: Path) -> Protocol:
 
 
 def read_signed_protocol(path: Path, operator_key: str) -> Protocol:
-    """Read a protocol file and check the operator's signature; errors as `read_protocol` and `check_signature`."""
+    """Read a protocol file and check the operator's signature.
+
+    Args:
+        path: File of the protocol.
+        operator_key: Public key of the operator.
+
+    Returns:
+        The protocol, as `read_protocol`.
+
+    Raises:
+        ConfigError: As `read_protocol` and `check_signature`.
+        Refused: As `read_protocol` and `check_signature`.
+    """
     protocol = read_protocol(path)
     check_signature(path, operator_key)
     return protocol
@@ -45,6 +63,9 @@ def read_part(path: Path, kind: type[PartType]) -> PartType:
     Args:
         path: File of the part.
         kind: Its model.
+
+    Returns:
+        The part; its digest is that of the bytes that were read.
 
     Raises:
         ConfigError: If the file cannot be read.

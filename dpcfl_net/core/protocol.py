@@ -182,7 +182,15 @@ class Protocol(FrozenModel):
 
 
 def entry_problem(privacy: PrivacyTarget, entry: ClientEntry) -> str:
-    """Say why a roster entry does not fit the job's privacy target; empty if it does."""
+    """Say why a roster entry does not fit the job's privacy target.
+
+    Args:
+        privacy: Privacy target of the job.
+        entry: The entry.
+
+    Returns:
+        The reason; empty if the entry fits.
+    """
     if (entry.identity is not None) != privacy.secure:
         return "each client has an identity with trust secure-aggregation, and only there"
     if entry.epsilon is not None and (privacy.unit, privacy.trust) != ("sample", "untrusted-server"):

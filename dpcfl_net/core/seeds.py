@@ -12,5 +12,8 @@ def derive_seed(secret: bytes, purpose: str, bits: int = 63) -> int:
         secret: Secret bytes.
         purpose: Name of the purpose.
         bits: Length of the seed in bits, at most 256.
+
+    Returns:
+        The seed, in [0, 2^bits).
     """
     return int.from_bytes(hashlib.sha256(b"dpcfl-seed\0" + purpose.encode() + b"\0" + secret).digest(), "big") >> (256 - bits)

@@ -18,12 +18,15 @@ from dpcfl_net.privacy.slots import Slot
 
 
 def calibrated(protocol: Protocol) -> Protocol:
-    """Return the protocol with calibrated noise multipliers; equal plans are solved once.
+    """Calibrate the noise multipliers of a protocol; equal plans are solved once.
 
     With secure sums all clients get the largest one.
 
     Args:
-        protocol: The protocol.
+        protocol: The protocol before calibration.
+
+    Returns:
+        The protocol with the noise multipliers of its clients, or of the trusted server.
 
     Raises:
         ConfigError: If no noise meets the target, a dataset ledger is requested without a finite epsilon, or the noise of secure

@@ -31,6 +31,9 @@ def model_template(name: str, images: Images, seed: int, *, by_record: bool = Tr
         by_record: True if DP-SGD trains the model (else plain SGD).
         batch_size: Expected batch, for the check of a plugin model.
 
+    Returns:
+        Name, shapes and public seed of the model.
+
     Raises:
         ConfigError: If the engine cannot train the model.
     """

@@ -41,10 +41,13 @@ def prepare_process(spec: WorkerSpec) -> None:
 
 
 def turns(spec: WorkerSpec) -> Turns:
-    """Return a function that makes a context in which this process may compute: it holds a slot of a core or of its GPU.
+    """Return a function that makes a context in which this process may compute.
 
     Args:
         spec: Arguments of the process.
+
+    Returns:
+        The function; its context waits for a slot of a core or of the GPU and holds it.
     """
     device = spec.device
     limit = ComputeSemaphore(*spec.slots) if spec.slots and device.uuid is None else None
