@@ -13,7 +13,8 @@ from dpcfl_net.core.files import reason, shown
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.launch import caller, running, sweep_axes, sweeps
+from dpcfl_net.launch import caller, new_run, running, saved_run, sweep_axes, sweeps
+from dpcfl_net.launch.calling_process import IN_PROCESS
 from dpcfl_net.launch.cells.local import LocalCells
 from dpcfl_net.launch.feed import Callback
 from dpcfl_net.launch.interrupts import Interrupts
@@ -92,7 +93,7 @@ def run(
         with interrupts.raising():
             settings = _with_federation(config, federation)
         try:
-            folder = running.new_folder(settings, Path(out))
+            folder = new_run.new_folder(settings, Path(out))
         except OSError as error:
             raise ConfigError(f"{error.filename or out}: {reason(error)}") from None
         return _watched(folder, settings, 0.0, interrupts, callbacks, progress)
@@ -119,7 +120,7 @@ def resume(path: Path | str, *, callbacks: Iterable[Callback] = (), progress: bo
     with caller.restored(), Interrupts() as interrupts:
         folder = Path(path)
         with interrupts.raising():
-            saved = running.read_saved_run(folder)
+            saved = saved_run.read_saved_run(folder)
         if saved.finished:
             return Run(folder)
         return _watched(folder, saved.config, saved.seconds, interrupts, callbacks, progress)
@@ -368,7 +369,7 @@ def _with_federation(config: Source, federation: str | None) -> Config:
         raise ConfigError(f"federation is {shown(federation)}: must be {' or '.join(FEDERATIONS)}")
     if federation is None or (isinstance(config, Config) and config.runtime.federation == federation):
         return load(config)
-    return load(config, running.IN_PROCESS if federation == "in-process" else {"runtime.federation": federation})
+    return load(config, IN_PROCESS if federation == "in-process" else {"runtime.federation": federation})
 
 
 def _watched(

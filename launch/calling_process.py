@@ -14,7 +14,10 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.launch.interrupts import Interrupts
-from dpcfl_net.launch.processes import one_process_spec
+from dpcfl_net.launch.one_process import one_process_spec
+
+# Settings of a run inside the calling process: no message crosses a network, so there is no transcript.
+IN_PROCESS = {"runtime.federation": "in-process", "output.transcript": "off"}
 
 
 @dataclass
@@ -25,15 +28,15 @@ class CallingProcessRun:
     config: Config
 
     def warm(self) -> None:
-        """See `processes.Run`: nothing to start."""
+        """See `run_kinds.Run`: nothing to start."""
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
-        """See `processes.Run`."""
+        """See `run_kinds.Run`."""
         RunFolder(self.folder).logs.mkdir(exist_ok=True)
         self._job = job
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
-        """See `processes.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round."""
+        """See `run_kinds.Run`: runs all rounds. Signals interrupt between client steps; `tick` is called after each round."""
         from dpcfl_net.runtime.one_process import run_in_one_process
 
         ticked = time.monotonic()
@@ -49,17 +52,17 @@ class CallingProcessRun:
             run_in_one_process(one_process_spec(self.folder, self.config, self._job), after_step)
 
     def finish(self) -> None:
-        """See `processes.Run`: there is no other process."""
+        """See `run_kinds.Run`: there is no other process."""
 
     def stop(self) -> None:
-        """See `processes.Run`: there is no other process."""
+        """See `run_kinds.Run`: there is no other process."""
 
     def devices(self) -> dict[str, int]:
-        """See `processes.Run`."""
+        """See `run_kinds.Run`."""
         return {"cpu": 1}
 
     def processes(self) -> int:
-        """See `processes.Run`."""
+        """See `run_kinds.Run`."""
         return 1
 
 

@@ -1,18 +1,16 @@
-"""Starts, watches and stops the processes of a run."""
+"""A run with a process per role: starts, watches and stops coordinator, observer, relay, aggregators and workers."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import multiprocessing
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any, Protocol
+from typing import Any
 
 from dpcfl_net.core.errors import DpcflError, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
@@ -21,36 +19,24 @@ from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.cost_estimate import evaluation_interval
 from dpcfl_net.experiment.job_files import Job
-from dpcfl_net.experiment.network_settings import compute_factors, links_of
-from dpcfl_net.federation.virtual_clock import VirtualNetwork
 from dpcfl_net.launch.aggregators import Aggregators
 from dpcfl_net.launch.chaos import Chaos
+from dpcfl_net.launch.coordinator_pipes import CoordinatorPipes
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.links import RELAY, Links, require_netem
 from dpcfl_net.launch.placement import parents
 from dpcfl_net.launch.placement.base import LOST, Addresses, Role
-from dpcfl_net.launch.placement.child import Child, role_environment, start_of, stop, worker_environment
+from dpcfl_net.launch.placement.child import role_environment, start_of, stop
 from dpcfl_net.launch.placement.fork_server import COORDINATOR_MAIN, FIRST_FREE
 from dpcfl_net.launch.placement.local import STOP_S
-from dpcfl_net.launch.placement.placements import Placement, terms_of
+from dpcfl_net.launch.placement.placements import Placement
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
-from dpcfl_net.runtime.specs import CoordinatorSpec, ObserverSpec, OneProcessSpec
+from dpcfl_net.launch.restarts import Restarts
+from dpcfl_net.runtime.specs import CoordinatorSpec, ObserverSpec
 from dpcfl_net.transport.keys import COORDINATOR, OBSERVER
 
 _log = logging.getLogger(__name__)
 
-
-def worker_processes(config: Config, clients: int) -> int:
-    """Return the largest number of worker processes at a time; 0 for a run in one process."""
-    runtime = config.runtime
-    if runtime.federation == "in-process":
-        return 0
-    size = runtime.clients_per_worker
-    return min(clients, runtime.max_live_workers) if size == 1 else -(-clients // size)
-
-
-# A role that crashed starts again after RESTART_S seconds, then after twice as long each time, at most MOST_RESTART_S.
-RESTART_S, MOST_RESTART_S = 0.2, 10.0
 LISTEN_S = 120.0  # for a process to listen; an aggregator's libraries may load from a network file system
 # Main function of each role.
 MAINS = {
@@ -58,70 +44,6 @@ MAINS = {
     OBSERVER: "dpcfl_net.runtime.observer:run_observer",
     RELAY: "dpcfl_net.transport.links.relay:run_relay",
 }
-
-
-class Run(Protocol):
-    """The processes of one run folder."""
-
-    def warm(self) -> None:
-        """Start processes that can load their libraries before the job exists."""
-
-    def start(self, job: Job, interrupts: Interrupts) -> None:
-        """Start the run of the job in the folder.
-
-        Args:
-            job: The job.
-            interrupts: Signals that interrupt the run.
-
-        Raises:
-            KeyboardInterrupt: After a signal.
-        """
-
-    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
-        """Watch the run until coordinator and observer have ended.
-
-        Args:
-            tick: Called every `interval_s` seconds.
-            interrupts: Signals that interrupt the run.
-            interval_s: Seconds between calls of `tick`.
-
-        Raises:
-            RunFailed: If the run cannot continue.
-            KeyboardInterrupt: After a signal.
-        """
-
-    def finish(self) -> None:
-        """Wait for the remaining workers to exit after the last round."""
-
-    def stop(self) -> None:
-        """End all processes of the run, at last by SIGKILL."""
-
-    def devices(self) -> dict[str, int]:
-        """Return the number of worker processes by device."""
-
-    def processes(self) -> int:
-        """Return the largest number of processes at a time."""
-
-
-def run_of(
-    folder: Path, config: Config, placement: Placement, in_calling_process: bool = False, chaos: Chaos | None = None
-) -> Run:
-    """Return the processes that a configuration requires.
-
-    Args:
-        folder: The run folder.
-        config: The configuration of the run.
-        placement: Hosts of the workers.
-        in_calling_process: Run everything in this process.
-        chaos: Faults to inject, for a run with a process per role.
-    """
-    if in_calling_process:
-        from dpcfl_net.launch.calling_process import CallingProcessRun
-
-        return CallingProcessRun(folder, config)
-    if config.runtime.federation == "in-process":
-        return OneProcessRun(folder, config)
-    return FederationRun(folder, config, placement, chaos)
 
 
 @dataclass
@@ -145,19 +67,17 @@ class FederationRun:
         self._aggregators: Aggregators | None = None
         self._lost_aggregators: list[int] = []  # numbers of those that do not run again
         self._pool: WorkerPool | None = None
-        self._commands: Connection | None = None  # from the coordinator
-        self._losses: Connection | None = None  # to it
-        self._restarts = {COORDINATOR: 0, OBSERVER: 0, RELAY: 0}
-        self._due: dict[str, float] = {}  # roles that will start again, and when
+        self._pipes = CoordinatorPipes()
+        self._restarts = Restarts(self.config.runtime.max_restarts)
         self._warnings = Lines(self._files.warnings)
 
     def warm(self) -> None:
-        """See `Run`."""
+        """See `run_kinds.Run`."""
         require_netem(self.config)
         parents.warm()
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
-        """See `Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
+        """See `run_kinds.Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
         self._operator_key = read_operator_key(self._files.operator_key)
         self._evaluate_every = evaluation_interval(job, self.config.data.root, self.config.output.evaluate_every)
         runtime, clients = self.config.runtime, len(job.protocol.roster)
@@ -166,7 +86,6 @@ class FederationRun:
         if job.protocol.aggregators:
             groups = [entry.clients for entry in job.protocol.aggregators]
             self._aggregators = self.placement.aggregators(self._files, runtime, groups)
-            self._restarts |= dict.fromkeys(self._aggregators.groups, 0)
         self._start_observer(self._bind(OBSERVER))
         self.placement.preload((self.folder, self._operator_key, self.config.data.root))
         self._observer = self._address(OBSERVER, interrupts)
@@ -178,7 +97,7 @@ class FederationRun:
             clients,
             PoolLimits(runtime.clients_per_worker, runtime.max_live_workers, runtime.max_restarts, runtime.quorum == 1),
             report=self._report,
-            on_lost=self._tell_coordinator if self._aggregators is None else self._aggregators.tell,
+            on_lost=self._pipes.tell if self._aggregators is None else self._aggregators.tell,
         )
         if clients <= runtime.max_live_workers:
             self._pool.start_worker(range(clients))
@@ -218,10 +137,7 @@ class FederationRun:
 
     def _start_coordinator(self, bind: str) -> None:
         runtime, output = self.config.runtime, self.config.output
-        listens = OBSERVER in {
-            *self.children,
-            *self._due,
-        }  # False for a restart after it has measured the last round, or is lost
+        listens = OBSERVER in self._expected()  # False for a restart after it has measured the last round, or is lost
         spec = CoordinatorSpec(
             self._files.protocol,
             self._operator_key,
@@ -241,17 +157,18 @@ class FederationRun:
             runtime.pause_s,
             runtime.durable,
         )
-        self._close_pipes()
-        self._commands, commands_end = multiprocessing.Pipe(duplex=False)
-        losses_end, self._losses = multiprocessing.Pipe(duplex=False)
-        with commands_end, losses_end:
-            self._fork(COORDINATOR, spec, role_environment(), (commands_end.fileno(), losses_end.fileno()))
+        with self._pipes.renewed() as descriptors:
+            self._fork(COORDINATOR, spec, role_environment(), descriptors)
+
+    def _expected(self) -> set[str]:
+        """Return the processes that run or will start again, without workers."""
+        return {*self.children, *self._restarts.scheduled}
 
     def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
-        """See `Run`; restarts processes that crashed."""
+        """See `run_kinds.Run`; restarts processes that crashed."""
         assert self._pool is not None
         ticked = 0.0
-        while {COORDINATOR, OBSERVER} & {*self.children, *self._due}:
+        while {COORDINATOR, OBSERVER} & self._expected():
             self._pool.update()
             self._restart_roles()
             timeout_s = max(0.0, ticked + interval_s - time.monotonic())
@@ -267,12 +184,12 @@ class FederationRun:
         """Wait for a signal, a command of the coordinator or the end of a process, and handle it."""
         assert self._pool is not None
         roles = {child.sentinel: child for child in self.children.values()}
-        commands = [self._commands] if self._commands is not None else []
+        commands = [self._pipes.commands] if self._pipes.commands is not None else []
         ready = wait([*roles, *self._pool.sentinels, *commands, interrupts.fileno()], timeout=timeout_s)
         interrupts.check()  # first: a signal to the process group also ends other processes, which is not a failure
         for source in ready:
-            if source is self._commands:
-                self._read_commands()
+            if source is self._pipes.commands:
+                self._pipes.read_commands(self._pool.handle_command)
             elif source in roles:
                 self._ended(roles[source])
             elif source != interrupts.fileno():
@@ -290,13 +207,11 @@ class FederationRun:
             if title == COORDINATOR:
                 self._pool.finish()
             elif title == OBSERVER and COORDINATOR in self.children:
-                self._tell_coordinator(OBSERVER)
+                self._pipes.tell(OBSERVER)
         elif not crashed:
             raise error
-        elif (count := self._restarts[title]) < (most := self.config.runtime.max_restarts):
-            self._restarts[title] += 1
-            self._due[title] = time.monotonic() + min(RESTART_S * 2**count, MOST_RESTART_S)
-            self._report(f"{error}; restarted ({count + 1} of at most {most} restarts)")
+        elif (count := self._restarts.schedule(title)) is not None:
+            self._report(f"{error}; restarted ({count} of at most {self._restarts.most} restarts)")
         elif title == OBSERVER:
             self._report(f"{error}; the run continues without it: no more accuracy is measured")
         elif self._aggregators is not None and title in self._aggregators.groups and self.config.runtime.quorum < 1:
@@ -310,14 +225,14 @@ class FederationRun:
         group = aggregators.groups[title]
         self._report(f"{error}; lost for the rest of the run, with its clients {group[0]} to {group[-1]}")
         self._lost_aggregators.append(aggregators.number(title))
-        self._tell_coordinator(self._lost_aggregators[-1])  # it checks the quorum
+        self._pipes.tell(self._lost_aggregators[-1])  # it checks the quorum
         self._pool.stop_worker(group)
 
     def _restart_roles(self) -> None:
         """Start roles again whose time has come, at their previous addresses; the others connect to them again."""
         assert self._pool is not None
-        for title in [title for title, due in self._due.items() if due <= time.monotonic()]:
-            del self._due[title]
+        for title in self._restarts.due():
+            self._restarts.begin(title)
             if title == RELAY:
                 self._start_relay(self._files.address(COORDINATOR).read_text())
                 continue
@@ -327,26 +242,15 @@ class FederationRun:
                 continue
             address = self._files.address(title).read_text()
             if title == OBSERVER:
-                self._start_observer(address, after_the_end=not {COORDINATOR} & {*self.children, *self._due})
+                self._start_observer(address, after_the_end=COORDINATOR not in self._expected())
                 continue
             self._start_coordinator(address)
             # Aggregators know their lost clients.
             for peer in self._pool.lost() if self._aggregators is None else self._lost_aggregators:
-                self._tell_coordinator(peer)
-
-    def _read_commands(self) -> None:
-        """Execute the commands that the coordinator has sent."""
-        assert self._pool is not None
-        assert self._commands is not None
-        try:
-            while self._commands.poll():
-                self._pool.handle_command(self._commands.recv_bytes(64))
-        except (EOFError, OSError):  # it has ended, or sent a message that is too long
-            self._commands.close()
-            self._commands = None
+                self._pipes.tell(peer)
 
     def finish(self) -> None:
-        """See `Run`."""
+        """See `run_kinds.Run`."""
         assert self._pool is not None
         deadline = time.monotonic() + STOP_S
         while self._pool.sentinels and time.monotonic() < deadline:
@@ -356,38 +260,27 @@ class FederationRun:
             child.wait(max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """See `Run`."""
+        """See `run_kinds.Run`."""
         for child in self.children.values():
             child.signal(SIGTERM)
         self.placement.close()
         stop([*self.children.values()], STOP_S)
         self.children.clear()
-        self._close_pipes()
+        self._pipes.close()
         if self._links is not None:
             self._links.close()
         if self._aggregators is not None:
             self._aggregators.close()
         self._warnings.close()
 
-    def _close_pipes(self) -> None:
-        for pipe in (self._commands, self._losses):
-            if pipe is not None:
-                pipe.close()
-
     def devices(self) -> dict[str, int]:
-        """See `Run`."""
+        """See `run_kinds.Run`."""
         return self.placement.devices()
 
     def processes(self) -> int:
-        """See `Run`."""
+        """See `run_kinds.Run`."""
         clients = sum(self.config.data.clients)
-        return worker_processes(self.config, clients) + 2 + len(self.config.runtime.groups(clients))
-
-    def _tell_coordinator(self, gone: int | str) -> None:
-        """Send a lost client or aggregator, or the observer that has ended, to the coordinator."""
-        assert self._losses is not None
-        with contextlib.suppress(BrokenPipeError):  # the coordinator has ended
-            self._losses.send_bytes(str(gone).encode())
+        return self.config.runtime.worker_processes(clients) + 2 + len(self.config.runtime.groups(clients))
 
     def _report(self, text: str) -> None:
         _log.info("%s", text)
@@ -408,72 +301,3 @@ class FederationRun:
             if (code := child.wait(0.02)) is not None:
                 raise child.failure(code)
         raise RunFailed(f"{name} did not listen within {LISTEN_S:g} s (log: {self._files.log(name)})")
-
-
-@dataclass
-class OneProcessRun:
-    """A run in one separate process."""
-
-    folder: Path
-    config: Config
-
-    def __post_init__(self) -> None:
-        self._files = RunFolder(self.folder)
-        self._files.logs.mkdir(exist_ok=True)
-        self._child: Child | None = None
-
-    def warm(self) -> None:
-        """See `Run`."""
-        parents.warm()
-
-    def start(self, job: Job, interrupts: Interrupts) -> None:
-        """See `Run`."""
-        spec = one_process_spec(self.folder, self.config, job)
-        start = start_of("dpcfl_net.runtime.one_process:run_in_one_process", spec, worker_environment())
-        self._child = parents.fork_role("in-process", start, self._files.log("in-process"))
-
-    def watch(self, tick: Callable[[], None], interrupts: Interrupts, interval_s: float = 0.3) -> None:
-        """See `Run`."""
-        assert self._child is not None
-        while self._child.sentinel not in wait([self._child.sentinel, interrupts.fileno()], timeout=interval_s):
-            interrupts.check()
-            tick()
-        interrupts.check()
-        if code := self._child.wait():
-            raise self._child.failure(code)
-
-    def finish(self) -> None:
-        """See `Run`: there are no workers."""
-
-    def stop(self) -> None:
-        """See `Run`."""
-        if self._child is not None:
-            stop([self._child], STOP_S)
-            self._child = None
-
-    def devices(self) -> dict[str, int]:
-        """See `Run`."""
-        return {"cpu": 1}
-
-    def processes(self) -> int:
-        """See `Run`."""
-        return 1
-
-
-def one_process_spec(folder: Path, config: Config, job: Job) -> OneProcessSpec:
-    """Return the specification of a run in one process."""
-    files = RunFolder(folder)
-    return OneProcessSpec(
-        folder, read_operator_key(files.operator_key), files.ledgers, terms_of(config), config.data.root,
-        config.output.keep_checkpoints, config.runtime.quorum,
-        evaluation_interval(job, config.data.root, config.output.evaluate_every), virtual_network(config),
-    )  # fmt: skip
-
-
-def virtual_network(config: Config) -> VirtualNetwork | None:
-    """Return links and speeds of the clients for a run in virtual time; None in real time."""
-    network = config.network
-    if network.clock != "virtual":
-        return None
-    links, factors = dict(enumerate(links_of(network, config.data.clients))), compute_factors(network, config.data.clients)
-    return VirtualNetwork(links, network.cores, factors, config.runtime.round_timeout_s)

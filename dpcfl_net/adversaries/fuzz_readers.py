@@ -18,9 +18,11 @@ import msgpack
 import numpy as np
 
 from dpcfl_net.adversaries import fuzz_bytes
-from dpcfl_net.core import protocol, signing, tensors
+from dpcfl_net.core import job_reader, signing, tensors
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.frozen import canonical, digest
 from dpcfl_net.core.payload_hash import payload_hash
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder, signature_path
 from dpcfl_net.transport import messages, observer_notes, payload, transcript
 from dpcfl_net.transport.header_rules import MAX_PAYLOAD
@@ -303,8 +305,8 @@ class Jobs:
         self._path = RunFolder(folder).protocol
         self._signature = signature_path(self._path)
         self._key = signing.write_operator_key(folder / "operator")
-        job, self._roster = protocol.Protocol.model_validate_json(json.dumps(PROTOCOL)), RunFolder(folder).roster
-        self._data = protocol.canonical(job)
+        job, self._roster = Protocol.model_validate_json(json.dumps(PROTOCOL)), RunFolder(folder).roster
+        self._data = canonical(job)
         job.roster.write(self._roster)
         self._clients = self._roster.read_bytes()
         self._signed = signing.sign(folder / "operator" / "operator.secret", self._data).encode()
@@ -321,15 +323,15 @@ class Jobs:
         self._path.write_bytes(data)
         self._signature.write_bytes(signature)
         if what == 3:
-            found = attempt(lambda: protocol.read_protocol(self._path), counts, data)
+            found = attempt(lambda: job_reader.read_protocol(self._path), counts, data)
         else:
-            found = attempt(lambda: protocol.read_signed_protocol(self._path, key), counts, (data, signature))
+            found = attempt(lambda: job_reader.read_signed_protocol(self._path, key), counts, (data, signature))
             require(found is None or data == self._data, "a job that the operator did not sign", (data, signature))
         if found is not None:
-            again = attempt(lambda: protocol.canonical(found), Counter(), data)
+            again = attempt(lambda: canonical(found), Counter(), data)
             require(again == data, "re-encoding changes the job", data)
             require(
-                protocol.digest(found) == hashlib.sha256(data).hexdigest(),
+                digest(found) == hashlib.sha256(data).hexdigest(),
                 "the job hash differs from the hash of its bytes",
                 data,
             )
@@ -344,7 +346,7 @@ class Jobs:
         self._path.write_bytes(self._data)
         self._roster.write_bytes(clients)
         try:
-            found = attempt(lambda: protocol.read_protocol(self._path), counts, clients)
+            found = attempt(lambda: job_reader.read_protocol(self._path), counts, clients)
             require(found is None or clients == self._clients, "a roster that the protocol does not name", clients)
         finally:
             self._roster.write_bytes(self._clients)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.channel import Stamp
 from dpcfl_net.transport.messages import Header, Template, decode, encode

@@ -19,7 +19,7 @@ import zmq
 from dpcfl_net.adversaries.hostile_connection import HostileConnection, Target
 from dpcfl_net.adversaries.hostile_messages import ANSWERS, MESSAGES, endless, honest
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.protocol import read_protocol
+from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.transport.channel import DAMAGED
 from dpcfl_net.transport.messages import Header

@@ -23,9 +23,10 @@ from dpcfl_net.adversaries.malicious_steps import SCRIPT, Step, Tensors, chosen,
 from dpcfl_net.adversaries.reactions import Heard, Reaction
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.payload_hash import payload_hash
 from dpcfl_net.core.process_log import log_to_stderr
-from dpcfl_net.core.protocol import Protocol, read_protocol
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import MESSAGES, TRANSCRIPT, RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.tensors import pack

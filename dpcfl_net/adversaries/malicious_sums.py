@@ -20,8 +20,8 @@ from dpcfl_net.adversaries.reactions import Heard, Said
 from dpcfl_net.adversaries.sum_attacks import SCRIPT, Forger, SumAttack, chosen_sums
 from dpcfl_net.algorithms.base import Algorithm
 from dpcfl_net.core.errors import ConfigError, DpcflError
+from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.process_log import log_to_stderr
-from dpcfl_net.core.protocol import read_protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import ClientStep, Task

@@ -14,8 +14,11 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 from dpcfl_net.core import plugins
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
+from dpcfl_net.core.frozen import invalid_fields
 from dpcfl_net.core.names import hint
-from dpcfl_net.core.protocol import ClientEntry, LocalTraining, Protocol, invalid_fields
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.roster import ClientEntry
+from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.core.types import ClientStep, State, TensorSpec
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting

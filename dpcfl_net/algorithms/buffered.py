@@ -10,7 +10,7 @@ import numpy as np
 from dpcfl_net.algorithms.asynchronous_options import Asynchronous, MayBeAsynchronous, asynchronous_of
 from dpcfl_net.algorithms.open_tasks import Buffer, fill_buffer
 from dpcfl_net.algorithms.shared_steps import FromModel
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting

@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import Algorithm, Options
-from dpcfl_net.core.protocol import ClientEntry, derive_seed
+from dpcfl_net.core.roster import ClientEntry
+from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting

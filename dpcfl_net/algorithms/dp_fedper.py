@@ -11,7 +11,7 @@ import numpy as np
 from dpcfl_net.algorithms.base import MODEL, any_norm, on_client
 from dpcfl_net.algorithms.client_level import Sampled
 from dpcfl_net.algorithms.one_model import OneModel
-from dpcfl_net.core.protocol import ModelTemplate
+from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.core.types import Release, TensorSpec
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.client import Client

@@ -11,7 +11,7 @@ from pydantic import Field
 from dpcfl_net.algorithms.noise_weights import MayWeighByNoise, WeighedByNoise
 from dpcfl_net.algorithms.secure_clusters import SecureClusters
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection, too_many_clusters
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Assignment, State
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation

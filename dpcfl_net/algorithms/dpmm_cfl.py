@@ -13,7 +13,7 @@ from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, on_client
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.clustering.dirichlet import partition
 from dpcfl_net.clustering.gram import centred_gram
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Assignment, Release, State
 from dpcfl_net.federation.aggregation import mean
 from dpcfl_net.federation.base import Federation

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import MODEL, Algorithm, Options, dpsgd_norm, full_epochs, on_client
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Arrays, Federation, Results

@@ -14,7 +14,9 @@ from dpcfl_net.algorithms import base
 from dpcfl_net.algorithms.base import on_client
 from dpcfl_net.algorithms.shared_steps import FromModel, too_many_clusters
 from dpcfl_net.core.errors import ConfigError, RunFailed
-from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, Protocol
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.roster import ClientEntry
+from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.core.types import Assignment, Release, State, TensorSpec
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation

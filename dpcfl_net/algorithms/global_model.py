@@ -7,7 +7,7 @@ from typing import Any
 
 from dpcfl_net.algorithms.noise_weights import WeighedByNoise
 from dpcfl_net.algorithms.secure_clusters import SecureClusters
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.algorithms.base import Algorithm, full_epochs, on_client
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting

@@ -9,7 +9,8 @@ from pydantic import Field
 from dpcfl_net.algorithms.asynchronous_options import MayBeAsynchronous
 from dpcfl_net.algorithms.base import full_epochs
 from dpcfl_net.algorithms.buffered import Buffered
-from dpcfl_net.core.protocol import ClientEntry, once
+from dpcfl_net.core.frozen import once
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.federation.capabilities import Setting
 from dpcfl_net.privacy.slots import given
 

@@ -13,7 +13,8 @@ from dpcfl_net.algorithms.asynchronous_options import Asynchronous, MayBeAsynchr
 from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, on_central_server, on_client
 from dpcfl_net.algorithms.client_level import ClientLevel, Sampled
 from dpcfl_net.algorithms.open_tasks import fill_buffer
-from dpcfl_net.core.protocol import ClientEntry, ModelTemplate
+from dpcfl_net.core.roster import ClientEntry
+from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting

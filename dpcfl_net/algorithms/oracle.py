@@ -9,7 +9,7 @@ import numpy as np
 
 from dpcfl_net.algorithms.noise_weights import WeighedByNoise
 from dpcfl_net.algorithms.secure_clusters import SecureClusters
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation

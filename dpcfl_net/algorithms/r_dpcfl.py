@@ -16,7 +16,7 @@ from dpcfl_net.algorithms.secure_clusters import SecureClusters
 from dpcfl_net.algorithms.shared_steps import Choosing, Selection
 from dpcfl_net.clustering import mixture, sampled
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Assignment, Release, State
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dpcfl_net.algorithms.base import Options
 from dpcfl_net.algorithms.r_dpcfl import RDPCFL, Clustering
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation

@@ -11,7 +11,7 @@ from pydantic import Field
 from dpcfl_net.algorithms import base
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.clustering.robust_pca import robust_pca
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting

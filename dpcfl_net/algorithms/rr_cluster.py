@@ -14,7 +14,7 @@ from dpcfl_net.algorithms.client_level import Sampled, round_slot, sampling_of
 from dpcfl_net.algorithms.rr_bases import BASES, IFCA
 from dpcfl_net.algorithms.rr_public_labels import PUBLIC, PublicLabels
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.base import Arrays, Federation, Results
 from dpcfl_net.federation.capabilities import Capabilities, Setting

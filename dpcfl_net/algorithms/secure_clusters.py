@@ -9,7 +9,7 @@ import numpy as np
 
 from dpcfl_net.algorithms.base import MODEL, on_client
 from dpcfl_net.algorithms.shared_steps import FromModel
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Assignment, Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting

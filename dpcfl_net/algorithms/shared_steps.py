@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from dpcfl_net.algorithms.base import INDEX, MODEL, MODELS, UPDATE, Algorithm, Options, full_epochs, on_client
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Assignment, Release
 from dpcfl_net.federation.aggregation import ModelMeans, chosen_row
 from dpcfl_net.federation.base import Federation

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from dpcfl_net.core.protocol import ModelTemplate
+from dpcfl_net.core.signed_settings import ModelTemplate
 
 STEPS = 600
 RATE = 0.1  # initial learning rate of Adam; inputs have a standard deviation of about 1

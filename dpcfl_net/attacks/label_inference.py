@@ -11,7 +11,8 @@ from torch import nn
 from dpcfl_net.attacks.inversion import record_gradients
 from dpcfl_net.attacks.updates import Update
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import ModelTemplate, Protocol
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.signed_settings import ModelTemplate
 
 STAND_INS = 128  # random records from which a server without data estimates features, probabilities and clipping
 

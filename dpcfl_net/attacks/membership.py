@@ -17,7 +17,8 @@ from dpcfl_net.attacks.membership_page import page
 from dpcfl_net.attacks.membership_scores import REFERENCES, Scored, curve, log_tail
 from dpcfl_net.attacks.updates import Update, read_updates
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import ModelTemplate, Protocol
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.experiment.job_files import Job

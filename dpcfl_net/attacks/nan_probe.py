@@ -13,7 +13,7 @@ from dpcfl_net.algorithms import base
 from dpcfl_net.algorithms.base import MODEL, UPDATE, on_client
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import Setting

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dpcfl_net.algorithms.base import Options
+from dpcfl_net.algorithms import base
 from dpcfl_net.algorithms.global_model import Global
 from dpcfl_net.core.types import State
 from dpcfl_net.federation.base import Federation
@@ -34,7 +34,7 @@ class ServerProbe(Global):
     name = ""
     paper = "none: an attack"
 
-    class Options(Options):
+    class Options(base.Options):
         out: str = Field(description="folder of the dump")
 
     def round(self, state: State, t: int, fed: Federation) -> State:

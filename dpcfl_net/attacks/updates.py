@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import LocalTraining
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.capabilities import client_steps, update_tensor
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from dpcfl_net.core.files import shown
-from dpcfl_net.core.protocol import Communication, PrivacyTarget, Upload
+from dpcfl_net.core.signed_settings import Communication, PrivacyTarget, Upload
 
 FORMS = "float32, int8, topk:FRACTION with a fraction in (0, 1], or a mapping {form, fraction, error_feedback}"
 

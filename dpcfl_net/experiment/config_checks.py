@@ -11,9 +11,9 @@ from dpcfl_net.core.plugins import is_plugin, load
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import open_set, plan_slices, shift_problems
 from dpcfl_net.data.settings import is_own
-from dpcfl_net.experiment.build import model_template
 from dpcfl_net.experiment.communication_settings import communication_problems
 from dpcfl_net.experiment.config_schema import Config, RuntimeSettings
+from dpcfl_net.experiment.model_template import model_template
 from dpcfl_net.experiment.network_settings import links_of
 from dpcfl_net.experiment.secure_sum_checks import secure_sum_problems
 from dpcfl_net.training import models

@@ -13,7 +13,7 @@ from dpcfl_net.core.config_messages import example_of, known_keys, missing_optio
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.plugins import is_plugin
-from dpcfl_net.core.protocol import LocalTraining
+from dpcfl_net.core.signed_settings import LocalTraining
 
 Hint = Callable[[str, Iterable[str]], str]  # (unknown key, keys that are more likely than others) -> hint
 

@@ -18,8 +18,9 @@ from pydantic import (
 
 from dpcfl_net.algorithms.base import Algorithm, find, registry
 from dpcfl_net.core.files import shown
-from dpcfl_net.core.protocol import LARGE_ROSTER, LocalTraining, PrivacyTarget
+from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.core.roster import MOST_EPSILON
+from dpcfl_net.core.signed_settings import LocalTraining, PrivacyTarget
 from dpcfl_net.core.tuning import Tuning
 from dpcfl_net.core.types import SANE_EPSILON
 from dpcfl_net.data.partition import MOST_CLIENTS, DataSettings
@@ -251,6 +252,17 @@ class RuntimeSettings(Section):
             return [range(start, end) for start, end in pairwise([0, *ends])]
         count = self.aggregators
         return [range(clients * k // count, clients * (k + 1) // count) for k in range(count)]
+
+    def worker_processes(self, clients: int) -> int:
+        """Return the largest number of worker processes at a time; 0 for a run in one process.
+
+        Args:
+            clients: Number of clients.
+        """
+        if self.federation == "in-process":
+            return 0
+        size = self.clients_per_worker
+        return min(clients, self.max_live_workers) if size == 1 else -(-clients // size)
 
 
 class OutputSettings(Section):

@@ -14,16 +14,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.files import read_bytes
-from dpcfl_net.core.protocol import (
-    FrozenModel,
-    Protocol,
-    canonical,
-    digest,
-    invalid_fields,
-    once,
-    read_part,
-    read_signed_protocol,
-)
+from dpcfl_net.core.frozen import FrozenModel, canonical, digest, invalid_fields, once
+from dpcfl_net.core.job_reader import read_part, read_signed_protocol
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import Roster
 from dpcfl_net.core.run_folder import RunFolder, signature_path
 from dpcfl_net.core.signing import check_signature, sign, write_secret

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.protocol import ClientEntry, derive_seed
 from dpcfl_net.core.protocol import Protocol as Job
+from dpcfl_net.core.roster import ClientEntry
+from dpcfl_net.core.seeds import derive_seed
 from dpcfl_net.federation.aggregation import GroupedMeans, ModelMeans, chosen_row
 from dpcfl_net.federation.asynchronous import Outcome, Participation
 from dpcfl_net.federation.capabilities import Capabilities, Setting

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dpcfl_net.core.protocol import LocalTraining, ModelTemplate, PrivacyTarget, Protocol, once
+from dpcfl_net.core.frozen import once
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.signed_settings import LocalTraining, ModelTemplate, PrivacyTarget
 from dpcfl_net.core.types import ClientStep
 from dpcfl_net.federation.secure.stages import GROUP_SIDES, STAGES
 from dpcfl_net.privacy.events.base import Event

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol as Job
-from dpcfl_net.core.protocol import digest
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
 from dpcfl_net.federation.base import Arrays, Federation

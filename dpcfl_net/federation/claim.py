@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import LARGE_ROSTER, ClientEntry, Protocol, once
+from dpcfl_net.core.frozen import once
+from dpcfl_net.core.protocol import LARGE_ROSTER, Protocol
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import SANE_EPSILON, USUAL_POLICY, Adjacency, Policy
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples, plan_key

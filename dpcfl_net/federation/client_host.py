@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import describe, finite
 from dpcfl_net.core.types import Answer, Release, Task
 from dpcfl_net.federation.base import ClientSide

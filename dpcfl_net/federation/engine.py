@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpcfl_net.core.errors import Refused
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.plugins import is_plugin
-from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SecureSlot, SelectionSlot, UnprotectedSlot
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError, Refused
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.payload_hash import payload_hash
-from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tensors import CLIENT_DTYPES, buffers, describe, pack, unpack
 from dpcfl_net.core.types import Adjacency, Answer, ClientStep, Release, Task
 from dpcfl_net.federation.planned_slots import PlannedSlots

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from dpcfl_net.core.plugins import is_plugin
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.federation.base import ClientSide
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from dpcfl_net.core.protocol import Protocol, once
+from dpcfl_net.core.frozen import once
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.plan_examples import plan_examples
 from dpcfl_net.privacy.slots import SecureSlot

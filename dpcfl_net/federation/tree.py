@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.core.errors import RunFailed
-from dpcfl_net.core.protocol import ClientEntry, Protocol
-from dpcfl_net.core.roster import Roster
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.roster import ClientEntry, Roster
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Arrays, ClientSide, Federation
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink

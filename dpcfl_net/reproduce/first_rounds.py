@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.core.protocol import ClientEntry, ModelTemplate, Protocol, derive_seed
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.roster import ClientEntry
+from dpcfl_net.core.seeds import derive_seed
+from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.data import datasets
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
-from dpcfl_net.experiment.build import calibrated
+from dpcfl_net.experiment.calibration import calibrated
 from dpcfl_net.experiment.config import resolve
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.privacy.mechanisms import gaussian_on_grid

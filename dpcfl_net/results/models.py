@@ -13,9 +13,10 @@ import numpy as np
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import naming, shown
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.plugins import is_plugin
-from dpcfl_net.core.protocol import ModelTemplate, digest
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.signed_settings import ModelTemplate
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.data.partition import DataSettings, open_set
 from dpcfl_net.experiment.job_files import Job

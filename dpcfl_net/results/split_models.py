@@ -9,8 +9,9 @@ from pathlib import Path
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.payload_hash import NOTHING
-from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.gate import request_id
 from dpcfl_net.federation.secure.stages import STAGES

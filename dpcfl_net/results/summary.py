@@ -16,8 +16,10 @@ from dpcfl_net.core import runlog, yaml_file
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, LedgerError
 from dpcfl_net.core.files import check_fields, read_object
-from dpcfl_net.core.protocol import PrivacyTarget, digest, read_protocol
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
 from dpcfl_net.experiment.statement import NOT_DURABLE, privacy_statement

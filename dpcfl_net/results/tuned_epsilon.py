@@ -8,7 +8,8 @@ from typing import Any
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.plugins import is_plugin
-from dpcfl_net.core.protocol import LocalTraining, Protocol
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.data import cache
 from dpcfl_net.federation.claim import composer, noisy_plans, plan_events
 from dpcfl_net.privacy.events.base import Event

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
-from dpcfl_net.core.protocol import FORMAT, digest
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.protocol import FORMAT
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import Job, read_job

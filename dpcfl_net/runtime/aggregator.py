@@ -15,7 +15,8 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import AggregatorEntry, check_runnable, read_signed_protocol
+from dpcfl_net.core.job_reader import read_signed_protocol
+from dpcfl_net.core.protocol import AggregatorEntry, check_runnable
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.federation.aggregator import AggregatorFederation
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink

@@ -17,7 +17,8 @@ import numpy as np
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import Protocol, check_runnable, read_signed_protocol
+from dpcfl_net.core.job_reader import read_signed_protocol
+from dpcfl_net.core.protocol import Protocol, check_runnable
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
 from dpcfl_net.core.signing import read_secret_file

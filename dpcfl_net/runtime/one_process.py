@@ -20,10 +20,10 @@ from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.virtual import VirtualFederation
 from dpcfl_net.federation.virtual_clock import VirtualClock
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.coordinator import Records, drive
 from dpcfl_net.runtime.observer import Observer
 from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, Terms
-from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training import memory
 from dpcfl_net.transport.observer_notes import Models, Personal
 

@@ -14,8 +14,10 @@ import zmq
 
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.federation.engine import Engine
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import GroupSpec
-from dpcfl_net.runtime.worker import Worker, make_host, prepare_process, turns
+from dpcfl_net.runtime.worker import Worker
+from dpcfl_net.runtime.worker_process import prepare_process, turns
 
 SOCKETS = 4096  # a client has four sockets; the default limit of ZeroMQ is enough for 250 clients only
 

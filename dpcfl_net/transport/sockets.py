@@ -13,7 +13,8 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
-from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard
 from dpcfl_net.transport.messages import WireError, plain
 

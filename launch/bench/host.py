@@ -9,7 +9,7 @@ from typing import Any
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.host_costs import HostCosts, processor
 from dpcfl_net.experiment.tree_cost import SUM_BYTES
-from dpcfl_net.launch import running
+from dpcfl_net.launch import new_run
 from dpcfl_net.launch.bench import noop_algorithm, runs
 from dpcfl_net.launch.bench.processes import dpcfl_with_memory
 from dpcfl_net.transport.keys import AGGREGATOR
@@ -80,7 +80,7 @@ def _whole_run(trained: runs.Cost) -> tuple[tuple[float, float], float]:
     """Processor and wall seconds of a whole `dpcfl run` of few clients without its rounds, and private memory of its launcher in bytes."""
     config = runs.config("cnn", FEW, 2, {"name": "global"})
     with tempfile.TemporaryDirectory(prefix="dpcfl-bench-") as name:
-        running.write_config(Path(name), config)
+        new_run.write_config(Path(name), config)
         found, launcher = dpcfl_with_memory("run", RunFolder(name).config, "--out", Path(name) / "runs")
     spent = found.cpu - config.rounds * trained.round.cpu, found.wall - config.rounds * trained.round.wall
     return (max(0.0, spent[0]), max(0.0, spent[1])), launcher

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.algorithms.base import MODEL, RAW_UPDATE, Algorithm, on_client
-from dpcfl_net.core.protocol import ClientEntry
+from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Release, State
 from dpcfl_net.federation.aggregation import ModelMeans
 from dpcfl_net.federation.base import Federation

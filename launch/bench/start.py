@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from dpcfl_net.core.run_folder import RunFolder
-from dpcfl_net.launch import running
+from dpcfl_net.launch import new_run
 from dpcfl_net.launch.bench import noop_algorithm, runs
 from dpcfl_net.launch.bench.figures import OURS, Figure, Target
 from dpcfl_net.launch.bench.options import Options
@@ -56,7 +56,7 @@ def _run(clients: int, firsts: list[float]) -> Sample:
     with tempfile.TemporaryDirectory(prefix="dpcfl-bench-") as name:
         folder = Path(name) / "written"
         config = runs.config("cnn", clients, 0, {"name": noop_algorithm.NAME})
-        running.write_config(folder, config)
+        new_run.write_config(folder, config)
         begin = time.time()
         sample = dpcfl("run", RunFolder(folder).config, "--out", Path(name) / "runs")
         (run,) = (Path(name) / "runs").iterdir()

@@ -10,7 +10,6 @@ from dpcfl_net.experiment import host_costs
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.cost_prediction import idle_memory
 from dpcfl_net.experiment.host_costs import HostCosts
-from dpcfl_net.launch.processes import worker_processes
 
 
 def note(configs: Sequence[Config], at_once: int, available: int | None = None) -> str:
@@ -41,5 +40,5 @@ def note(configs: Sequence[Config], at_once: int, available: int | None = None) 
 def _idle(host: HostCosts, config: Config) -> float:
     """Memory of the processes of a cell, without models."""
     clients = sum(config.data.clients)
-    workers = worker_processes(config, clients)
+    workers = config.runtime.worker_processes(clients)
     return idle_memory(host, workers, len(config.runtime.groups(clients)) if workers else 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from dpcfl_net.core.errors import DpcflError, RunInUse
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.launch import running
+from dpcfl_net.launch import new_run, running
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, IN_USE, INTERRUPTED, CellOutcome, one_line
 from dpcfl_net.launch.interrupts import Interrupts
 from dpcfl_net.launch.sweep_grid import cell_folder
@@ -73,7 +73,7 @@ def _prepare(folder: Path, config: Config, on_step: Callable[[str], None]) -> No
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")  # hosts may share the store
     try:
-        running.prepare(draft, config, on_step=on_step)
+        new_run.prepare(draft, config, on_step=on_step)
         draft.rename(folder)
     except OSError:
         if not RunFolder(folder).protocol.exists():  # otherwise another process has created it with the same job

@@ -14,7 +14,6 @@ from dpcfl_net.experiment.cost_prediction import measure_step, predict
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.federation.claim import noisy_plans
 from dpcfl_net.launch.placement import local
-from dpcfl_net.launch.processes import worker_processes
 from dpcfl_net.privacy.slots import Slot
 from dpcfl_net.results.number_format import duration
 
@@ -70,7 +69,7 @@ def lines(found: dict[str, Any]) -> list[str]:
 def _cost(job: Job, config: Config, cost: dict[str, Any]) -> dict[str, Any]:
     slots, (host, source) = local.compute_slots(config.runtime), host_costs.load()
     step = measure_step(job, config.data.root)
-    workers = worker_processes(config, cost["clients"])
+    workers = config.runtime.worker_processes(cost["clients"])
     found = predict(job, config, host, step, slots, workers)
     aggregators = {
         "count": cost["tree"].aggregators, "bytes_up": cost["group_bytes_up"], "bytes_down": cost["group_bytes_down"],

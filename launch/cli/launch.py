@@ -23,14 +23,15 @@ from dpcfl_net.core.files import read_object, write_text
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
-from dpcfl_net.launch import running
+from dpcfl_net.launch import new_run, saved_run
 from dpcfl_net.launch.cli import run as runs
+from dpcfl_net.launch.cli.reported_run import run_and_report
 from dpcfl_net.launch.links import refuse_remote
 from dpcfl_net.launch.placement import slurm, slurm_batch, ssh
 from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
 from dpcfl_net.launch.placement.remote_placement import ListenAddress, RemotePlacement
 from dpcfl_net.launch.placement.slurm_batch import Resources
-from dpcfl_net.launch.processes import worker_processes
+from dpcfl_net.launch.running import RunOptions
 
 ENGINES = ("local", "ray", "slurm", "ssh")
 MOST_NAMED = 20  # clients of a host that are listed one by one
@@ -122,7 +123,7 @@ def new(
     if options.on == "local":
         code, document, folder = runs.new_run(path, overrides, out)
         return code, {"folder": folder, **document}
-    folder = folder or running.new_folder(config, out)
+    folder = folder or new_run.new_folder(config, out)
     files = RunFolder(folder)
     # Unique: a host may serve several launchers with equal folder names. It accepts fewer characters than a folder name.
     name = f"{re.sub('[^A-Za-z0-9._-]', '_', folder.name)[:100].lstrip('_.-')}-{secrets.token_hex(4)}"
@@ -131,9 +132,9 @@ def new(
         hosts = _assign(config, placement)
         write_atomically(files.placement, json.dumps({"on": options.on, "run": name, "placed": hosts}, indent=1) + "\n")
         with open_screen() as screen:
-            running.prepare(folder, config, placement, screen.prepare)
+            new_run.prepare(folder, config, placement, screen.prepare)
         print("\n".join(placement_lines(_describe_placement(placement, hosts, config))))
-        code, document = running.run_and_report(folder, config, running.RunOptions(placement=placement))
+        code, document = run_and_report(folder, config, RunOptions(placement=placement))
         return code, {"folder": folder, **document}
 
 
@@ -150,7 +151,7 @@ def resume(folder: Path, options: Options) -> int:
     document = _read_placement(folder)
     if document["on"] != options.on:
         raise ConfigError(f"--on is {options.on!r}: the workers of {folder} were started with --on {document['on']}")
-    saved = running.read_saved_run(folder, remote=True, warn=lambda text: print(f"warning: {text}"))
+    saved = saved_run.read_saved_run(folder, remote=True, warn=lambda text: print(f"warning: {text}"))
     if saved.finished:
         return runs.resume_saved(folder, saved)
     config = saved.config
@@ -174,7 +175,7 @@ def dry_run(path: Path, overrides: list[str], options: Options) -> dict[str, Any
         placement = LocalPlacement()
         hosts = [placement.capacity()[0].name] * -(-clients // size)
         placed = _describe_placement(placement, hosts, config)
-        return {"worker_processes": worker_processes(config, clients), "hosts": placed}
+        return {"worker_processes": config.runtime.worker_processes(clients), "hosts": placed}
     name = f"dry-run-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory() as logs, _open_placement(config, options, name, Path(logs)) as remote:
         config = _with_tree(config, options, remote)

@@ -14,10 +14,14 @@ from dpcfl_net.experiment import job_files
 from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.statement import replace_one_epsilon
+from dpcfl_net.launch.calling_process import IN_PROCESS
 from dpcfl_net.launch.cli import estimate
+from dpcfl_net.launch.cli.reported_run import run_and_report
 from dpcfl_net.launch.interrupts import Interrupts
+from dpcfl_net.launch.new_run import new_folder, write_config
 from dpcfl_net.launch.placement.placements import Placement
-from dpcfl_net.launch.running import IN_PROCESS, RunOptions, SavedRun, new_folder, read_saved_run, run_and_report, write_config
+from dpcfl_net.launch.running import RunOptions
+from dpcfl_net.launch.saved_run import SavedRun, read_saved_run
 from dpcfl_net.results import summary
 from dpcfl_net.transport.identities import make_all_identities
 from dpcfl_net.transport.keys import make_keys

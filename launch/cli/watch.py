@@ -17,7 +17,7 @@ from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch.cli.progress import ENDED, ProgressTail, ProgressView
 from dpcfl_net.launch.cli.screen import PlainLines, Screen, open_screen
-from dpcfl_net.launch.running import resume_command
+from dpcfl_net.launch.saved_run import resume_command
 from dpcfl_net.results import summary
 from dpcfl_net.results.run_view import is_run
 

@@ -13,8 +13,8 @@ import torch
 
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.core.errors import DpcflError
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.plugins import is_plugin
-from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment.job_files import client_slice, read_job
 from dpcfl_net.launch.placement.fork_server import GROUP_MAIN, WORKER_MAIN, main_function, serve
 from dpcfl_net.launch.placement.rehearsal import rehearse

@@ -24,8 +24,8 @@ from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.simulate import simulate
-from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Evaluator
 from dpcfl_net.transport.keys import make_keys

@@ -22,8 +22,8 @@ from dpcfl_net.federation.base import Federation
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.results import summary
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.simulate import simulate
-from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.transport.keys import make_keys
 
 TINY = {

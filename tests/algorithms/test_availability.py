@@ -13,7 +13,7 @@ from test_algorithms import TINY, changes_of
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import canonical
+from dpcfl_net.core.frozen import canonical
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job

@@ -34,8 +34,8 @@ from dpcfl_net.privacy.ledger.ledger import Ledger
 from dpcfl_net.privacy.slots import slot_of
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.simulate import simulate
-from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.transport.keys import make_keys
 
 CLIENTS, ROUNDS, MOST, CLIP = 6, 8, 5, 0.5

@@ -32,8 +32,8 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.slots import RAW, CentralSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.simulate import simulate
-from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.training.models import build, initial
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.keys import make_keys

@@ -7,7 +7,7 @@ from api_runs import TINY
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import LocalTraining
+from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.experiment import config
 
 SETTINGS = {

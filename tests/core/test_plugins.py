@@ -23,7 +23,8 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.data import cache, datasets, own
 from dpcfl_net.data.records import ClientData
 from dpcfl_net.experiment import config, config_schema
-from dpcfl_net.experiment.build import make_job, model_template
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.model_template import model_template
 from dpcfl_net.experiment.statement import privacy_statement
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.runtime.simulate import simulate

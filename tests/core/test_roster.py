@@ -13,7 +13,8 @@ from rosters import CLIENTS, opened, protocol_of, write
 
 from dpcfl_net.adversaries.fuzz_readers import PROTOCOL
 from dpcfl_net.core.errors import DpcflError, Refused
-from dpcfl_net.core.protocol import canonical, digest, read_protocol
+from dpcfl_net.core.frozen import canonical, digest
+from dpcfl_net.core.job_reader import read_protocol
 from dpcfl_net.core.roster import BLOCK
 from dpcfl_net.core.run_folder import RunFolder
 

@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import LocalTraining, Protocol, canonical, differences, digest, read_protocol
+from dpcfl_net.core.frozen import canonical, digest
+from dpcfl_net.core.job_differences import differences
+from dpcfl_net.core.job_reader import read_protocol
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.data import cache
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
@@ -19,7 +23,7 @@ from dpcfl_net.experiment.cost_prediction import measure_step
 from dpcfl_net.experiment.job_files import Experiment
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.claim import verify_claim
-from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.keys import make_keys
 
@@ -110,7 +114,7 @@ def test_a_job_that_costs_more_than_it_promises_is_refused_before_data_is_read(m
     job, _ = made
     roster = [entry.model_copy(update={"noise_multiplier": noise(entry.noise_multiplier)}) for entry in job.protocol.roster]
     cheap = job_files.Job(job.protocol.model_copy(update={"roster": roster}), job.experiment)
-    monkeypatch.setattr("dpcfl_net.runtime.worker.client_slice", lambda *_: pytest.fail("data was looked at"))
+    monkeypatch.setattr("dpcfl_net.runtime.client_hosts.client_slice", lambda *_: pytest.fail("data was looked at"))
     with pytest.raises(Refused, match=why):
         make_host(cheap, 0, tmp_path)
 

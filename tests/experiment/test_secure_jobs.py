@@ -8,9 +8,10 @@ import pytest
 from conftest import SMALL
 
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import canonical, digest
+from dpcfl_net.core.frozen import canonical, digest
 from dpcfl_net.experiment import config
-from dpcfl_net.experiment.build import calibrated, make_job
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.calibration import calibrated
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.claim import verify_claim

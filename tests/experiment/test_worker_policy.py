@@ -8,10 +8,11 @@ from conftest import SMALL, dpcfl
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment import config
-from dpcfl_net.experiment.build import calibrated, make_job
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.calibration import calibrated
 from dpcfl_net.experiment.job_files import Job, write_job
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import Terms
-from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.transport.keys import make_keys
 
 DATA = {"dataset": "digits", "clients": [20], "shift": "none", "train_per_client": 60, "test_per_client": 20}

@@ -19,7 +19,7 @@ from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.launch import cli
 from dpcfl_net.launch.cli import run as runs
-from dpcfl_net.launch.running import prepare
+from dpcfl_net.launch.new_run import prepare
 from dpcfl_net.runtime.one_process import OneProcessSpec, run_in_one_process
 
 SMALL = {

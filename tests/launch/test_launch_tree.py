@@ -23,7 +23,7 @@ from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, w
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import read_signed_protocol
+from dpcfl_net.core.job_reader import read_signed_protocol
 from dpcfl_net.core.run_folder import EXPERIMENT
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration

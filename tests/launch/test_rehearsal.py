@@ -14,7 +14,7 @@ from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.engine import Engine
-from dpcfl_net.launch import running
+from dpcfl_net.launch import new_run
 from dpcfl_net.launch.placement.rehearsal import Zeros, rehearse
 from dpcfl_net.training.fast_path import FastPath
 
@@ -26,7 +26,7 @@ SETTINGS = {
 
 def prepared(folder):
     folder.mkdir()
-    running.prepare(folder, configuration.resolve(SETTINGS))
+    new_run.prepare(folder, configuration.resolve(SETTINGS))
     return read_job(folder, read_operator_key(RunFolder(folder).operator_key))
 
 

@@ -19,8 +19,8 @@ from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.record_book import BOOK, Budget, PrivacyBudgetClaim, RecordBook, repeated
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import Terms
-from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.transport.keys import make_keys
 
 GAUSSIAN = SampledGaussian(4.0, 1.0, 1)

@@ -16,9 +16,9 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.report.transcript_figures import transcript_figures
 from dpcfl_net.runtime.aggregator import run_aggregator
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.coordinator import run_coordinator
 from dpcfl_net.runtime.specs import AggregatorSpec, CoordinatorSpec
-from dpcfl_net.runtime.worker import make_host
 
 REFUSED = r"has format 2, and this version of dpcfl_net runs format 3.* finish the run with the version that started it"
 

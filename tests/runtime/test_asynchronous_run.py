@@ -15,8 +15,8 @@ import pytest
 from conftest import DPCFL, ROOT, assert_nothing_left, command_line, dpcfl, only_run, write_config
 
 from dpcfl_net.core import runlog
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.payload_hash import NOTHING
-from dpcfl_net.core.protocol import digest
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.gate import request_id
 from dpcfl_net.privacy.ledger.chain import read_ledger

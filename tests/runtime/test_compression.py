@@ -13,7 +13,8 @@ from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, dpcfl, only_run, w
 
 from dpcfl_net.adversaries.malicious_steps import make
 from dpcfl_net.attacks.updates import read_updates
-from dpcfl_net.core.protocol import Communication, canonical, digest
+from dpcfl_net.core.frozen import canonical, digest
+from dpcfl_net.core.signed_settings import Communication
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, State, Task
 from dpcfl_net.experiment import config
@@ -26,8 +27,8 @@ from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.simulate import simulate
-from dpcfl_net.runtime.worker import make_host
 from dpcfl_net.transport import transcript
 from dpcfl_net.transport.encodings import from_half, to_half
 from dpcfl_net.transport.keys import make_keys

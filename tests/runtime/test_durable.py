@@ -15,8 +15,8 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import write_job
 from dpcfl_net.results.summary import run_document
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import INSIST, make_host
 from dpcfl_net.runtime.specs import Terms
-from dpcfl_net.runtime.worker import INSIST, make_host
 from dpcfl_net.transport.keys import make_keys
 
 

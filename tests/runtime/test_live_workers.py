@@ -30,9 +30,9 @@ from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.specs import WorkerSpec
-from dpcfl_net.runtime.worker import make_host
 
 TWELVE = {
     "name": "twelve",

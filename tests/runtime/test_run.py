@@ -29,9 +29,9 @@ from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.one_process import OPEN_FILES, OTHER_FILES
 from dpcfl_net.runtime.simulate import simulate
-from dpcfl_net.runtime.worker import make_host
 
 RUN_KEYS = {
     "name", "algorithm", "state", "rounds_done", "wall_s", "processes", "devices", "bytes_up", "bytes_down", "privacy", "final", "versions", "seed",

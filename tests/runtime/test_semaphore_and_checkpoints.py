@@ -15,7 +15,7 @@ from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import State
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.specs import WorkerSpec
-from dpcfl_net.runtime.worker import turns
+from dpcfl_net.runtime.worker_process import turns
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, cpu_folder, host_folder
 
 

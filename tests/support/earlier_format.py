@@ -10,7 +10,7 @@ from typing import Any
 
 import rewriting
 
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment.job_files import Job, read_job, write_job
 

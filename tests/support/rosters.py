@@ -7,7 +7,9 @@ from pathlib import Path
 
 from dpcfl_net.adversaries.fuzz_readers import PROTOCOL
 from dpcfl_net.core import signing
-from dpcfl_net.core.protocol import Protocol, canonical, read_signed_protocol
+from dpcfl_net.core.frozen import canonical
+from dpcfl_net.core.job_reader import read_signed_protocol
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import BLOCK, Roster
 from dpcfl_net.core.run_folder import RunFolder, signature_path
 

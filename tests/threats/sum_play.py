@@ -21,7 +21,7 @@ from dpcfl_net.federation.secure.messages import mask_key, self_mask_key
 from dpcfl_net.federation.secure.recovery import recover_mask_key, recover_seed
 from dpcfl_net.federation.secure.server_stages import ServerRound
 from dpcfl_net.federation.secure.terms import Terms
-from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.transport.identities import make_identities
 from dpcfl_net.transport.keys import make_keys
 

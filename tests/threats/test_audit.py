@@ -27,14 +27,14 @@ from dpcfl_net.attacks.audit.record import Record
 from dpcfl_net.attacks.audit.scores import PairScores, likelihood, noise_deviation, round_differences
 from dpcfl_net.core import tensors
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import canonical
+from dpcfl_net.core.frozen import canonical
 from dpcfl_net.core.run_folder import EXPERIMENT, PROTOCOL, ROSTER
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.canary_client import taped
-from dpcfl_net.launch import running
+from dpcfl_net.launch import new_run
 from dpcfl_net.launch.cli import main
 from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.accounting.accountant import deltas, epsilon
@@ -42,10 +42,11 @@ from dpcfl_net.privacy.canaries import GAIN, Canaries, CanaryPath, CanaryRecords
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.results import summary
 from dpcfl_net.results.privacy_statement import statement
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.coordinator import run_coordinator
 from dpcfl_net.runtime.simulate import simulate
 from dpcfl_net.runtime.specs import CoordinatorSpec, WorkerSpec
-from dpcfl_net.runtime.worker import make_host, run_worker
+from dpcfl_net.runtime.worker import run_worker
 from dpcfl_net.training import batches, dpsgd_steps, models
 from dpcfl_net.training.dpsgd import Trainer
 
@@ -102,7 +103,7 @@ def one_batch() -> None:
 
 def record(folder, config, breaking: Callable[[], None] | None = None):
     """A run of real processes over loopback, forked here so that what `breaking` does to the workers comes along."""
-    running.prepare(folder, config)
+    new_run.prepare(folder, config)
     operator, forked = (folder / "operator.pub").read_text().strip(), multiprocessing.get_context("fork")
 
     def work(client: int) -> None:
@@ -256,7 +257,7 @@ def test_a_tape_that_is_not_what_was_released_is_noticed(sound, tmp_path):
 
 
 def test_without_canaries_there_is_nothing_to_audit(tmp_path):
-    running.prepare(tmp_path, audited(audit={}))
+    new_run.prepare(tmp_path, audited(audit={}))
     assert "audit" not in yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert b"audit" not in (tmp_path / EXPERIMENT).read_bytes()
     with pytest.raises(ConfigError, match="was not audited"):
@@ -265,7 +266,7 @@ def test_without_canaries_there_is_nothing_to_audit(tmp_path):
 
 def test_where_nothing_is_sent_every_step_is_audited_all_the_same(tmp_path):
     config = audited(algorithm={"name": "local"}, audit={"canaries": 1400, "client": 1})
-    running.prepare(tmp_path, config)
+    new_run.prepare(tmp_path, config)
     simulate(read_job(tmp_path, (tmp_path / "operator.pub").read_text().strip()), tmp_path)
     result = audit_run(tmp_path, false_alarm=NEVER)
     assert result.facts["broken"] == []
@@ -343,7 +344,7 @@ def test_the_products_clipping_brings_a_canary_to_the_clip_norm_and_an_empty_slo
 )  # fmt: skip
 def test_an_audit_that_cannot_work_is_refused_with_the_reason(changes, said, tmp_path):
     with pytest.raises(ConfigError) as refused:
-        running.prepare(tmp_path, audited(**changes))
+        new_run.prepare(tmp_path, audited(**changes))
     assert said in str(refused.value)
 
 

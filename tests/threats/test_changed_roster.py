@@ -9,7 +9,8 @@ import pytest
 from rosters import CLIENTS, opened, protocol_of, write
 
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import differences, digest
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.job_differences import differences
 from dpcfl_net.core.roster import BLOCK, Roster, RosterFile
 from dpcfl_net.core.run_folder import RunFolder
 

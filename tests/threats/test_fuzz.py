@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dpcfl_net.adversaries import fuzz
 from dpcfl_net.adversaries.fuzz_readers import Finding
-from dpcfl_net.core import protocol, signing, tensors
+from dpcfl_net.core import job_reader, signing, tensors
 from dpcfl_net.core.errors import Refused
 from dpcfl_net.core.roster import RosterFile
 from dpcfl_net.core.run_folder import RunFolder
@@ -176,7 +176,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {  # what is left out -> (who sho
     "nothing put aside for chunks that are empty": ("transcript", transcript, "_assemble", _put_aside_first),
     "the chain of a transcript": ("transcript", transcript.Reader, "_verify", lambda self, found: transcript.Record(*msgpack.unpackb(found[0]))),
     "the operator's signature": ("job", signing, "verify", _yes),
-    "the canonical form": ("job", protocol, "_is_canonical", _yes),
+    "the canonical form": ("job", job_reader, "_is_canonical", _yes),
     "the hash of the roster": ("job", RosterFile, "_is_the_named_one", _yes),
     "signatures of keys and lists, client": ("sums", client_checks, "verify", _yes),
     "signatures of keys, server": ("sums", server_stages, "verify", _yes),
@@ -252,7 +252,7 @@ def test_a_job_with_a_number_that_has_no_canonical_form_is_refused(tmp_path, tar
     assert change(text) != text
     (RunFolder(tmp_path).protocol).write_text(change(text))
     with pytest.raises(Refused, match="job-invalid"):
-        protocol.read_protocol(RunFolder(tmp_path).protocol)
+        job_reader.read_protocol(RunFolder(tmp_path).protocol)
 
 
 def test_the_door_prints_what_became_of_the_inputs(capsys):

@@ -43,7 +43,7 @@ from dpcfl_net.core.types import Answer, Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.job_files import read_job
 from dpcfl_net.federation.in_process import InProcessFederation
-from dpcfl_net.launch import processes, running
+from dpcfl_net.launch import new_run, processes, running
 from dpcfl_net.launch.cells.process import Quiet
 from dpcfl_net.launch.placement import local
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -371,7 +371,7 @@ FOUR = {
 def real_run(folder: Path, steps: str, *, careless: bool = False) -> DpcflError | None:
     """A run of coordinator, observer and four worker processes, client 3 in bad hands; what it failed of, if it did."""
     settings = config.resolve(FOUR)
-    running.prepare(folder, settings)
+    new_run.prepare(folder, settings)
     (folder / hostile_mains.STEPS).write_text(f"3 {steps}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "WORKER_MAIN", "hostile_mains:worker_or_worse")

@@ -28,7 +28,7 @@ from dpcfl_net.privacy.randomness import derive, stream
 from dpcfl_net.privacy.slots import DPSGDSlot
 from dpcfl_net.results.split_models import given, other_than_charged, split_models
 from dpcfl_net.results.verify import verify_run
-from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training.batches import poisson_rows
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
@@ -38,9 +38,9 @@ from dpcfl_net.transport.transcript import Transcript, messages, read
 HONEST, CARELESS = (0, 1), 2
 SPIED = [
     sys.executable, "-c",
-    "import sys\nfrom dpcfl_net.runtime import worker\nreal = worker.client_records\n"
+    "import sys\nfrom dpcfl_net.runtime import client_hosts\nreal = client_hosts.client_records\n"
     "def noted(*which):\n    print('records opened', file=sys.stderr, flush=True)\n    return real(*which)\n"
-    "worker.client_records = noted\nfrom dpcfl_net.launch.cli import main\nmain()",
+    "client_hosts.client_records = noted\nfrom dpcfl_net.launch.cli import main\nmain()",
 ]  # fmt: skip
 PLAYED = [step.name for step in SCRIPT if step.name != "other-job"]
 

@@ -31,10 +31,10 @@ from wire_ends import (
 )
 
 from dpcfl_net.core.errors import Refused
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.job_files import read_job
-from dpcfl_net.launch import running
+from dpcfl_net.launch import new_run
 from dpcfl_net.runtime.coordinator import run_coordinator
 from dpcfl_net.runtime.specs import CoordinatorSpec
 from dpcfl_net.transport import sockets, transcript
@@ -179,7 +179,7 @@ def start_worker(folder: Path, address: str, ledgers: Path) -> subprocess.Popen:
 
 
 def prepared(folder: Path, security: str) -> Path:
-    running.prepare(
+    new_run.prepare(
         folder,
         config.resolve(
             {

@@ -23,7 +23,7 @@ from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.secure_sum import LARGEST_WORD, SumCode
 from dpcfl_net.runtime import worker
-from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.transport.links.schedule import Schedule
 
 FALSE_ALARM = 1e-7

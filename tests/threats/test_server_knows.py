@@ -25,6 +25,8 @@ FOREIGN = (
     "dpcfl_net.experiment.config",
     "dpcfl_net.experiment.job_files",
     "dpcfl_net.experiment.build",
+    "dpcfl_net.experiment.calibration",
+    "dpcfl_net.experiment.model_template",
     "dpcfl_net.results.summary",
     "dpcfl_net.launch.placement.preload",
 )

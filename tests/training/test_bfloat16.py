@@ -16,12 +16,12 @@ from test_dpsgd import odd, overflowing
 
 import dpcfl_net as dpcfl
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.privacy import clipping
 from dpcfl_net.privacy.slots import DPSGDSlot
-from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training import devices, models, precision
 from dpcfl_net.training.devices import Device
 from dpcfl_net.training.dpsgd import Evaluator, Trainer

@@ -18,14 +18,15 @@ from conftest import ROOT, SMALL, dpcfl
 from records import Images, small, start
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
-from dpcfl_net.core.protocol import digest
+from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.types import Task
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.config_schema import RuntimeSettings
 from dpcfl_net.launch.cli import doctor
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
-from dpcfl_net.runtime.worker import make_host, turns
+from dpcfl_net.runtime.worker_process import turns
 from dpcfl_net.training import devices, models
 from dpcfl_net.training.devices import CPU, Device
 from dpcfl_net.training.dpsgd import Evaluator

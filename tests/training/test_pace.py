@@ -19,7 +19,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.privacy.slots import DPSGDSlot
-from dpcfl_net.runtime.worker import make_host
+from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.models import flatten

@@ -12,7 +12,8 @@ import numpy as np
 from dpcfl_net.algorithms.shared_steps import FromModel
 from dpcfl_net.attacks.audit.opened_sums import OpenedSum, opened_sums
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.protocol import Protocol, digest
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment.job_files import Audit, Job, read_job

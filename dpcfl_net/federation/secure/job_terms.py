@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dpcfl_net.core.protocol import PrivacyTarget, Protocol, digest
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.federation.secure.terms import Terms, settings_of, survivors_needed
 
 

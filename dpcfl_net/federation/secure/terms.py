@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from dpcfl_net.core.protocol import PrivacyTarget
+from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.federation.secure.graph import cannot_split, eigenvalue, regular_graph
 from dpcfl_net.federation.secure.keys import message
 

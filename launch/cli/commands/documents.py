@@ -44,7 +44,8 @@ def diff(
 
     The exit code is 3 if they differ.
     """
-    from dpcfl_net.core.protocol import differences, read_protocol
+    from dpcfl_net.core.job_differences import differences
+    from dpcfl_net.core.job_reader import read_protocol
 
     found = differences(read_protocol(mine), read_protocol(theirs))
     typer.echo("\n".join(found) if found else "the same")

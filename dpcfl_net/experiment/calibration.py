@@ -1,0 +1,77 @@
+"""Noise multipliers of a job: the smallest with which each plan meets its target epsilon."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+
+from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.protocol import Protocol
+from dpcfl_net.core.roster import Roster
+from dpcfl_net.data import cache
+from dpcfl_net.federation.claim import NoisyPlan, noisy_plans, plan_events, protected, without_guarantee
+from dpcfl_net.federation.plan_examples import plan_examples, plan_key
+from dpcfl_net.federation.secure_claim import secure_sum_problem
+from dpcfl_net.privacy.accounting.cache import cached, cost
+from dpcfl_net.privacy.slots import Slot
+
+
+def calibrated(protocol: Protocol) -> Protocol:
+    """Calibrate the noise multipliers of a protocol; equal plans are solved once.
+
+    With secure sums all clients get the largest one.
+
+    Args:
+        protocol: The protocol before calibration.
+
+    Returns:
+        The protocol with the noise multipliers of its clients, or of the trusted server.
+
+    Raises:
+        ConfigError: If no noise meets the target, a dataset ledger is requested without a finite epsilon, or the noise of secure
+            sums is too coarse.
+    """
+    algorithm = algorithm_of(protocol)
+    solved: dict[NoisyPlan, float | None] = {}
+    reasons = without_guarantee(algorithm)
+    if reasons and protocol.ledger_scope == "dataset":
+        raise ConfigError(f"ledger.scope is 'dataset': {protocol.algorithm} has no finite epsilon to compose ({reasons[0]})")
+    for charged in noisy_plans(algorithm):
+        noisy = protected(list(charged.plan))
+        solved[charged] = _noise_multiplier(noisy, charged.epsilon, protocol) if noisy else None
+    if protocol.privacy.trust == "trusted-server":
+        (z,) = solved.values()
+        return protocol.model_copy(update={"curator_noise_multiplier": z, "unprotected": reasons})
+    if protocol.privacy.secure:  # the shares of a sum's noise must fit together; a larger multiplier costs less
+        solved = dict.fromkeys(solved, max((z for z in solved.values() if z is not None), default=None))
+    noise = {plan_key(algorithm, e): solved[NoisyPlan.of(algorithm, e)] for e in plan_examples(algorithm)}
+    roster = [e.model_copy(update={"noise_multiplier": noise[plan_key(algorithm, e)]}) for e in protocol.roster]
+    result = protocol.model_copy(update={"roster": Roster.of(roster), "unprotected": reasons})
+    if problem := secure_sum_problem(algorithm_of(result)):
+        raise ConfigError(problem)
+    return result
+
+
+def _noise_multiplier(plan: list[Slot], epsilon: float, protocol: Protocol) -> float:
+    """Noise multiplier of a plan, cached per host; every worker's host verifies its epsilon before it reads data."""
+    from dpcfl_net.privacy.accounting import accountant
+
+    privacy, delta, folder = protocol.privacy, protocol.accounted_delta, cache.folder() / "claims"
+    how = privacy.adjacency, privacy.accountant
+
+    def solve() -> float:
+        found = accountant.calibrate(lambda z: plan_events(plan, z, privacy.adjacency), epsilon, delta, *how)
+        # The search ended with this epsilon: workers of this host verify the claim without computing it again.
+        events = plan_events(plan, found, privacy.adjacency)
+        cached(folder, cost(events, delta, *how), lambda: accountant.epsilon(events, delta, *how))
+        return found
+
+    slots = [[type(slot).__name__, *asdict(slot).values(), count] for slot, count in Counter(plan).items()]
+    asked = {"noise": slots, "epsilon": epsilon, "delta": delta, "adjacency": privacy.adjacency,
+             "accountant": privacy.accountant}  # fmt: skip
+    try:
+        z: float = cached(folder, asked, solve)
+    except ValueError as error:
+        raise ConfigError(f"privacy.epsilon is {epsilon}: {error}") from None
+    return z

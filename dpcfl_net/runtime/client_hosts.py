@@ -1,0 +1,127 @@
+"""Opens client runtimes: checks the privacy claim, enrols in the record book, and opens ledger and identity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.frozen import digest
+from dpcfl_net.core.protocol import check_runnable
+from dpcfl_net.data import cache
+from dpcfl_net.data.partition import Split
+from dpcfl_net.experiment.job_files import Job, client_records, client_slice
+from dpcfl_net.federation.base import ClientSide
+from dpcfl_net.federation.canary_client import AuditedHost
+from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
+from dpcfl_net.federation.client_host import ClientHost, open_ledger
+from dpcfl_net.federation.engine import Engine
+from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, RecordBook
+from dpcfl_net.runtime.specs import USUAL_TERMS, Terms
+from dpcfl_net.training.precision import hold_to_processor
+from dpcfl_net.transport import identities
+from dpcfl_net.transport.keys import client_key
+
+INSIST = "DPCFL_DURABLE"  # environment variable: with 1, workers of this host flush their ledgers also if a run would not
+
+
+def make_host(
+    job: Job,
+    client: int,
+    ledgers: Path,
+    *,
+    data_root: str | None = None,
+    terms: Terms = USUAL_TERMS,
+    durable: bool = True,
+    engine: Callable[[], Engine] | None = None,
+    key_folder: Path | None = None,
+) -> ClientHost:
+    """Open a client behind its privacy gate: verify the privacy claim, then open the ledger.
+
+    Records are read after the first debit, except for the record book of ledger scope "dataset". An audited client holds
+    canaries instead of its records and has a separate engine. With secure sums all other clients hold empty slots then.
+
+    Args:
+        job: The job.
+        client: Client id.
+        ledgers: Folder of the ledgers.
+        data_root: Folder of the data sets; None: the usual one.
+        terms: Terms on which the client serves.
+        durable: False never flushes the ledger; True leaves it to the terms and the host.
+        engine: Makes the engine that the clients of one process share; None: a separate engine.
+        key_folder: Folder of the key pairs, needed for the client's identity in secure sums.
+
+    Returns:
+        The client runtime.
+
+    Raises:
+        ConfigError: As `check_runnable`, or if a job with secure sums is opened without the client's identity.
+        Refused: If the job breaks its privacy claim, the terms forbid it, or this processor lacks its precision.
+        LedgerError: If the ledger is damaged, or belongs to another job.
+    """
+    check_runnable(job.protocol)
+    algorithm = job.algorithm
+    hold_to_processor(job.protocol)
+    verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
+    client_slice(job, client, data_root)  # missing data is an error before the first debit
+
+    def open_data(part: Split) -> Any:
+        return client_records(job, client, data_root, part)
+
+    if job.protocol.ledger_scope == "dataset":
+        enrol(algorithm, client, open_data, terms, durable)
+    flush = durable and (terms.durable or os.environ.get(INSIST) == "1")
+    ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=flush)
+    noise_seed, audit = job.experiment.noise, job.experiment.audit
+    identity = _identity(job, client, key_folder)
+    if audit is not None and (client in audit.clients or job.protocol.privacy.secure):
+        canaries = audit.in_model(job.protocol.model.parameters)
+        present = canaries.bits(client) if client in audit.clients else np.zeros(0, bool)
+        return AuditedHost(algorithm, client, ledger, open_data, canaries, present, noise_seed, identity)
+    shared = engine or (lambda: Engine.of(job.protocol))
+    return ClientHost(algorithm, client, ledger, open_data, shared, noise_seed, identity)
+
+
+def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
+    """Read the secret key of a client's identity; None if the job has no secure sums."""
+    if job.protocol.privacy.trust != "secure-aggregation":
+        return None
+    if key_folder is None:
+        raise ConfigError("secure sums need the folder of the clients' identities (key_folder)")
+    return identities.read_identity(key_folder, client, job.protocol.client(client).identity or "")
+
+
+def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any], terms: Terms, durable: bool) -> None:
+    """Add the client's whole plan to the record book, for its training and validation records.
+
+    Args:
+        algorithm: The job's algorithm.
+        client: Client id.
+        open_data: Opens the records of a split.
+        terms: Terms on which the client serves.
+        durable: Write the book with fsync.
+
+    Raises:
+        Refused: "book" if the worker has no record book; otherwise as `RecordBook.enrol`.
+    """
+    if terms.book is None:
+        raise Refused(
+            "book", "the job composes all runs on a record (ledger_scope dataset): give a record book (dpcfl worker --book)"
+        )
+    protocol = algorithm.protocol
+    records = [open_data("train").record_digests()]
+    if protocol.client(client).validation_records:
+        records.append(open_data("validation").record_digests())
+    claim = PrivacyBudgetClaim(
+        digest(protocol), client, protocol.privacy.unit, protocol.privacy.adjacency, tuple(claimed_events(algorithm, client))
+    )
+    RecordBook(terms.book, durable=durable).enrol(
+        claim,
+        np.concatenate(records),
+        None if terms.budget is None else Budget(*terms.budget),
+        composer(cache.folder() / "claims"),
+    )

@@ -1,0 +1,84 @@
+"""A new run folder: its name, keys, signed job and resolved configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dpcfl_net.core import yaml_file
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import write_text
+from dpcfl_net.core.plugins import short
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment.build import make_job, with_noise_seed
+from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.experiment.job_files import write_job
+from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
+from dpcfl_net.transport.keys import make_operator_keys
+
+
+def new_folder(config: Config, out: Path) -> Path:
+    """Create an empty run folder named after the configuration and the time.
+
+    Args:
+        config: The configuration.
+        out: Parent of the folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: If it cannot be created.
+        ConfigError: If no name is free.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stem = f"{config.name}-{short(config.algorithm['name'])}-{stamp}"
+    for count in range(100):
+        folder = out / (stem if not count else f"{stem}-{count}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.exists():  # `out` exists and is not a folder
+                raise
+            continue
+        return folder
+    raise ConfigError(f"no free name for a run folder {out / stem}")
+
+
+def prepare(
+    folder: Path, config: Config, placement: Placement | None = None, on_step: Callable[[str], None] = lambda step: None
+) -> None:
+    """Write all that a run starts from: keys, the signed job and the resolved configuration.
+
+    Args:
+        folder: The run folder.
+        config: The configuration.
+        placement: Hosts of the workers, where the clients' keys are created; None: this machine.
+        on_step: Called with each step that may take long, before it begins.
+
+    Raises:
+        ConfigError: If the job cannot be made.
+    """
+    keys, clients = RunFolder(folder).keys, sum(config.data.clients)
+    on_step(f"keys of clients: {clients}")
+    make_operator_keys(keys)
+    (placement or LocalPlacement()).make_keys(keys, KeyOwners.of(config))
+    config = with_noise_seed(config)
+    job = make_job(config, keys, on_step)
+    write_config(folder, config)
+    write_job(job, folder, keys)
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write the resolved configuration, which `dpcfl run` accepts as CONFIG.
+
+    Args:
+        folder: The run folder, created if missing.
+        config: The configuration.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(RunFolder(folder).config, yaml_file.dump(config.model_dump(mode="json", exclude={"algorithms"})))

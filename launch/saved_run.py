@@ -1,0 +1,83 @@
+"""A run folder to be resumed: its configuration, its run.json, and the command that resumes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.protocol import check_runnable
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.experiment import config as configuration
+from dpcfl_net.experiment.config_schema import Config
+from dpcfl_net.results import summary
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """Configuration and run.json of a run folder.
+
+    Attributes:
+        config: The configuration of the run.
+        document: Content of run.json; empty if there is none.
+    """
+
+    config: Config
+    document: dict[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        """True if all rounds are done."""
+        return self.document.get("state") == "finished"
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run so far, in seconds."""
+        return float(self.document.get("wall_s", 0.0))
+
+
+def read_saved_run(folder: Path, *, remote: bool = False, warn: Callable[[str], None] = lambda text: None) -> SavedRun:
+    """Read a run folder that is to be resumed.
+
+    Args:
+        folder: The run folder.
+        remote: Accept a run with workers on other hosts.
+        warn: Called with a message if run.json is damaged; it is then written again.
+
+    Returns:
+        Its configuration and run.json.
+
+    Raises:
+        ConfigError: If the folder holds no run, or a damaged one, or one with workers on other hosts and `remote` is not set, or
+            one that an earlier version started and did not finish.
+        Refused: If its job is not signed.
+    """
+    if not RunFolder(folder).config.is_file():
+        raise ConfigError(f"{folder} is not a run folder: it holds no config.yaml")
+    try:
+        config = configuration.load(RunFolder(folder).config)
+    except ConfigError as error:
+        raise ConfigError([f"{RunFolder(folder).config}: {problem}" for problem in error.problems]) from None
+    if not remote and RunFolder(folder).placement.exists():
+        raise ConfigError(f"the workers of {folder} are on other hosts: resume with dpcfl launch --resume {folder} --on ...")
+    job = summary.read_run_job(folder)
+    try:
+        saved = SavedRun(config, summary.read_document(folder))
+    except ConfigError as error:
+        warn(str(error))
+        saved = SavedRun(config, {})
+    if not saved.finished:
+        check_runnable(job.protocol)
+    return saved
+
+
+def resume_command(folder: Path, *, remote: bool) -> str:
+    """Return the command that resumes a run.
+
+    Args:
+        folder: The run folder.
+        remote: True if its workers are on other hosts.
+    """
+    return f"dpcfl launch --resume {folder} --on ... (with the same options)" if remote else f"dpcfl run --resume {folder}"
