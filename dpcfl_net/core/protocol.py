@@ -210,5 +210,6 @@ def check_runnable(protocol: Protocol) -> None:
     if protocol.format != FORMAT:
         raise ConfigError(
             f"the job (protocol.json) has format {protocol.format}, and this version of dpcfl_net runs format {FORMAT}, whose payload "
-            "hashes differ: finish the run with the version that started it, or start a new run from its config.yaml"
+            "hashes differ: finish the run with the version that started it, or start a new run from its config.yaml; for a cell of a sweep or "
+            "tuning, delete the run's folder"
         )

@@ -12,22 +12,46 @@ from dpcfl_net.transport.messages import Header, WireError, decode
 from dpcfl_net.transport.transcript import Record, merged
 
 
-def other_than_announced(records: Iterable[Record]) -> list[str]:
+def other_than_announced(records: Iterable[Record]) -> tuple[int, list[str]]:
     """Find messages whose kept bytes do not have the hash in their header.
+
+    A client's answer may arrive damaged: the coordinator refuses it, and the client sends it again. It is a problem only if the
+    coordinator acknowledged it: the last complete copy before the first acknowledgement is the one that was used.
 
     Args:
         records: The transcript's records.
 
     Returns:
-        One sentence per problem; none for messages whose payloads were not kept.
+        Number of damaged answers that were not accepted, and one sentence per problem. Messages whose payloads were not kept are
+        not compared.
     """
-    problems = []
+    problems: list[str] = []
+    damaged: dict[tuple[str, str], Record] = {}  # last copies of answers, by peer and message id
+    settled: set[tuple[str, str]] = set()
+    refused = 0
     for record, header, chunks in merged(_decoded(records)):
+        if record.direction == "down" and header.kind == "ACK":
+            key = record.peer, header.parent
+            if key not in settled and key in damaged:
+                problems.append(_changed(damaged.pop(key), "RESULT"))
+                refused -= 1
+            settled.add(key)
         if header.kind not in ("TASK", "RESULT") or None in chunks:
             continue
-        if payload_hash(*(chunk or b"" for chunk in chunks)) != (header.blake3 or NOTHING):
-            problems.append(f"the bytes of record {record.number} ({header.kind}, {record.peer}) are not those of its header")
-    return problems
+        key = record.peer, header.id
+        fits = payload_hash(*(chunk or b"" for chunk in chunks)) == (header.blake3 or NOTHING)
+        if record.direction == "down":
+            problems += [] if fits else [_changed(record, header.kind)]
+        elif key not in settled:
+            damaged.pop(key, None)
+            if not fits:
+                damaged[key] = record
+                refused += 1
+    return refused, problems
+
+
+def _changed(record: Record, kind: str) -> str:
+    return f"the bytes of record {record.number} ({kind}, {record.peer}) are not those of its header"
 
 
 def other_than_answered(

@@ -218,8 +218,10 @@ def _contents(folder: Path, records: list[transcript.Record], charged: dict[int,
     """Compare kept bytes with their hashes, and releases with the clients' answers, where the folder has them."""
     checks = []
     if any(record.payload is not None for record in records):
-        changed = other_than_announced(records)
+        refused, changed = other_than_announced(records)
         detail = changed[0] if changed else "the transcript keeps all bytes"
+        if refused and not changed:
+            detail += f"; messages that arrived damaged and were not accepted: {refused}"
         checks.append(Check("messages: kept bytes have the hashes in their headers", not changed, detail))
     compared, other = other_than_answered(records, charged, {c: ledger_folder(folder, c) for c in charged if c != NOBODY})
     if compared or other:

@@ -197,6 +197,38 @@ def test_without_the_journal_the_chain_finds_a_changed_and_a_dropped_line(copied
         )
 
 
+def damaged_once(bodies: list[rewriting.Body]) -> rewriting.Body:
+    """Put a damaged copy of an answer and its refusal before the answer; returns the damaged chunk."""
+    answer, chunk = rewriting.results(bodies, 0, 3)
+    damaged = [*chunk[:5], bytes([chunk[5][0] ^ 1]) + chunk[5][1:]]
+    acknowledged = next(b for b in bodies if b[4]["kind"] == "ACK" and b[4].get("parent") == answer[4]["id"])
+    refusal = [*acknowledged[:4], {**acknowledged[4], "kind": "ERROR", "code": "hash", "reason": "damaged"}, None]
+    bodies[bodies.index(answer) : bodies.index(answer)] = [answer, damaged, refusal]
+    return damaged
+
+
+def test_an_answer_that_arrives_damaged_and_is_sent_again_is_no_problem(copied: Path):
+    rewriting.rewrite_transcript(copied, damaged_once)
+    assert independent_reader.verify(copied).problems == []
+    (check,) = [check for check in dpcfl.open_run(copied).verify() if "kept bytes" in check.what]
+    assert check.holds
+    assert check.detail.endswith("damaged and were not accepted: 1")
+
+
+def test_a_damaged_answer_that_is_acknowledged_is_a_problem(copied: Path):
+    def change(bodies: list[rewriting.Body]) -> None:
+        damaged = damaged_once(bodies)
+        refusal = bodies[bodies.index(damaged) + 1]
+        refusal[4] = {**refusal[4], "kind": "ACK", "code": "", "reason": ""}
+
+    rewriting.rewrite_transcript(copied, change)
+    (problem,) = independent_reader.verify(copied).problems
+    assert "is not the one that its header announces" in problem
+    (check,) = [check for check in dpcfl.open_run(copied).verify() if "kept bytes" in check.what]
+    assert check.holds is False
+    assert check.detail.endswith("are not those of its header")
+
+
 def test_truncated_ends_after_a_crash_are_no_problem(copied: Path):
     """A crash of the machine may cut the last line of a ledger, a crash of the coordinator the last record."""
     whole = independent_reader.verify(copied)

@@ -287,7 +287,7 @@ def test_the_clients_of_a_lost_aggregator_are_missing_and_the_others_go_on(tmp_p
 
 @pytest.mark.slow
 def test_a_coordinator_that_restarts_counts_the_clients_of_aggregators_and_not_aggregators(tmp_path):
-    run = start(tmp_path, {"name": "global"}, rounds=40, local={"batch_size": 8, "lr": 0.5, "epochs": 4},
+    run = start(tmp_path, {"name": "global"}, rounds=200, local={"batch_size": 8, "lr": 0.5, "epochs": 4},
                 runtime={"aggregators": [4, 1], "max_restarts": 1, "quorum": 0.8})  # fmt: skip
     for t in (2, 4):
         until_round(run, tmp_path, t)
@@ -298,7 +298,7 @@ def test_a_coordinator_that_restarts_counts_the_clients_of_aggregators_and_not_a
     output = run.communicate(timeout=200)[0]
     assert run.returncode == 0, output
     lines = server_lines(only_run(tmp_path / "runs"))
-    assert (lines[-1]["round"], lines[-1]["missing"], lines[-1]["answered"]) == (40, [4], 4)
+    assert (lines[-1]["round"], lines[-1]["missing"], lines[-1]["answered"]) == (200, [4], 4)
 
 
 @pytest.mark.slow

@@ -105,15 +105,14 @@ def check_messages(
     messages: list[Message], folder: Path, protocol: JsonMap, debits: dict[str, list[JsonMap]], report: Report
 ) -> None:
     """Steps 5 to 8: each release against its task, the client's debit and its stored answer."""
+    check_payloads(messages, report)
     job = sha256((folder / "protocol.json").read_bytes())
     tasks: dict[tuple[str, str], Message] = {}
     hashes: dict[tuple[int, int, str], str] = {}
     for message in messages:
-        header, where = message.header, f"record {message.number}"
+        header = message.header
         if message.direction == "down" and (header["run"], header["job"]) != (protocol["run"], job):
-            report.problems.append(f"transcript: {where} belongs to another run or job")
-        if message.payload is not None and payload_hash(message.payload) != header["blake3"]:
-            report.problems.append(f"transcript: the payload of {where} is not the one that its header announces")
+            report.problems.append(f"transcript: record {message.number} belongs to another run or job")
         if message.direction == "down" and header["kind"] == "TASK":
             tasks[message.peer, header["id"]] = message
         if message.direction == "up" and header["kind"] == "RESULT" and header.get("code") == "release":
@@ -127,6 +126,27 @@ def check_messages(
                 report.problems += check_release(job, key, task, header, debits[ledger], folder / "ledgers" / ledger)
     if protocol["privacy"]["trust"] == "secure-aggregation":
         check_signatures(messages, folder, job, report)
+
+
+def check_payloads(messages: list[Message], report: Report) -> None:
+    """Step 5: payloads against the hashes in their headers; of an answer the last copy before its first acknowledgement."""
+    used: list[Message] = []
+    answers: dict[tuple[str, str], Message] = {}
+    acknowledged: set[tuple[str, str]] = set()
+    for message in messages:
+        if message.direction == "up":
+            answers[message.peer, message.header["id"]] = message
+            continue
+        used.append(message)
+        answer = message.peer, message.header.get("parent", "")
+        if message.header["kind"] == "ACK" and answer not in acknowledged:
+            acknowledged.add(answer)
+            used += [answers[answer]] if answer in answers else []
+    for message in used:
+        if message.payload is not None and payload_hash(message.payload) != message.header["blake3"]:
+            report.problems.append(
+                f"transcript: the payload of record {message.number} is not the one that its header announces"
+            )
 
 
 def check_release(
