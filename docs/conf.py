@@ -36,7 +36,8 @@ def children(parent: str, source: str) -> list[str]:
     pages = [posixpath.normpath(posixpath.join(folder, link)) for link in _LINK.findall(source)]
     if parent == "index":
         return [page for page in dict.fromkeys(pages) if page in PARENTS]
-    return [page for page in dict.fromkeys(pages) if page.startswith((f"{folder}/", "examples/")) and page != parent]
+    below = folder if parent.endswith("/index") else parent  # "reproductions" is a page of its folder's index
+    return [page for page in dict.fromkeys(pages) if page.startswith((f"{below}/", "examples/")) and page != parent]
 
 
 def _add_navigation(app: Any, name: str, source: list[str]) -> None:
