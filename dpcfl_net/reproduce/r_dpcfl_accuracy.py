@@ -17,7 +17,12 @@ from dpcfl_net.results.tables import Table
 PAPER = "Malekmohammadi, Taik, Farnadi, Differentially Private Clustered Federated Learning, TMLR 2025"
 SYSTEMS = ("oracle", "r-dpcfl", "dp-ifca", "mr-mtl", "local", "km-cdpfl", "global")
 CONFIGS = {
-    "laptop": ("laptop_fashion_mnist_rotation", "laptop_mnist_rotation", "laptop_cifar10_rotation", "laptop_cifar10_label_flip"),
+    "laptop": (
+        "laptop_fashion_mnist_rotation",
+        "laptop_mnist_rotation",
+        "laptop_cifar10_rotation",
+        "laptop_cifar10_label_flip",
+    ),
     "paper": ("paper_fashion_mnist_rotation", "paper_mnist_rotation", "paper_cifar10_rotation", "paper_cifar10_label_flip"),
 }
 # Epsilon to seeds. The paper: four seeds at each of 3, 4, 5, 10, 15.
