@@ -22,7 +22,7 @@ from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.record_book import Compose
-from dpcfl_net.privacy.slots import RawSlot, Slot, StageSlot, UnprotectedSlot
+from dpcfl_net.privacy.slots import RAW, RawSlot, Slot, StageSlot, UnprotectedSlot
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
@@ -49,12 +49,14 @@ def unprotected(plan: list[Slot]) -> list[str]:
     """List the reasons why a plan has no finite epsilon.
 
     Args:
-        plan: Slots in any order.
+        plan: Slots of a plan that protects a client (`noisy_plans`), in any order. A raw release is none of a trusted server's
+            own, so that here it goes to a server that is not trusted.
 
     Returns:
         Each reason once, sorted; empty for a finite epsilon.
     """
-    return sorted({slot.reason for slot in plan if isinstance(slot, UnprotectedSlot)})
+    raw = [RAW for slot in plan if isinstance(slot, RawSlot)]
+    return sorted({*raw, *(slot.reason for slot in plan if isinstance(slot, UnprotectedSlot))})
 
 
 def without_guarantee(algorithm: ClientSide) -> list[str]:
