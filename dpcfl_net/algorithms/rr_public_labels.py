@@ -59,6 +59,9 @@ class PublicLabels(ClientLevel):
             setting: Public facts of the run.
         """
         every, mechanism, problems = options.labels_every, options.labels, []
+        if every and setting.privacy.secure:
+            why = "clients would send their losses as they are to a server that is not trusted"
+            problems.append(f"algorithm.labels_every is {every}: must be 0 with privacy.trust secure-aggregation, since {why}")
         if mechanism == "gaussian" and every:
             problems.append(
                 f"algorithm.labels_every is {every}: must be 0 with labels gaussian; labels of all clients need randomised-response or "

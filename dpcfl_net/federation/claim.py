@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ from dpcfl_net.federation.plan_examples import plan_examples, plan_key
 from dpcfl_net.federation.secure_claim import secure_sum_problem
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.slots import RawSlot, Slot, StageSlot, UnprotectedSlot
+from dpcfl_net.privacy.ledger.record_book import Compose
+from dpcfl_net.privacy.slots import RAW, RawSlot, Slot, StageSlot, UnprotectedSlot
 
 SEEDED = "noise is seeded: whoever has the seed subtracts it (INSECURE)"
 
@@ -48,12 +49,14 @@ def unprotected(plan: list[Slot]) -> list[str]:
     """List the reasons why a plan has no finite epsilon.
 
     Args:
-        plan: Slots in any order.
+        plan: Slots of a plan that protects a client (`noisy_plans`), in any order. A raw release is none of a trusted server's
+            own, so that here it goes to a server that is not trusted.
 
     Returns:
         Each reason once, sorted; empty for a finite epsilon.
     """
-    return sorted({slot.reason for slot in plan if isinstance(slot, UnprotectedSlot)})
+    raw = [RAW for slot in plan if isinstance(slot, RawSlot)]
+    return sorted({*raw, *(slot.reason for slot in plan if isinstance(slot, UnprotectedSlot))})
 
 
 def without_guarantee(algorithm: ClientSide) -> list[str]:
@@ -161,18 +164,18 @@ def claimed_events(algorithm: ClientSide, client: int) -> list[Event]:
     return plan_events(protected(plan), noise, protocol.privacy.adjacency)
 
 
-def composer(cache: Path) -> Callable[[Sequence[Event], float, Adjacency], float]:
+def composer(cache: Path) -> Compose:
     """Build an accountant that runs in a separate process, once on a host for equal arguments.
 
     Args:
         cache: Folder of the accountant cache.
 
     Returns:
-        A function (events, delta, adjacency) -> epsilon.
+        A function (events, delta, adjacency, order) -> epsilon, see `record_book.Compose`.
     """
 
-    def compose(events: Sequence[Event], delta: float, adjacency: Adjacency) -> float:
-        question = cost(events, delta, adjacency, "pld")
+    def compose(events: Sequence[Event], delta: float, adjacency: Adjacency, order: float | None = None) -> float:
+        question = cost(events, delta, adjacency, "pld" if order is None else "rdp", order)
         found: float | None = cached(cache, question, lambda: _account(question))
         return math.inf if found is None else found
 

@@ -7,7 +7,10 @@ and at most P slots per piece; gamma_k = k u / (1 - k u) (Higham 2002, section 3
   precision in blocks of 512 terms, inflated by 2 (512 + 4) u, and raised by the smallest normal number for each square
   lost to underflow. Outer products are never formed: ||g a^T||^2 = ||g||^2 ||a||^2, in float64, where squares of float32
   numbers are exact.
-- factor = min(1, clip' / bound), so a factor times its record has a norm of at most clip' (1 + 4 u).
+- factor = min(1, clip' / bound), so a factor times its record has a norm of at most clip' (1 + 4 u). Below the smallest normal
+  number a factor has no such precision: it could round up to twice its value, and crafted weights reach it. A record whose factor
+  would be so small is removed. The product of a factor and a signal of an outer product may be as small; a record with a side
+  above 2^40 is removed, so that this moves the sum by less than 2^-80 sqrt(outputs) clip, for all clip norms from 1e-9.
 - A sum of P such records in working precision is off by at most gamma_{P+2} P clip' (1 + 4 u), so two adjacent sums differ
   by at most clip' (1 + 4 u)(1 + u)(1 + 2 P gamma_{P+2}). clip' is `clip` divided by that: 0.9998 of it at 40 slots, 0.9992 at 80.
 
@@ -23,6 +26,7 @@ from typing import Protocol
 import torch
 
 BLOCK = 512
+LARGEST = 2.0**40  # norm of a side of an outer product above which its record is removed
 _SHARE_UNITS = 2**15  # 0.4 % of the clip norm in float32
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -136,11 +140,13 @@ class Outer:
         """See `GradientBlock`."""
         signals = torch.linalg.vector_norm(self.signals, dim=1, dtype=torch.float64).square_()
         inputs = torch.linalg.vector_norm(self.inputs, dim=1, dtype=torch.float64).square_()
+        # NaN is not above the bound; the product keeps it.
+        huge = torch.maximum(signals, inputs) > LARGEST**2
         if self.bias:
             inputs += 1
         terms = self.signals.shape[1] + self.inputs.shape[1]
         limits = torch.finfo(torch.float64)
-        return signals.mul_(inputs).mul_(1 + (terms + 8) * limits.eps).add_(terms * limits.tiny)
+        return signals.mul_(inputs).mul_(1 + (terms + 8) * limits.eps).add_(terms * limits.tiny).masked_fill_(huge, math.inf)
 
     def squared_rounding(self, most: int) -> None:
         """See `GradientBlock`."""
@@ -171,8 +177,8 @@ def clipped_sum(
 ) -> torch.Tensor:
     """Clip each slot's gradient and sum.
 
-    Slots that are not usable, or have no finite norm, are removed by selection, which is always executed: multiplying by zero
-    would turn inf into NaN.
+    Slots that are not usable, or have no finite norm or one so large that the factor would not be a normal number, are removed by
+    selection, which is always executed: multiplying by zero would turn inf into NaN.
 
     Args:
         parts: Gradients, block by block.
@@ -188,16 +194,17 @@ def clipped_sum(
     squares = torch.zeros(usable.shape[0], dtype=torch.float64, device=usable.device)
     for part in parts:
         squares += part.squared_norms()
-    # NaN is not below infinity, so it is removed too.
-    removed = ~(usable & (squares < math.inf))
     dtype, most = out.dtype, usable.shape[0] if most is None else most
     target = reserved_clip(clip, most, dtype)
+    longest = target / (2 * torch.finfo(dtype).tiny)
+    # NaN is not below the bound, so it is removed too.
+    removed = ~(usable & (squares < longest * longest))
     rounding = [each for part in parts if (each := part.squared_rounding(most)) is not None]
     if rounding:
         share = rounding_share(dtype)
         # The larger of the two bounds decides.
         squares = torch.maximum(squares.div_((1 - share) ** 2), torch.stack(rounding).sum(0).div_(share**2))
-        removed |= ~(squares < math.inf)
+        removed |= ~(squares < longest * longest)
     factors = (target / squares.sqrt_()).clamp_(max=1.0).masked_fill_(removed, 0.0).to(dtype)
     # A mask of bits selects six times as fast as masked_fill.
     keep = removed.to(_BITS[dtype]).sub_(1)

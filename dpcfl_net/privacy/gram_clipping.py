@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 
-_LARGEST = 2.0**40
+from dpcfl_net.privacy.clipping import LARGEST
+
 _TERMS = 64  # of one product: few, so that their rounding takes little of the clip norm
 
 
@@ -58,7 +59,7 @@ class PlaceSums:
         lengths = [gram.diagonal(dim1=1, dim2=2).sum(1) for gram in grams]
         self._norms = (grams[0] * grams[1]).sum((1, 2))
         self._sides = lengths[0] * lengths[1]
-        self._huge = ~((lengths[0] <= _LARGEST**2) & (lengths[1] <= _LARGEST**2))
+        self._huge = ~((lengths[0] <= LARGEST**2) & (lengths[1] <= LARGEST**2))
 
     def squared_norms(self) -> torch.Tensor:
         """See `GradientBlock`."""

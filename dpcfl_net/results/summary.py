@@ -29,7 +29,7 @@ from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
-from dpcfl_net.privacy.ledger.record_book import RecordBook
+from dpcfl_net.privacy.ledger.record_book import Budget, RecordBook
 from dpcfl_net.privacy.slots import names_for
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import actual_state, mapping
@@ -282,20 +282,22 @@ def ledger_folder(folder: Path, client: int) -> Path:
     return RunFolder(folder).ledger(client_key(client))
 
 
-def record_book(folder: Path) -> tuple[Path, float | None]:
-    """Return folder of the record book and delta of its budget (None without a budget), for ledger scope "dataset"."""
+def record_book(folder: Path) -> tuple[Path, Budget | None]:
+    """Return folder of the record book and its budget (None without one), for ledger scope "dataset"."""
     ledger = run_settings(folder)["ledger"]
-    return Path(ledger["root"]).expanduser().resolve(), (ledger["budget"] or {}).get("delta")
+    budget = ledger["budget"]
+    return Path(ledger["root"]).expanduser().resolve(), None if budget is None else Budget(budget["epsilon"], budget["delta"])
 
 
 def promised_over_runs(folder: Path, job: Job) -> str:
     """Describe in one sentence what all runs on the same records promise together, for ledger scope "dataset"."""
-    where, delta = record_book(folder)
-    delta = delta or job.protocol.privacy.delta
+    where, budget = record_book(folder)
+    delta = job.protocol.privacy.delta if budget is None else budget.delta
     book, compose = RecordBook(where), composer(cache.folder() / "claims")
-    epsilon, runs = max(book.spent(digest(job.protocol), entry.id, delta, compose) for entry in job.protocol.roster)
+    epsilon, runs = max(book.spent(digest(job.protocol), entry.id, delta, compose, budget) for entry in job.protocol.roster)
     what = "a record" if job.protocol.privacy.unit == "sample" else "a client"
-    return f"all runs on the same records: {runs} promise {what} epsilon {epsilon:.4g} at delta {delta:g} together, at most"
+    said = f"all runs on the same records: {runs} promise {what} epsilon {epsilon:.4g} at delta {delta:g} together, at most"
+    return said if budget is not None or runs == 1 else f"{said}, if their plans were fixed before the first"
 
 
 def epsilon_curves(folder: Path, job: Job) -> list[list[float]]:

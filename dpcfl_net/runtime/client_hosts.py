@@ -106,13 +106,20 @@ def enrol(algorithm: ClientSide, client: int, open_data: Callable[[Split], Any],
         durable: Write the book with fsync.
 
     Raises:
-        Refused: "book" if the worker has no record book; otherwise as `RecordBook.enrol`.
+        Refused: "book" if the worker has no record book, or the job cannot be composed with others: a release without a guarantee,
+            seeded noise, or a part of its delta that is reserved; otherwise as `RecordBook.enrol`.
     """
     if terms.book is None:
         raise Refused(
             "book", "the job composes all runs on a record (ledger_scope dataset): give a record book (dpcfl worker --book)"
         )
     protocol = algorithm.protocol
+    if protocol.unprotected:
+        raise Refused("book", f"the job has no epsilon to compose: {protocol.unprotected[0]}")
+    if protocol.accounted_delta < protocol.privacy.delta:
+        raise Refused(
+            "book", "a part of the job's delta is reserved (constant pace, secure sums), which a record book does not add up"
+        )
     records = [open_data("train").record_digests()]
     if protocol.client(client).validation_records:
         records.append(open_data("validation").record_digests())

@@ -13,9 +13,11 @@ import secure_runs as runs
 from scipy import stats
 from secure_runs import SAMPLE, STAGES, charge_key, charged, key_of, make, noise, opened, played, records, trainer
 
+from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.clustering.rebalance import rebalanced_in_expectation
-from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.experiment.cost_estimate import estimate
+from dpcfl_net.federation.claim import verify_claim, without_guarantee
 from dpcfl_net.federation.engine import Engine
 from dpcfl_net.privacy.client_level import COUNT_SCALE
 from dpcfl_net.privacy.randomness import derive, stream
@@ -24,6 +26,7 @@ from dpcfl_net.training.batches import poisson_rows
 Z = stats.norm.isf(1e-8)  # false alarms below 1e-7
 ALL = range(8)
 COINS = {"name": "dp-fedavg", "sampling_rate": 0.5}
+BLOCKS = {"name": "rr-cluster", "guarantee": "expected", "clusters": 2, "min_cluster_size": 0, "sampling_rate": 0.5}
 
 
 def order_of(job: Any, client: int, t: int, kind: str) -> np.random.Generator:
@@ -325,6 +328,10 @@ def test_the_estimate_counts_the_tasks_and_bytes_of_all_stages(tmp_path, algorit
         ),
         ({"name": "r-dpcfl", "secure_from": 9}, {"privacy": SAMPLE}, "algorithm.secure_from is 9: must be at most rounds, 3"),
         ({"name": "rr-cluster", "clusters": 2, "min_cluster_size": 0, "sampling_rate": 0.5}, {}, "rr-cluster"),
+        (
+            {**BLOCKS, "labels": "randomised-response", "labels_every": 2}, {},
+            "algorithm.labels_every is 2: must be 0 with privacy.trust secure-aggregation, since clients would send their losses",
+        ),
         ({"name": "fedavg"}, {}, "fedavg"),
     ],
 )  # fmt: skip
@@ -332,3 +339,17 @@ def test_settings_without_secure_sums_are_refused_in_sentences(tmp_path, algorit
     with pytest.raises(ConfigError) as caught:
         make(tmp_path, algorithm, **changes)
     assert said in str(caught.value)
+
+
+def test_a_worker_refuses_a_signed_plan_with_raw_losses_for_the_server(tmp_path, monkeypatch):
+    """The same job by an operator that does not check: its plan has no finite epsilon, and its options are refused."""
+    job = make(tmp_path, BLOCKS, {**runs.CLIENT, "noise": "os", "noise_seed": None})
+    options = {**job.protocol.options, "labels": "randomised-response", "labels_every": 2}
+    forged = algorithm_of(job.protocol.model_copy(update={"options": options}))
+    assert without_guarantee(job.algorithm) == []
+    assert without_guarantee(forged) == ["raw to a trusted server: it sees this release as it is"]
+    with pytest.raises(Refused, match=r"claim: algorithm\.labels_every is 2"):
+        verify_claim(forged, 0, tmp_path)
+    monkeypatch.setattr(type(forged), "label_problems", lambda options, setting: [])
+    with pytest.raises(Refused, match=r"without a guarantee: .*raw to a trusted server"):
+        verify_claim(forged, 0, tmp_path)

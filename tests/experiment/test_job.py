@@ -163,3 +163,13 @@ def test_experiment_of_another_job_is_refused(made, tmp_path):
     job_files.write_job(other, tmp_path, folder / "keys")
     with pytest.raises(Refused, match="experiment-hash"):
         job_files.read_job(tmp_path, operator(folder))
+
+
+def test_a_signed_job_with_a_noise_seed_and_an_epsilon_is_refused(made, tmp_path):
+    """Both parts are signed and belong together: only the worker can notice that the noise of its releases is known to others."""
+    job, folder = made
+    experiment = job.experiment.model_copy(update={"noise_seed": "5eed" * 16})
+    protocol = job.protocol.model_copy(update={"experiment_hash": digest(experiment)})
+    job_files.write_job(job_files.Job(protocol, experiment), tmp_path, folder / "keys")
+    with pytest.raises(Refused, match="job-invalid: the experiment has a noise seed"):
+        job_files.read_job(tmp_path, operator(tmp_path))

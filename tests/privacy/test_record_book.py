@@ -9,16 +9,22 @@ import numpy as np
 import pytest
 from conftest import SMALL, dpcfl, write_config
 
+from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
+from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.core.types import Policy
 from dpcfl_net.data import cache
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.claim import composer
-from dpcfl_net.privacy.accounting.accountant import epsilon
+from dpcfl_net.privacy.accounting.accountant import deltas, epsilon
+from dpcfl_net.privacy.accounting.adaptive import filtered_epsilon, order_for
+from dpcfl_net.privacy.accounting.document import account
+from dpcfl_net.privacy.events.allocated_gaussian import AllocatedGaussian
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.privacy.ledger.record_book import BOOK, Budget, PrivacyBudgetClaim, RecordBook, repeated
+from dpcfl_net.privacy.ledger.record_book import ADAPTIVE_SHARE, BOOK, Budget, PrivacyBudgetClaim, RecordBook, repeated
+from dpcfl_net.runtime import client_hosts
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import Terms
 from dpcfl_net.transport.keys import make_keys
@@ -34,8 +40,8 @@ def claim(job, events=(GAUSSIAN,), **changes):
     )
 
 
-def exactly(events, delta, adjacency):
-    return epsilon(events, delta, adjacency)
+def exactly(events, delta, adjacency, order=None):
+    return epsilon(events, delta, adjacency) if order is None else filtered_epsilon(events, delta, order, adjacency)
 
 
 def enrol(book, job, records=RECORDS, budget=None, **changes):
@@ -71,8 +77,56 @@ def test_a_budget_is_a_pair(book):
     assert together > budget.epsilon
     enrol(book, "a", events=[weak], budget=budget)
     assert code_of(lambda: enrol(book, "b", events=[weak], budget=budget)) == "budget"
-    enrol(book, "b", events=[weak], budget=Budget(together, 0.4))
+    enrol(book, "b", events=[weak], budget=Budget(epsilon([SampledGaussian(0.5, 1.0, 2)], 0.4 * (1 - ADAPTIVE_SHARE)), 0.4))
     assert [p.job for p in book.claims()] == ["a", "b"]
+
+
+FIRST = SampledGaussian(1 / 0.55, 1.0, 1)
+# Each of them, after the first, meets epsilon 3 at delta 1e-4.
+SECOND = (SampledGaussian(1.653245, 1.0, 1), SampledGaussian(0.3811067, 0.002, 5))
+
+
+@pytest.mark.slow
+def test_a_second_plan_chosen_by_the_first_release_exceeds_what_both_pairs_promise():
+    """Why plans that differ are not composed jointly: after each loss of the first run the worse second one is taken."""
+    assert all(epsilon([FIRST, second], 1e-4) <= 3 for second in SECOND)
+    loss = np.linspace(-4.3, 4.6, 801)
+    chance = np.exp(-(((loss - 0.15125) / 0.55) ** 2) / 2) / (0.55 * math.sqrt(2 * math.pi)) * (loss[1] - loss[0])
+    left = 3 - loss
+    after = []
+    for second in SECOND:
+        above = np.array(deltas([second], np.abs(left).tolist()))
+        after.append(np.where(left >= 0, above, 1 - np.exp(left) + np.exp(left) * above))
+    assert [float(chance @ each) <= 1.01e-4 for each in after] == [True, True]
+    assert float(chance @ np.maximum(*after)) > 1.7e-4
+
+
+def test_plans_that_differ_are_held_by_a_filter_and_equal_ones_jointly(tmp_path):
+    for number, second in enumerate(SECOND):
+        book = RecordBook(tmp_path / str(number), durable=False)
+        enrol(book, "a", events=[FIRST], budget=Budget(3, 1e-4))
+        with pytest.raises(Refused, match="by the bound for plans that differ; the budget is 3"):
+            enrol(book, "b", events=[second], budget=Budget(3, 1e-4))
+        enrol(book, "c", events=[SampledGaussian(8.0, 1.0, 1)], budget=Budget(3, 1e-4))
+        spent, runs = book.spent("c", 0, 1e-4, exactly, Budget(3, 1e-4))
+        assert runs == 2
+        assert epsilon([FIRST, SampledGaussian(8.0, 1.0, 1)], 1e-4) < spent <= 3
+
+
+def test_the_filter_adds_up_at_one_order_that_the_budget_fixes():
+    order = order_for(3, 1e-5)
+    none, one, two, both = (filtered_epsilon(events, 1e-5, order) for events in ([], [FIRST], [SECOND[0]], [FIRST, SECOND[0]]))
+    assert both == pytest.approx(one + two - none)
+    assert one == pytest.approx(order * 0.55**2 / 2 + none)
+    assert epsilon([FIRST], 1e-5) < one < 1.2 * epsilon([FIRST], 1e-5)
+    with pytest.raises(ValueError, match="AllocatedGaussian"):
+        filtered_epsilon([AllocatedGaussian(1.0, 10, 1)], 1e-5, order)
+    asked = {"events": [FIRST.as_json()], "delta": 1e-5, "accountant": "rdp", "order": order}
+    assert account(asked)["epsilon"] == pytest.approx(one)
+    with pytest.raises(ConfigError, match="order: needs accountant rdp, got 'pld'"):
+        account({**asked, "accountant": "pld"})
+    with pytest.raises(ConfigError, match="order must be above 1"):
+        account({**asked, "order": 1})
 
 
 def test_what_shares_one_record_is_composed_whatever_else_differs(book):
@@ -289,3 +343,21 @@ def test_a_worker_without_a_book_refuses_a_job_that_composes_runs(tmp_path):
     assert (runs, round(spent, 2)) == (1, 1.0)
     assert not math.isnan(spent)
     assert Terms().policy == Policy()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"unprotected": ["noise is seeded"]}, "no epsilon to compose: noise is seeded"),
+        ({"local": LocalTraining(pace="constant")}, "a part of the job's delta is reserved"),
+    ],
+)
+def test_a_worker_enters_no_job_that_cannot_be_composed(tmp_path, change, why):
+    """The configuration is checked by the operator; a worker gets a signed job."""
+    make_keys(tmp_path / "keys", 2)
+    document = {**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}
+    job = make_job(config.resolve({**document, "ledger": {"scope": "dataset", "root": "x"}}), tmp_path / "keys")
+    algorithm = algorithm_of(job.protocol.model_copy(update=change))
+    with pytest.raises(Refused, match=why) as error:
+        client_hosts.enrol(algorithm, 0, lambda part: pytest.fail("data was read"), Terms(book=tmp_path / "book"), False)
+    assert error.value.code == "book"

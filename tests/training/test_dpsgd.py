@@ -102,6 +102,27 @@ def test_no_record_counts_for_more_than_clip_whatever_its_scale(path: str, scale
             assert norm == 0 or norm > 0.29
 
 
+@pytest.mark.parametrize("clip", [1e-6, 1.0])
+@pytest.mark.parametrize(("signal", "side"), [(1e20, 1e25), (1e-12, 3e37)])
+def test_factors_below_the_normal_numbers_do_not_round_a_record_up(clip: float, signal: float, side: float) -> None:
+    """Denormal numbers have few bits: a factor, or its product with a signal, could round up to twice its value. GPUs keep them."""
+    signals = torch.tensor([[signal, -signal]]) * torch.linspace(0.5, 1.5, 100)[:, None]
+    for each in (signals * clip if signal < 1 else signals).split(1):
+        part = clipping.Outer(each.clone(), torch.tensor([[side, 0.0, 0.0]]), 0, False)
+        assert clipping.clipped_sum([part], torch.tensor([True]), clip, torch.empty(6)).double().norm() <= clip
+
+
+def test_a_model_crafted_for_tiny_factors_gives_a_record_no_more_than_clip() -> None:
+    """Inputs of 1e25 and signals of 1e20 in the second layer, though its outputs are 1, since its weights are 0."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2, bias=False))
+    engine = FastPath(fast_layers(module, (1,)))
+    theta = torch.tensor([1e25, 0.0, 1.0, 1e20, -1e20])
+    for x in torch.linspace(0.2, 2, 100):
+        logits, parts = engine.gradients(theta, x.view(1, 1), torch.tensor([1]))
+        assert logits.isfinite().all()
+        assert clipping.clipped_sum(parts, torch.tensor([True]), 1.0, torch.empty(5)).double().norm() <= 1
+
+
 @pytest.mark.parametrize("terms", [1, 511, 512, 513, 12_800])
 def test_squared_norms_are_upper_bounds_and_tight(terms: int) -> None:
     rng = np.random.default_rng(terms)

@@ -21,6 +21,7 @@ from dpcfl_net.privacy.events.base import Event
 # Files that a result depends on, so that a corrected accountant does not reuse the results of a faulty one.
 SOURCES = (
     "accounting/accountant.py",
+    "accounting/adaptive.py",
     "accounting/allocation.py",
     "accounting/composition.py",
     "accounting/document.py",
@@ -68,7 +69,9 @@ def _kept(stored: Path) -> str | None:
     return text if isinstance(found, dict) and "answer" in found else None
 
 
-def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str) -> dict[str, Any]:
+def cost(
+    events: Iterable[Event], delta: float, adjacency: Adjacency, accountant: str, order: float | None = None
+) -> dict[str, Any]:
     """Build the query for epsilon of events, a document of `privacy.accounting.document`.
 
     Args:
@@ -76,11 +79,13 @@ def cost(events: Iterable[Event], delta: float, adjacency: Adjacency, accountant
         delta: Target delta, in (0, 1).
         adjacency: "zero-out" or "replace-one".
         accountant: "pld" or "rdp".
+        order: The only Renyi order, for adaptively chosen events and "rdp"; None: fixed events.
 
     Returns:
         A JSON object.
     """
-    return {"events": [event.as_json() for event in events], "delta": delta, "adjacency": adjacency, "accountant": accountant}
+    settings = {"delta": delta, "adjacency": adjacency, "accountant": accountant} | ({} if order is None else {"order": order})
+    return {"events": [event.as_json() for event in events], **settings}
 
 
 def sources() -> list[Path]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
-from dpcfl_net.privacy.accounting.accountant import calibrate, check_question, epsilon
+from dpcfl_net.privacy.accounting.accountant import calibrate, check_question, epsilon, rounded_up
+from dpcfl_net.privacy.accounting.adaptive import filtered_epsilon
 from dpcfl_net.privacy.accounting.tuned import ASSUMES, Trials, tuned_epsilon
 from dpcfl_net.privacy.events.base import Event, event_types
 
@@ -29,7 +30,8 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
             {"type": "LabelledFixedSizeGaussian", "noise_multiplier", "label_epsilon", "categories", "sample_size", "population", "steps"},
             {"type": "Unprotected", "reason"}, {"type": "DataFree"}; "delta"; optionally "adjacency", "accountant", and "target_epsilon", for which every noise
             multiplier that is absent or null is found (one for all); or "tuned" ({"law", "mean"} of `tuned.Trials`, with accountant
-            rdp) for the best of a random number of trials with these events.
+            rdp) for the best of a random number of trials with these events; or "order" (with accountant rdp) for events whose
+            choice may depend on earlier releases: a Renyi order that was fixed before them (`adaptive.filtered_epsilon`).
 
     Returns:
         The settings with "epsilon" (None for infinity, then with a "reason") and, if sought, "noise_multiplier"; with "tuned" also
@@ -38,7 +40,7 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: Lists every unknown key and bad value, and the allowed ones.
     """
-    problems = _unknown("", document, ("events", "delta", "adjacency", "accountant", "target_epsilon", "tuned"))
+    problems = _unknown("", document, ("events", "delta", "adjacency", "accountant", "target_epsilon", "tuned", "order"))
     entries = document.get("events")
     if not isinstance(entries, list):
         raise ConfigError([*problems, f"events: must be a list of events, got {entries!r}"])
@@ -60,9 +62,14 @@ def account(document: dict[str, Any]) -> dict[str, Any]:
         except ConfigError as error:
             problems += [f"events[{i}]{problem}" for problem in error.problems]
     trials = _trials(document, settings["accountant"], problems)
+    order = document.get("order")
+    if order is not None and (settings["accountant"] != "rdp" or target is not None or trials is not None):
+        problems.append(f"order: needs accountant rdp, got {shown(settings['accountant'])}, no target_epsilon and no tuned")
     if problems:
         raise ConfigError(problems)
     try:
+        if order is not None:
+            return _filtered(entries, order, settings)
         return _answer(entries, target, settings) if trials is None else _tuned(entries, trials, settings)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -104,6 +111,11 @@ def _tuned(entries: list[dict[str, Any]], trials: Trials, settings: dict[str, An
     found = tuned_epsilon([_event(entry, 1.0) for entry in entries], settings["delta"], trials, settings["adjacency"])
     terms = {"tuned": {"law": trials.law, "mean": trials.mean}, "gamma": trials.gamma, "assumes": ASSUMES}
     return {**answer, **terms, "epsilon_of_one_trial": answer["epsilon"], "epsilon": found if found < math.inf else None}
+
+
+def _filtered(entries: list[dict[str, Any]], order: float, settings: dict[str, Any]) -> dict[str, Any]:
+    found = filtered_epsilon([_event(entry, 1.0) for entry in entries], settings["delta"], order, settings["adjacency"])
+    return {**settings, "order": order, "epsilon": rounded_up(found) if found < math.inf else None}
 
 
 def _keys(kind: type[Event]) -> list[str]:

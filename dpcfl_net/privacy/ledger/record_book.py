@@ -4,6 +4,10 @@ A guarantee is about a record, so the book holds the jobs in which a record took
 record are composed jointly, event by event, and converted to epsilon once: n equal runs cost about sqrt(n) times one, and a
 changed slice that shares a record with an earlier one still pays for it. One job's claim covers the slice of a single client; a
 record that several clients of one job hold counts once in that job.
+
+With a budget, several equal plans are composed jointly at (1 - s) of its delta, s = `ADAPTIVE_SHARE`, and different ones go through a
+Renyi filter at s of its delta, since a later plan may be chosen after earlier releases were seen (proof: `accounting/adaptive.py`). Without
+a budget nothing is refused, and what is stated is joint composition, for plans that were fixed before the first job.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +28,7 @@ from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency
+from dpcfl_net.privacy.accounting.adaptive import order_for
 from dpcfl_net.privacy.events.base import Event, merge, read_event
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, counter_line, digest, read_counter, split_lines
@@ -32,8 +37,15 @@ BOOK, COUNTER, RECORDS = "book.jsonl", "counter", "records"
 ROUNDING = 1e-9
 MOST_HISTORIES = 16  # more histories than this are replaced by one that is at least as costly as each
 
+ADAPTIVE_SHARE = 0.1  # of a budget's delta, for records with different plans
+
 Events = tuple[Event, ...]
-Compose = Callable[[Sequence[Event], float, Adjacency], float]  # events, delta, adjacency -> epsilon
+
+
+class Compose(Protocol):
+    """The accountant: epsilon of events at delta; with an order, of adaptively chosen ones by this Renyi order."""
+
+    def __call__(self, events: Sequence[Event], delta: float, adjacency: Adjacency, order: float | None = None) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,20 @@ class Budget:
 
     epsilon: float
     delta: float
+
+
+class History(NamedTuple):
+    """Jobs of a record.
+
+    Attributes:
+        events: Events of all plans, merged.
+        jobs: Number of jobs.
+        equal: True if all plans are equal.
+    """
+
+    events: Events
+    jobs: int
+    equal: bool
 
 
 @dataclass(frozen=True)
@@ -109,14 +135,15 @@ class RecordBook:
             if not same:
                 self._append(lines, claim, own)
 
-    def spent(self, job: str, client: int, delta: float, compose: Compose) -> tuple[float, int]:
+    def spent(self, job: str, client: int, delta: float, compose: Compose, budget: Budget | None = None) -> tuple[float, int]:
         """Compute epsilon of the costliest record of a client over all runs so far.
 
         Args:
             job: Hash of the signed protocol.
             client: Client id.
-            delta: Target delta, in (0, 1).
+            delta: Target delta, in (0, 1), without a budget; then the plans must have been fixed before the first run.
             compose: The accountant.
+            budget: As for `enrol`; epsilon is at its delta.
 
         Returns:
             Epsilon, and the number of runs; (0, 0) for a client without a claim in this job.
@@ -126,7 +153,7 @@ class RecordBook:
         for claim in claims:
             if (claim.job, claim.client) == (job, client):
                 histories = self._histories(claim, self._records(claim), [p for p in claims if p.job != job])
-                return max((compose(events, delta, claim.adjacency), jobs) for events, jobs in histories)
+                return max((_epsilon(each, budget or delta, claim.adjacency, compose), each.jobs) for each in histories)
         return 0.0, 0
 
     def claims(self) -> list[PrivacyBudgetClaim]:
@@ -134,21 +161,20 @@ class RecordBook:
         with self._locked():
             return self._read()[1]
 
-    def _hold(self, claim: PrivacyBudgetClaim, histories: list[tuple[Events, int]], budget: Budget, compose: Compose) -> None:
+    def _hold(self, claim: PrivacyBudgetClaim, histories: list[History], budget: Budget, compose: Compose) -> None:
         holder = f"record of client {claim.client}" if claim.unit == "sample" else f"client ({claim.client})"
-        for events, jobs in histories:
-            epsilon = compose(events, budget.delta, claim.adjacency)
+        for history in histories:
+            epsilon = _epsilon(history, budget, claim.adjacency, compose)
             if not epsilon <= budget.epsilon * (1 + ROUNDING):
                 raise Refused(
                     "budget",
-                    f"{jobs} runs together would promise a {holder} epsilon {epsilon:.4g} at delta {budget.delta:g}; "
+                    f"{history.jobs} runs together would promise a {holder} epsilon {epsilon:.4g} at delta {budget.delta:g}"
+                    f"{'' if history.equal else ', by the bound for plans that differ'}; "
                     f"the budget is {budget.epsilon:g}",
                 )
 
-    def _histories(
-        self, claim: PrivacyBudgetClaim, own: np.ndarray, others: Sequence[PrivacyBudgetClaim]
-    ) -> list[tuple[Events, int]]:
-        """Histories of the client's costliest records, this job included: (events, jobs) of each that no other exceeds.
+    def _histories(self, claim: PrivacyBudgetClaim, own: np.ndarray, others: Sequence[PrivacyBudgetClaim]) -> list[History]:
+        """Histories of the client's costliest records, this job included: each that no other exceeds.
 
         Jobs with the same plan are one kind, and the history of a record is the number of jobs of each kind that used it. A
         client as the unit took part in every job that used one of its records.
@@ -175,8 +201,13 @@ class RecordBook:
         table = np.zeros((len(own), len(kinds)), np.int64)
         for (_, events), shared in counted.items():
             table[shared, kinds[events]] += 1
+        differs = np.array([events != claim.events for events in kinds], bool)
         return [
-            (repeated([(claim.events, 1), *zip(kinds, row.tolist(), strict=True)]), 1 + int(row.sum()))
+            History(
+                repeated([(claim.events, 1), *zip(kinds, row.tolist(), strict=True)]),
+                1 + int(row.sum()),
+                not row[differs].any(),
+            )
             for row in _largest(table)
         ]
 
@@ -238,6 +269,17 @@ class RecordBook:
         with locked(self.folder / "lock"):
             remove_drafts(self.folder)
             yield
+
+
+def _epsilon(history: History, budget: Budget | float, adjacency: Adjacency, compose: Compose) -> float:
+    """Epsilon of a history at the delta of a budget, or at a delta without a budget; see the head of this file."""
+    if not isinstance(budget, Budget):
+        return compose(history.events, budget, adjacency)
+    if history.equal:
+        share = 1 - ADAPTIVE_SHARE if history.jobs > 1 else 1.0
+        return compose(history.events, share * budget.delta, adjacency)
+    delta = ADAPTIVE_SHARE * budget.delta
+    return compose(history.events, delta, adjacency, order_for(budget.epsilon, delta))
 
 
 def repeated(kinds: Sequence[tuple[Events, int]]) -> Events:
