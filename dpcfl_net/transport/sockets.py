@@ -16,11 +16,10 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard
-from dpcfl_net.transport.messages import WireError, plain
+from dpcfl_net.transport.messages import MAX_FRAME, WireError, plain
 
 DOMAIN = "dpcfl"
 HIGH_WATER = 32  # messages; four windows, so that flow control sets the pace and not the mark
-MAX_FRAME = 4 << 20  # bytes
 ZERO_COPY = 256 << 10  # bytes of a frame that is sent without a copy
 FRAMES = 2  # header and one chunk
 BYE_LINGER_MS = 5000

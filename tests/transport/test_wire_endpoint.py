@@ -46,7 +46,7 @@ from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
-from dpcfl_net.transport.messages import CHUNK, WINDOW, WireError, decode, encode
+from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
@@ -232,7 +232,7 @@ def test_frame_above_the_limit_closes_the_connection() -> None:
     with make_server(security="none") as server, make_client(server.address, 1, security="none") as honest:
         ends = Ends(server, honest).joined()
         with zmtp(server.address) as raw:
-            raw.sendall(b"\x02" + (sockets.MAX_FRAME + 1).to_bytes(8, "big") + bytes(1000))
+            raw.sendall(b"\x02" + (MAX_FRAME + 1).to_bytes(8, "big") + bytes(1000))
             raw.settimeout(5)
             while raw.recv(4096):
                 ends.until(lambda: True)
@@ -561,6 +561,22 @@ def test_the_transcript_has_a_task_on_file_before_a_client_can_answer_it(tmp_pat
             assert sent in [decode(record.header).id for record in read(tmp_path / "t")]
             client.send_result(ends.tasks(client)[-1].id, "release", {"update": np.zeros(P, "f4")})
             ends.until(lambda: not client.pending)
+
+
+def test_a_chunk_that_is_too_long_leaves_the_transcript_readable(tmp_path: Path) -> None:
+    longest = MAX_FRAME - 1024
+    with (
+        closing(Transcript(tmp_path / "t", "full")) as transcript,
+        make_server(transcript=transcript) as server,
+        Liar(server.address, 0) as liar,
+    ):
+        ends = Ends(server)
+        liar.hello(ends)
+        liar.say("CHUNK", parent=new_id(), chunk=bytes(longest))
+        ends.until(lambda: server.failures["chunk"] == 1)
+    assert longest in [len(record.payload or b"") for record in read(tmp_path / "t")]
+    with closing(Transcript(tmp_path / "t", "full")) as again:  # as when the run is resumed
+        assert again.head == transcript.head
 
 
 def observer(**changes: Any) -> ObserverInbox:
