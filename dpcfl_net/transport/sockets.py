@@ -15,7 +15,7 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard
+from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard, bytes_on_the_wire
 from dpcfl_net.transport.messages import MAX_FRAME, WireError, plain
 
 DOMAIN = "dpcfl"
@@ -314,10 +314,10 @@ def receive(
         if count <= wanted:
             frames.append(frame)
         if count > routed:
-            size += len(frame)
+            size += bytes_on_the_wire(len(frame), curve)
     if guard is not None and count > routed:
         fd = int(frame.get(zmq.SRCFD))
-        guard.delivered(fd, size, count - routed)
+        guard.delivered(fd, size)
     route, user = frames[0].bytes if routed else b"", _user(frame) if curve else ""
     if not routed < count <= wanted:
         return Arrived(route, user, fd, True, memoryview(b""), None)

@@ -51,6 +51,7 @@ from dpcfl_net.transport.observer_inbox import ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.server import FAILURES
+from dpcfl_net.transport.sockets import Listener
 from dpcfl_net.transport.transcript import Transcript, read
 
 
@@ -226,6 +227,34 @@ def test_a_peer_that_floods_and_leaves_does_not_end_the_process(kind: str) -> No
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
     if zmq.zmq_version_info() <= (4, 3, 5):
         assert ended("64").returncode == -signal.SIGABRT
+
+
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_frames_that_were_read_give_no_room_for_unread_ones(security: str) -> None:
+    """The bytes of frames are counted exactly: counted too high, a peer of many short frames could send ahead without bound."""
+    link = Link(RUN, JOB, SERVER, security=security)
+    listener = Listener(zmq.ROUTER, "tcp://127.0.0.1:*", link, [KEYS[0][0]], unread_limit=1 << 18)
+    found: list[WireError] = []
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.linger = 0
+            sockets.join_curve(peer, Link(RUN, JOB, KEYS[0], SERVER[0], security=security))
+            peer.connect(listener.address)
+            for _ in range(6):
+                peer.send_multipart([b""] * 5000)
+                deadline = time.monotonic() + 10
+                while listener.receive() is None:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+            assert not listener.news()
+            for _ in range(4):
+                peer.send(bytes(1 << 17))
+            deadline = time.monotonic() + 3
+            while not (found := listener.news()) and time.monotonic() < deadline:
+                time.sleep(0.02)
+    finally:
+        listener.close(0)
+    assert [error.code for error in found] == ["flood"]
 
 
 def test_frame_above_the_limit_closes_the_connection() -> None:
