@@ -11,8 +11,7 @@ import numpy as np
 from dpcfl_net.core.tensors import DTYPES
 from dpcfl_net.federation.message_encoding import INDEX
 from dpcfl_net.transport.channel import new_id
-from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, VERSION, Header, Template, encode
-from dpcfl_net.transport.sockets import MAX_FRAME
+from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, MAX_HEADER, VERSION, Header, Template, encode
 
 if TYPE_CHECKING:
     from dpcfl_net.adversaries.hostile_connection import HostileConnection

@@ -16,7 +16,9 @@ from dpcfl_net.transport.messages import CHUNK, WINDOW
 
 UNREAD_LIMIT = 4 * WINDOW * CHUNK  # bytes a connection may send ahead of complete messages
 PERIOD_S = 0.1  # between looks at the connections
-_OVERHEAD = 64  # bytes a frame may need beyond its content (ZMTP and CURVE)
+_CURVE = 33  # bytes that CURVE adds to a frame: name and nonce of the command, authenticator, flags
+_SHORT, _SHORT_HEAD, _LONG_HEAD = 255, 2, 9  # longest short frame of ZMTP 3, and bytes before a short and a long frame
+_PINGS = 64  # bytes per second of ZeroMQ's heartbeats, which the owner does not see; an honest peer sends 9
 _TCP_INFO = getattr(socket, "TCP_INFO", -1)  # -1: no such option, an OSError
 _COUNTED = struct.Struct("<128xQ")  # start of Linux's struct tcp_info, with tcpi_bytes_received
 _FAILED = {
@@ -25,12 +27,28 @@ _FAILED = {
 }
 
 
+def bytes_on_the_wire(size: int, curve: bool) -> int:
+    """Return the bytes that a frame takes in the stream of a connection.
+
+    Args:
+        size: Bytes of its content.
+        curve: True if the connection is encrypted.
+    """
+    body = size + _CURVE if curve else size
+    return body + (_SHORT_HEAD if body <= _SHORT else _LONG_HEAD)
+
+
 class _Connection:
     """One accepted connection; its descriptor belongs to libzmq."""
 
     def __init__(self, fd: int) -> None:
         self._borrowed = socket.socket(fileno=fd)
+        self._began = time.monotonic()
         self.delivered = 0
+
+    def unread(self, received: int) -> float:
+        """Bytes of those received that the owner has not read and that are no heartbeats."""
+        return received - self.delivered - _PINGS * (time.monotonic() - self._began)
 
     def received(self) -> int | None:
         """Bytes that TCP has received; None where this is not available."""
@@ -71,11 +89,16 @@ class ConnectionGuard:
         self._thread = threading.Thread(target=self._run, name="connection-guard", daemon=True)
         self._thread.start()
 
-    def delivered(self, fd: int, size: int, frames: int) -> None:
-        """Record that the owner has read a message of so many bytes and frames from a connection."""
+    def delivered(self, fd: int, size: int) -> None:
+        """Record that the owner has read a message from a connection.
+
+        Args:
+            fd: Descriptor of the connection.
+            size: Bytes of all its frames, as `bytes_on_the_wire`. Counted too high, they would let the peer send more and more.
+        """
         connection = self._connections.get(fd)
         if connection is not None:
-            connection.delivered += size + frames * _OVERHEAD
+            connection.delivered += size
 
     def cut(self, fd: int) -> None:
         """Shut a connection down; the peer may connect again."""
@@ -134,10 +157,8 @@ class ConnectionGuard:
     def _check(self) -> None:
         for fd, connection in list(self._connections.items()):
             received = connection.received()
-            if received is not None and received - connection.delivered > self._limit:
-                self._log(
-                    "flood", f"cut a connection with {(received - connection.delivered) >> 20} MiB of unfinished messages"
-                )
+            if received is not None and (unread := connection.unread(received)) > self._limit:
+                self._log("flood", f"cut a connection with {int(unread) >> 20} MiB of unfinished messages")
                 connection.shut_down()
                 self._forget(fd)
 

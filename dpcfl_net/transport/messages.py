@@ -17,6 +17,7 @@ from dpcfl_net.transport.header_rules import MAX_PAYLOAD, RULES, Row
 VERSION = 2
 MAX_HEADER = 64 << 10  # bytes
 CHUNK = 2 << 20  # bytes of payload in one message
+MAX_FRAME = 4 << 20  # bytes; a peer that sends a larger frame is disconnected
 WINDOW = 8  # unconfirmed chunks in flight to one peer
 
 STATUSES = ("release", "lost", "stale", "refused")

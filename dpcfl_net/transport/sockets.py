@@ -15,12 +15,11 @@ from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import Protocol
-from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard
-from dpcfl_net.transport.messages import WireError, plain
+from dpcfl_net.transport.guard import UNREAD_LIMIT, ConnectionGuard, bytes_on_the_wire
+from dpcfl_net.transport.messages import MAX_FRAME, WireError, plain
 
 DOMAIN = "dpcfl"
 HIGH_WATER = 32  # messages; four windows, so that flow control sets the pace and not the mark
-MAX_FRAME = 4 << 20  # bytes
 ZERO_COPY = 256 << 10  # bytes of a frame that is sent without a copy
 FRAMES = 2  # header and one chunk
 BYE_LINGER_MS = 5000
@@ -315,10 +314,10 @@ def receive(
         if count <= wanted:
             frames.append(frame)
         if count > routed:
-            size += len(frame)
+            size += bytes_on_the_wire(len(frame), curve)
     if guard is not None and count > routed:
         fd = int(frame.get(zmq.SRCFD))
-        guard.delivered(fd, size, count - routed)
+        guard.delivered(fd, size)
     route, user = frames[0].bytes if routed else b"", _user(frame) if curve else ""
     if not routed < count <= wanted:
         return Arrived(route, user, fd, True, memoryview(b""), None)

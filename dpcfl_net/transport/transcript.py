@@ -15,14 +15,14 @@ import numpy as np
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import opened
-from dpcfl_net.transport.messages import CHUNK, MAX_HEADER, VERSION, Header, WireError, decode
+from dpcfl_net.transport.messages import MAX_FRAME, MAX_HEADER, VERSION, Header, WireError, decode
 from dpcfl_net.transport.payload import Assembly
 
 Mode = Literal["off", "headers", "full"]
 FORMAT = "dpcfl-transcript-1"
 FLUSH_S = 1.0
 _START = hashlib.sha256(FORMAT.encode()).digest()
-_MAX_BODY = CHUNK + 2 * MAX_HEADER  # bytes of one record
+_MAX_BODY = MAX_FRAME + 2 * MAX_HEADER  # bytes of one record, also of one whose chunk was refused as too long
 _FRAME = 5 + 2 + 32  # bytes of msgpack around a body: the pair, the two byte strings' heads, the digest
 
 

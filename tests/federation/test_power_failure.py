@@ -35,7 +35,7 @@ class Unflushed:
     """Writes that a power failure may lose: for each file its last flushed content and the writes after it."""
 
     def __init__(self):
-        self.files, self.fresh = {}, set()
+        self.files, self.fresh, self.replaced = {}, set(), {}
 
     def wrote(self, fd, offset, data):
         path = os.readlink(f"/proc/self/fd/{fd}")
@@ -49,6 +49,12 @@ class Unflushed:
         path = os.readlink(f"/proc/self/fd/{fd}")
         self.files.pop(path, None)
         self.fresh -= {name for name in self.fresh if os.path.dirname(name) == path}
+        self.replaced = {name: before for name, before in self.replaced.items() if os.path.dirname(name) != path}
+
+    def renamed(self, draft, path):
+        assert str(draft) not in self.files, "an unflushed draft replaces a file"
+        self.fresh.discard(str(draft))
+        self.replaced[str(path)] = path.read_bytes() if path.exists() else None
 
     def lose(self, rng, share):
         """Leave in the folder what a power failure leaves: of each unflushed write, `share` of the time all of it."""
@@ -67,12 +73,18 @@ class Unflushed:
         for path in self.fresh:
             if rng.random() >= share:
                 os.unlink(path)
+        for path, before in self.replaced.items():
+            if rng.random() >= share:
+                os.unlink(path)
+                if before is not None:
+                    with open(path, "wb") as file:
+                        file.write(before)
 
 
 @contextmanager
 def power(step):
     """Let the power fail before file operation `step`; yields what was not flushed then."""
-    real = {name: getattr(os, name) for name in ("write", "pwritev", "fsync", "fdatasync")}
+    real = {name: getattr(os, name) for name in ("write", "pwritev", "fsync", "fdatasync", "replace")}
     lost, count = Unflushed(), itertools.count(1)
 
     def guarded(name):
@@ -81,6 +93,9 @@ def power(step):
                 raise Crash
             if "sync" in name:
                 return lost.flushed(fd)
+            if name == "replace":
+                lost.renamed(fd, *rest)
+                return real[name](fd, *rest)
             if name == "write":
                 lost.wrote(fd, os.fstat(fd).st_size, bytes(rest[0]))
             else:
@@ -116,13 +131,18 @@ def ask_until_failure(folder, request, fake, step, rng, share, **changes):
 def after_each_failure(tmp_path, step_type, rounds, **changes):
     """Yields (folder, fake step, answer that was sent before the failure) for each point of failure and what it lost."""
     before = used_ledger(tmp_path / "before", rounds, step_type)
+    yield from after_each_failure_of(before, step_type, rounds + 1, **changes)
+
+
+def after_each_failure_of(before, step_type, round, **changes):
+    """As `after_each_failure`, for a task of a round and a copy of the ledger in `before`."""
     for share in (0.0, 0.3, 0.5, 0.7, 1.0):
         for step in itertools.count(1):
             for draw in range(1 if share in (0.0, 1.0) else DRAWS):
-                folder, fake = tmp_path / f"{share} {step} {draw}", step_type()
+                folder, fake = before.parent / f"{share} {step} {draw}", step_type()
                 shutil.copytree(before, folder)
                 rng = random.Random(f"{share} {step} {draw}")
-                sent = ask_until_failure(folder, task(rounds + 1), fake, step, rng, share, **changes)
+                sent = ask_until_failure(folder, task(round), fake, step, rng, share, **changes)
                 yield folder, fake, sent
                 shutil.rmtree(folder)
             if sent is not None:
@@ -163,6 +183,30 @@ def test_whatever_a_power_failure_loses_an_answer_that_is_not_stored_repeats_its
         ledger.close()
         computed.add((sent is not None, len(fake.keys)))
     assert (True, 3) in computed
+
+
+class UnsteadyStep(StatelessStep):
+    """A client step whose bits are those of no earlier computation, as after a move to another processor."""
+
+    def __call__(self, charge, state):
+        release, state, events = super().__call__(charge, state)
+        return Release(key=release.tensors["key"] + 1), state, events
+
+
+def test_whatever_a_power_failure_loses_an_answer_whose_bits_do_not_repeat_is_lost(tmp_path):
+    ledger, gate = repeating_gate(tmp_path / "before")
+    ask(gate, 1, compute=StatelessStep())
+    ledger.close()
+    computed = set()
+    for folder, fake, sent in after_each_failure_of(tmp_path / "before", UnsteadyStep, 1, most_stored=0):
+        assert sent is None or (sent.status, sent.release) == ("lost", b"")
+        ledger, gate = repeating_gate(folder)
+        answer = ask(gate, 1, compute=fake)
+        assert (answer.status, answer.release, len(gate.spent())) == ("lost", b"", 1)
+        assert not list((folder / "releases").glob(".*"))
+        ledger.close()
+        computed.add((sent is not None, len(fake.keys)))
+    assert computed >= {(False, 2), (True, 1)}
 
 
 def test_without_a_flush_before_the_data_a_power_failure_draws_twice(tmp_path, monkeypatch):

@@ -46,11 +46,12 @@ from dpcfl_net.core.errors import ConfigError, Refused, RunFailed
 from dpcfl_net.transport import observer_outbox, sockets
 from dpcfl_net.transport.channel import REPEATS, new_id
 from dpcfl_net.transport.endpoint import Link, Payload, ServerEndpoint
-from dpcfl_net.transport.messages import CHUNK, WINDOW, WireError, decode, encode
+from dpcfl_net.transport.messages import CHUNK, MAX_FRAME, WINDOW, WireError, decode, encode
 from dpcfl_net.transport.observer_inbox import ObserverInbox
 from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 from dpcfl_net.transport.server import FAILURES
+from dpcfl_net.transport.sockets import Listener
 from dpcfl_net.transport.transcript import Transcript, read
 
 
@@ -228,11 +229,39 @@ def test_a_peer_that_floods_and_leaves_does_not_end_the_process(kind: str) -> No
         assert ended("64").returncode == -signal.SIGABRT
 
 
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_frames_that_were_read_give_no_room_for_unread_ones(security: str) -> None:
+    """The bytes of frames are counted exactly: counted too high, a peer of many short frames could send ahead without bound."""
+    link = Link(RUN, JOB, SERVER, security=security)
+    listener = Listener(zmq.ROUTER, "tcp://127.0.0.1:*", link, [KEYS[0][0]], unread_limit=1 << 18)
+    found: list[WireError] = []
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.linger = 0
+            sockets.join_curve(peer, Link(RUN, JOB, KEYS[0], SERVER[0], security=security))
+            peer.connect(listener.address)
+            for _ in range(6):
+                peer.send_multipart([b""] * 5000)
+                deadline = time.monotonic() + 10
+                while listener.receive() is None:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+            assert not listener.news()
+            for _ in range(4):
+                peer.send(bytes(1 << 17))
+            deadline = time.monotonic() + 3
+            while not (found := listener.news()) and time.monotonic() < deadline:
+                time.sleep(0.02)
+    finally:
+        listener.close(0)
+    assert [error.code for error in found] == ["flood"]
+
+
 def test_frame_above_the_limit_closes_the_connection() -> None:
     with make_server(security="none") as server, make_client(server.address, 1, security="none") as honest:
         ends = Ends(server, honest).joined()
         with zmtp(server.address) as raw:
-            raw.sendall(b"\x02" + (sockets.MAX_FRAME + 1).to_bytes(8, "big") + bytes(1000))
+            raw.sendall(b"\x02" + (MAX_FRAME + 1).to_bytes(8, "big") + bytes(1000))
             raw.settimeout(5)
             while raw.recv(4096):
                 ends.until(lambda: True)
@@ -561,6 +590,22 @@ def test_the_transcript_has_a_task_on_file_before_a_client_can_answer_it(tmp_pat
             assert sent in [decode(record.header).id for record in read(tmp_path / "t")]
             client.send_result(ends.tasks(client)[-1].id, "release", {"update": np.zeros(P, "f4")})
             ends.until(lambda: not client.pending)
+
+
+def test_a_chunk_that_is_too_long_leaves_the_transcript_readable(tmp_path: Path) -> None:
+    longest = MAX_FRAME - 1024
+    with (
+        closing(Transcript(tmp_path / "t", "full")) as transcript,
+        make_server(transcript=transcript) as server,
+        Liar(server.address, 0) as liar,
+    ):
+        ends = Ends(server)
+        liar.hello(ends)
+        liar.say("CHUNK", parent=new_id(), chunk=bytes(longest))
+        ends.until(lambda: server.failures["chunk"] == 1)
+    assert longest in [len(record.payload or b"") for record in read(tmp_path / "t")]
+    with closing(Transcript(tmp_path / "t", "full")) as again:  # as when the run is resumed
+        assert again.head == transcript.head
 
 
 def observer(**changes: Any) -> ObserverInbox:

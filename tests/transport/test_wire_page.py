@@ -20,7 +20,7 @@ from dpcfl_net.federation.secure.keys import BOX_BYTES, KEYS_BYTES, SIGNATURE_BY
 from dpcfl_net.federation.secure.shamir import PRIME, SHARE_BYTES
 from dpcfl_net.federation.secure.stages import STAGES
 from dpcfl_net.federation.secure.terms import COMPLETE, WITNESSES
-from dpcfl_net.transport import channel, guard, header_rules, messages, server, sockets, transcript
+from dpcfl_net.transport import channel, guard, header_rules, messages, server, transcript
 from dpcfl_net.transport.header_rules import KINDS, RULES
 from dpcfl_net.transport.messages import CODES, PHASES, STATUSES, Header
 from dpcfl_net.transport.observer_notes import MOST_SPANS, Note
@@ -53,7 +53,7 @@ def test_the_kinds_of_messages():
     [
         ("header", messages.MAX_HEADER),
         ("chunk", messages.CHUNK),
-        ("frame", sockets.MAX_FRAME),
+        ("frame", messages.MAX_FRAME),
         ("tensors of one message", header_rules.MAX_TENSORS),
         ("sides of a tensor", header_rules.MAX_SIDES),
         ("chunks that the receiver has not confirmed", messages.WINDOW),

@@ -224,10 +224,12 @@ class Ledger:
         if repeatable and state is not None:
             repeatable = seal_state(state) == self._releases.state_seal(entry.job)
         with self._writing():
-            if repeatable and self._slots.key(sequence) is not None:
+            key = self._slots.key(sequence)
+            if repeatable and key is not None:
                 self._slots.mark(sequence, answer.digest())
             else:
-                self._releases.put(entry, answer, state)
+                # With a mark the debit counts as answered: a file that a crash cut short would pass for an edited one.
+                self._releases.put(entry, answer, state, atomically=key is not None and bool(key[1]))
                 self._slots.erase(sequence)
             self._prune(entry.job)
         return answer
@@ -281,6 +283,9 @@ class Ledger:
         names, results = os.listdir(self.folder), os.listdir(self.folder / RELEASES)
         if any(name.endswith(DRAFT) for name in names):
             remove_drafts(self.folder)
+        if any(name.endswith(DRAFT) for name in results):
+            remove_drafts(self.folder / RELEASES)
+            results = os.listdir(self.folder / RELEASES)
         if not {LINES, JOURNAL} & set(names) and not results:
             chain = self._created(header)
         else:

@@ -96,8 +96,15 @@ class ReleaseStore:
             self._disk.sync_folder(self._folder)
         self._cut.clear()
 
-    def put(self, entry: Entry, answer: Stored, state: bytes | memoryview | None) -> None:
-        """Write the result of debit `entry` and the client state after it (None: unchanged), durably."""
+    def put(self, entry: Entry, answer: Stored, state: bytes | memoryview | None, *, atomically: bool = False) -> None:
+        """Write the result of a debit and the client state after it, durably.
+
+        Args:
+            entry: The debit.
+            answer: Its result.
+            state: The client state; None: unchanged.
+            atomically: True if no crash may leave a part of the file, since the debit will not be pending.
+        """
         header = {
             "sequence": entry.sequence,
             "job": entry.job,
@@ -112,15 +119,21 @@ class ReleaseStore:
         line = canonical_json({**header, "check": _check(header)}) + b"\n"
         fresh = not self._free
         path = self._new_file() if fresh else self._free.pop()
+        if atomically:
+            self._disk.replace(path, line, state or b"", answer.release)
+        else:
+            self._overwrite(path, line, state or b"", answer.release)
+            if fresh:
+                self._disk.sync_folder(self._folder)
+        self._headers[entry.sequence], self._files[entry.sequence] = header, path
+
+    def _overwrite(self, path: Path, *parts: bytes | memoryview) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            self._disk.write_at(fd, 0, line, state or b"", answer.release)
+            self._disk.write_at(fd, 0, *parts)
             self._disk.sync(fd)
         finally:
             os.close(fd)
-        if fresh:
-            self._disk.sync_folder(self._folder)
-        self._headers[entry.sequence], self._files[entry.sequence] = header, path
 
     def get(self, sequence: int) -> Stored | None:
         """Read the result of a debit; None if it has none or it is no longer stored."""
