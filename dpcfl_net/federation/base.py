@@ -98,7 +98,7 @@ class Federation:
         needed: Number of answers that the current call needs.
         lost: Clients whose answer to the last call a crash lost; it is charged, and it will never come.
         refused: Clients that refused the last call.
-        reasons: Why clients gave no release to the last call, as they or their endpoint said it; not of all that are missing.
+        reasons: Reason by client that gave no release to the last call; silent clients have none.
         central_server: The trusted server; None if the job trusts no server.
     """
 
