@@ -99,7 +99,12 @@ def run_in(
         if not is_new:  # before any process, ledger or checkpoint is touched
             check_runnable(read_protocol(RunFolder(folder).protocol))
         attempt = _Attempt(folder, config, display, options, options.interrupts, is_new)
-        return attempt.record(*attempt.run())
+        try:
+            outcome = attempt.run()
+        except SystemExit:  # rich raises it when the reader of the output, such as `head`, has ended
+            attempt.record("interrupted", None)
+            raise
+        return attempt.record(*outcome)
 
 
 @dataclass

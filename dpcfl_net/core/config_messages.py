@@ -20,6 +20,8 @@ _ALLOWED = {
     "model_type": "must be a section of keys and values",
     "model_attributes_type": "must be a section of keys and values",
     "list_type": "must be a list, as [1, 2]",
+    "float_parsing": "must be a valid number",
+    "int_parsing": "must be a valid integer",
 }
 
 

@@ -30,7 +30,8 @@ def invalid_fields(error: ValidationError) -> str:
     Returns:
         Field and reason of each, and the number of the others.
     """
-    found = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False, include_input=False)]
+    errors = error.errors(include_url=False, include_input=False)
+    found = [": ".join(filter(None, [".".join(map(str, e["loc"])), e["msg"]])) for e in errors]
     return " ".join("; ".join(found[:5]).split()) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
 
 

@@ -135,5 +135,6 @@ def failure(field: str, name: str, what: str, error: BaseException) -> ConfigErr
     """Describe what a plug-in raised, with file and line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     last = frames[-1]
-    where = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
+    told = last.filename == __file__ or isinstance(error, SyntaxError)  # the text of a syntax error names file and line
+    where = "" if told else f" ({Path(last.filename).name}, line {last.lineno})"
     return ConfigError(f"{field} is {name!r}: {what} raised {type(error).__name__}: {error}{where}")

@@ -98,6 +98,7 @@ class Federation:
         needed: Number of answers that the current call needs.
         lost: Clients whose answer to the last call a crash lost; it is charged, and it will never come.
         refused: Clients that refused the last call.
+        reasons: Reason by client that gave no release to the last call; silent clients have none.
         central_server: The trusted server; None if the job trusts no server.
     """
 
@@ -111,6 +112,7 @@ class Federation:
         self.needed = 0
         self.lost: list[int] = []
         self.refused: list[int] = []
+        self.reasons: dict[int, str] = {}
 
     @property
     def missing(self) -> list[int]:
@@ -282,6 +284,7 @@ class Federation:
             self.counts = RoundCounts(self.round, self.away(self.round))
         asked = sorted(set(self.clients if each is None else each) - set(self.counts.away))
         self.needed = int(np.ceil((self.quorum if quorum is None else quorum) * len(asked)))
+        self.reasons = {}
         return {client: {**(common or {}), **(each[client] if each else {})} for client in asked}
 
     def _end(self, asked: list[int], answered: list[int], refusals_count: bool = False) -> list[int]:
@@ -290,9 +293,17 @@ class Federation:
         if (count := len(answered) + len(self.lost) + len(self.refused) * refusals_count) < self.needed:
             raise RunFailed(
                 f"round {self.round}: {count} of {len(asked)} clients answered, the quorum is {self.needed} (runtime.quorum is "
-                f"{self.quorum:g}; with a lower one the run continues without the others)"
+                f"{self.quorum:g}; with a lower one the run continues without the others){self._first_reason()}"
             )
         return asked
+
+    def _first_reason(self) -> str:
+        """Tell why the first client gave no release, to end a sentence; empty if no reason is known."""
+        if not self.reasons:
+            return ""
+        client, reason = min(self.reasons.items())
+        same = list(self.reasons.values()).count(reason) - 1
+        return f"; client {client}{f' and {same} more' if same else ''}: {reason}"
 
     @property
     def trusted_server(self) -> CentralDPServer:

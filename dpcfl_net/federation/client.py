@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from dpcfl_net.privacy.events.base import Event
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
-from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SecureSlot, SelectionSlot, UnprotectedSlot
+from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, RawSlot, SecureSlot, SelectionSlot, Slot, UnprotectedSlot
 from dpcfl_net.training import devices
 
 if TYPE_CHECKING:  # torch is imported only where something is computed
     from dpcfl_net.federation.engine import Engine
 
+S = TypeVar("S", bound=Slot)
 BATCH = 16  # records whose statistics are held at once: at 1,024 values a record, 67 MB of second moments
 
 
@@ -63,8 +64,7 @@ class Client:
         Returns:
             The trained parameters, (p,) float32.
         """
-        spec = self._charge.slots[slot]
-        assert isinstance(spec, DPSGDSlot)
+        spec = self._spec(slot, DPSGDSlot)
         key = slot_key(self._charge.key, slot)
         theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.z, key, proximal, self._room(spec))
         self.ran.append(event)
@@ -80,8 +80,7 @@ class Client:
         Returns:
             Index of the model, 0 to M - 1.
         """
-        spec = self._charge.slots[slot]
-        assert isinstance(spec, SelectionSlot)
+        spec = self._spec(slot, SelectionSlot)
         counts = [self._engine.evaluator.count_correct(model, self._data) for model in models]
         choice = exponential_mechanism(counts, spec.eta, stream(slot_key(self._charge.key, slot), "selection"))
         self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
@@ -231,8 +230,7 @@ class Client:
 
     def _secure(self, slot: str, unit: str) -> tuple[SecureSlot, Masking]:
         """Return a secure slot and the masked send of this task, and record the slot's event."""
-        spec, masking = self._charge.slots[slot], self._masking
-        assert isinstance(spec, SecureSlot)
+        spec, masking = self._spec(slot, SecureSlot), self._masking
         assert masking is not None
         assert self.protocol.privacy.unit == unit
         self.ran.append(spec.event(self._charge.z, self._charge.adjacency))
@@ -244,8 +242,7 @@ class Client:
 
     def _noisy(self, slot: str, value: np.ndarray, sensitivity: float) -> np.ndarray:
         """Add noise to a value of the given zero-out sensitivity; `spec.ratio` scales the noise of the slot."""
-        spec, z = self._charge.slots[slot], self._charge.z
-        assert isinstance(spec, GaussianSlot)
+        spec, z = self._spec(slot, GaussianSlot), self._charge.z
         self.ran.append(spec.event(z, self._charge.adjacency))
         key, deviation = slot_key(self._charge.key, slot), z * spec.ratio * sensitivity
         if devices.repeatable():
@@ -256,13 +253,24 @@ class Client:
 
     def _without_guarantee(self, slot: str) -> None:
         """Record the event of a raw slot, once in a task even if the step uses it several times."""
-        spec = self._charge.slots[slot]
-        if isinstance(spec, SecureSlot) and self._inside == slot:
+        spec = self._spec(slot, UnprotectedSlot, RawSlot, *([SecureSlot] if self._inside == slot else []))
+        if isinstance(spec, SecureSlot):
             return
-        assert isinstance(spec, UnprotectedSlot | RawSlot)
         if slot not in self._raw:
             self._raw.add(slot)
             self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
+
+    def _spec(self, slot: str, *kinds: type[S]) -> S:
+        """Return a charged slot of one of the kinds that a mechanism takes; ValueError names the slots of the client step."""
+        spec = self._charge.slots.get(slot)
+        if not isinstance(spec, kinds):
+            charged = ", ".join(f"{name!r} ({type(other).__name__})" for name, other in self._charge.slots.items())
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise ValueError(
+                f"slot is {slot!r}: this client step must charge a slot of this name and of type {wanted}; "
+                f"it charges {charged or 'none'}"
+            )
+        return spec
 
     def initial_model(self) -> np.ndarray:
         """Return the initial parameters of the protocol, theta_init, (p,) float32."""

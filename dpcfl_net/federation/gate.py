@@ -333,7 +333,7 @@ def _pack_result(result: Any, before: ClientState, expected: Sequence[Event]) ->
     """Pack release and state (None: empty, as before); Refused for another type, or if other mechanisms ran than were charged."""
     complete = isinstance(result, tuple) and len(result) == 3
     if not complete or not isinstance(result[0], Release) or not isinstance(result[1], dict):
-        raise Refused("not-a-release", "the client step must return (Release, state, events)")
+        raise Refused("not-a-release", "the client step must return a Release")
     release, state, ran = result
     if not _same_events(ran, expected):
         raise Refused("mechanism-mismatch", "the mechanisms that ran are not those that were charged")

@@ -53,6 +53,7 @@ class InProcessFederation(Federation):
                 self.lost.append(client)
             else:
                 self.refused.append(client)
+                self.reasons[client] = f"{answer.status} {answer.code}: {answer.reason}"
 
     def _answer(self, client: int, task: Task) -> Answer:
         return self.hosts[client].answer(task)

@@ -287,11 +287,13 @@ class NetworkFederation(Federation):
             else:
                 call.close(client)
                 (call.lost if event.status == "lost" else call.refused).append(client)
-                self._warn(f"client {client} answered round {self.round}: {event.status} {event.reason}".rstrip())
+                self.reasons[client] = f"{event.status} {event.reason}".rstrip()
+                self._warn(f"client {client} answered round {self.round}: {self.reasons[client]}")
         elif closes:
             # The answer was refused (not finite, out of bounds): the round continues without this client.
             self._give_up(call, client)
-            self._warn(f"client {client} is out of round {self.round}: {event.code} {event.reason}")
+            self.reasons[client] = f"{event.code} {event.reason}"
+            self._warn(f"client {client} is out of round {self.round}: {self.reasons[client]}")
 
     def _set_aside(self, event: ServerEvent) -> bool:
         """Count a late answer and warn; return True for one."""

@@ -82,7 +82,9 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
     for owner, where, plan_of, noise in _owners(folder, job):
         if not where.exists():
             if not trusted or owner == NOBODY:
-                problems.append(f"{_name(owner)}: no ledger in {where}")
+                problems.append(
+                    f"{_name(owner)}: no ledger in {where}: it never started, its ledger is on another machine, or was removed"
+                )
             continue
         try:
             lines = read_ledger(where)

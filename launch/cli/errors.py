@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -20,6 +21,12 @@ def is_unread() -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
     return False
+
+
+def allow_any_encoding() -> None:
+    """Print `?` for characters that the terminal's encoding lacks, such as frames of tables in Latin-1."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def report(error: Exception) -> int | None:
@@ -43,7 +50,7 @@ def report(error: Exception) -> int | None:
     elif isinstance(error, OSError) and error.filename is not None:
         problems = [f"{error.filename}: {reason(error)}"]
     elif type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
-        message = error.format_message()
+        message = _usage(error)
         if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments shows its help
             print(message)
             return code
@@ -53,6 +60,16 @@ def report(error: Exception) -> int | None:
     for problem in problems:
         print(f"error: {_printable(problem)}", file=sys.stderr)
     return code
+
+
+def _usage(error: Any) -> str:
+    """Message of a wrong command line; a value of a wrong type or out of range is named as in a configuration."""
+    cause, parameter = error.__cause__, getattr(error, "param", None)
+    if type(cause).__name__ != "ValidationError" or parameter is None:
+        return str(error.format_message())
+    from dpcfl_net.core.config_messages import sentences
+
+    return "; ".join(sentences(cause, lambda key: "", max(parameter.opts, key=len)))
 
 
 def _with_hint(message: str, context: Any) -> str:

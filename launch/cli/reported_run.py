@@ -55,7 +55,8 @@ def run_and_report(folder: Path, config: Config, options: RunOptions = DEFAULTS)
     cancelled = options.interrupts.count > (document["state"] == "interrupted")
     code = 130 if cancelled else _write_report(folder, options.interrupts)
     if failure is not None:
-        print(f"completed rounds are in {folder}; resume with: {resume}")
+        kept = "completed rounds are in" if document.get("rounds_done") else "no round was completed in"
+        print(f"{kept} {folder}; resume with: {resume}")
         raise failure
     if document["state"] == "interrupted":
         print(f"stopped after round {document['rounds_done']} of {config.rounds}; resume with: {resume}")

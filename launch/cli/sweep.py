@@ -148,7 +148,7 @@ def submit(plan: Sweep, resources: Resources, jobs: int | None, tell: Tell, *, d
         for path, text in scripts.items():
             print(f"# {path}\n{text}")
         tell(partial(sweep_json.submitted, plan, done, scripts, []))
-        print(f"{len(done)} cells, {sum(done)} cached, {len(left)} to submit; nothing was submitted")
+        print(f"{_cells(len(done))}, {sum(done)} cached, {len(left)} to submit; nothing was submitted")
         return 0
     if not left:
         print(f"all {len(done)} cells have finished")
@@ -197,5 +197,9 @@ def dry_run(plan: Sweep, tell: Tell) -> int:
     tell(partial(sweep_json.planned, plan, done))
     for cell, cached in zip(plan.cells, done, strict=True):
         print(cell.label + ("  cached" if cached else ""))
-    print(f"{len(done)} cells, {sum(done)} cached, {len(done) - sum(done)} to run")
+    print(f"{_cells(len(done))}, {sum(done)} cached, {len(done) - sum(done)} to run")
     return 0
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"

@@ -85,7 +85,7 @@ def data(change: str = "pass") -> str:
         ("mine:load", "load = 3", ["of type int, not a function"]),
         ("mine:load", "import absent_library", ["importing mine", "'absent_library'", "mine.py, line 1"]),
         ("mine:load", "\n\n1 / 0", ["ZeroDivisionError: division by zero", "mine.py, line 3"]),
-        ("mine:load", "def load(root:", ["SyntaxError", "mine.py, line 1"]),
+        ("mine:load", "def load(root:", ["SyntaxError: '(' was never closed (mine.py, line 1)\n"]),
         ("mine:load", "raise SystemExit(0)", ["SystemExit"]),
         (
             "mine:load",
@@ -101,7 +101,7 @@ def test_what_cannot_be_found_or_called_is_a_sentence(module, tmp_path, name, te
         plugins.call("data.dataset", name, tmp_path)
     (problem,) = caught.value.problems
     words = [str(tmp_path) if word == "current" else word for word in [f"data.dataset is {name!r}", *words]]
-    assert [word for word in words if word not in problem] == []
+    assert [word for word in words if word not in f"{problem}\n"] == []
 
 
 def test_a_function_of_a_package_in_the_current_folder_is_found(module):

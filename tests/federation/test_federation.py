@@ -12,11 +12,13 @@ from conftest import SMALL
 
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.types import Answer
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Results
 from dpcfl_net.federation.call_limits import CallLimits
 from dpcfl_net.federation.capabilities import client_steps
+from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.network import NetworkFederation
 from dpcfl_net.runtime.coordinator import check_release
@@ -144,6 +146,24 @@ def test_a_hostile_update_is_quarantined_and_the_round_goes_on(job, what, bad, c
         actors[1].answer = shifted(0)
         fed.round = 2
         assert list(fed.call(algorithm.train, common={"model": theta})) == [0, 1, 2, 3]
+
+
+def test_a_failure_below_the_quorum_tells_why_clients_gave_no_release(job):
+    theta, protocol = np.zeros(job[0].protocol.model.parameters, np.float32), job[0].protocol
+    hostile = lambda model: np.full_like(model, np.nan)  # noqa: E731
+    with (
+        federation(*job, {0: shifted(0), 1: hostile, 2: hostile, 3: shifted(0)}, timeout_s=20) as (fed, algorithm, _),
+        pytest.raises(RunFailed, match=r"2 of 4 clients answered, the quorum is 4 .*; client 1 and 1 more: .*finite"),
+    ):
+        fed.call(algorithm.train, common={"model": theta})
+
+    class Refusing:
+        def answer(self, task):
+            return Answer("refused", code="quota", reason="no train is left")
+
+    fed = InProcessFederation(protocol, dict.fromkeys(range(4), Refusing()))
+    with pytest.raises(RunFailed, match=r"0 of 4 clients answered, .*; client 0 and 3 more: refused quota: no train is left$"):
+        fed.call(algorithm_of(protocol).train, common={"model": theta})
 
 
 def int8(level, scale, blocks=6, size=6090):

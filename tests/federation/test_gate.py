@@ -19,7 +19,8 @@ from journals import cut_debit, keys_in
 from dpcfl_net.core.errors import ConfigError, LedgerError, Refused
 from dpcfl_net.core.tensors import unpack
 from dpcfl_net.core.types import Release, Task
-from dpcfl_net.federation.gate import Gate, GateSpec
+from dpcfl_net.federation.client import Client
+from dpcfl_net.federation.gate import Charge, Gate, GateSpec
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
@@ -609,3 +610,18 @@ GateMachine.TestCase.settings = settings(
     database=None,
 )
 TestGateMachine = GateMachine.TestCase
+
+
+@pytest.mark.parametrize(
+    ("call", "slot", "kind"),
+    [
+        (lambda me: me.dpsgd("trian", np.zeros(2)), "trian", "DPSGDSlot"),
+        (lambda me: me.select("train", np.zeros((1, 2))), "train", "SelectionSlot"),
+        (lambda me: me.sgd("train", np.zeros(2)), "train", "UnprotectedSlot or RawSlot"),
+    ],
+)
+def test_a_mechanism_without_its_slot_names_those_that_are_charged(call, slot, kind):
+    me = Client(None, {}, None, None, lambda: None, Charge(bytes(32), {"train": TRAIN}, Z, "zero-out"))
+    words = f"slot is '{slot}': this client step must charge a slot of this name and of type {kind}; it charges 'train'"
+    with pytest.raises(ValueError, match=words):
+        call(me)

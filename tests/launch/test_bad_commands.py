@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from conftest import DPCFL, ROOT, dpcfl, write_config
 from dpcfl_net.core import runlog
 from dpcfl_net.core.signing import read_operator_key
 from dpcfl_net.experiment import config as configuration
-from dpcfl_net.launch import cli
+from dpcfl_net.launch import cli, running
+from dpcfl_net.launch.cells.process import Quiet
 from dpcfl_net.launch.cli import run as runs
 from dpcfl_net.launch.new_run import prepare
 from dpcfl_net.runtime.one_process import OneProcessSpec, run_in_one_process
@@ -238,38 +241,39 @@ FOLDERS: list[Case] = [
     ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}"]),
 ]  # fmt: skip
 NUMBERS: list[Case] = [
-    ("keygen {base}/k --clients 0", 2, ["'--clients'", "1"]),
-    ("keygen {base}/k --clients -5", 2, ["'--clients'"]),
-    ("keygen {base}/k --clients 1000000000", 2, ["'--clients'", "10000"]),
-    ("keygen {base}/k --clients many", 2, ["'--clients'", "valid integer"]),
+    ("keygen {base}/k --clients 0", 2, ["--clients", "1"]),
+    ("keygen {base}/k --clients -5", 2, ["--clients"]),
+    ("keygen {base}/k --clients 1000000000", 2, ["--clients", "10000"]),
+    ("keygen {base}/k --clients many", 2, ["--clients is 'many': must be a valid integer; see `dpcfl keygen --help`"]),
+    ("account --epsilon 5,0 --delta 1e-4", 2, ["--epsilon is '5,0': must be a valid number; see `dpcfl account --help`"]),
     ("keygen {base}/k", 2, ["Missing option '--clients'"]),
-    (f"{WORKER} --operator-key {{operator}} --client -1", 2, ["'--client'"]),
-    (f"{WORKER} --operator-key {{operator}} --client 1e9", 2, ["'--client'"]),
-    (f"{WORKER} --operator-key {{operator}} --client 0 --orphan-timeout nan", 2, ["'--orphan-timeout'", "above 0"]),
-    (f"{WORKER} --operator-key {{operator}} --client 0 --orphan-timeout inf", 2, ["'--orphan-timeout'", "at most 1,000,000"]),
-    (f"{WORKER} --operator-key {{operator}} --client 0 --budget-epsilon -1", 2, ["'--budget-epsilon'", "above 0"]),
-    (f"{WORKER} --operator-key {{operator}} --client 0 --budget-delta 2", 2, ["'--budget-delta'", "between 0 and 1"]),
+    (f"{WORKER} --operator-key {{operator}} --client -1", 2, ["--client"]),
+    (f"{WORKER} --operator-key {{operator}} --client 1e9", 2, ["--client"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --orphan-timeout nan", 2, ["--orphan-timeout", "above 0"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --orphan-timeout inf", 2, ["--orphan-timeout", "at most 1,000,000"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --budget-epsilon -1", 2, ["--budget-epsilon", "above 0"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --budget-delta 2", 2, ["--budget-delta", "between 0 and 1"]),
     (f"{WORKER} --operator-key {{operator}} --client 0 --budget-epsilon 3", 2, ["--budget-delta None", "both or none"]),
-    (f"{WORKER} --operator-key {{operator}} --client 0 --max-epsilon nan", 2, ["'--max-epsilon'", "above 0"]),
-    (f"{WORKER} --operator-key {{operator}} --client 0 --max-delta inf", 2, ["'--max-delta'", "between 0 and 1"]),
-    (f"{COORDINATOR} --operator-key {{operator}} --quorum nan", 2, ["'--quorum'"]),
-    (f"{COORDINATOR} --operator-key {{operator}} --quorum 2", 2, ["'--quorum'", "1"]),
-    (f"{COORDINATOR} --operator-key {{operator}} --round-timeout inf", 2, ["'--round-timeout'", "at most 1,000,000"]),
-    (f"{COORDINATOR} --operator-key {{operator}} --join-timeout 0", 2, ["'--join-timeout'", "above 0"]),
-    (f"{OBSERVER} --operator-key {{operator}} --evaluate-every 0", 2, ["'--evaluate-every'"]),
-    ("inspect {run} --client -1", 2, ["'--client'"]),
-    ("inspect {run} --round x", 2, ["'--round'"]),
-    ("inspect {run} --limit 0", 2, ["'--limit'"]),
-    ("attack invert {run} --records 0", 2, ["'--records'"]),
-    ("bench live --clients 1000000000", 2, ["'--clients'"]),
-    ("bench gpu --slots-per-gpu 0", 2, ["'--slots-per-gpu'"]),
-    ("bench dpsgd --repeats 0", 2, ["'--repeats'"]),
-    ("doctor --clients 0", 2, ["'--clients'"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --max-epsilon nan", 2, ["--max-epsilon", "above 0"]),
+    (f"{WORKER} --operator-key {{operator}} --client 0 --max-delta inf", 2, ["--max-delta", "between 0 and 1"]),
+    (f"{COORDINATOR} --operator-key {{operator}} --quorum nan", 2, ["--quorum"]),
+    (f"{COORDINATOR} --operator-key {{operator}} --quorum 2", 2, ["--quorum", "1"]),
+    (f"{COORDINATOR} --operator-key {{operator}} --round-timeout inf", 2, ["--round-timeout", "at most 1,000,000"]),
+    (f"{COORDINATOR} --operator-key {{operator}} --join-timeout 0", 2, ["--join-timeout", "above 0"]),
+    (f"{OBSERVER} --operator-key {{operator}} --evaluate-every 0", 2, ["--evaluate-every"]),
+    ("inspect {run} --client -1", 2, ["--client"]),
+    ("inspect {run} --round x", 2, ["--round"]),
+    ("inspect {run} --limit 0", 2, ["--limit"]),
+    ("attack invert {run} --records 0", 2, ["--records"]),
+    ("bench live --clients 1000000000", 2, ["--clients"]),
+    ("bench gpu --slots-per-gpu 0", 2, ["--slots-per-gpu"]),
+    ("bench dpsgd --repeats 0", 2, ["--repeats"]),
+    ("doctor --clients 0", 2, ["--clients"]),
     ("launch {config} --ports 5700", 2, ["--ports is '5700'", "two numbers from 0 to 65535"]),
     ("launch {config} --ports 1,99999", 2, ["--ports is '1,99999'", "two numbers from 0 to 65535"]),
     ("launch {config} --ports -1,2", 2, ["--ports is '-1,2'", "two numbers from 0 to 65535"]),
-    ("launch {config} --on slurm --sbatch {base}/s --nodes 0", 2, ["'--nodes'"]),
-    ("launch {config} --on slurm --sbatch {base}/s --cpus 99999999", 2, ["'--cpus'"]),
+    ("launch {config} --on slurm --sbatch {base}/s --nodes 0", 2, ["--nodes"]),
+    ("launch {config} --on slurm --sbatch {base}/s --cpus 99999999", 2, ["--cpus"]),
     ("launch {config} --on slurm --sbatch {base}/s --time soon", 2, ["--time is 'soon'", "2:00:00"]),
     ("launch {config} --on ray --cpus-per-worker nan --dry-run", 2, ["--cpus-per-worker is nan", "above 0"]),
     ("launch {config} --on ray --gpus-per-worker inf --dry-run", 2, ["--gpus-per-worker inf", "at most 10,000"]),
@@ -452,6 +456,22 @@ def test_a_full_disk_under_the_output_is_told_and_a_reader_that_left_is_not():
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.parametrize("step", ["prepare", "update"])
+def test_a_run_whose_reader_has_left_is_interrupted(step, places, tmp_path, monkeypatch):
+    def leave(self: Quiet, shown: object) -> None:
+        raise SystemExit(1)  # as rich does after a broken pipe
+
+    monkeypatch.setattr(Quiet, step, leave)
+    folder, settings = tmp_path / "run", configuration.load(places["config"], ["runtime.federation=in-process"])
+    folder.mkdir()
+    with pytest.raises(SystemExit):
+        running.run_in(folder, settings, Quiet(), running.RunOptions(in_calling_process=True))
+    if step == "prepare":
+        assert not folder.exists()  # it has no job that could be resumed
+    else:
+        assert json.loads((folder / "run.json").read_text())["state"] == "interrupted"
+
+
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("a bug"), KeyError("a bug"), OSError(9, "Bad file descriptor"), ValueError("x")]
 )
@@ -478,6 +498,25 @@ def test_ctrl_c_is_no_error(places, monkeypatch, capsys):
 def test_control_characters_of_a_message_do_not_reach_the_terminal(capsys):
     done = call(capsys, "run", "\x1b[31mred\nsecond line.yaml")
     assert (done.code, done.err) == (2, "error: no such configuration file: ?[31mred second line.yaml\n")
+
+
+def test_a_character_that_the_terminal_lacks_is_a_question_mark(places, monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    with pytest.raises(SystemExit) as left:
+        cli.main(["watch", str(places["run"]), "--once"])
+    assert (left.value.code, b" ? global" in printed.getvalue()) == (0, True)
+
+
+def test_a_run_folder_without_ledgers_has_no_damaged_one(places, tmp_path, capsys):
+    """Its clients never began, or keep their ledgers on their machines."""
+    folder = tmp_path / "run"
+    shutil.copytree(places["run"], folder)
+    shutil.rmtree(folder / "ledgers/client_0001")
+    assert "warning" not in call(capsys, "report", folder).out
+    for path in (folder / "ledgers/client_0000").iterdir():  # control: an emptied ledger is damaged
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert "client_0000/journal is missing" in call(capsys, "report", folder).out
 
 
 def test_a_line_that_a_crash_cut_is_left_out_and_not_continued(places, tmp_path, capsys):

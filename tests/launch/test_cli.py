@@ -41,7 +41,7 @@ def test_help_and_import_load_nothing_heavy():
         (["data", "fetch", "imagenet"], 2, "unknown data set"),
         (["bench", "flying"], 2, "must be"),
         (["coordinator", "protocol.json", "--transcript", "half"], 2, "'off', 'headers', 'full'"),
-        (["coordinator", "protocol.json", "--quorum", "7"], 2, "'--quorum'"),
+        (["coordinator", "protocol.json", "--quorum", "7"], 2, "--quorum"),
         (["coordinator", "protocol.json", "--quorum", "0"], 2, "'--quorum': 0 is not above 0"),
     ],
 )

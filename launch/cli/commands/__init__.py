@@ -106,8 +106,9 @@ def main(arguments: list[str] | None = None) -> Any:
     Raises:
         SystemExit: Always, with the exit code.
     """
-    from dpcfl_net.launch.cli.errors import is_unread, report
+    from dpcfl_net.launch.cli.errors import allow_any_encoding, is_unread, report
 
+    allow_any_encoding()
     try:
         code = app(args=arguments, prog_name="dpcfl", standalone_mode=False)
         if sys.stdout is not None:  # None: started with a closed stdout

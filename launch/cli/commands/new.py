@@ -18,6 +18,8 @@ def new(
 
     It writes a configuration, a data set and an algorithm of your own, a test, README.md and pyproject.toml.
     """
+    import shlex
+
     from dpcfl_net.launch.cli.json_output import print_json
     from dpcfl_net.launch.cli.new import create
 
@@ -26,4 +28,4 @@ def new(
         print_json({"folder": folder, "files": files})
         return
     typer.echo("\n".join(map(str, files)))
-    typer.echo(f"\nnext: cd {folder} && pytest && dpcfl run config.yaml")
+    typer.echo(f"\nnext: cd {shlex.quote(str(folder))} && pytest && dpcfl run config.yaml")

@@ -143,6 +143,7 @@ def job(
 
     It writes protocol.json, roster.jsonl, experiment.json and signatures.
     """
+    from dpcfl_net.core.run_folder import RunFolder
     from dpcfl_net.launch.cli import estimate
     from dpcfl_net.launch.cli import run as runs
     from dpcfl_net.launch.cli.json_output import messages_to_stderr, print_json
@@ -155,8 +156,8 @@ def job(
     typer.echo("\n".join(estimate.lines(found)))
     protocol, experiment, operator_key = found["files"]
     typer.echo(
-        f"wrote the job to {out}: {protocol} (for all processes), {experiment} (for workers and observer), their signatures and "
-        f"{operator_key}"
+        f"wrote the job to {out}: {protocol} and {RunFolder(out).roster.name} (for all processes), {experiment} (for workers and "
+        f"observer), their signatures and {operator_key}; keys are in {keys or RunFolder(out).keys}"
     )
 
 
