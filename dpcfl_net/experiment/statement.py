@@ -15,6 +15,7 @@ from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
 from dpcfl_net.federation.secure_claim import epsilon_of_reserve
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.slots import SelectionSlot
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
@@ -41,6 +42,7 @@ NOT_DURABLE = (
     "a crash of the machine, not of a process: charges are not flushed to the disk, so that a run that continues after such a crash "
     "may release more than its ledgers say (fix: runtime.durable)"
 )
+SELECTIONS = "cluster selections"
 SEARCH = "hyper-parameter search"
 NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
@@ -68,6 +70,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     smallest = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
     able = algorithm.capabilities
     covered, not_covered = list(able.covers), [*able.caveats, *NOT_COVERED]
+    if any(isinstance(slot, SelectionSlot) for each in charged for slot in each.plan):
+        covered.append(SELECTIONS)
     if protocol.tuning is not None:
         not_covered[not_covered.index(SEARCH)] = tuning_sentence(protocol.tuning, protocol.algorithm)
     if protocol.aggregators:

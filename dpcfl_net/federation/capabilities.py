@@ -67,7 +67,8 @@ class Capabilities:
         expected_releases: Expected number of releases with an update over the whole run, all clients together.
         without_clients: What a round does if some clients are away or do not answer; a short sentence.
         protects: (unit, trust) pairs that the algorithm can run under.
-        covers: Releases that epsilon covers against an untrusted server; phrases for the privacy statement.
+        covers: Releases that epsilon covers against an untrusted server, besides cluster selections, which the plan shows;
+            phrases for the privacy statement.
         caveats: Sentences for the privacy statement about releases that epsilon does not cover.
         claim_of_paper: The paper's privacy claim, if it differs from what holds.
         sound_events: Maps the central server's noise multiplier to events that hold under replace-one adjacency, for a run
@@ -91,7 +92,7 @@ class Capabilities:
     expected_releases: float
     without_clients: str = ""
     protects: tuple[tuple[str, str], ...] = (("sample", "untrusted-server"),)
-    covers: tuple[str, ...] = ("model updates", "cluster selections")
+    covers: tuple[str, ...] = ("model updates",)
     caveats: tuple[str, ...] = ()
     claim_of_paper: str | None = None
     sound_events: Callable[[float], list[Event]] | None = None

@@ -90,6 +90,13 @@ def test_only_the_oracle_sees_true_clusters(made):
     assert any("oracle" in line for line in statement["not_covered"])
 
 
+@pytest.mark.parametrize(("name", "selections"), [("global", []), ("r-dpcfl", ["cluster selections"])])
+def test_the_statement_names_selections_where_clients_make_some(made, name, selections):
+    document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}, "algorithm": {"name": name}}
+    protocol = make_job(config.resolve(document), made[1] / "keys").protocol
+    assert privacy_statement(protocol, None)["covered"] == ["model updates", *selections]
+
+
 def test_an_answer_that_is_infinite_is_kept_as_null(made, monkeypatch):
     job, _ = made
     assert replace_one_epsilon(job.protocol) > job.protocol.privacy.epsilon
