@@ -75,7 +75,7 @@ class FakeSocket:
 class FakeGuard:
     """Guard without connections."""
 
-    def delivered(self, fd: int, size: int, frames: int) -> None:
+    def delivered(self, fd: int, size: int) -> None:
         """Do nothing."""
 
     def cut(self, fd: int) -> None:
