@@ -191,7 +191,7 @@ MOST = {
     "chunks": 3000,
     "server": 60_000,
     "client": 60_000,
-    "flood": 35_000,
+    "flood": 60_000,
     "transcript": 4000,
     "job": 2000,
     "sums": 4000,
