@@ -185,7 +185,7 @@ def checked(job: Job) -> Job:
     except ValidationError as error:
         raise Refused("job-invalid", f"the experiment's data: {invalid_fields(error)}") from None
     if experiment.noise_seed is not None and job.protocol.privacy.noise != "seeded":
-        why = "whoever has it subtracts the noise, and the protocol claims an epsilon"
+        why = "everyone who knows it can subtract the noise, but the protocol claims an epsilon"
         raise Refused("job-invalid", f"the experiment has a noise seed, privacy.noise is {job.protocol.privacy.noise!r}: {why}")
     for name, numbers in (("the roster's ids", job.protocol.clients), ("slices", sorted(experiment.slices))):
         if numbers != clients and list(numbers) != list(clients):
