@@ -27,9 +27,10 @@ from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.ledger.book_claims import Budget
 from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
-from dpcfl_net.privacy.ledger.record_book import Budget, RecordBook
+from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.privacy.slots import names_for
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.run_files import actual_state, mapping

@@ -20,7 +20,8 @@ from dpcfl_net.federation.canary_client import AuditedHost
 from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
 from dpcfl_net.federation.client_host import ClientHost, open_ledger
 from dpcfl_net.federation.engine import Engine
-from dpcfl_net.privacy.ledger.record_book import Budget, PrivacyBudgetClaim, RecordBook
+from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
+from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.runtime.specs import USUAL_TERMS, Terms
 from dpcfl_net.training.precision import hold_to_processor
 from dpcfl_net.transport import identities

@@ -23,7 +23,8 @@ from dpcfl_net.privacy.accounting.document import account
 from dpcfl_net.privacy.events.allocated_gaussian import AllocatedGaussian
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
-from dpcfl_net.privacy.ledger.record_book import ADAPTIVE_SHARE, BOOK, Budget, PrivacyBudgetClaim, RecordBook, repeated
+from dpcfl_net.privacy.ledger.book_claims import Budget, PrivacyBudgetClaim
+from dpcfl_net.privacy.ledger.record_book import ADAPTIVE_SHARE, BOOK, RecordBook, repeated
 from dpcfl_net.runtime import client_hosts
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import Terms
@@ -77,13 +78,35 @@ def test_a_budget_is_a_pair(book):
     assert together > budget.epsilon
     enrol(book, "a", events=[weak], budget=budget)
     assert code_of(lambda: enrol(book, "b", events=[weak], budget=budget)) == "budget"
-    enrol(book, "b", events=[weak], budget=Budget(epsilon([SampledGaussian(0.5, 1.0, 2)], 0.4 * (1 - ADAPTIVE_SHARE)), 0.4))
-    assert [p.job for p in book.claims()] == ["a", "b"]
+    enough = Budget(epsilon([SampledGaussian(0.5, 1.0, 2)], 0.4 * (1 - ADAPTIVE_SHARE)), 0.4)
+    other = RecordBook(book.folder.with_name("other"), durable=False)
+    enrol(other, "a", events=[weak], budget=enough)
+    enrol(other, "b", events=[weak], budget=enough)
+    assert [[p.job for p in each.claims()] for each in (book, other)] == [["a"], ["a", "b"]]
 
 
 FIRST = SampledGaussian(1 / 0.55, 1.0, 1)
 # Each of them, after the first, meets epsilon 3 at delta 1e-4.
 SECOND = (SampledGaussian(1.653245, 1.0, 1), SampledGaussian(0.3811067, 0.002, 5))
+
+
+def test_the_budget_of_a_record_is_fixed_by_its_first_run(book):
+    """The order of the filter, and the number of equal runs, follow from the budget: it may not depend on earlier releases."""
+    first, larger = Budget(2.0, DELTA), Budget(20.0, DELTA)
+    enrol(book, "a", budget=first)
+    for later in (larger, Budget(1.5, DELTA), Budget(2.0, DELTA / 10)):
+        assert code_of(lambda later=later: enrol(book, "b", budget=later)) == "budget"
+        assert code_of(lambda later=later: enrol(book, "a", budget=later)) == "budget"  # the same job again
+    assert (
+        code_of(lambda: enrol(book, "a", client=1, budget=larger)) == "budget"
+    )  # another client of the job with these records
+    enrol(book, "c", records=RECORDS + np.uint64(1000), budget=larger)  # other records
+    enrol(book, "b", budget=first)
+    assert book.spent("b", 0, DELTA, exactly, first)[0] <= first.epsilon
+    enrol(book, "d")  # without a budget nothing is refused, and nothing is promised under the budget any more
+    assert book.spent("b", 0, DELTA, exactly, first) == (math.inf, 3)
+    assert math.isfinite(book.spent("d", 0, DELTA, exactly)[0])
+    assert code_of(lambda: enrol(book, "e", budget=first)) == "budget"
 
 
 @pytest.mark.slow

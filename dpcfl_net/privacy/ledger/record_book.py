@@ -6,30 +6,32 @@ changed slice that shares a record with an earlier one still pays for it. One jo
 record that several clients of one job hold counts once in that job.
 
 With a budget, several equal plans are composed jointly at (1 - s) of its delta, s = `ADAPTIVE_SHARE`, and different ones go through a
-Renyi filter at s of its delta, since a later plan may be chosen after earlier releases were seen (proof: `accounting/adaptive.py`). Without
-a budget nothing is refused, and what is stated is joint composition, for plans that were fixed before the first job.
+Renyi filter at s of its delta, since a later plan may be chosen after earlier releases were seen (proof: `accounting/adaptive.py`). The
+proof needs one budget, fixed before the first job, so all claims on a record must be entered under the same one. Without a budget nothing is
+refused, and what is stated is joint composition, for plans that were fixed before the first job.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dpcfl_net.core.atomic import remove_drafts
-from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import LedgerError, Refused
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.accounting.adaptive import order_for
-from dpcfl_net.privacy.events.base import Event, merge, read_event
+from dpcfl_net.privacy.events.base import Event, merge
+from dpcfl_net.privacy.ledger.book_claims import Budget, Events, PrivacyBudgetClaim, claim_line, read_claim
 from dpcfl_net.privacy.ledger.durable import Disk
 from dpcfl_net.privacy.ledger.entries import FIRST_PREV, counter_line, digest, read_counter, split_lines
 
@@ -39,21 +41,11 @@ MOST_HISTORIES = 16  # more histories than this are replaced by one that is at l
 
 ADAPTIVE_SHARE = 0.1  # of a budget's delta, for records with different plans
 
-Events = tuple[Event, ...]
-
 
 class Compose(Protocol):
     """The accountant: epsilon of events at delta; with an order, of adaptively chosen ones by this Renyi order."""
 
     def __call__(self, events: Sequence[Event], delta: float, adjacency: Adjacency, order: float | None = None) -> float: ...
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Upper bound on epsilon at `delta` of all runs together, for each record (or client)."""
-
-    epsilon: float
-    delta: float
 
 
 class History(NamedTuple):
@@ -68,27 +60,6 @@ class History(NamedTuple):
     events: Events
     jobs: int
     equal: bool
-
-
-@dataclass(frozen=True)
-class PrivacyBudgetClaim:
-    """The whole plan of one client in one job.
-
-    Attributes:
-        job: Hash of the signed protocol.
-        client: Client id.
-        unit: What is protected, "sample" or "client".
-        adjacency: "zero-out" or "replace-one".
-        events: Events of the plan.
-        records: sha256 of the client's record digests, sorted; filled in by the book.
-    """
-
-    job: str
-    client: int
-    unit: str
-    adjacency: Adjacency
-    events: Events
-    records: str = ""
 
 
 class RecordBook:
@@ -118,19 +89,21 @@ class RecordBook:
             compose: The accountant.
 
         Raises:
-            Refused: "budget" if a record would exceed it; "unit" if an earlier run on one of the records has another unit or
-                adjacency, with which it cannot be composed; "claim" if the job made another claim for this client before.
+            Refused: "budget" if a record would exceed it, or was entered before under another one; "unit" if an earlier run on one of
+                the records has another unit or adjacency, with which it cannot be composed; "claim" if the job made another claim for
+                this client before.
         """
         own = np.unique(records).astype("<u8")
-        claim = replace(claim, records=hashlib.sha256(own.tobytes()).hexdigest())
+        claim = replace(claim, records=hashlib.sha256(own.tobytes()).hexdigest(), budget=budget)
         with self._locked():
             lines, claims = self._read()
             same = [p for p in claims if (p.job, p.client) == (claim.job, claim.client)]
-            if same and same != [claim]:
+            if same and [replace(p, budget=budget) for p in same] != [claim]:
                 raise Refused("claim", f"job {claim.job[:12]} made another claim for client {claim.client} before")
             others = [p for p in claims if p.job != claim.job]
             histories = self._histories(claim, own, others)
             if budget is not None:
+                self._hold_to_one_budget(budget, own, claims)
                 self._hold(claim, histories, budget, compose)
             if not same:
                 self._append(lines, claim, own)
@@ -146,13 +119,17 @@ class RecordBook:
             budget: As for `enrol`; epsilon is at its delta.
 
         Returns:
-            Epsilon, and the number of runs; (0, 0) for a client without a claim in this job.
+            Epsilon, and the number of runs; inf if one of them was entered under another budget; (0, 0) for a client without a
+            claim in this job.
         """
         with self._locked():
             _, claims = self._read()
         for claim in claims:
             if (claim.job, claim.client) == (job, client):
-                histories = self._histories(claim, self._records(claim), [p for p in claims if p.job != job])
+                own = self._records(claim)
+                histories = self._histories(claim, own, [p for p in claims if p.job != job])
+                if budget is not None and self._under_another_budget(budget, own, claims) is not None:
+                    return math.inf, max(each.jobs for each in histories)
                 return max((_epsilon(each, budget or delta, claim.adjacency, compose), each.jobs) for each in histories)
         return 0.0, 0
 
@@ -172,6 +149,23 @@ class RecordBook:
                     f"{'' if history.equal else ', by the bound for plans that differ'}; "
                     f"the budget is {budget.epsilon:g}",
                 )
+
+    def _hold_to_one_budget(self, budget: Budget, own: np.ndarray, earlier: Sequence[PrivacyBudgetClaim]) -> None:
+        other = self._under_another_budget(budget, own, earlier)
+        if other is not None:
+            was = "no budget" if other.budget is None else f"epsilon {other.budget.epsilon:g} at delta {other.budget.delta:g}"
+            raise Refused(
+                "budget",
+                f"job {other.job[:12]} was entered under {was} on some of these records, this one under epsilon {budget.epsilon:g} at "
+                f"delta {budget.delta:g}: a budget must be fixed before the first run on a record",
+            )
+
+    def _under_another_budget(
+        self, budget: Budget, own: np.ndarray, claims: Sequence[PrivacyBudgetClaim]
+    ) -> PrivacyBudgetClaim | None:
+        """The first claim on one of these records under another budget, or none."""
+        different = (claim for claim in claims if claim.budget != budget)
+        return next((claim for claim in different if np.isin(own, self._records(claim), assume_unique=True).any()), None)
 
     def _histories(self, claim: PrivacyBudgetClaim, own: np.ndarray, others: Sequence[PrivacyBudgetClaim]) -> list[History]:
         """Histories of the client's costliest records, this job included: each that no other exceeds.
@@ -226,7 +220,7 @@ class RecordBook:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not path.exists():
             self._disk.replace(path, own.tobytes())
-        line = _line(claim, len(lines), digest(lines[-1]) if lines else FIRST_PREV)
+        line = claim_line(claim, len(lines), digest(lines[-1]) if lines else FIRST_PREV)
         self._disk.replace(self.folder / BOOK, *lines, line)
         self._disk.replace(self.folder / COUNTER, counter_line(len(lines), digest(line)))
 
@@ -239,8 +233,8 @@ class RecordBook:
         claims, prev = [], FIRST_PREV
         for number, line in enumerate(lines):
             try:
-                claim = _claim(json.loads(line))
-                whole = _line(claim, number, prev) == line
+                claim = read_claim(json.loads(line))
+                whole = claim_line(claim, number, prev) == line
             except (ValueError, TypeError, KeyError, RecursionError) as problem:
                 raise _broken(f"{path}, line {number}: {problem}") from None
             if not whole:
@@ -311,18 +305,6 @@ def _largest(table: np.ndarray) -> np.ndarray:
                 return rows.max(axis=0, keepdims=True)
         rows = np.stack(kept)
     return rows
-
-
-def _line(claim: PrivacyBudgetClaim, number: int, prev: str) -> bytes:
-    return canonical_json({
-        "sequence": number, "prev": prev, "job": claim.job, "client": claim.client, "unit": claim.unit,
-        "adjacency": claim.adjacency, "events": [event.as_json() for event in claim.events], "records": claim.records,
-    }) + b"\n"  # fmt: skip
-
-
-def _claim(fields: dict[str, Any]) -> PrivacyBudgetClaim:
-    events = tuple(read_event(event) for event in fields["events"])
-    return PrivacyBudgetClaim(fields["job"], fields["client"], fields["unit"], fields["adjacency"], events, fields["records"])
 
 
 def _broken(where: str) -> LedgerError:
