@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from dpcfl_net.federation.group_messages import GroupMessages
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.runtime.coordinator import LauncherNews, Records, check_release, open_pipe
 from dpcfl_net.runtime.specs import AggregatorSpec
+from dpcfl_net.runtime.task_queue import TaskQueue
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, MessageLog, ServerEndpoint
@@ -108,7 +108,7 @@ class Uplink:
 
     def __init__(self, endpoint: ClientEndpoint) -> None:
         self._endpoint = endpoint
-        self._tasks: queue.Queue[ClientEvent | BaseException | None] = queue.Queue()
+        self._tasks = TaskQueue()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -119,7 +119,7 @@ class Uplink:
     def newest(self) -> ClientEvent | bool | None:
         """Return the newest task, False if there is none, and None after goodbye; raises the errors of the thread."""
         found: ClientEvent | bool | None = False
-        while found is not None and not self._tasks.empty():
+        while found is not None and self._tasks:
             event = self._tasks.get()
             if isinstance(event, BaseException):
                 raise event

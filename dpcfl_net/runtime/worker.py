@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import zmq
 
@@ -24,16 +24,19 @@ from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.secure.stages import answer_interval_s
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
+from dpcfl_net.runtime.task_queue import TaskQueue
 from dpcfl_net.runtime.worker_process import Turns, prepare_process, turns
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, Payload
 from dpcfl_net.transport.keys import client_key
+from dpcfl_net.transport.observer_notes import MOST_SPANS
 from dpcfl_net.transport.observer_outbox import ObserverOutbox
 
 _log = logging.getLogger(__name__)
 
 LEAST_WAIT_S = 0.001  # a shorter wait for a core is not reported
+REPORT_S = 0.5  # between reports to the observer, unless the worker is idle
 LOOK_S = 0.25  # between looks at the computing thread, whose work the coordinator hears of so much later
 Period = tuple[str, int, float, float]  # kind of work, round, begin, end
 
@@ -71,7 +74,7 @@ class Worker:
 
     def __init__(self, spec: WorkerSpec, job: Job, host: ClientHost, context: zmq.Context, turn: Turns) -> None:
         self.spec, self.job, self.host, self._context, self._turn = spec, job, host, context, turn
-        self._tasks: queue.Queue[ClientEvent | BaseException | None] = queue.Queue()
+        self._tasks = TaskQueue()
         self._answers: deque[tuple[str, Answer]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -79,6 +82,8 @@ class Worker:
         self._outbox: ObserverOutbox | None = None
         self._span: tuple[float, float] | None = None
         self._sent: deque[ClientEvent] = deque()  # results that have arrived, to be reported with the next task
+        self._periods: list[Period] = []  # of work, to be reported
+        self._next_report = 0.0
         self._idle = False
         self._at_work = False  # computes now; the coordinator counts the timeout from the heartbeat that says so
         host.turn = self._computing
@@ -98,12 +103,12 @@ class Worker:
                 if event.kind == "task":
                     self._work(event)
                 else:
-                    self._report([])
+                    self._report(now=True)
         finally:
             self.stop()
             self._wake()
             talker.join()
-            self._report([])
+            self._report(now=True)
             if self._outbox is not None:
                 self._outbox.close()
             os.close(self._wake_read)
@@ -111,22 +116,16 @@ class Worker:
             self.host.close()
 
     def _newest(self) -> ClientEvent | BaseException | None:
-        """Wait for the next event; a task that a later event replaced before it began is neither computed nor charged."""
+        """Wait for the next event; an idle worker gives its memory back."""
         try:
-            event = self._tasks.get(timeout=memory.IDLE_S)
+            return self._tasks.get(memory.IDLE_S)
         except queue.Empty:
             self._idle = True
-            self._report([])
+            self._report(now=True)
             memory.give_back_all()  # many idle workers share one machine
             event = self._tasks.get()
             self._idle = False
-        while isinstance(event, ClientEvent) and event.kind == "task" and not self._tasks.empty():
-            later = self._tasks.get()
-            if isinstance(later, ClientEvent) and later.kind == "sent":
-                continue  # the receipt of an earlier result replaces no task; the task's report takes it along
-            _log.info("round %d: the task was replaced before it began; it is not charged", event.round)
-            event = later
-        return event
+            return event
 
     def stop(self) -> None:
         """End `serve` within about a second; any thread may call this."""
@@ -156,12 +155,19 @@ class Worker:
         self._span = None
         memory.give_back_freed()
 
-    def _report(self, spans: list[Period]) -> None:
-        """Report periods of work to the observer, with the results that have arrived meanwhile."""
-        sent = [_transfer("send", self._sent.popleft()) for _ in range(len(self._sent))]
-        outbox = self._link() if spans or sent else None
-        if outbox is not None:
-            outbox.spans([*sent, *spans])
+    def _report(self, spans: Sequence[Period] = (), now: bool = False) -> None:
+        """Report periods of work to the observer, with the results that have arrived meanwhile; those of short tasks share a message."""
+        self._periods += [_transfer("send", self._sent.popleft()) for _ in range(len(self._sent))]
+        self._periods += spans
+        if not (now or time.monotonic() >= self._next_report or len(self._periods) >= MOST_SPANS // 2):
+            return
+        outbox = self._link() if self._periods else None
+        periods, self._periods = self._periods, []
+        if outbox is None:
+            return
+        self._next_report = time.monotonic() + REPORT_S
+        for first in range(0, len(periods), MOST_SPANS):
+            outbox.spans(periods[first : first + MOST_SPANS])
 
     def _wait_for_the_deadline(self, event: ClientEvent) -> None:
         """Wait for the next multiple of the task's interval, so that the time of the answer does not reveal the computing time."""
