@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpcfl_net.core import yaml_file
-from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import write_text
 from dpcfl_net.core.plugins import short
+from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.core.types import Policy
 from dpcfl_net.experiment.build import make_job, with_noise_seed
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.experiment.job_files import write_job
+from dpcfl_net.federation.claim import hold_to_policy
 from dpcfl_net.launch.placement.placements import KeyOwners, LocalPlacement, Placement
 from dpcfl_net.transport.keys import make_operator_keys
 
@@ -58,7 +61,7 @@ def prepare(
         on_step: Called with each step that may take long, before it begins.
 
     Raises:
-        ConfigError: If the job cannot be made.
+        ConfigError: If the job cannot be made, or its clients would refuse it.
     """
     keys, clients = RunFolder(folder).keys, sum(config.data.clients)
     on_step(f"keys of clients: {clients}")
@@ -66,8 +69,29 @@ def prepare(
     (placement or LocalPlacement()).make_keys(keys, KeyOwners.of(config))
     config = with_noise_seed(config)
     job = make_job(config, keys, on_step)
+    check_policy(job.protocol, config)
     write_config(folder, config)
     write_job(job, folder, keys)
+
+
+def check_policy(protocol: Protocol, config: Config) -> None:
+    """Check the job against the limits of the clients that the run will start, before each of them refuses it.
+
+    Args:
+        protocol: The job's protocol.
+        config: The configuration, which sets the limits.
+
+    Raises:
+        ConfigError: If a client would refuse the job.
+    """
+    policy = Policy(config.runtime.max_epsilon, config.runtime.max_delta)
+    for client in {(entry.records, entry.epsilon): entry.id for entry in reversed(list(protocol.roster))}.values():
+        try:
+            hold_to_policy(protocol, client, policy)
+        except Refused as refusal:
+            raise ConfigError(
+                f"the worker of client {client} would refuse the job: {refusal.reason}; runtime.max_epsilon and runtime.max_delta set the limits"
+            ) from None
 
 
 def write_config(folder: Path, config: Config) -> None:

@@ -18,7 +18,7 @@ from dpcfl_net.launch.calling_process import IN_PROCESS
 from dpcfl_net.launch.cli import estimate
 from dpcfl_net.launch.cli.reported_run import run_and_report
 from dpcfl_net.launch.interrupts import Interrupts
-from dpcfl_net.launch.new_run import new_folder, write_config
+from dpcfl_net.launch.new_run import check_policy, new_folder, write_config
 from dpcfl_net.launch.placement.placements import Placement
 from dpcfl_net.launch.running import RunOptions
 from dpcfl_net.launch.saved_run import SavedRun, read_saved_run
@@ -171,7 +171,9 @@ def dry_run(path: Path, overrides: Iterable[str]) -> dict[str, Any]:
     config = configuration.load(path, overrides)
     with tempfile.TemporaryDirectory() as folder:
         _make_keys(RunFolder(folder).keys, config)
-        return estimate.describe(make_job(config, RunFolder(folder).keys), config)
+        job = make_job(config, RunFolder(folder).keys)
+        check_policy(job.protocol, config)
+        return estimate.describe(job, config)
 
 
 def _make_keys(folder: Path, config: Config) -> None:

@@ -186,10 +186,15 @@ def test_a_failure_names_its_folder_and_what_the_library_refuses_is_its_own_erro
     (tmp_path / "file").write_text("")
     with pytest.raises(api.ConfigError, match="file"):
         api.run(TINY, tmp_path / "file" / "below", "in-process", progress=False)
-    with pytest.raises(api.Refused, match="the job's epsilon is 5, this worker serves at most 1") as refused:
-        api.run(
-            {**TINY, "privacy": {"epsilon": 5, "delta": 1e-4}, "runtime": {"max_epsilon": 1}}, tmp_path / "out", "in-process"
-        )
+    asked = {**TINY, "privacy": {"epsilon": 5, "delta": 1e-4}}
+    with pytest.raises(
+        api.ConfigError, match="client 0 would refuse the job: the job's epsilon is 5, this worker serves at most 1"
+    ):
+        api.run({**asked, "runtime": {"max_epsilon": 1}}, tmp_path / "none", "in-process", progress=False)
+    assert not list((tmp_path / "none").iterdir())  # before anything was started
+    book = {"scope": "dataset", "root": str(tmp_path / "book"), "budget": {"epsilon": 1, "delta": 1e-4}}
+    with pytest.raises(api.Refused, match="budget") as refused:
+        api.run({**asked, "ledger": book}, tmp_path / "out", "in-process", progress=False)
     (note,) = refused.value.__notes__
     folder = only_run(tmp_path / "out")
     assert note == f"run folder {folder}; resume with dpcfl.resume('{folder}')"
