@@ -140,7 +140,12 @@ def _sentence(field: str, items: Sequence[Mapping[str, Any]], hint: Callable[[st
         return f"{field} {said}" if said.startswith("is ") else f"{field}: {said}"
     one, *others = dict.fromkeys(map(_allowed, items))
     allowed = ", or ".join([one, *(other.removeprefix("must be ") for other in others)])
-    return f"{field} is {shown(first.get('input'))}: {allowed}"
+    return f"{field} is {_written(first.get('input'))}: {allowed}"
+
+
+def _written(value: Any) -> str:
+    """Show a value; null, true and false as in the file."""
+    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else shown(value)
 
 
 def _allowed(item: Mapping[str, Any]) -> str:

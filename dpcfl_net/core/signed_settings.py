@@ -80,7 +80,11 @@ class PrivacyTarget(FrozenModel):
     """Privacy guarantee of every client, and the side that adds the noise."""
 
     epsilon: float = Field(
-        ge=1e-9, le=MOST_EPSILON, allow_inf_nan=False, description="target epsilon of every client over the whole run"
+        ge=1e-9,
+        le=MOST_EPSILON,
+        allow_inf_nan=False,
+        description="target epsilon of every client over the whole run; for a baseline with almost no noise 10000, and runtime.max_epsilon "
+        "10000",
     )
     delta: float = Field(gt=0, lt=1, allow_inf_nan=False, description="target delta")
     unit: Literal["sample", "client"] = Field(

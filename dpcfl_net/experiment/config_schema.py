@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
 )
 
@@ -78,6 +79,17 @@ def client_span(text: str) -> range | None:
 
 class PrivacySection(PrivacyTarget):
     """The `privacy` section."""
+
+    @field_validator("epsilon", mode="before")
+    @classmethod
+    def _is_finite(cls, value: Any) -> Any:
+        """Tell who asks for no privacy how to come close to it: every run has a guarantee or a reason why it has none."""
+        if value is None or str(value).lower() in ("inf", "+inf", ".inf", "infinity", "none", "off"):
+            raise ValueError(
+                f"is {'null' if value is None else shown(value)}: must be a number from 0.000000001 to {MOST_EPSILON:,.0f}; "
+                "for a baseline with almost no noise: privacy.epsilon=10000 runtime.max_epsilon=10000"
+            )
+        return value
 
     noise_seed: str | None = Field(
         default=None,

@@ -84,6 +84,7 @@ def _ledgers(folder: Path, job: Job) -> tuple[list[Check], dict[int, list[Any]]]
             if not trusted or owner == NOBODY:
                 problems.append(
                     f"{_name(owner)}: no ledger in {where}: it never started, its ledger is on another machine, or was removed"
+                    + _if_before_the_first_round(folder)
                 )
             continue
         try:
@@ -167,7 +168,8 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     path = RunFolder(folder).transcript
     if not path.exists():
         turned_off = RunFolder(folder).config.exists() and run_settings(folder)["output"]["transcript"] == "off"
-        return [Check("transcript: hash chain whole", None if turned_off else False, f"there is no {path.name}")]
+        missing = f"there is no {path.name}{_if_before_the_first_round(folder)}"
+        return [Check("transcript: hash chain whole", None if turned_off else False, missing)]
     try:
         reader = transcript.read(path)
         records = list(reader)
@@ -214,6 +216,15 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
         ),
         *_contents(folder, records, charged),
     ]
+
+
+def _if_before_the_first_round(folder: Path) -> str:
+    """Advice for a run without a checkpoint, most of which is not there yet."""
+    return (
+        ""
+        if any(RunFolder(folder).checkpoints.glob("round_*"))
+        else "; no round has a checkpoint: resume the run, then verify it"
+    )
 
 
 def _contents(folder: Path, records: list[transcript.Record], charged: dict[int, list[Any]]) -> list[Check]:

@@ -238,7 +238,7 @@ FOLDERS: list[Case] = [
     ("attack nan-oracle {run}", 2, ["{run} is of global", "configs/threats/nan_oracle.yaml"]),
     ("audit {run}", 2, ["{run} was not audited"]),
     ("compare {run} {folder}", 2, ["{folder} is not a run folder"]),
-    ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}"]),
+    ("verify {job}", 3, ["FAILS  ledgers", "no ledger in {job}", "resume the run, then verify it"]),
 ]  # fmt: skip
 NUMBERS: list[Case] = [
     ("keygen {base}/k --clients 0", 2, ["--clients", "1"]),

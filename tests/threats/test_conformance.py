@@ -190,7 +190,7 @@ def test_an_adapter_that_cannot_be_used_is_a_sentence(capsys, claim_file, functi
     [
         ({"rate": 1.5}, "rate is 1.5: must be less than or equal to 1"),
         ({"noise": 1}, "unknown key 'noise'"),
-        ({"steps": None}, "steps is None"),
+        ({"steps": None}, "steps is null"),
         ({"learning_rate": None}, "learning_rate is missing"),
         ({"sampling": "fixed", "rate": 0.0333}, "must be a whole batch size"),
         ({"sampling": "sometimes"}, "sampling is 'sometimes': must be 'poisson', 'fixed', 'shuffle', 'allocation' or 'full'"),
