@@ -10,13 +10,15 @@ import numpy as np
 
 from dpcfl_net.core.types import Adjacency
 from dpcfl_net.privacy.accounting.allocation import allocation_losses
+from dpcfl_net.privacy.accounting.allocation_replaced import difference_spread, replacement_losses
 from dpcfl_net.privacy.accounting.composition import Losses
 from dpcfl_net.privacy.events import gaussian
 from dpcfl_net.privacy.events.base import Event, LossSpread, Mechanism, check_count
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 
 # Below the first, the amplification is not computed: an epoch counts as one full release. More noise than the second counts as it.
-LEAST_AMPLIFIED, MOST_NOISE = 0.1, 1e3
+LEAST_AMPLIFIED: dict[Adjacency, float] = {"zero-out": 0.1, "replace-one": 0.2}
+MOST_NOISE = 1e3
 MOST_BATCHES = 1_000_000
 
 
@@ -79,38 +81,41 @@ class AllocatedGaussian(Mechanism):
             raise ValueError('accountant "rdp" has no bound for AllocatedGaussian: use accountant "pld"')
 
     def losses(self, adjacency: Adjacency, interval: float) -> list[tuple[tuple[Losses, ...], int]]:
-        """See `Composable`. A replaced record is one that is removed and one that is added, each at sqrt(2) of its sensitivity."""
-        directions = _losses_of_epoch(self._noise(adjacency), self.batches, interval)
-        if adjacency == "zero-out":
-            return [(directions, self.epochs)]
-        return [((one_way,), self.epochs * 2 // len(directions)) for one_way in directions]
+        """See `Composable`."""
+        return [(_losses_of_epoch(self.noise_multiplier, self.batches, adjacency, interval), self.epochs)]
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
         """See `Composable`; that of one full release for each epoch, which convexity gives. No accountant reads it (`check`)."""
         return self.epochs * orders / (2 * self.noise_multiplier**2)
 
     def total_variation(self, adjacency: Adjacency) -> float:
-        """See `Composable`. Half the root of the chi-square divergence also bounds it (Cauchy-Schwarz)."""
+        """See `Composable`. Half the root of the mean squared difference of both densities also bounds it (Cauchy-Schwarz)."""
         noise = self._noise(adjacency)
-        inverse = min(1 / noise, 26.0) ** 2
-        chi_square = math.sqrt(math.expm1(inverse) / self.batches) / 2
-        of_epoch = min(gaussian.gaussian_total_variation(noise, 1.0, 1), chi_square if noise > 1 / 26 else 1.0)
-        return (1 if adjacency == "zero-out" else 2) * self.epochs * of_epoch
+        of_epoch = gaussian.gaussian_total_variation(noise, 1.0, 1)
+        return self.epochs * min(of_epoch, math.sqrt(self._squared_difference(adjacency)) / 2)
 
     def spread(self, adjacency: Adjacency) -> LossSpread:
         """See `Composable`."""
-        inverse, sides = min(1 / self._noise(adjacency), 26.0) ** 2, 1 if adjacency == "zero-out" else 2
-        variance = sides * self.epochs * min(inverse, math.log1p(math.expm1(inverse) / self.batches))
+        inverse = min(1 / self._noise(adjacency), 26.0) ** 2
+        variance = self.epochs * min(inverse, math.log1p(self._squared_difference(adjacency)))
         extent = 2 * (0.5 * inverse + 10 * math.sqrt(inverse))
-        return LossSpread(variance, sides * self.epochs, extent, gaussian.MIN_INTERVAL)
+        return LossSpread(variance, self.epochs, extent, gaussian.MIN_INTERVAL)
 
     def _noise(self, adjacency: Adjacency) -> float:
-        """Noise over the sensitivity of one direction."""
-        return self.noise_multiplier if adjacency == "zero-out" else self.noise_multiplier / math.sqrt(2)
+        """Noise over the sensitivity."""
+        return self.noise_multiplier if adjacency == "zero-out" else self.noise_multiplier / 2
+
+    def _squared_difference(self, adjacency: Adjacency) -> float:
+        """Mean squared difference of both densities of an epoch, over the density of the noise alone."""
+        inverse = min(1 / self.noise_multiplier, 26.0) ** 2
+        return (math.expm1(inverse) if adjacency == "zero-out" else difference_spread(inverse)) / self.batches
 
 
-def _losses_of_epoch(noise: float, batches: int, interval: float) -> tuple[Losses, ...]:
-    """Both directions, or one distribution for both if the epoch counts as a full release."""
-    if batches == 1 or noise < LEAST_AMPLIFIED:
-        return (gaussian.plain_gaussian(1 / noise, interval),)
-    return allocation_losses(min(noise, MOST_NOISE), batches, interval)
+def _losses_of_epoch(noise: float, batches: int, adjacency: Adjacency, interval: float) -> tuple[Losses, ...]:
+    """Both directions, or one distribution if they are equal."""
+    if batches == 1 or noise < LEAST_AMPLIFIED[adjacency]:
+        return (gaussian.plain_gaussian((1 if adjacency == "zero-out" else 2) / noise, interval),)
+    noise = min(noise, MOST_NOISE)
+    if adjacency == "zero-out":
+        return allocation_losses(noise, batches, interval)
+    return (replacement_losses(noise, batches, interval),)
