@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Scale = Literal["laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("laptop", "paper")
 CLAIMS, ROWS = "claims.json", "data.csv"  # claims.json is written last: a folder that has it is complete
+FINISHED, PARTIAL = "finished", "partial"  # states of claims.json; partial: some runs of the figure are missing
 
 HOW_JUDGED = (
     "A claim holds, or does not hold, if the 95 % interval of its paired seeds lies on one side of its margin, after Holm's "
@@ -44,6 +45,8 @@ class ReproductionResult:
         figures: Plots of the report.
         tables: Tables of the report.
         notes: Sentences on differences to the paper.
+        runs: Number of complete runs behind it; counted only by figures that can be computed from a part of their runs.
+        planned_runs: Number of runs of the whole figure, if counted.
     """
 
     rows: list[dict[str, Any]]
@@ -51,6 +54,13 @@ class ReproductionResult:
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    runs: int = 0
+    planned_runs: int = 0
+
+    @property
+    def partial(self) -> bool:
+        """True if some runs are missing."""
+        return self.runs < self.planned_runs
 
     def judged(self) -> list[Judged]:
         """Return every claim with its verdict; Holm's correction covers the claims of this figure."""
@@ -90,6 +100,16 @@ class Context(Protocol):
 
         Raises:
             RunFailed: If a combination has no result; the message names it.
+        """
+
+    def finished(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
+        """Run as many combinations as there is time for; otherwise as `results`.
+
+        Returns:
+            One result per combination that has finished, now or before, in the order of the axes.
+
+        Raises:
+            RunFailed: If a combination that ran now has failed.
         """
 
 
@@ -182,7 +202,7 @@ def write(reproduction: type[Reproduction], outcome: ReproductionResult, context
     page = write_page(
         context.folder / REPORT,
         title=f"{reproduction.name}: {reproduction.title}",
-        lead=[reproduction.paper, f"Scale: {context.scale}.", HOW_JUDGED, *outcome.notes],
+        lead=[reproduction.paper, f"Scale: {context.scale}.", *_missing(outcome), HOW_JUDGED, *outcome.notes],
         figures=[*of_claims(outcome.claims), *outcome.figures],
         tables=[claims_table(judged), *outcome.tables],
     )
@@ -191,13 +211,18 @@ def write(reproduction: type[Reproduction], outcome: ReproductionResult, context
         "paper": reproduction.paper,
         "title": reproduction.title,
         "scale": context.scale,
-        "state": "finished",
+        "state": PARTIAL if outcome.partial else FINISHED,
+        **({"runs": [outcome.runs, outcome.planned_runs]} if outcome.partial else {}),
         "asked_seeds": context.asked_seeds,
         "claims": [one.document() for one in judged],
         "notes": outcome.notes,
     }
     write_atomically(context.folder / CLAIMS, json.dumps(document, indent=1) + "\n")
     return page
+
+
+def _missing(outcome: ReproductionResult) -> list[str]:
+    return [f"Partial: {outcome.runs} of {outcome.planned_runs} runs."] if outcome.partial else []
 
 
 def claims_table(judged: Sequence[Judged]) -> Table:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import shown
-from dpcfl_net.reproduce.base import CLAIMS, HOW_JUDGED, SCALES, Scale, find, folder_name, registry
+from dpcfl_net.reproduce.base import CLAIMS, FINISHED, HOW_JUDGED, PARTIAL, SCALES, Scale, find, folder_name, registry
 from dpcfl_net.reproduce.claims import VERDICTS, Claim, Comparison, Exact
 from dpcfl_net.reproduce.inventory import Item, papers
 
@@ -100,19 +100,22 @@ def _joined(statuses: Sequence[str]) -> str:
 
 
 def status(cell: Mapping[str, Any] | None) -> str:
-    """Count the verdicts of a cell, for example "3 hold, 1 undecided"; its state if it has none."""
+    """Count the verdicts of a cell, for example "3 hold, 1 undecided", or "2 undecided (4 of 560 runs)"; its state if it has none."""
     if cell is None:
         return NOT_RUN
-    if cell["state"] != "finished":
+    if cell["state"] not in (FINISHED, PARTIAL):
         return f"{cell['state']}: {cell['note']}" if cell.get("note") else str(cell["state"])
     counts = Counter(claim["verdict"] for claim in cell["claims"])
     words = {verdict: SEVERAL.get(verdict, verdict) if counts[verdict] > 1 else verdict for verdict in VERDICTS}
-    return ", ".join(f"{counts[verdict]} {words[verdict]}" for verdict in VERDICTS if counts[verdict])
+    text = ", ".join(f"{counts[verdict]} {words[verdict]}" for verdict in VERDICTS if counts[verdict])
+    if cell["state"] == PARTIAL:
+        return f"{text or 'no claim yet'} ({cell['runs'][0]} of {cell['runs'][1]} runs)"
+    return text
 
 
 def seeds(cell: Mapping[str, Any]) -> str:
     """Return the numbers of seeds behind a cell's claims, for example "exact, 5"."""
-    if cell["state"] != "finished":
+    if cell["state"] not in (FINISHED, PARTIAL):
         return str(cell.get("seeds", "–"))
     numbers = sorted({claim["seeds"] for claim in cell["claims"] if claim["seeds"]})
     exact = ["exact"] if any(claim["exact"] for claim in cell["claims"]) else []
@@ -176,7 +179,7 @@ def write_matrix(out: Path) -> list[Path]:
     cells = read_cells(out)
     found, details, plots = tables(cells), [], []
     for (name, scale), cell in cells.items():
-        if cell["state"] != "finished":
+        if cell["state"] not in (FINISHED, PARTIAL):
             continue
         details.append(claims_markdown(cell))
         for figure in of_claims(comparisons(cell)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.core.files import shown
 from dpcfl_net.reproduce.base import SCALES, Reproduction, Scale, find, folder_name, registry, write
 
 if TYPE_CHECKING:
+    from dpcfl_net.experiment.config_schema import Config
     from dpcfl_net.results.result import Result
 
 STORE = "store"
+UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 class OutOfTime(Exception):
-    """The time budget is spent before a run started."""
+    """The time budget is spent, and a figure that needs all its runs has some missing."""
 
 
 @dataclass(frozen=True)
@@ -50,52 +55,73 @@ class RunContext:
 
     def results(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
         """See `reproduce.base.Context`."""
+        found = self.finished(config, axes)
+        if len(found) < math.prod(map(len, axes.values())):
+            raise OutOfTime
+        return found
+
+    def finished(self, config: Path, axes: Mapping[str, Sequence[Any]]) -> list[Result]:
+        """See `reproduce.base.Context`."""
         from dpcfl_net.core import yaml_file
         from dpcfl_net.experiment.config import load
-        from dpcfl_net.launch.sweeps import run_cells
+        from dpcfl_net.launch.sweep_grid import cell_folder
+        from dpcfl_net.launch.sweeps import FINISHED, run_cells
         from dpcfl_net.results.result import read_result
+        from dpcfl_net.results.summary import read_document
 
         cells = [
             load(config, [f"{key}={yaml_file.dump(value, flow=True).strip()}" for key, value in zip(axes, values, strict=True)])
             for values in itertools.product(*axes.values())
         ]
+
+        def is_finished(cell: Config) -> bool:
+            return bool(read_document(cell_folder(cell, self.store)).get("state") == FINISHED)
+
         if self.until is None:
             outcomes = run_cells(cells, self.store, self.say)
         else:
-            outcomes = [outcome for cell in cells if self._in_time() for outcome in run_cells([cell], self.store, self.say)]
-        failed = [f"{outcome.folder}: {outcome.error}" for outcome in outcomes if outcome.state != "finished"]
+            chosen = (cell for cell in cells if self._in_time() or is_finished(cell))
+            outcomes = [outcome for cell in chosen for outcome in run_cells([cell], self.store, self.say)]
+        failed = [f"{outcome.folder}: {outcome.error}" for outcome in outcomes if outcome.state != FINISHED]
         if failed:
             raise RunFailed("the figure needs runs that failed: " + "; ".join(failed))
         return [read_result(outcome.folder) for outcome in outcomes]
 
     def _in_time(self) -> bool:
-        """Return True while runs may start, else raise OutOfTime."""
-        if self.until is not None and time.monotonic() > self.until:
-            raise OutOfTime
-        return True
+        return self.until is None or time.monotonic() <= self.until
 
 
-def reproduce(names: Sequence[str], scale: str, out: Path, seeds: int | None = None) -> list[dict[str, Any]]:
+def reproduce(
+    names: Sequence[str], scale: str, out: Path, budget: str | None = None, seeds: int | None = None
+) -> list[dict[str, Any]]:
     """Compute figures and print the path of each report and a line per claim.
 
     Args:
         names: Names of figures.
         scale: "laptop" or "paper".
         out: Parent of the output folders.
+        budget: Time after which no run starts, for example 2h; None: no limit.
         seeds: Seeds per figure; None: the usual ones.
 
     Returns:
-        name, title, report and claims (as in claims.json) of each figure.
+        name, title, report and claims (as in claims.json) of each figure that could be computed in time.
 
     Raises:
-        ConfigError: If a name or the scale is unknown.
+        ConfigError: If an argument is wrong.
         RunFailed: If a run that a figure needs failed.
     """
-    size = scale_of(scale)
-    return [
-        compute(chosen, RunContext(size, out / folder_name(chosen, size), out / STORE, seeds))
-        for chosen in [find(name) for name in names]
-    ]
+    size, until, computed = scale_of(scale), deadline(budget), []
+    for chosen in [find(name) for name in names]:
+        try:
+            computed.append(compute(chosen, RunContext(size, out / folder_name(chosen, size), out / STORE, seeds, until)))
+        except OutOfTime:
+            print(out_of_time(chosen))
+    return computed
+
+
+def out_of_time(chosen: type[Reproduction]) -> str:
+    """Return what to print if the time budget is spent in a figure that needs all its runs."""
+    return f"time budget spent in {chosen.name}: its finished runs are kept; repeat the command to continue"
 
 
 def compute(chosen: type[Reproduction], context: RunContext) -> dict[str, Any]:
@@ -111,6 +137,8 @@ def compute(chosen: type[Reproduction], context: RunContext) -> dict[str, Any]:
     claims = outcome.judged()
     for judged in claims:
         print(judged.line())
+    if outcome.partial:
+        print(f"partial: {outcome.runs} of {outcome.planned_runs} runs; repeat the command to continue")
     return {"name": chosen.name, "title": chosen.title, "report": str(page), "claims": [one.document() for one in claims]}
 
 
@@ -150,3 +178,17 @@ def _citation(papers: Sequence[str]) -> str:
     """The part of citations of one paper before the number of the figure."""
     columns = zip(*(paper.split(", ") for paper in papers), strict=False)
     return ", ".join(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def deadline(budget: str | None) -> float | None:
+    """Return the monotonic time at which a budget such as 90s, 30m, 2h or 1.5h ends; None for no budget.
+
+    Raises:
+        ConfigError: If it is not a duration.
+    """
+    if budget is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip())
+    if not found:
+        raise ConfigError(f"--time-budget is {shown(budget)}: must be a number with s, m or h, for example 2h")
+    return time.monotonic() + float(found[1]) * UNITS[found[2]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import ConfigError, DpcflError, RunFailed
 from dpcfl_net.core.files import shown
-from dpcfl_net.launch.cli.reproduce import STORE, OutOfTime, RunContext, compute, scale_of
+from dpcfl_net.launch.cli.reproduce import STORE, OutOfTime, RunContext, compute, deadline, out_of_time, scale_of
 from dpcfl_net.reproduce.base import CLAIMS, Reproduction, Scale, folder_name, registry
 from dpcfl_net.reproduce.matrix import FAILED, write_matrix
-
-UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def reproduce_all(scale: str, out: Path, only: str | None, budget: str | None, seeds: int | None) -> dict[str, Any]:
@@ -25,7 +22,8 @@ def reproduce_all(scale: str, out: Path, only: str | None, budget: str | None, s
         scale: "laptop" or "paper".
         out: Parent of the figures' folders; finished cells and finished runs in it are reused.
         only: Paper, as the part of a figure's name before the slash; None: all.
-        budget: Time after which no figure and no run starts, for example 2h; None: no limit.
+        budget: Time after which no figure and no run starts, for example 2h; None: no limit. A figure that can be computed from a
+            part of its runs is partial then, and is continued by the next call.
         seeds: Seeds per figure; None: the usual ones.
 
     Returns:
@@ -36,7 +34,7 @@ def reproduce_all(scale: str, out: Path, only: str | None, budget: str | None, s
         RunFailed: At the end, with every figure that failed.
     """
     size = scale_of(scale)
-    until = None if budget is None else time.monotonic() + seconds(budget)
+    until = deadline(budget)
     todo = [chosen for chosen in chosen_figures(only) if not done(chosen, size, out, seeds)]
     print(f"{len(todo)} figures to compute at {size} scale; results in {out}")
     failed, computed = list[str](), list[dict[str, Any]]()
@@ -50,7 +48,7 @@ def reproduce_all(scale: str, out: Path, only: str | None, budget: str | None, s
             computed.append(compute(chosen, RunContext(size, folder, out / STORE, seeds, until)))
             (folder / FAILED).unlink(missing_ok=True)
         except OutOfTime:
-            print(f"time budget spent in {chosen.name}: its finished runs are kept; repeat the command to continue")
+            print(out_of_time(chosen))
             break
         except DpcflError as error:
             failed.append(f"{chosen.name}: {error}")
@@ -97,15 +95,3 @@ def done(chosen: type[Reproduction], scale: Scale, out: Path, seeds: int | None)
         return False
     document = json.loads(file.read_text(encoding="utf-8"))
     return document.get("state") == "finished" and document.get("asked_seeds") == seeds
-
-
-def seconds(budget: str) -> float:
-    """Convert a duration such as 90s, 30m, 2h or 1.5h to seconds.
-
-    Raises:
-        ConfigError: If it is none.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip())
-    if not found:
-        raise ConfigError(f"--time-budget is {shown(budget)}: must be a number with s, m or h, for example 2h")
-    return float(found[1]) * UNITS[found[2]]

@@ -10,7 +10,10 @@ import pytest
 from conftest import ROOT, dpcfl
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.experiment.config import load
 from dpcfl_net.launch.cli import reproduce, reproduce_all
+from dpcfl_net.launch.new_run import write_config
+from dpcfl_net.launch.sweep_grid import cell_folder
 from dpcfl_net.reproduce import matrix
 from dpcfl_net.reproduce.base import Reproduction, ReproductionResult, registry
 from dpcfl_net.reproduce.claims import Claim, Comparison, Exact
@@ -65,9 +68,9 @@ def test_committed_cells_keep_their_raw_data_or_say_that_they_do_not():
     assert cells
     for (name, scale), cell in cells.items():
         folder = MEASURED / f"{name.replace('/', '-')}-{scale}"
-        assert cell["state"] in ("finished", matrix.NOT_KEPT), name
+        assert cell["state"] in (matrix.FINISHED, matrix.PARTIAL, matrix.NOT_KEPT), name
         kept = (folder / "data.csv").exists() or (MEASURED / cell.get("data", "nowhere")).is_file()
-        assert kept == (cell["state"] == "finished"), name
+        assert kept == (cell["state"] != matrix.NOT_KEPT), name
         for claim in cell.get("claims", ()):
             assert claim["exact"] or claim["verdict"] in ("undecided", "not tested") or claim["seeds"] > 1, claim["text"]
 
@@ -154,14 +157,60 @@ def test_a_context_with_a_spent_budget_starts_no_run(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2h", 7200), ("1.5m", 90)])
-def test_a_time_budget_has_a_unit(text, seconds):
-    assert reproduce_all.seconds(text) == seconds
+def test_a_time_budget_has_a_unit(text, seconds, monkeypatch):
+    monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    assert reproduce.deadline(text) == 1000 + seconds
 
 
 @pytest.mark.parametrize("text", ["2", "h", "-1h", "2 days"])
 def test_a_time_budget_without_one_is_refused(text):
     with pytest.raises(ConfigError, match="--time-budget"):
-        reproduce_all.seconds(text)
+        reproduce.deadline(text)
+
+
+def test_a_figure_in_time_is_computed_and_one_that_lacks_a_run_is_named(two, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "find", two.__getitem__)
+    (found,) = reproduce.reproduce(["slow/fig1", "quick/fig1"], "laptop", tmp_path, "0s")
+    assert found["name"] == "quick/fig1"
+    assert "time budget spent in slow/fig1" in capsys.readouterr().out
+
+
+class Parts(Quick):
+    """Can be computed from a part of its runs; two runs are there."""
+
+    name, title, complete_runs = "parts/fig1", "Parts", True
+
+    def compute(self, context):
+        axes = {"seed": [0, 1, 2]}
+        found = context.finished(ROOT / "configs" / "quickstart.yaml", axes)
+        claims = [Claim("a", "1", [Comparison({result.seed: 1.0 for result in found}, 0.5)])] if found else []
+        return ReproductionResult([{"seed": result.seed} for result in found], claims, runs=len(found), planned_runs=3)
+
+
+def test_a_figure_with_missing_runs_says_so_and_is_continued(two, tmp_path, monkeypatch, capsys):
+    two[Parts.name] = Parts
+    monkeypatch.setattr(reproduce, "find", two.__getitem__)
+
+    def store(seed, state):
+        config = load(ROOT / "configs" / "quickstart.yaml", [f"seed={seed}"])
+        folder = cell_folder(config, tmp_path / "store")
+        folder.mkdir(parents=True)
+        final = {"accuracy_mean": 0.5, "accuracy_worst": 0.5}
+        document = {"name": "x", "algorithm": "r-dpcfl", "seed": seed, "state": state, "privacy": {}, "final": final}
+        (folder / "run.json").write_text(json.dumps(document))
+        (folder / "protocol.json").write_text("{}")
+        write_config(folder, config)
+
+    reproduce.reproduce([Parts.name], "laptop", tmp_path, "0s")
+    assert matrix.status(matrix.read_cells(tmp_path)[Parts.name, "laptop"]) == "no claim yet (0 of 3 runs)"
+    for seed, state in ((0, "finished"), (2, "finished"), (1, "stopped")):
+        store(seed, state)
+    reproduce.reproduce([Parts.name], "laptop", tmp_path, "0s")
+    assert "partial: 2 of 3 runs; repeat the command to continue" in capsys.readouterr().out
+    cell = matrix.read_cells(tmp_path)[Parts.name, "laptop"]
+    assert (matrix.status(cell), matrix.seeds(cell)) == ("1 undecided (2 of 3 runs)", "2")
+    assert not reproduce_all.done(Parts, "laptop", tmp_path, None)
+    assert "Partial: 2 of 3 runs." in (tmp_path / "parts-fig1-laptop" / "report.html").read_text()
 
 
 def test_a_broken_cell_is_named(tmp_path):
@@ -175,7 +224,9 @@ def test_a_broken_cell_is_named(tmp_path):
     ("arguments", "words"),
     [
         (["all", "r-dpcfl/fig3"], "'all' stands alone"),
-        (["r-dpcfl/fig3", "--time-budget", "2h"], "belong to `dpcfl reproduce all`"),
+        (["r-dpcfl/fig3", "--only", "r-dpcfl"], "belongs to `dpcfl reproduce all`"),
+        (["matrix", "--time-budget", "2h"], "has no meaning with matrix"),
+        (["r-dpcfl/fig3", "--time-budget", "2"], "must be a number with s, m or h"),
         (["all", "--only", "nobody"], "must be one of em-fdro, mr-mtl, r-dpcfl, rc-dpfl, rr-cluster"),
         (["matrix", "--out", "/nowhere/at/all"], "no such folder"),
     ],

@@ -24,7 +24,8 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="seeds per figure, from 0 [default: the figure's own]")] = None,
     only: Annotated[str | None, typer.Option(metavar="PAPER", help="with all: one paper, e.g. rr-cluster")] = None,
     time_budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="with all: start no figure and no run after it, e.g. 2h")
+        str | None,
+        typer.Option(metavar="TIME", help="start no figure and no run after it, e.g. 2h; repeat the command to continue"),
     ] = None,
     every: Annotated[bool, typer.Option("--list", help="list all figures")] = False,
     as_json: AsJson = False,
@@ -45,8 +46,10 @@ def reproduce(
         raise ConfigError("give one or more figures, for example r-dpcfl/fig4; `dpcfl reproduce --list` lists all")
     if whole and len(figures) > 1:
         raise ConfigError(f"{whole[0]!r} stands alone: give it without figures")
-    if (only is not None or time_budget is not None) and whole != ["all"]:
-        raise ConfigError("--only and --time-budget belong to `dpcfl reproduce all`")
+    if only is not None and whole != ["all"]:
+        raise ConfigError("--only belongs to `dpcfl reproduce all`")
+    if time_budget is not None and whole == ["matrix"]:
+        raise ConfigError("--time-budget has no meaning with matrix, which runs nothing")
     from dpcfl_net.launch.cli import reproduce_all
 
     with messages_to_stderr(as_json) as stdout:
@@ -55,6 +58,6 @@ def reproduce(
         elif whole:
             found = reproduce_all.reproduce_all(scale, out, only, time_budget, seeds)
         else:
-            found = reproductions.reproduce(figures, scale, out, seeds)
+            found = reproductions.reproduce(figures, scale, out, time_budget, seeds)
     if as_json:
         print_json(found, stdout)
