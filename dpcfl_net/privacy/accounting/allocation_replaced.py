@@ -17,8 +17,8 @@ _NODES = 8  # Gauss-Legendre nodes of a cell
 _ROUNDING = 1e-10
 _UNSEEN = 1e-20  # bound on what floating-point underflow loses
 _END = 2 * _UNSEEN  # divergence at which the losses end
-# First step between losses in their spread; largest ratio of steps; wanted fall of the divergence's logarithm in a step.
-_STEP, _GROWTH, _FALL = 0.06, 1.05, 0.4
+_STEP, _GROWTH = 0.06, 1.05  # first step between losses in their spread, and the largest ratio of steps
+_FALL, _FAR_FALL, _FAR = 0.4, 2.0, 1e-10  # wanted fall of the divergence's logarithm in a step, and where it is below _FAR
 
 
 @lru_cache(maxsize=8)
@@ -55,7 +55,8 @@ def _profile(noise: float, batches: int) -> tuple[np.ndarray, np.ndarray]:
         losses.append(losses[-1] + step)
         found.append(divergence(noise, batches, losses[-1]))
         fall = math.log(found[-2] / found[-1])
-        step *= min(_GROWTH, _FALL / fall if fall > 0 else _GROWTH)
+        wanted = _FALL if found[-1] > _FAR else _FAR_FALL
+        step *= min(_GROWTH, wanted / fall) if fall > 0 else _GROWTH
     return np.array(losses), np.array(found)
 
 
