@@ -10,14 +10,14 @@ import numpy as np
 from dpcfl_net.privacy.accounting.composition import Losses, two_sided
 from dpcfl_net.privacy.accounting.positive_sums import PositiveSum, sum_of
 
-_TAIL = 10.0  # deviations of the noise beyond which a term is cut off: probability 1e-23
+TAIL = 10.0  # deviations of the noise beyond which a term is cut off: probability 1e-23
 _FINENESS = 96.0  # points of a sum's grid in its relative deviation
 _FEWEST_POINTS, _MOST_POINTS = 256, 2**15
-_NODES = 8  # Gauss-Legendre nodes of a cell, over which the logarithm of the density is nearly linear
+NODES = 8  # Gauss-Legendre nodes of a cell, over which the logarithm of the density is nearly linear
 # Relative bound on the rounding of a mass, for each term of the sum. It is ten times what the products can lose.
-_ROUNDING = 1e-10
+ROUNDING = 1e-10
 _CANCELLATION = 1e-10  # relative bound on the rounding of cumulative sums
-_UNSEEN = 1e-20  # bound on what floating-point underflow loses
+UNSEEN = 1e-20  # bound on what floating-point underflow loses
 _END = 1e-21  # divergence at which the grid of losses ends
 
 
@@ -73,9 +73,9 @@ def log_normal(noise: float, resolution: int) -> PositiveSum:
     from scipy.special import ndtr
 
     shift, m = 1 / noise, resolution
-    first = math.floor((-_TAIL * shift - shift**2 / 2) / math.log(2))
-    last = math.ceil((_TAIL * shift + shift**2 / 2) / math.log(2))
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    first = math.floor((-TAIL * shift - shift**2 / 2) / math.log(2))
+    last = math.ceil((TAIL * shift + shift**2 / 2) / math.log(2))
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
     places = (np.arange(m)[:, None] + (nodes + 1) / 2 + m) / m
     shares = (nodes + 1) / 2
     blocks = np.zeros((last - first + 2, m))
@@ -99,17 +99,17 @@ def _profiles(total: PositiveSum, interval: float) -> tuple[np.ndarray, np.ndarr
     """Divergences of removal and of addition at the losses 0, interval, 2 * interval, ..., rounded up."""
     values, masses = total.points()
     values /= total.terms
-    factor = 1 + _ROUNDING * total.terms
+    factor = 1 + ROUNDING * total.terms
 
     def above(a: np.ndarray) -> np.ndarray:
         start = np.searchsorted(values, a)
         found = weighed_above[start] * (1 + _CANCELLATION) - a * mass_above[start]
-        return np.asarray(factor * np.maximum(found, 0.0) + total.excess / total.terms + _UNSEEN)
+        return np.asarray(factor * np.maximum(found, 0.0) + total.excess / total.terms + UNSEEN)
 
     def below(a: np.ndarray) -> np.ndarray:
         end = np.searchsorted(values, 1 / a)
         found = mass_below[end] * (1 + _CANCELLATION) - a * weighed_below[end]
-        return np.asarray(factor * np.maximum(found, 0.0) + _UNSEEN)
+        return np.asarray(factor * np.maximum(found, 0.0) + UNSEEN)
 
     mass_above, weighed_above = (np.append(np.cumsum(each[::-1])[::-1], 0.0) for each in (masses, masses * values))
     mass_below, weighed_below = (np.append(0.0, np.cumsum(each)) for each in (masses, masses * values))

@@ -7,16 +7,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from dpcfl_net.privacy.accounting.allocation import NODES, ROUNDING, TAIL, UNSEEN
 from dpcfl_net.privacy.accounting.composition import Losses, symmetric
 from dpcfl_net.privacy.accounting.signed_sums import SignedSum, sum_of
 
-_TAIL = 10.0  # deviations of the noise beyond which a term is cut off: probability 1e-23
 _POINTS = 64  # points of a level, a power of two
-_NODES = 8  # Gauss-Legendre nodes of a cell
-# Relative bound on the rounding of a mass, for each term of the sum. It is ten times what the products can lose.
-_ROUNDING = 1e-10
-_UNSEEN = 1e-20  # bound on what floating-point underflow loses
-_END = 2 * _UNSEEN  # divergence at which the losses end
+_END = 2 * UNSEEN  # divergence at which the losses end
 _STEP, _GROWTH = 0.06, 1.05  # first step between losses in their spread, and the largest ratio of steps
 _FALL, _FAR_FALL, _FAR = 0.4, 2.0, 1e-10  # wanted fall of the divergence's logarithm in a step, and where it is below _FAR
 
@@ -49,7 +45,7 @@ def replacement_losses(noise: float, batches: int, interval: float) -> Losses:
 def _profile(noise: float, batches: int) -> tuple[np.ndarray, np.ndarray]:
     """Losses from 0 up, closer where most of the mass is and where the divergence falls fast, and divergences at them."""
     spread = math.sqrt(min(4 / noise**2, math.log1p(difference_spread(noise**-2) / batches)))
-    last = 2 / noise * (1 / noise + _TAIL)  # where a full release has a negligible divergence
+    last = 2 / noise * (1 / noise + TAIL)  # where a full release has a negligible divergence
     losses, found, step = [0.0], [divergence(noise, batches, 0.0)], _STEP * spread
     while losses[-1] < last and found[-1] > _END:
         losses.append(losses[-1] + step)
@@ -72,7 +68,7 @@ def divergence(noise: float, batches: int, loss: float) -> float:
     total = sum_of(difference(noise, ratio, _POINTS), batches)
     values, masses = total.points()
     mean = float(masses @ np.maximum(values, 0.0)) + total.excess
-    return mean / batches * (1 + _ROUNDING * batches) + _UNSEEN
+    return mean / batches * (1 + ROUNDING * batches) + UNSEEN
 
 
 def difference(noise: float, ratio: float, resolution: int) -> SignedSum:
@@ -86,7 +82,7 @@ def difference(noise: float, ratio: float, resolution: int) -> SignedSum:
     from scipy.special import ndtr
 
     shift, m = 1 / noise, resolution
-    end = _TAIL + shift
+    end = TAIL + shift
     zero = float(_place_of(np.zeros(1), shift, ratio)[0])
     scale = float((ndtr(shift - zero) - ratio * ndtr(-shift - zero)) / ndtr(-zero))  # mean of the positive numbers
     exponent = math.floor(math.log2(scale / (16 * m)))
@@ -117,7 +113,7 @@ def _place_of(values: np.ndarray, shift: float, ratio: float) -> np.ndarray:
 
 def _rounded(x: np.ndarray, shift: float, ratio: float) -> np.ndarray:
     """Masses of the points whose places are x: what lies between two of them is divided so that its mean stays."""
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
     wide = np.diff(x)[:, None]
     beyond = wide * (nodes + 1) / 2
     density = np.exp(-((x[:-1, None] + beyond) ** 2) / 2) * (wide * weights / 2 / math.sqrt(2 * math.pi))
