@@ -35,12 +35,12 @@ class Curves(Reproduction):
 
     complete_runs = True
     systems: ClassVar[Sequence[System]] = ()
-    epsilons: ClassVar[Mapping[str, Sequence[float]]] = {}
+    epsilons: ClassVar[Sequence[float]] = ()
 
     def compute(self, context: Context) -> ReproductionResult:
         rows: list[dict[str, Any]] = []
         for system in self.systems:
-            for epsilon in self.epsilons[context.scale]:
+            for epsilon in self.epsilons:
                 rows += rows_of(context, system, epsilon)
         return self.judge(rows)
 
@@ -89,7 +89,7 @@ class Budgets(Curves):
     paper = PAPER + ", Figure 1"
     title = "Accuracy by round of DP-FedAvg, and of IFCA with and without rebalancing"
     systems = (FEDAVG, *IFCA)
-    epsilons: ClassVar[Mapping[str, Sequence[float]]] = {"laptop": (2, 8), "paper": (2, 4, 8)}
+    epsilons = (2, 4, 8)
 
     def claims(self, rows: Rows) -> list[Claim]:
         gain, lag = self.gaps(rows, RR, IFCA[0]), self.gaps(rows, FEDAVG, IFCA[0])
@@ -107,7 +107,7 @@ class Convergence(Curves):
     paper = PAPER + ", Figure 2"
     title = "Convergence of clustered methods"
     systems = (FEDAVG, IFCA[0], FESEM[0], FEDCAM[0], RR)
-    epsilons: ClassVar[Mapping[str, Sequence[float]]] = {"laptop": (2,), "paper": (2, 4)}
+    epsilons = (2, 4)
 
     def claims(self, rows: Rows) -> list[Claim]:
         found = []

@@ -45,9 +45,9 @@ def test_figure_1_is_by_round_and_compares_at_every_budget(tmp_path):
     context = MadeUp(tmp_path, reach, lines_of(lambda own: 0.5), seeds=6)
     outcome = find("rr-cluster/fig1")().compute(context)
     assert told(outcome) == ["holds", "holds", "holds"]
-    assert {run.privacy.epsilon for _, run in context.cells} == {2, 8}
+    assert {run.privacy.epsilon for _, run in context.cells} == {2, 4, 8}
     assert {(run.output.evaluate_every, run.privacy.adjacency) for _, run in context.cells} == {(5, "zero-out")}
-    assert len(outcome.figures) == 2
+    assert len(outcome.figures) == 3
     few = find("rr-cluster/fig1")().compute(MadeUp(tmp_path / "1", reach, lines_of(lambda own: 0.5), seeds=1))
     assert told(few) == ["undecided"] * 3
 
