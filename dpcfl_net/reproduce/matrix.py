@@ -45,12 +45,17 @@ def read_cells(out: Path) -> dict[tuple[str, Scale], dict[str, Any]]:
             folder = out / folder_name(find(name), scale)
             for file in (folder / CLAIMS, folder / FAILED):
                 if file.exists():
-                    found[name, scale] = _read(file)
+                    found[name, scale] = read_claims(file)
                     break
     return found
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_claims(file: Path) -> dict[str, Any]:
+    """Read claims.json or failed.json.
+
+    Raises:
+        ConfigError: If it is no JSON object with a state.
+    """
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

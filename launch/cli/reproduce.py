@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core.errors import ConfigError, RunFailed
 from dpcfl_net.core.files import shown
-from dpcfl_net.reproduce.base import SCALES, Reproduction, Scale, find, folder_name, registry, write
+from dpcfl_net.reproduce.base import CLAIMS, FINISHED, SCALES, Reproduction, Scale, find, folder_name, registry, write
+from dpcfl_net.reproduce.matrix import read_claims
 
 if TYPE_CHECKING:
     from dpcfl_net.experiment.config_schema import Config
@@ -65,7 +66,7 @@ class RunContext:
         from dpcfl_net.core import yaml_file
         from dpcfl_net.experiment.config import load
         from dpcfl_net.launch.sweep_grid import cell_folder
-        from dpcfl_net.launch.sweeps import FINISHED, run_cells
+        from dpcfl_net.launch.sweeps import run_cells
         from dpcfl_net.results.result import read_result
         from dpcfl_net.results.summary import read_document
 
@@ -129,9 +130,17 @@ def compute(chosen: type[Reproduction], context: RunContext) -> dict[str, Any]:
 
     Returns:
         name, title, report and claims (as in claims.json).
+
+    Raises:
+        ConfigError: If the folder has a result of more runs than there are now.
     """
     context.folder.mkdir(parents=True, exist_ok=True)
     outcome = chosen().compute(context)
+    if outcome.partial and (known := _known_runs(context)) > outcome.runs:
+        raise ConfigError(
+            f"{context.folder} has a result of {'all' if known == math.inf else known} runs, and {context.store} has {outcome.runs} of "
+            f"{outcome.planned_runs}: give another --out, or remove the folder"
+        )
     page = write(chosen, outcome, context)
     print(f"\n{chosen.name}: {chosen.title}\nReport: {page}\n")
     claims = outcome.judged()
@@ -140,6 +149,15 @@ def compute(chosen: type[Reproduction], context: RunContext) -> dict[str, Any]:
     if outcome.partial:
         print(f"partial: {outcome.runs} of {outcome.planned_runs} runs; repeat the command to continue")
     return {"name": chosen.name, "title": chosen.title, "report": str(page), "claims": [one.document() for one in claims]}
+
+
+def _known_runs(context: RunContext) -> float:
+    """Number of runs behind the folder's result; inf: all, 0: none."""
+    file = context.folder / CLAIMS
+    if not file.exists():
+        return 0
+    document = read_claims(file)
+    return math.inf if document["state"] == FINISHED else document.get("runs", [0])[0]
 
 
 def scale_of(text: str) -> Scale:

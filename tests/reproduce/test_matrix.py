@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -211,6 +212,10 @@ def test_a_figure_with_missing_runs_says_so_and_is_continued(two, tmp_path, monk
     assert (matrix.status(cell), matrix.seeds(cell)) == ("1 undecided (2 of 3 runs)", "2")
     assert not reproduce_all.done(Parts, "laptop", tmp_path, None)
     assert "Partial: 2 of 3 runs." in (tmp_path / "parts-fig1-laptop" / "report.html").read_text()
+    shutil.rmtree(tmp_path / "store")
+    with pytest.raises(ConfigError, match=r"has a result of 2 runs, and .*store has 0 of 3: give another --out"):
+        reproduce.reproduce([Parts.name], "laptop", tmp_path, "0s")
+    assert matrix.read_cells(tmp_path)[Parts.name, "laptop"] == cell
 
 
 def test_a_broken_cell_is_named(tmp_path):
