@@ -9,6 +9,7 @@ import dpcfl_net as dpcfl
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.signed_settings import LocalTraining
 from dpcfl_net.experiment import config
+from dpcfl_net.privacy.accounting.accountant import epsilon
 
 SETTINGS = {
     **TINY,
@@ -29,7 +30,9 @@ def test_plan_ledger_and_statement_of_a_run_agree_on_the_epochs(tmp_path):
     spent = dpcfl.account([dpcfl.AllocatedGaussian(noise, 7, 6)], 1e-4)["epsilon"]
     assert privacy.epsilon_spent == spent
     assert 4.99 < spent <= 5
-    assert privacy.document["epsilon_replace_one"] > 2 * spent
+    replaced = epsilon([dpcfl.AllocatedGaussian(noise, 7, 6)], 1e-4, "replace-one")
+    assert privacy.document["epsilon_replace_one"] == pytest.approx(replaced, rel=1e-6)
+    assert 1.5 * spent < replaced < 2 * spent
     assert all(check.holds is not False for check in run.verify())
 
 
