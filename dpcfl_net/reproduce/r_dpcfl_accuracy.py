@@ -224,7 +224,7 @@ def _seeds(results: Sequence[Result], epsilon: float) -> list[int]:
 
 
 def _common(at: Mapping[str, Mapping[int, float]], *names: str) -> bool:
-    """Whether the systems have a common seed; at the paper's scale some runs may be missing."""
+    """Return True if the systems have a common seed."""
     return bool(set.intersection(*(set(at.get(name, {})) for name in names)))
 
 

@@ -30,7 +30,7 @@ def replacement_losses(noise: float, batches: int, interval: float) -> Losses:
     convex in a; the lower hull of the chords is still above it.
 
     Args:
-        noise: Noise multiplier z, 0.1 to 1000.
+        noise: Noise multiplier z, 0.2 to 1000.
         batches: Batches of an epoch, t.
         interval: Grid interval of the losses.
 
