@@ -107,7 +107,7 @@ class AllocatedGaussian(Mechanism):
 
     def _squared_difference(self, adjacency: Adjacency) -> float:
         """Mean squared difference of both densities of an epoch, over the density of the noise alone."""
-        inverse = min(1 / self.noise_multiplier, 26.0) ** 2
+        inverse = min(1 / self.noise_multiplier, 26.0) ** 2  # below 1 / 26 the result is above e^600, where no bound uses it
         return (math.expm1(inverse) if adjacency == "zero-out" else difference_spread(inverse)) / self.batches
 
 
