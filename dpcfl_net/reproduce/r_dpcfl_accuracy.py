@@ -214,9 +214,7 @@ def _noise(results: Sequence[Result]) -> Cause:
         name: statistics.fmean(float(r.privacy["noise_multiplier"]["max"]) for r in results if r.algorithm == name)
         for name in ("r-dpcfl", "local")
     }
-    return Cause(
-        f"its full-batch round and selections raise the noise multiplier ({z['r-dpcfl']:.2f} against {z['local']:.2f})"
-    )
+    return Cause(f"its full-batch round raises the noise multiplier ({z['r-dpcfl']:.2f} against {z['local']:.2f})")
 
 
 def _seeds(results: Sequence[Result], epsilon: float) -> list[int]:
