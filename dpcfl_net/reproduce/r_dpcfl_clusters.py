@@ -158,7 +158,7 @@ class Recovery(Reproduction):
             own = [row for row in rows if row["space"] == space]
             pairs = [(row[score], row["recovered"]) for row in own]
             figures.append(_strip(f"space{k}", words, pairs))
-            claims.append(above_two(words, [(_unit(row), row[score], row["recovered"]) for row in own], cause))
+            claims.append(above_two(words, [(independent_unit(row), row[score], row["recovered"]) for row in own], cause))
             cut, wrong = threshold(pairs)
             found = [mss for mss, right in pairs if right]
             lost = [mss for mss, right in pairs if not right]
@@ -218,9 +218,9 @@ def above_two(words: str, rounds: Sequence[tuple[Hashable, float, bool]], cause:
     )
 
 
-def _unit(row: Mapping[str, Any]) -> str:
-    """Rounds of one data set and seed share their gradients: they are one independent unit."""
-    return f"{row['dataset']}, {row['records']}, seed {row['seed']}"
+def independent_unit(row: Mapping[str, Any]) -> str:
+    """Name the independent unit of a round: rounds of one data set and seed share initial model and records at every size."""
+    return f"{row['dataset']}, seed {row['seed']}"
 
 
 def threshold(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:

@@ -12,6 +12,7 @@ from conftest import ROOT, SMALL, dpcfl
 
 from dpcfl_net.clustering import mixture
 from dpcfl_net.core.errors import ConfigError, RunFailed
+from dpcfl_net.data.partition import open_set, plan_slices
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.config import resolve
 from dpcfl_net.launch.cli import reproduce
@@ -306,6 +307,23 @@ def test_a_threshold_and_a_verdict_on_mss():
     (compared,) = r_dpcfl_clusters.above_two("x", rounds, "why").comparisons
     assert compared.values == {"seed 0": 1.0, "seed 1": 0.5}
     assert judge([r_dpcfl_clusters.above_two("x", rounds[:1], "why")])[0].verdict == "not tested"  # nothing above 2
+
+
+def test_rounds_of_one_seed_share_model_and_records_at_every_size_and_count_as_one_unit():
+    small, large = (GradientBank(configuration("digits", records, 0)) for records in (40, 60))
+    assert (small.theta == large.theta).all()
+    rows = [cluster_rows(configuration("digits", records, 0).data) for records in (40, 60)]
+    assert all(few < many for few, many in zip(*rows, strict=True))
+    rounds = [{"dataset": "digits", "records": records, "seed": seed} for records in (40, 60) for seed in (0, 1)]
+    assert {r_dpcfl_clusters.independent_unit(row) for row in rounds} == {"digits, seed 0", "digits, seed 1"}
+
+
+def cluster_rows(data):
+    """Training rows of each cluster's clients."""
+    found = {}
+    for piece in plan_slices(data, open_set(data, data.root), seed=7):
+        found.setdefault(piece.cluster, set()).update(piece.train_rows.tolist())
+    return found.values()
 
 
 def test_the_study_counts_rules_by_clusters_that_can_be_found(digits):
