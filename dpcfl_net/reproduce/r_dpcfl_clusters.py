@@ -233,7 +233,7 @@ def threshold(pairs: Sequence[tuple[float, bool]]) -> tuple[float, int]:
         The threshold, and its mistakes: recovered at or below it, or not recovered above it.
     """
     cuts = sorted({mss for mss, _ in pairs})
-    middles = [cuts[0] - 1, *((a + b) / 2 for a, b in itertools.pairwise(cuts))]
+    middles = [cuts[0] - 1, *((a + b) / 2 for a, b in itertools.pairwise(cuts)), cuts[-1]]
     mistakes = {cut: sum((mss > cut) != right for mss, right in pairs) for cut in middles}
     best = min(mistakes, key=lambda cut: mistakes[cut])
     return best, mistakes[best]

@@ -303,6 +303,7 @@ def test_iterations_number_and_recovery_are_computed_in_every_space(digits):
 def test_a_threshold_and_a_verdict_on_mss():
     pairs = [(1.0, False), (2.2, False), (2.5, True), (9.0, True)]
     assert r_dpcfl_clusters.threshold(pairs) == (pytest.approx(2.35), 0)
+    assert r_dpcfl_clusters.threshold([(1.0, False), (3.0, False)]) == (3.0, 0)  # no MSS means that the clusters were found
     rounds = [(f"seed {k % 2}", mss, right) for k, (mss, right) in enumerate(pairs)]
     (compared,) = r_dpcfl_clusters.above_two("x", rounds, "why").comparisons
     assert compared.values == {"seed 0": 1.0, "seed 1": 0.5}
