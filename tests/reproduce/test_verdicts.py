@@ -54,6 +54,18 @@ def test_a_claim_is_decided_at_its_margin():
     assert verdicts == ["holds", "undecided", "does not hold"]
 
 
+@pytest.mark.parametrize("test", ["t", "sign", "share"])
+@pytest.mark.parametrize("diverged", [np.nan, np.inf, -np.inf])
+def test_a_run_that_diverged_leaves_its_claim_undecided(diverged, test):
+    """Neither dropped, which would favour the system that diverged, nor hidden behind a comparison that holds."""
+    good = Comparison({seed: 3 + 0.01 * seed for seed in range(9)}, 0.5)
+    bad = Comparison({**dict.fromkeys(range(9), 1.0), 4: diverged}, 0.5, test=test)
+    for compared in ((bad,), (good, bad), (bad, good)):
+        judged = judge([claim(*compared), claim(good)])
+        assert [one.verdict for one in judged] == ["undecided", "holds"]
+        assert all(one.basis and one.document() for one in judged)
+
+
 def test_every_comparison_must_hold_or_any_of_them():
     good, bad = ({seed: value + 0.01 * seed for seed in range(5)} for value in (3.0, -3.0))
     both = Comparison(good, 0.5), Comparison(bad, 0.5)
