@@ -158,13 +158,15 @@ def ordering(
         group: Clients of the accuracy, for the text.
 
     Returns:
-        The claim.
+        The claim. Its means are those of the seeds that both systems have.
     """
+    lead = paired(at[above], at[below], margin)
+    means = [statistics.fmean(at[name][seed] for seed in lead.values) for name in (above, below)]
     words = "is above" if margin > 0 else f"is not below (by more than {-margin:g} points)"
     return Claim(
         f"{where}: {above} {words} {below} in accuracy of {group}",
-        f"{statistics.fmean(at[above].values()):.1f} against {statistics.fmean(at[below].values()):.1f} %",
-        [paired(at[above], at[below], margin)],
+        f"{means[0]:.1f} against {means[1]:.1f} %",
+        [lead],
         cause,
     )
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from dpcfl_net.reproduce.base import find, packaged
 from dpcfl_net.reproduce.claims import Exact
-from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, SYSTEMS
+from dpcfl_net.reproduce.r_dpcfl_accuracy import CONFIGS, SYSTEMS, ordering
 from dpcfl_net.results.result import Result
 
 HONEST = {"oracle": 0.74, "r-dpcfl": 0.73, "dp-ifca": 0.7, "local": 0.68, "mr-mtl": 0.67, "km-cdpfl": 0.57, "global": 0.57}
@@ -111,6 +111,12 @@ def test_claims_about_systems_without_a_run_are_left_out():
     nothing = find("r-dpcfl/fig6")().compute(MadeUp(HONEST, missing=frozenset(SYSTEMS)))
     assert (nothing.rows, nothing.claims, nothing.figures) == ([], [], [])
     assert "Seeds by epsilon, laptop_mnist_rotation: none yet." in nothing.notes
+
+
+def test_an_ordering_states_the_means_of_the_seeds_that_it_compares():
+    at = {"r-dpcfl": {0: 70.0, 1: 72.0, 2: 10.0}, "local": {0: 60.0, 1: 61.0, 3: 90.0}}
+    one = ordering("here", at, "r-dpcfl", "local")
+    assert (one.measured, one.comparisons[0].values) == ("71.0 against 60.5 %", {0: 10.0, 1: 11.0})
 
 
 def test_a_lag_that_no_run_isolates_is_called_a_guess():
