@@ -207,6 +207,23 @@ def client_slice(job: Job, client: int, root: str | None) -> tuple[DataSettings,
     return settings, slices[job.experiment.slices[client]]
 
 
+def check_model(job: Job, root: str | None) -> None:
+    """Compare the declared facts of the data set with the signed model: a record with another label or shape would raise an error.
+
+    Args:
+        job: The job.
+        root: Folder of the data sets.
+
+    Raises:
+        Refused: "model" if task, shape of a record or number of classes differ.
+    """
+    model, (_, images, _) = job.protocol.model, _partition(job.experiment, root)
+    here, signed = (images.task, list(images.input_shape), images.classes), (model.task, model.input_shape, model.classes)
+    if here != signed:
+        said = (f"{task}, records of {shape}, {classes} classes" for task, shape, classes in (here, signed))
+        raise Refused("model", "the data set here is for {}; the signed model is for {}".format(*said))
+
+
 def client_records(job: Job, client: int, root: str | None, part: Split) -> ClientData:
     """Open the records of a client.
 

@@ -14,7 +14,7 @@ from dpcfl_net.core.frozen import digest
 from dpcfl_net.core.protocol import check_runnable
 from dpcfl_net.data import cache
 from dpcfl_net.data.partition import Split
-from dpcfl_net.experiment.job_files import Job, client_records, client_slice
+from dpcfl_net.experiment.job_files import Job, check_model, client_records, client_slice
 from dpcfl_net.federation.base import ClientSide
 from dpcfl_net.federation.canary_client import AuditedHost
 from dpcfl_net.federation.claim import claimed_events, composer, verify_claim
@@ -61,7 +61,8 @@ def make_host(
 
     Raises:
         ConfigError: As `check_runnable`, or if a job with secure sums is opened without the client's identity.
-        Refused: If the job breaks its privacy claim, the terms forbid it, or this processor lacks its precision.
+        Refused: If the job breaks its privacy claim, its model is for other data, the terms forbid it, or this processor lacks its
+            precision.
         LedgerError: If the ledger is damaged, or belongs to another job.
     """
     check_runnable(job.protocol)
@@ -69,6 +70,7 @@ def make_host(
     hold_to_processor(job.protocol)
     verify_claim(algorithm, client, cache.folder() / "claims", terms.policy)
     client_slice(job, client, data_root)  # missing data is an error before the first debit
+    check_model(job, data_root)
 
     def open_data(part: Split) -> Any:
         return client_records(job, client, data_root, part)

@@ -80,6 +80,18 @@ def test_a_pull_that_overshoots_is_refused_whoever_signed_it(keys, tmp_path):
     assert refusal(forged(sound, {"lam": 1e6}), tmp_path)[0] == "claim"
 
 
+def test_a_model_for_other_data_is_refused_whoever_signed_it(keys, tmp_path):
+    """With fewer classes than the data set, a task would fail if and only if a record with the last label is in a batch."""
+    sound = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+    model = sound.protocol.model
+    narrow = {"classes": 9, "parameters": model.parameters // 10 * 9, "layout": [(n, [9, *s[1:]]) for n, s in model.layout]}
+    for change in (narrow, {"input_shape": [64]}, {"task": "regression"}):
+        job = Job(sound.protocol.model_copy(update={"model": model.model_copy(update=change)}), sound.experiment)
+        code, reason = refusal(job, tmp_path)
+        assert code == "model"
+        assert "the data set here is for classification, records of [1, 8, 8], 10 classes" in reason
+
+
 @pytest.mark.parametrize(
     ("privacy", "policy", "said"),
     [
