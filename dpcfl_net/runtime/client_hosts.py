@@ -77,6 +77,10 @@ def make_host(
 
     if job.protocol.ledger_scope == "dataset":
         enrol(algorithm, client, open_data, terms, durable)
+    elif terms.book is not None or terms.budget is not None:
+        raise Refused(
+            "book", "this worker composes all runs on a record, the job's ledger_scope is 'run': it would enter no book"
+        )
     flush = durable and (terms.durable or os.environ.get(INSIST) == "1")
     ledger = open_ledger(ledgers / client_key(client), job.protocol, client, durable=flush)
     noise_seed, audit = job.experiment.noise, job.experiment.audit

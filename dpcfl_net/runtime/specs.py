@@ -118,7 +118,7 @@ class Terms:
 
     Attributes:
         policy: Bounds on epsilon and delta of one job.
-        book: Folder of the record book; needed for ledger scope "dataset".
+        book: Folder of the record book; needed for ledger scope "dataset". With one, jobs of another scope are refused.
         budget: (epsilon, delta) that all runs on a record may spend together; None: no limit.
         durable: Flush the ledger to the disk; False: a crash of the machine, not of a process, may lose charges.
     """

@@ -368,6 +368,17 @@ def test_a_worker_without_a_book_refuses_a_job_that_composes_runs(tmp_path):
     assert Terms().policy == Policy()
 
 
+@pytest.mark.parametrize("terms", [{"book": "book"}, {"budget": (1.0, 1e-3)}])
+def test_a_worker_with_a_book_refuses_a_job_that_would_not_be_entered(tmp_path, terms):
+    make_keys(tmp_path / "keys", 2)
+    job = make_job(
+        config.resolve({**SMALL, "data": SLICE, "algorithm": {"name": "global"}, "privacy": PRIVACY}), tmp_path / "keys"
+    )
+    own = Terms(**{name: tmp_path / value if name == "book" else value for name, value in terms.items()})
+    assert code_of(lambda: make_host(job, 0, tmp_path / "ledgers", terms=own)) == "book"
+    assert not (tmp_path / "ledgers").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -110,7 +110,9 @@ def worker(
     operator_key: Annotated[Path, typer.Option(help="the operator's public key file")],
     observer: Annotated[str | None, typer.Option(help="address of the observer")] = None,
     ledgers: Annotated[Path, typer.Option(help="folder of this client's ledger")] = Path("ledgers"),
-    book: Annotated[Path | None, typer.Option(help="folder of the record book, for jobs with ledger_scope dataset")] = None,
+    book: Annotated[
+        Path | None, typer.Option(help="folder of the record book; jobs without ledger_scope dataset are then refused")
+    ] = None,
     budget_epsilon: Annotated[
         float | None, typer.Option(callback=epsilon, help="largest total epsilon per record over all runs")
     ] = None,
