@@ -15,7 +15,7 @@ from dpcfl_net.federation.claim import SEEDED, noisy_plans, plan_events
 from dpcfl_net.federation.secure_claim import epsilon_of_reserve
 from dpcfl_net.privacy.accounting.cache import cached, cost
 from dpcfl_net.privacy.events.base import Event
-from dpcfl_net.privacy.slots import SelectionSlot
+from dpcfl_net.privacy.slots import CentralSlot, SelectionSlot
 from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
@@ -25,6 +25,10 @@ FREE_PACE = (
 NO_DEADLINE = (
     "duration of tasks: steps hide the number of sampled records, but answers are sent as soon as they are ready "
     "(fix: local.deadline_s)"
+)
+ROUND_TIMES = (
+    "duration of rounds: it depends on how many clients a round samples and on which, and who knows the numbers of all rounds learns "
+    "more than epsilon allows"
 )
 COUNTS = (
     "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "
@@ -87,6 +91,8 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
     if protocol.privacy.trust == "trusted-server":
         covered = [PUBLISHED_FROM_BUFFERS.format(able.participations) if able.participations else PUBLISHED]
         not_covered.insert(0, SERVER_SEES_ALL if able.participations else SERVER_SEES)
+        if any(isinstance(slot, CentralSlot) and slot.sample_size < slot.population for each in charged for slot in each.plan):
+            not_covered.append(ROUND_TIMES)
     sums = secure_sums(algorithm) if protocol.privacy.secure else None
     if sums is not None:
         covered, not_covered = [*covered_by_sums(sums), *covered], [*not_covered_by_sums(sums), *not_covered]

@@ -114,6 +114,27 @@ def test_statements_say_what_time_shows(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ({"sampling_rate": 0.5}, True),
+        ({"sampling_rate": 1.0}, False),
+        ({"asynchronous": {"buffer": 1}}, False),
+    ],
+)
+def test_a_trusted_servers_statement_says_that_rounds_show_their_sample(tmp_path, algorithm, said):
+    document = {
+        **SMALL,
+        "data": {**SMALL["data"], "train_per_client": 20},
+        "model": {"name": "linear"},
+        "algorithm": {"name": "dp-fedavg", **algorithm},
+        "privacy": {"epsilon": 5, "delta": 1e-2, "unit": "client", "trust": "trusted-server"},
+    }
+    make_keys(tmp_path, 8)
+    statement = privacy_statement(make_job(config.resolve(document), tmp_path).protocol, None)
+    assert any(line.startswith("duration of rounds") for line in statement["not_covered"]) == said
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"local": {"deadline_s": 2.0}}, "local.deadline_s is 2: belongs to local.pace constant"),
