@@ -173,7 +173,9 @@ class _Attempt:
             if self.is_new:
                 prepare(folder, config, placement, steps.begin)
             job = read_job(folder, read_operator_key(RunFolder(folder).operator_key))
-        recorder = RunRecorder(folder, job, options.seconds_before, processes, durable=config.runtime.durable)
+        recorder = RunRecorder(
+            folder, job, options.seconds_before, processes, durable=summary.flushes(config.runtime.model_dump(), job)
+        )
         self.recorder = recorder
         steps.begin(f"start of processes: {processes.processes()}")
         processes.start(job, self.interrupts)

@@ -44,7 +44,7 @@ AGGREGATORS_SEE = "the same releases as aggregators receive them: aggregators be
 CLUSTERS_SHOW = "the cluster of a client: epsilon covers one record, and all records of a client together determine its cluster"
 NOT_DURABLE = (
     "a crash of the machine, not of a process: charges are not flushed to the disk, so that a run that continues after such a crash "
-    "may release more than its ledgers say (fix: runtime.durable)"
+    "may release more than its ledgers say (fix: runtime.durable with runtime.federation network)"
 )
 SELECTIONS = "cluster selections"
 SEARCH = "hyper-parameter search"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -81,6 +81,17 @@ def run_settings(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is damaged: it has no section {name} with {', '.join(fields)}")
         check_fields(section, f"{path}, {name}", fields)
     return dict(document)
+
+
+def flushes(runtime: Mapping[str, Any], job: Job) -> bool:
+    """Return True if a run flushes its ledgers: one in a single process does only if a record book composes it with others.
+
+    Args:
+        runtime: Section of its configuration; fields that are missing have their defaults.
+        job: Its job.
+    """
+    in_network = runtime.get("federation", "network") == "network"
+    return bool(runtime.get("durable", True)) and (in_network or job.protocol.ledger_scope == "dataset")
 
 
 def run_document(

@@ -36,7 +36,7 @@ class Hosts(Mapping[int, ClientHost]):
     """Clients of a job, each behind its privacy gate, opened on first use.
 
     At most `most_open` are open at once. A client that is closed and opened again continues from its ledger. Ledgers are written
-    without fsync.
+    without fsync, unless a record book composes the run with others.
 
     Args:
         job: The job.
@@ -58,8 +58,9 @@ class Hosts(Mapping[int, ClientHost]):
     ) -> None:
         self._before_step = before_step
         engine = cache(lambda: Engine.of(job.protocol))  # clients compute in turn
+        durable = job.protocol.ledger_scope == "dataset"
         self._make: Callable[[int], ClientHost] = lambda client: make_host(
-            job, client, ledgers, data_root=data_root, terms=terms, durable=False, engine=engine, key_folder=key_folder
+            job, client, ledgers, data_root=data_root, terms=terms, durable=durable, engine=engine, key_folder=key_folder
         )
         self._clients = job.protocol.clients
         self._open: OrderedDict[int, ClientHost] = OrderedDict()  # least recently used first
@@ -138,7 +139,8 @@ def federation(
             fed = InProcessFederation(job.protocol, hosts, quorum=quorum)
         else:
             fed = VirtualFederation(job.protocol, hosts, clock, quorum=quorum)
-        fed.central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=False)
+        durable = job.protocol.ledger_scope == "dataset"
+        fed.central_server = CentralDPServer.of(job.algorithm, ledgers, job.experiment.noise, durable=durable)
         if fed.central_server is not None:
             stack.enter_context(closing(fed.central_server))
         yield fed

@@ -228,6 +228,7 @@ def report(folder: Path, alone: Path | None = None) -> None:
     done = max((line.get("round", 0) for line in runlog.each(RunFolder(folder).metrics) if "bytes_up" in line), default=0)
     state = before.get("state", "finished" if done == job.protocol.rounds else "interrupted")
     replace_one = before.get("privacy", {}).get("epsilon_replace_one") or replace_one_epsilon(job.protocol)
+    settings = summary.run_settings(folder) if RunFolder(folder).config.exists() else {}
     document = summary.run_document(
         folder,
         job,
@@ -236,11 +237,11 @@ def report(folder: Path, alone: Path | None = None) -> None:
         processes=before.get("processes", len(job.protocol.roster) + 2),
         replace_one=replace_one,
         devices=before.get("devices", {}),
+        durable=summary.flushes(settings.get("runtime", {}), job),
     )
     summary.write_run(folder, document)
     if state != "running":  # the launcher of a running run writes the models at its end
-        if RunFolder(folder).config.exists():
-            settings = summary.run_settings(folder)
+        if settings:
             export_models(folder, job, settings["data"]["root"], personal=settings["output"]["personal_models"])
         else:
             export_models(folder, job)

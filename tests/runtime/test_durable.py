@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 
 import pytest
-from conftest import SMALL
+from conftest import SMALL, dpcfl, write_config
 
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.types import State
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.experiment.job_files import write_job
+from dpcfl_net.launch.placement.placements import terms_of
+from dpcfl_net.results import summary
 from dpcfl_net.results.summary import run_document
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import INSIST, make_host
+from dpcfl_net.runtime.one_process import federation
 from dpcfl_net.runtime.specs import Terms
 from dpcfl_net.transport.keys import make_keys
 
@@ -73,6 +77,34 @@ def test_the_statement_names_a_crash_of_the_machine(job, tmp_path):
     (more,) = set(lists[1]) - set(lists[0])
     assert "crash of the machine" in more
     assert "runtime.durable" in more
+
+
+@pytest.mark.parametrize("scope", ["run", "dataset"])
+def test_a_run_in_one_process_flushes_for_a_record_book_alone_and_says_so(tmp_path, flushes, scope):
+    ledger = {"scope": "dataset", "root": str(tmp_path / "book")} if scope == "dataset" else {}
+    privacy, model, algorithm = {"epsilon": 5, "delta": 1e-4}, {"name": "linear"}, {"name": "global"}
+    document = {**SMALL, "model": model, "algorithm": algorithm, "privacy": privacy, "ledger": ledger, "output": {}}
+    settings = config.resolve({**document, "runtime": {"federation": "in-process"}})
+    make_keys(tmp_path / "keys", sum(settings.data.clients))
+    job = make_job(settings, tmp_path / "keys")
+    flushes.clear()
+    with federation(job, tmp_path / "ledgers", terms=terms_of(settings)) as fed:
+        assert fed.hosts[0] is not None
+    flushed = {kind for kind in ("book", "ledgers") if any(path.startswith(str(tmp_path / kind)) for path in flushes)}
+    assert flushed == ({"book", "ledgers"} if scope == "dataset" else set())
+    assert summary.flushes(settings.runtime.model_dump(), job) == (scope == "dataset")
+
+
+def test_a_report_keeps_the_line_on_a_crash_of_the_machine(tmp_path):
+    document = {**SMALL, "data": {**SMALL["data"], "train_per_client": 40}, "model": {"name": "linear"}, "rounds": 2}
+    runtime = {"federation": "in-process", "durable": False}
+    path = write_config(tmp_path, **{**document, "algorithm": {"name": "global"}, "runtime": runtime, "output": {}})
+    assert dpcfl("run", path, "--out", tmp_path).returncode == 0
+    (found,) = tmp_path.rglob("run.json")
+    lines = json.loads(found.read_text())["privacy"]["not_covered"]
+    assert dpcfl("report", found.parent).returncode == 0
+    assert json.loads(found.read_text())["privacy"]["not_covered"] == lines
+    assert "crash of the machine" in " ".join(lines)
 
 
 def test_a_guarantee_over_all_runs_needs_durable_charges(tmp_path):
