@@ -93,6 +93,8 @@ def processor() -> None:
     # Denormals make time depend on data; both settings are per thread or may be changed by other code.
     torch.set_flush_denormal(True)
     torch.set_float32_matmul_precision("highest")
+    for part in (torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn):  # type: ignore[attr-defined]
+        part.fp32_precision = "ieee"
     devices.strict_arithmetic()
 
 

@@ -1,7 +1,8 @@
-"""Precision of local steps: where bfloat16 can be used."""
+"""Precision of local steps: where bfloat16 can be used, and that float32 is float32."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from dpcfl_net.core.errors import ConfigError, Refused
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 PATHS = ("fast", "deep")  # engines whose passes were checked in bfloat16
+# With a mode other than "strict" oneDNN may round float32 numbers to shorter formats. It reads them once in a process.
+MATH_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
 
 def missing() -> str:
@@ -30,7 +33,7 @@ def missing() -> str:
 
 
 def hold_to_processor(protocol: Protocol) -> None:
-    """Refuse a job whose precision this process does not have.
+    """Refuse a job whose precision this process does not have: the proof in privacy/clipping.py is about IEEE arithmetic.
 
     Args:
         protocol: The signed protocol.
@@ -41,6 +44,11 @@ def hold_to_processor(protocol: Protocol) -> None:
     precision = protocol.local.precision
     if precision != "float32" and (reason := missing()):
         raise Refused("precision", f"the job's local.precision is {precision!r}: {reason}; it must be 'float32' here")
+    for name in MATH_MODES:
+        if (mode := os.environ.get(name, "strict")).lower() != "strict":
+            raise Refused(
+                "precision", f"{name} is {mode!r}, which may shorten float32 numbers: unset it, or set it to 'STRICT'"
+            )
 
 
 def in_precision(engine: Engine, module: nn.Module, path: str, precision: str) -> Engine:

@@ -80,6 +80,17 @@ def test_a_pull_that_overshoots_is_refused_whoever_signed_it(keys, tmp_path):
     assert refusal(forged(sound, {"lam": 1e6}), tmp_path)[0] == "claim"
 
 
+@pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
+def test_arithmetic_shorter_than_float32_is_refused(keys, tmp_path, monkeypatch, name):
+    job = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})
+    monkeypatch.setenv(name, "bf16")
+    code, reason = refusal(job, tmp_path)
+    assert code == "precision"
+    assert f"{name} is 'bf16'" in reason
+    monkeypatch.setenv(name, "STRICT")
+    make_host(job, 0, tmp_path / "strict").close()
+
+
 def test_a_model_for_other_data_is_refused_whoever_signed_it(keys, tmp_path):
     """With fewer classes than the data set, a task would fail if and only if a record with the last label is in a batch."""
     sound = job_of(keys, {"name": "global"}, {"epsilon": 5, "delta": 1e-3})

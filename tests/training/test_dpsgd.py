@@ -16,7 +16,7 @@ from dpcfl_net.privacy import clipping
 from dpcfl_net.training import models
 from dpcfl_net.training.dpsgd import Trainer
 from dpcfl_net.training.fast_path import FastPath
-from dpcfl_net.training.gradient_engines import PATHS
+from dpcfl_net.training.gradient_engines import PATHS, processor
 from dpcfl_net.training.layers import fast_layers
 from dpcfl_net.training.models import flatten
 
@@ -133,6 +133,14 @@ def test_squared_norms_are_upper_bounds_and_tight(terms: int) -> None:
     bound = clipping.Rows(values.clone(), 0).squared_norms().numpy()
     assert (bound >= exact).all()
     assert (bound <= exact * 1.0002 + terms * 2e-38).all()
+
+
+def test_shorter_formats_that_a_model_has_turned_on_are_off_in_a_step() -> None:
+    convolutions = torch.backends.mkldnn.conv
+    convolutions.fp32_precision = "bf16"
+    torch.set_float32_matmul_precision("medium")
+    processor()
+    assert convolutions.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == "ieee"
 
 
 def test_the_reserve_covers_rounding_in_the_sum() -> None:
