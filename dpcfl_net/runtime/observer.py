@@ -28,9 +28,10 @@ from dpcfl_net.transport.observer_notes import End, Models, Personal, Span
 
 _log = logging.getLogger(__name__)
 
-# After the end the observer exits when no message came for QUIET_S, or when figures are LATE_S late.
-QUIET_S, LATE_S = 0.5, 15.0
-SILENT_S = 30.0  # silence after the checkpoint of the last round that counts as the end
+# After the end the observer exits when no message came for QUIET_S and no figures are missing or they are LATE_S late. Messages
+# that keep coming put this off until LATE_S after the end, or MOST_LATE_S if figures are missing: no client can hold up the end.
+QUIET_S, LATE_S, MOST_LATE_S = 0.5, 15.0, 120.0
+SILENT_S = 30.0  # silence of the coordinator after the checkpoint of the last round that counts as the end
 
 
 def run_observer(spec: ObserverSpec) -> None:
@@ -101,7 +102,7 @@ class Observer:
         heard = time.monotonic()
         while True:
             notes = inbox.poll(1.0 if ended is None else QUIET_S)
-            heard = time.monotonic() if notes else heard
+            heard = time.monotonic() if any(isinstance(note, Models | End) for note in notes) else heard
             if ended is None and time.monotonic() - heard > SILENT_S and self._last_round_is_done():
                 ended = heard  # the coordinator could not reach this observer, and its message of the end is lost
             for note in notes:
@@ -109,9 +110,15 @@ class Observer:
                     ended = time.monotonic()
                 else:
                     self.take(note)
-            if ended is not None and not notes and (not self._waiting() or time.monotonic() - ended > LATE_S):
+            if ended is not None and self._is_over(time.monotonic() - ended, quiet=not notes):
                 self.evaluate_last_round()
                 return
+
+    def _is_over(self, late_s: float, *, quiet: bool) -> bool:
+        """Return True if the observer waits no longer, some seconds after the end."""
+        if self._waiting():
+            return late_s > (LATE_S if quiet else MOST_LATE_S)
+        return quiet or late_s > LATE_S
 
     def _last_round_is_done(self) -> bool:
         return (self._checkpoints / f"round_{self.job.protocol.rounds:05d}").is_dir()

@@ -1,0 +1,69 @@
+"""No client can hold up the end of a run by messages to the observer."""
+
+import itertools
+import time
+
+import pytest
+
+from dpcfl_net.runtime import observer
+from dpcfl_net.runtime.observer import Observer
+from dpcfl_net.transport.observer_notes import End, Personal, Span
+
+SPAN, REPORT = Span("client 0", "train", 1, 0.0, 1.0), Personal(0, 2, 0.5, 1.0)
+
+
+class Inbox:
+    """Yields given batches of messages, then the last one for ever."""
+
+    def __init__(self, *batches):
+        self.batches, self.until = itertools.chain(batches, itertools.repeat(batches[-1])), time.monotonic() + 5.0
+
+    def poll(self, timeout_s):
+        assert time.monotonic() < self.until, "the observer does not end"
+        time.sleep(0.01)
+        return next(self.batches)
+
+
+class Ending(Observer):
+    """An observer that reads no job: figures are missing until its last report."""
+
+    def __init__(self, *, waits=False, last_round_is_done=False):
+        self.taken, self.waits, self.done = [], waits, last_round_is_done
+
+    def take(self, note):
+        self.taken.append(note)
+        self.waits = self.waits and note != REPORT
+
+    def _waiting(self):
+        return self.waits
+
+    def _last_round_is_done(self):
+        return self.done
+
+    def evaluate_last_round(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    for name, seconds in {"LATE_S": 0.2, "MOST_LATE_S": 0.6, "SILENT_S": 0.3}.items():
+        monkeypatch.setattr(observer, name, seconds, raising=False)
+
+
+@pytest.mark.parametrize(("waits", "seconds"), [(False, 0.2), (True, 0.6)])
+def test_a_client_that_reports_for_ever_does_not_hold_up_the_end(waits, seconds):
+    started = time.monotonic()
+    Ending(waits=waits).listen(Inbox([End(3, "")], [SPAN]))
+    assert seconds <= time.monotonic() - started < seconds + 1
+
+
+def test_figures_that_come_while_others_report_are_taken():
+    ending = Ending(waits=True)
+    ending.listen(Inbox([End(3, "")], *[[SPAN]] * 30, [REPORT], []))
+    assert REPORT in ending.taken
+
+
+def test_a_lost_end_is_noticed_while_a_client_reports():
+    started = time.monotonic()
+    Ending(last_round_is_done=True).listen(Inbox([SPAN]))
+    assert time.monotonic() - started < 1.5
