@@ -144,14 +144,14 @@ class Observer:
         return self._personal is not None and self.job.protocol.rounds not in self._written
 
     def take(self, note: Models | Personal | Span) -> None:
-        """Take one message; write the figures of a round when they are complete.
+        """Take one message; write the figures of a round when they are complete. Those of rounds that the job does not have are dropped.
 
         Args:
             note: The message.
         """
         if isinstance(note, Span):
             self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
-        elif note.round in self._written or note.round < 1:
+        elif note.round in self._written or not 1 <= note.round <= self.job.protocol.rounds:
             return
         elif self._personal is not None:
             for t, figures in self._personal.take(note):

@@ -1,7 +1,8 @@
-"""No client can hold up the end of a run by messages to the observer."""
+"""No client can hold up the end of a run, or fill the observer's memory, by messages to the observer."""
 
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,3 +68,13 @@ def test_a_lost_end_is_noticed_while_a_client_reports():
     started = time.monotonic()
     Ending(last_round_is_done=True).listen(Inbox([SPAN]))
     assert time.monotonic() - started < 1.5
+
+
+def test_figures_of_rounds_that_the_job_does_not_have_are_dropped():
+    kept = []
+    watching = Observer.__new__(Observer)
+    watching.job, watching._written = SimpleNamespace(protocol=SimpleNamespace(rounds=3)), {2}
+    watching._personal = SimpleNamespace(take=lambda note: kept.append(note.round) or [])
+    for t in (0, 1, 2, 3, 4, 10**6):
+        watching.take(Personal(0, t, 0.5, 1.0))
+    assert kept == [1, 3]
