@@ -36,6 +36,7 @@ from dpcfl_net.transport.sockets import BYE_LINGER_MS, Arrived, Link, dial, join
 BATCH = 256  # messages read before queued messages are sent
 HANDSHAKES = 5  # failures in a row after which the server is not the expected one
 HELLO_S = 1.0
+MOST_RESULTS = 2  # without a receipt: that of the last task and one of a task before it, which may be late
 _FAILED = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 
@@ -204,7 +205,7 @@ class ClientEndpoint:
     def send_result(
         self, task_id: str, status: str, release: Payload | Mapping[str, np.ndarray] | bytes = b"", reason: str = ""
     ) -> None:
-        """Answer a delivered task.
+        """Answer a delivered task. Of results without a receipt only the last `MOST_RESULTS` are kept and sent again.
 
         Args:
             task_id: Message id of the task.
@@ -223,6 +224,8 @@ class ClientEndpoint:
             self._unacknowledged = None
         fields = {"kind": "RESULT", "parent": task_id, "round": task.round, "task": task.task}
         stream = Stream({**fields, "code": status, "reason": plain(reason)}, as_payload(release))
+        while len(self._results) >= MOST_RESULTS:  # a server that acknowledges nothing must not fill the memory
+            self._settle(next(iter(self._results)))
         self._results[stream.id] = stream
         self._phase = "sending"
         if self.welcomed:

@@ -99,3 +99,17 @@ def test_nothing_is_sent_again_to_a_peer_that_says_nothing() -> None:
     channel.repeat_overdue(stream)
     channel.pump()
     assert not channel.was_read(stream)
+
+
+def test_a_server_that_acknowledges_nothing_makes_a_client_keep_two_results() -> None:
+    with make_server() as server, make_client(server.address) as client:
+        server._tasks.answer = lambda peer, header: peer.channel.ignore(header.id)
+        ends = Ends(server, client).joined()
+        sent = []
+        for number in range(1, 8):
+            server.send_task(0, 1, "small", {})
+            ends.until(lambda number=number: len(ends.tasks(client)) == number)
+            client.send_result(ends.tasks(client)[-1].id, "release", {"update": np.full(P, number, "f4")})
+            sent += [result for result in client._results if result not in sent]
+            assert client.pending == min(number, 2)
+        assert list(client._results) == sent[-2:]
