@@ -89,8 +89,9 @@ def updates(run: Path) -> dict[tuple[int, int], bool]:
     """True for each received update that is finite, by (client, round)."""
     found = {}
     for record, header, tensors in transcript.messages(RunFolder(run).transcript):
-        if (record.direction, header.kind, header.code, header.task) == ("up", "RESULT", "release", KIND):
-            found[int(record.peer.removeprefix("client ")), header.round] = tensors is not None
+        is_update = (record.direction, header.kind, header.code, header.task) == ("up", "RESULT", "release", KIND)
+        if is_update and record.client is not None:
+            found[record.client, header.round] = tensors is not None
     return found
 
 

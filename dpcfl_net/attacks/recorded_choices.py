@@ -87,8 +87,8 @@ def read_choices(folder: Path) -> Recording:
         if header.kind == "TASK" and tensors is not None:
             asked[header.id] = header.blake3
             models.setdefault(header.blake3, tensors["models"])
-        elif header.code == "release" and tensors is not None and header.parent in asked:
-            client, hashed = int(record.peer.removeprefix("client ")), asked[header.parent]
+        elif record.client is not None and header.code == "release" and tensors is not None and header.parent in asked:
+            client, hashed = record.client, asked[header.parent]
             if 0 <= int(tensors["choice"]) < len(models[hashed]):  # a malicious client may name any number
                 released.setdefault((client, header.round), (int(tensors["choice"]), hashed))
     if not released:

@@ -89,8 +89,11 @@ def read_updates(folder: Path, job: Job, rounds: int) -> dict[int, list[Update]]
 def _early(path: Path, job: Job, rounds: int) -> Iterator[tuple[int, Header, Tensors]]:
     """Tasks and results of the first rounds that still have their tensors."""
     for record, header, tensors in decoded_messages(path, job.algorithm):
-        if header.kind in ("TASK", "RESULT") and header.round <= rounds and header.tensors and tensors is not None:
-            yield int(record.peer.removeprefix("client ")), header, tensors
+        client = record.client
+        if client is None or header.round > rounds or header.kind not in ("TASK", "RESULT"):
+            continue
+        if header.tensors and tensors is not None:
+            yield client, header, tensors
 
 
 def _update(job: Job, client: int, header: Header, sent: Tensors, back: Tensors) -> Update | None:

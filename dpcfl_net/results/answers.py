@@ -73,9 +73,9 @@ def other_than_answered(
     problems: dict[str, None] = {}
     compared = 0
     for record, header in _decoded(records):
-        if record.direction != "up" or header.kind != "RESULT" or header.code != "release":
+        client = record.client
+        if client is None or record.direction != "up" or header.kind != "RESULT" or header.code != "release":
             continue
-        client = int(record.peer.removeprefix("client "))
         key = (client, header.round, header.task)
         where = f"client {client}, round {header.round} {header.task}"
         if first.setdefault(key, header).blake3 != header.blake3:
@@ -92,7 +92,7 @@ def other_than_answered(
 def _decoded(records: Iterable[Record]) -> Iterator[tuple[Record, Header]]:
     """Records of clients with their headers; without those that are no messages, which `split_models.given` reports."""
     for record in records:
-        if record.peer.startswith("client "):
+        if record.client is not None:
             try:
                 yield record, decode(record.header)
             except WireError:

@@ -56,9 +56,10 @@ def read_seen(folder: Path, job: Job, rounds: Collection[int]) -> Seen:
     updates: defaultdict[int, dict[int, np.ndarray]] = defaultdict(dict)
     seen = Seen()
     for record, header, tensors in decoded_messages(path, job.algorithm):
-        if header.kind != "RESULT" or header.code != "release" or tensors is None:
+        client = record.client
+        if client is None or header.kind != "RESULT" or header.code != "release" or tensors is None:
             continue
-        client, update = int(record.peer.removeprefix("client ")), tensors.get(names.get(header.task) or "")
+        update = tensors.get(names.get(header.task) or "")
         if header.round in rounds and update is not None and np.isfinite(update).all():
             updates[header.round].setdefault(client, update.ravel())
         if "choice" in tensors:

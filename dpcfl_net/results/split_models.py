@@ -40,9 +40,9 @@ def given(records: Iterable[Record]) -> Given:
     found = Given([], [], [])
     asked: dict[tuple[int, str], Header] = {}
     for record in records:
-        if not record.peer.startswith("client "):
+        client = record.client
+        if client is None:
             continue
-        client = int(record.peer.removeprefix("client "))
         try:
             header = decode(record.header)
         except WireError:

@@ -183,11 +183,11 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
     paid = {(client, line.round, line.kind) for client, lines in charged.items() for line in lines if client != NOBODY}
     unpaid, released = [], set()
     for record in records:
-        if record.direction != "up":
+        client = record.client
+        if record.direction != "up" or client is None:
             continue
         header = decode(record.header)
         if header.kind == "RESULT" and header.code == "release":
-            client = int(record.peer.removeprefix("client "))
             released.add((client, header.round, header.task))
             if (client, header.round, header.task) not in paid:
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ FORMAT = "dpcfl-transcript-1"
 FLUSH_S = 1.0
 _START = hashlib.sha256(FORMAT.encode()).digest()
 _MAX_BODY = MAX_FRAME + 2 * MAX_HEADER  # bytes of one record, also of one whose chunk was refused as too long
+_CLIENT = re.compile(r"client ([0-9]{1,7})")
 _FRAME = 5 + 2 + 32  # bytes of msgpack around a body: the pair, the two byte strings' heads, the digest
 
 
@@ -45,6 +47,12 @@ class Record:
     peer: str
     header: bytes
     payload: bytes | None
+
+    @property
+    def client(self) -> int | None:
+        """Client id of the peer; None if it is not known: without CURVE, before the HELLO of a connection."""
+        found = _CLIENT.fullmatch(self.peer)
+        return None if found is None else int(found[1])
 
 
 class Transcript:

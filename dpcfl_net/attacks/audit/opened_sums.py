@@ -71,7 +71,7 @@ def opened_sums(algorithm: ClientSide, client: int, path: Path) -> dict[int, Ope
 
     for record, header, arrays in transcript.messages(path):
         task = (record.direction, header.kind) == ("down", "TASK") and record.peer == name
-        release = (record.direction, header.kind, header.code) == ("up", "RESULT", "release")
+        release = record.client is not None and (record.direction, header.kind, header.code) == ("up", "RESULT", "release")
         if header.task not in kinds or not (task or release):
             continue
         if arrays is None:
@@ -81,8 +81,8 @@ def opened_sums(algorithm: ClientSide, client: int, path: Path) -> dict[int, Ope
             current = _Round(header.round)
         if task:
             current.tasks[header.task] = arrays
-        else:
-            current.releases.setdefault(header.task, {})[int(record.peer.removeprefix("client "))] = arrays
+        elif record.client is not None:
+            current.releases.setdefault(header.task, {})[record.client] = arrays
     finish()
     return found
 

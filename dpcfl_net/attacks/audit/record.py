@@ -196,7 +196,7 @@ class Record:
         for record, header, arrays in transcript.messages(RunFolder(self.folder).transcript):
             if (record.direction, header.kind, header.code) != ("up", "RESULT", "release"):
                 continue
-            key = (int(record.peer.removeprefix("client ")), header.round, header.task)
+            key = (-1 if record.client is None else record.client, header.round, header.task)
             if key not in wanted or key in found:
                 continue
             update = None if arrays is None else arrays.get(names[header.task] or "")
