@@ -2,7 +2,9 @@
 
 A checkpoint is flushed to the disk while the next round runs. Until then a crash of the machine (not of the process) may damage it;
 its hashes show that, and the run resumes from the one before, whose flush has ended. So at most two rounds are repeated, and clients
-keep their answers of two rounds.
+keep their answers of two rounds. A repeated round gives the same models, since clients send the same bytes. That does not hold for a
+round that lacks clients: its checkpoint is flushed before the next round begins (`coordinator.drive`), since clients refuse another
+model in a round that they have charged.
 """
 
 from __future__ import annotations

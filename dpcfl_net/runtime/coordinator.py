@@ -74,6 +74,8 @@ def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_ro
             fed.round = t
             state = algorithm.round(state, t, fed)
             checkpoints.write(t, state)
+            if fed.missing:  # they may answer a repetition, and the next round would then begin from another model
+                checkpoints.flush()
             on_round(t, state)
     finally:
         checkpoints.flush()  # also after an error: the run may be resumed in this process

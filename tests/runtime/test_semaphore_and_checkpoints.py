@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import State
 from dpcfl_net.runtime.checkpoint import Checkpoints
+from dpcfl_net.runtime.coordinator import drive
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.worker_process import turns
 from dpcfl_net.training.compute_semaphore import ComputeSemaphore, cpu_folder, host_folder
@@ -214,6 +216,33 @@ def test_the_checkpoint_before_is_flushed_and_only_then_the_oldest_removed(tmp_p
     assert (set(flushed[:4]), flushed[4:]) == (files, ["round_00002", str(tmp_path)])
     assert rounds == [[1, 2]] * 6
     assert checkpoints.rounds() == [2]
+
+
+class SlowDisk(Checkpoints):
+    """Flushes each checkpoint only after a while; `flushed` lists them."""
+
+    def _flush(self, final, done):
+        time.sleep(0.1)
+        self.flushed = [*getattr(self, "flushed", []), int(final.name[6:])]
+        super()._flush(final, done)
+
+
+def test_a_round_that_lacks_clients_is_flushed_before_the_next_one_begins(tmp_path):
+    checkpoints, fed, seen = SlowDisk(tmp_path), SimpleNamespace(missing=[]), {}
+
+    class Rounds:
+        protocol = SimpleNamespace(rounds=3)
+
+        def start(self, fed):
+            return State(np.zeros((1, 2), "f4"), [0], {})
+
+        def round(self, state, t, fed):
+            seen[t] = list(getattr(checkpoints, "flushed", []))
+            fed.missing = [5] if t == 2 else []
+            return state
+
+    drive(Rounds(), fed, checkpoints, lambda t, state: None)
+    assert seen == {1: [], 2: [], 3: [1, 2]}
 
 
 def test_a_flush_that_fails_stops_the_next_write(tmp_path, monkeypatch):
