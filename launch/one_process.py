@@ -40,6 +40,7 @@ class OneProcessRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `run_kinds.Run`."""
+        parents.warm().wait_until_loaded(interrupts.check)
         spec = one_process_spec(self.folder, self.config, job)
         start = start_of("dpcfl_net.runtime.one_process:run_in_one_process", spec, worker_environment())
         self._child = parents.fork_role("in-process", start, self._files.log("in-process"))

@@ -78,6 +78,7 @@ class FederationRun:
 
     def start(self, job: Job, interrupts: Interrupts) -> None:
         """See `run_kinds.Run`: starts observer, coordinator, and all workers if they may all be connected at a time."""
+        parents.warm().wait_until_loaded(interrupts.check)
         self._operator_key = read_operator_key(self._files.operator_key)
         self._evaluate_every = evaluation_interval(job, self.config.data.root, self.config.output.evaluate_every)
         runtime, clients = self.config.runtime, len(job.protocol.roster)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +46,7 @@ _SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_
 # The launcher's module path, independent of the current folder.
 _MAIN = "import sys; sys.path[:] = {path!r}; from dpcfl_net.launch.placement.fork_server import main; main()"
 FORK_S = 120.0  # time for a fork server to load its libraries and fork
+LOOK_S = 0.1  # between looks at signals while they load
 CODE_S = 5.0  # time for a fork server to report the exit code of a process that has ended
 
 
@@ -140,6 +141,16 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             return True
         return False
+
+    def wait_until_loaded(self, check: Callable[[], None]) -> None:
+        """Wait until a new interpreter has loaded its libraries, or has ended; `fork` would wait without a look at signals.
+
+        Args:
+            check: Called several times a second; what it raises ends the wait.
+        """
+        deadline = time.monotonic() + FORK_S
+        while self._process is not None and not wait([self._channel], LOOK_S) and time.monotonic() < deadline:
+            check()
 
     def fork(self, title: str, start: Start, log: Path, descriptors: Sequence[int] = ()) -> Child:
         """Fork a process.

@@ -74,7 +74,10 @@ def main() -> None:
         importlib.import_module(name)
     registry()
     main_function(COORDINATOR_MAIN)
-    serve(int(sys.argv[1]))
+    channel = int(sys.argv[1])
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(channel)) as end:  # the launcher may have ended
+        end.send(b"loaded")
+    serve(channel)
 
 
 def serve(channel: int = CHANNEL) -> None:
@@ -95,7 +98,10 @@ def serve(channel: int = CHANNEL) -> None:
                 _report_end(*children.pop(source))
                 os.close(source)
                 continue
-            title, descriptors, _, _ = socket.recv_fds(requests, LONGEST_TITLE, MOST_DESCRIPTORS)
+            try:
+                title, descriptors, _, _ = socket.recv_fds(requests, LONGEST_TITLE, MOST_DESCRIPTORS)
+            except ConnectionResetError:  # the launcher has ended without having read that this process has loaded
+                title = b""
             if not title:
                 os._exit(0)
             end = socket.socket(fileno=descriptors[0])

@@ -1,0 +1,48 @@
+"""Ctrl-C ends a run whose first process still loads its libraries, however long that takes."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from dpcfl_net.launch.one_process import OneProcessRun
+from dpcfl_net.launch.placement import parents
+from dpcfl_net.launch.placement.child import ForkServer
+from dpcfl_net.launch.processes import FederationRun
+
+
+class Pressed:
+    """Ctrl-C was pressed."""
+
+    def check(self):
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def loading(monkeypatch):
+    """A fork server that loads for ever."""
+    server = ForkServer()
+    os.kill(server._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(parents, "_libraries", server)
+    yield server
+    server.close()
+    assert server._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kind", [OneProcessRun, FederationRun])
+def test_ctrl_c_does_not_wait_for_libraries(loading, kind):
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        kind.__new__(kind).start(None, Pressed())
+    assert time.monotonic() - started < 2
+
+
+def test_a_loaded_fork_server_is_waited_for_once_and_ends_quietly(capfd):
+    server = ForkServer()
+    server.wait_until_loaded(lambda: None)
+    server.wait_until_loaded(Pressed().check)
+    server._used = True  # it ends with its channel
+    server.close()
+    assert server._process.returncode == 0
+    assert capfd.readouterr().err == ""
