@@ -11,14 +11,14 @@ from typing import Any
 from dpcfl_net.core.canonical import finite
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.files import check_fields, naming, opened
-from dpcfl_net.core.run_folder import CLUSTERS, METRICS
+from dpcfl_net.core.run_folder import CLUSTERS, METRICS, WARNINGS
 
-REQUIRED = {METRICS: ("view", "round"), CLUSTERS: ("view", "round")}
+REQUIRED = {METRICS: ("view", "round"), CLUSTERS: ("view", "round"), WARNINGS: ("time", "text")}
 LONG = 1 << 16  # bytes of a line with a number for each of many clients
 # Fields that the program reads; the others are for the user.
 FIELDS: dict[str, tuple[type, ...]] = {
     "view": (str,), "round": (int,), "time": (float,), "seconds": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,), "diagnostics": (dict,),
-    "label_accuracy": (dict,),
+    "label_accuracy": (dict,), "text": (str,),
     "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,),
 }  # fmt: skip
 

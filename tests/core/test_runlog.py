@@ -10,7 +10,7 @@ from dpcfl_net.core import runlog
 
 
 def test_a_fragment_is_ended_and_left_out(tmp_path):
-    path = tmp_path / "warnings.jsonl"
+    path = tmp_path / "messages.jsonl"
     lines = runlog.Lines(path)
     for k in range(3):
         lines.write({"round": k, "value": float("nan")})
@@ -27,7 +27,7 @@ def test_a_fragment_is_ended_and_left_out(tmp_path):
 
 @pytest.mark.parametrize("junk", [b"{]\n", b"7\n", b"\xff\xfe{}\n", b'{"a": ' + b"[" * 100_000 + b"\n", b"\n\n"])
 def test_lines_that_are_no_objects_are_left_out(tmp_path, junk):
-    path = tmp_path / "warnings.jsonl"
+    path = tmp_path / "messages.jsonl"
     path.write_bytes(b'{"round": 1}\n' + junk + b'{"round": 2}\n')
     assert [line["round"] for line in runlog.read(path)] == [1, 2]
     assert runlog.unreadable(path) == (0 if junk == b"\n\n" else 1)
@@ -35,7 +35,7 @@ def test_lines_that_are_no_objects_are_left_out(tmp_path, junk):
 
 def test_a_line_is_written_whole_or_an_error_is_raised(tmp_path, monkeypatch):
     """A disk that takes a few bytes at a time, and then none."""
-    path, real, left = tmp_path / "warnings.jsonl", os.write, [200]
+    path, real, left = tmp_path / "messages.jsonl", os.write, [200]
 
     def few(fd, data):
         if not left[0]:
@@ -68,3 +68,13 @@ def test_metrics_without_view_and_round_are_left_out(tmp_path, line):
 def test_nothing_there_is_no_lines(tmp_path):
     assert runlog.read(tmp_path / "nothing") == []
     assert runlog.unreadable(tmp_path / "nothing") == 0
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", '{"time": 1.0}', '{"text": "a"}', '{"time": 1.0, "text": 3}', '{"time": "1", "text": "a"}']
+)
+def test_a_warning_without_its_text_or_time_is_damaged(tmp_path, line):
+    path = tmp_path / "warnings.jsonl"
+    path.write_text('{"time":1,"text":"kept"}\n' + line + "\n")
+    assert [found["text"] for found in runlog.read(path)] == ["kept"]
+    assert runlog.unreadable(path) == 1
