@@ -239,8 +239,8 @@ def report(folder: Path, alone: Path | None = None) -> None:
         devices=before.get("devices", {}),
         durable=summary.flushes(settings.get("runtime", {}), job),
     )
-    summary.write_run(folder, document)
-    if state != "running":  # the launcher of a running run writes the models at its end
+    if state != "running":  # the launcher of a running run writes both, and may have ended the run meanwhile
+        summary.write_run(folder, document)
         if settings:
             export_models(folder, job, settings["data"]["root"], personal=settings["output"]["personal_models"])
         else:
