@@ -213,7 +213,20 @@ def sort_metrics(
         elif "epsilon_spent_by_client" in line:
             spent[at] = numbers(line, "epsilon_spent_by_client")
         else:
-            served[at] = line
+            served[at] = _repeated(served[at], line) if at in served else line
+
+
+def _repeated(first: JsonLine, again: JsonLine) -> JsonLine:
+    """Merge two lines of one round: a resumed run writes its last round again, and may repeat rounds.
+
+    Bytes and seconds of both count. Without an answer the second line only holds what was sent and received to resume the run.
+    """
+    sums: JsonLine = {}
+    for key in ("bytes_up", "bytes_down"):
+        sums[key] = (whole(first.get(key)) or 0) + (whole(again.get(key)) or 0)
+    for key in ("seconds", "paused_s"):
+        sums[key] = (number(first.get(key)) or 0.0) + (number(again.get(key)) or 0.0)
+    return {**(again if whole(again.get("answered")) else first), **sums}
 
 
 def sort_clusters(lines: Iterable[JsonLine], grouping: dict[int, JsonLine], agreement: dict[int, JsonLine]) -> None:

@@ -16,6 +16,7 @@ from dpcfl_net.results.round_times import (
     stragglers,
     usual_target,
 )
+from dpcfl_net.results.run_view import sort_metrics
 
 Lines = list[dict[str, Any]]
 
@@ -40,6 +41,20 @@ def test_seconds_of_rounds_add_up_over_a_resumption() -> None:
     assert elapsed_by_round(served((1, 2.0), (2, 3.0), (2, 0.0), (3, 1.0))) == {1: 2.0, 2: 5.0, 3: 6.0}
     assert elapsed_by_round(served((1, 2.0), (2, 3.0), (1, 0.0), (2, 4.0), (3, 1.0))) == {1: 2.0, 2: 5.0, 3: 10.0}
     assert elapsed_by_round([{"view": "observer", "round": 1, "seconds": 9.0}, {"view": "server", "round": 2}]) == {}
+
+
+@pytest.mark.parametrize("answered", [0, 2], ids=["resumed", "repeated"])
+def test_a_round_that_is_written_twice_keeps_its_bytes_and_seconds(answered: int) -> None:
+    line = {"view": "server", "round": 2, "time": 5.0, "missing": [1], "answered": 3, "paused_s": 0.5}
+    again = {"view": "server", "round": 2, "time": 9.0, "missing": [], "answered": answered, "paused_s": 0.0}
+    served: dict[int, dict[str, Any]] = {}
+    lines = [
+        {**line, "seconds": 3.0, "bytes_up": 100, "bytes_down": 50},
+        {**again, "seconds": 0.25, "bytes_up": 7, "bytes_down": 5},
+    ]
+    sort_metrics(lines, served, {}, {})
+    whole = {"seconds": 3.25, "bytes_up": 107, "bytes_down": 55, "paused_s": 0.5}
+    assert served == {2: {**(again if answered else line), **whole}}
 
 
 def test_time_to_accuracy_is_the_end_of_the_first_round_that_reached_it() -> None:
