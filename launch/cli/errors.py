@@ -52,7 +52,11 @@ def report(error: Exception) -> int | None:
     elif type(error).__module__.split(".")[0] in ("click", "typer") and hasattr(error, "format_message"):
         message = _usage(error)
         if type(error).__name__ == "NoArgsIsHelpError":  # a command without arguments shows its help
-            print(message)
+            try:
+                print(message, flush=True)
+            except BrokenPipeError:
+                is_unread()
+                return 130
             return code
         problems = [_with_hint(message, getattr(error, "ctx", None))]
     else:

@@ -456,6 +456,16 @@ def test_a_full_disk_under_the_output_is_told_and_a_reader_that_left_is_not():
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_of_the_help_that_left_is_not_told(unbuffered):
+    gone, unread = os.pipe()
+    os.close(gone)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with os.fdopen(unread, "w") as pipe:
+        done = subprocess.run([*DPCFL], stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("step", ["prepare", "update"])
 def test_a_run_whose_reader_has_left_is_interrupted(step, places, tmp_path, monkeypatch):
     def leave(self: Quiet, shown: object) -> None:
