@@ -59,7 +59,7 @@ def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(_label(axes, texts))
     if problems:
-        raise ConfigError([f"{problem} (cell {_first_of(labels)})" for problem, labels in problems.items()])
+        raise ConfigError([f"{problem} (cell {first_of(labels)})" for problem, labels in problems.items()])
     return _distinct(cells)
 
 
@@ -123,5 +123,6 @@ def _distinct(cells: list[Cell]) -> list[Cell]:
     return cells
 
 
-def _first_of(labels: Sequence[str]) -> str:
+def first_of(labels: Sequence[str]) -> str:
+    """Name the first of several cells or trials, and count the others."""
     return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"

@@ -17,7 +17,7 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_overrides import change
 from dpcfl_net.experiment.config_schema import MOST_ROUNDS, Config
 from dpcfl_net.launch.cells.outcome import CellOutcome
-from dpcfl_net.launch.sweep_grid import Source, job_key
+from dpcfl_net.launch.sweep_grid import Source, first_of, job_key
 from dpcfl_net.launch.sweeps import STORE
 from dpcfl_net.launch.tuning.search import count_trials, searcher
 from dpcfl_net.launch.tuning.space import Space, spaces
@@ -213,6 +213,7 @@ class Study:
     def _check(self) -> None:
         """Check every trial that is known, and one final run of each algorithm."""
         problems: list[str] = []
+        found: dict[str, list[str]] = {}
         for one in self.tuned:
             seen: dict[str, int] = {}
             for index in self.candidates(one.space):
@@ -220,7 +221,8 @@ class Study:
                     key = job_key(self.trial_config(one.space, index, self.options.trial_seeds[0]))
                     self.final_config(one.space, index, self.options.seeds[0])
                 except ConfigError as error:
-                    problems += [f"{problem} (trial {one.space.label(index)})" for problem in error.problems]
+                    for problem in error.problems:
+                        found.setdefault(problem, []).append(one.space.label(index))
                     continue
                 other = seen.setdefault(key, index)
                 if other != index:
@@ -228,6 +230,7 @@ class Study:
                         f"trials {one.space.label(other)!r} and {one.space.label(index)!r} are the same job: the setting in which "
                         "they differ has no effect"
                     )
+        problems = [f"{problem} (trial {first_of(labels)})" for problem, labels in found.items()] + problems
         if problems:
             raise ConfigError(problems)
 
