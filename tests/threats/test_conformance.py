@@ -134,6 +134,16 @@ def test_the_audit_covers_replacement(tmp_path):
     assert 7.92 > found.number > zero_out.number > 1
 
 
+def test_an_audit_without_a_broken_test_says_why_its_bound_is_above_the_claim(monkeypatch):
+    monkeypatch.setattr(canary, "LEVEL", 1e-300)
+    found = report_of("missing_clip").checks[4]
+    assert found.verdict == "pass"
+    assert found.number is not None
+    assert found.number > CLAIM["epsilon"]
+    assert found.sentence.endswith("no test refutes it at a false-alarm rate of 1e-300: use more canaries.")
+    assert [finding.broken for finding in found.findings] == [False]
+
+
 @pytest.fixture
 def claim_file(tmp_path) -> Path:
     path = tmp_path / "claim.yaml"
