@@ -18,6 +18,7 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 MOST_STEPS, MOST_COUNT = 1_000_000_000, 1_000_000_000
 RECORD, CLIENT = "record", "client"
 SAMPLINGS = ("poisson", "allocation")
+GIVE_A_UNIT = "give --records (privacy of one record of a client) or --clients (privacy of one client)"
 _TITLES = {"poisson": "Poisson sampling", "allocation": "random allocation", "fixed": "samples of fixed size"}
 
 
@@ -76,13 +77,15 @@ class Question:
     def _unit_problems(self) -> list[str]:
         by_record = {"--records": self.records, "--batch": self.batch, "--epochs": self.epochs, "--sampling": self.sampling}
         given = [option for option, value in by_record.items() if value is not None]
+        if self.clients is not None and self.records is not None:
+            return [GIVE_A_UNIT + ", one of the two"]
         if self.clients is not None:
             found = [
                 f"{option} belongs to --records, privacy of a record; --clients is for privacy of a client" for option in given
             ]
             return found if self.rounds is not None else [*found, "--clients needs --rounds"]
         if self.records is None:
-            return ["give --records (privacy of one record of a client) or --clients (privacy of one client)"]
+            return [GIVE_A_UNIT]
         found = [] if self.per_round is None else ["--per-round belongs to --clients: the clients that a round samples"]
         found += [] if self.batch is not None else ["--records needs --batch, the expected size of a batch"]
         if self.epochs is None and self.rounds is None:

@@ -88,7 +88,11 @@ def test_a_file_and_the_answer_in_json_share_an_option(capsys):
         (["--epsilon", 5, "--delta", 0.1, "--records", 20, "--epochs", 1], ["--records needs --batch"]),
         (["--epsilon", 5, *RECORDS, "--epochs", 1, "--per-round", 2], ["--per-round belongs to --clients"]),
         (["--epsilon", 5, "--delta", 0.1, "--records", 20, "--batch", 21, "--epochs", 1], ["--batch is 21", "--records, 20"]),
-        (["--epsilon", 5, *CLIENTS, "--records", 3, "--epochs", 1], ["--records belongs", "--epochs belongs"]),
+        (
+            ["--epsilon", 5, *CLIENTS, "--records", 3, "--epochs", 1],
+            ["give --records (privacy of one record", "one of the two"],
+        ),
+        (["--epsilon", 5, *CLIENTS, "--epochs", 1], ["--epochs belongs to --records"]),
         (["--epsilon", 5, "--delta", 0.1, "--clients", 20], ["--clients needs --rounds"]),
         (["--epsilon", 5, "--delta", 0.1, "--clients", 2, "--per-round", 3, "--rounds", 1], ["--per-round is 3"]),
         (["--epsilon", 5, *CLIENTS, "--accountant", "moments"], ["--accountant is 'moments'", "pld or rdp"]),
