@@ -57,6 +57,8 @@ def inspect(folder: Path, chosen: Selection) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"{folder} has no {path.name}: it is not a run folder, or output.transcript was off")
     protocol: Protocol = summary.read_run_job(folder).protocol
+    if chosen.client is not None and chosen.client >= len(protocol.roster):
+        raise ConfigError(f"--client is {chosen.client}: must be 0 to {len(protocol.roster) - 1}")
     late, left_out = _late_answers(RunFolder(folder)), 0
     messages: list[dict[str, Any]] = []
     reader = transcript.read(path)
@@ -84,7 +86,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["unprotected"]:
         out.append(f"Without any privacy guarantee: {'; '.join(found['unprotected'])}")
     out.append("   #  time      to the server  from the server  client  round  kind       task                 bytes  content")
-    out += [_line(message) for message in found["messages"]]
+    out += [_line(message) for message in found["messages"]] or ["no message matches"]
     if found["left_out"]:
         out.append(f"{found['left_out']} more messages; use --limit, --client and --round to select")
     if found["cut"]:

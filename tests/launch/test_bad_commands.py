@@ -262,6 +262,7 @@ NUMBERS: list[Case] = [
     (f"{COORDINATOR} --operator-key {{operator}} --join-timeout 0", 2, ["--join-timeout", "above 0"]),
     (f"{OBSERVER} --operator-key {{operator}} --evaluate-every 0", 2, ["--evaluate-every"]),
     ("inspect {run} --client -1", 2, ["--client"]),
+    ("inspect {run} --client 99", 2, ["--client is 99: must be 0 to "]),
     ("inspect {run} --round x", 2, ["--round"]),
     ("inspect {run} --limit 0", 2, ["--limit"]),
     ("attack invert {run} --records 0", 2, ["--records"]),
