@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError, DataMissing
+from dpcfl_net.core.names import hint
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.data import cache, download, own, readers, regression, roles
 from dpcfl_net.data.files import FORMATS, FileSource
@@ -241,7 +242,9 @@ def fetch(
     """
     folder = _root(root)
     if name not in ("digits", "regression", "shakespeare"):
-        _known(name)
+        if name not in download.REMOTES:
+            allowed = ", ".join(download.REMOTES)
+            raise ConfigError(f"unknown data set {name!r}, allowed: {allowed}{hint(name, download.REMOTES)}")
         download.fetch(name, folder, mirror, say)
     load(name, folder)
     return folder

@@ -398,8 +398,10 @@ def test_fetched_cifar_is_what_load_reads(tmp_path):
 
 
 def test_data_sets_without_a_download(tmp_path):
-    with pytest.raises(ConfigError, match="allowed"):
+    with pytest.raises(ConfigError, match=r"allowed: mnist, .*emnist-mnist$"):
         fetch("imagenet", tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'cifar10'"):
+        fetch("cifar-10", tmp_path)
     assert fetch("digits", tmp_path) == fetch("regression", tmp_path) == tmp_path
     with pytest.raises(DataMissing, match="No command fetches it"):
         fetch("shakespeare", tmp_path)

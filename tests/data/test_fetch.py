@@ -203,6 +203,13 @@ def test_emnist_is_turned_upright_and_letters_begin_at_zero(shop, monkeypatch, t
     assert left(tmp_path / "other") == []
 
 
+def test_the_command_says_that_a_built_in_set_needs_no_download(tmp_path, capsys):
+    from dpcfl_net.launch.cli.commands.data import fetch as command
+
+    command("digits", tmp_path)
+    assert capsys.readouterr().out == "digits needs no download\n"
+
+
 def test_every_public_image_set_can_be_fetched_and_no_other():
     from dpcfl_net.launch.cli.commands.data import FETCHABLE
 

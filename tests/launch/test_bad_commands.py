@@ -286,7 +286,7 @@ NUMBERS: list[Case] = [
 ]
 NAMES: list[Case] = [
     ("fly", 2, ["No such command 'fly'"]),
-    ("data fetch imagenet", 2, ["unknown data set 'imagenet'", "allowed: digits, mnist"]),
+    ("data fetch imagenet", 2, ["unknown data set 'imagenet'", "allowed: mnist, "]),
     ("data fly", 2, ["No such command 'fly'"]),
     ("run {config} --fast", 2, ["No such option", "--fast"]),
     ("run", 2, ["give a configuration"]),

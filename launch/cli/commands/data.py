@@ -14,6 +14,8 @@ FETCHABLE = (
     "emnist-letters", "emnist-mnist",
 )  # fmt: skip
 
+BUILT_IN = ("digits", "regression")
+
 
 def fetch(
     name: Annotated[
@@ -32,4 +34,4 @@ def fetch(
     from dpcfl_net.data.datasets import fetch as download
 
     where = download(name, root, mirror, lambda url: typer.echo(f"downloading {url}", err=True))
-    typer.echo(f"{name} is in {where}")
+    typer.echo(f"{name} needs no download" if name in BUILT_IN else f"{name} is in {where}")
