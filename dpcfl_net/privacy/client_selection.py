@@ -15,7 +15,8 @@ def draw_epsilon(epsilon: float, clients: int, drawn: int) -> float:
     - client not drawn: each of the m steps had its total multiplied by at most (r + n - j) / (1 + n - j), j = 1..m;
     - client drawn: its own weight counts against that, at most log((1 + (n-1) r) / n), when it comes first and all others
       weigh r.
-    The cost is the larger of the two, even if the order of the draws is published. Drawing all clients costs 0.
+    The cost is the larger of the two, even if the order of the draws is published. If all clients are drawn, their set, which is
+    all that a run publishes, costs 0.
 
     Args:
         epsilon: Parameter of the exponential mechanism.
