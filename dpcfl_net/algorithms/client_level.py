@@ -69,7 +69,7 @@ class ClientLevel(Algorithm):
             plain_sgd=True,
             without_clients=WITHOUT_CLIENTS,
         )
-        if setting.privacy.trust != "secure-aggregation":
+        if not setting.privacy.secure:
             return able
         visible = options.sampling == "visible"
         each_round = options.sampling_rate * setting.clients if visible else setting.clients
@@ -112,7 +112,7 @@ class ClientLevel(Algorithm):
             setting: Public facts of the run.
             holds_state: True if a client's release depends on earlier rounds in which it took part.
         """
-        secure, visible, problems = setting.privacy.trust == "secure-aggregation", options.sampling == "visible", []
+        secure, visible, problems = setting.privacy.secure, options.sampling == "visible", []
         per_round = options.sampling_rate * setting.clients
         if visible and not secure:
             problems.append("algorithm.sampling is 'visible': needs privacy.trust secure-aggregation")
@@ -137,7 +137,7 @@ class ClientLevel(Algorithm):
     @property
     def secure(self) -> bool:
         """True if updates are added by secure sums, False if a trusted server adds them."""
-        return self.setting.privacy.trust == "secure-aggregation"
+        return self.setting.privacy.secure
 
     @property
     def coin(self) -> float:

@@ -108,7 +108,7 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
             why = f"the first round clusters the clients, and algorithm.clusters is {options.clusters}"
             problems.append(f"availability leaves {there} clients in round 1: must leave at least {needed}: {why}")
         first = getattr(options, "secure_from", None)
-        if first is not None and setting.privacy.trust != "secure-aggregation":
+        if first is not None and not setting.privacy.secure:
             problems.append(f"algorithm.secure_from is {first}: needs privacy.trust secure-aggregation")
         if first is not None and first > setting.rounds:
             problems.append(f"algorithm.secure_from is {first}: must be at most rounds, {setting.rounds}")

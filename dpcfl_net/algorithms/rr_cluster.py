@@ -401,7 +401,7 @@ class RRCluster(PublicLabels):
 
 def _without_clients(options: Any, able: Capabilities, setting: Setting) -> str:
     """Describe how a round treats missing clients."""
-    if setting.privacy.trust == "secure-aggregation":
+    if setting.privacy.secure:
         return able.without_clients
     if options.labels_every or options.base == "oracle":
         return PUBLIC

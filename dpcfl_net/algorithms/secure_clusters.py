@@ -40,14 +40,14 @@ class SecureClusters(FromModel):
         able = super().capabilities_for(options, setting)
         able = replace(able, protects=(("sample", "untrusted-server"), ("sample", "secure-aggregation")),
                        sides={**able.sides, "masked": lambda model: model.parameters})  # fmt: skip
-        if setting.privacy.trust != "secure-aggregation":
+        if not setting.privacy.secure:
             return able
         return replace(able, covers=(*able.covers, COVERED_SUMS))
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
         problems, local = super().problems(options, setting), setting.local
-        if setting.privacy.trust != "secure-aggregation":
+        if not setting.privacy.secure:
             return problems
         if local.epochs != 1:
             why = "a secure sum is one step: after a step with a share of the noise, the next one would have no guarantee"
@@ -63,7 +63,7 @@ class SecureClusters(FromModel):
     @property
     def secure(self) -> bool:
         """True if rounds with fixed clusters are secure sums."""
-        return self.setting.privacy.trust == "secure-aggregation"
+        return self.setting.privacy.secure
 
     def secure_slots(self, client: ClientEntry, rounds: int) -> list[Slot]:
         """List the slots of rounds with secure sums, one step of sampling rate b/N each.

@@ -106,7 +106,7 @@ class PrivacyTarget(FrozenModel):
 
     @property
     def secure(self) -> bool:
-        """True with secure sums."""
+        """True if releases are added by secure sums."""
         return self.trust == "secure-aggregation"
 
     @model_serializer(mode="wrap")

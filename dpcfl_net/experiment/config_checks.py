@@ -171,7 +171,7 @@ def _privacy_problems(config: Config) -> list[str]:
 def _pace_problems(config: Config) -> list[str]:
     """Problems of local.pace and local.deadline_s."""
     local, problems = config.local, []
-    secret_coins = config.privacy.trust == "secure-aggregation" and config.privacy.unit == "client"
+    secret_coins = config.privacy.secure and config.privacy.unit == "client"
     if local.deadline_s is not None and local.pace != "constant" and not secret_coins:
         problems.append(f"local.deadline_s is {local.deadline_s:g}: belongs to local.pace constant, got {local.pace!r}")
     if local.pace == "constant" and config.capabilities.plain_sgd:

@@ -95,7 +95,7 @@ def make_host(
 
 def _identity(job: Job, client: int, key_folder: Path | None) -> bytes | None:
     """Read the secret key of a client's identity; None if the job has no secure sums."""
-    if job.protocol.privacy.trust != "secure-aggregation":
+    if not job.protocol.privacy.secure:
         return None
     if key_folder is None:
         raise ConfigError("secure sums need the folder of the clients' identities (key_folder)")
