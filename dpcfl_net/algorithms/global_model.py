@@ -46,4 +46,4 @@ class Global(WeighedByNoise, SecureClusters):
             return self.secure_step(state, state.assignment, fed)
         means = ModelMeans(state.models, self.weights)
         self.stream_each(fed, means, state.assignment)
-        return State(means.moved(), state.assignment)
+        return replace(state, models=means.moved())
