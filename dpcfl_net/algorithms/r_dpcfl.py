@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from dpcfl_net.algorithms.base import EXACT_UPDATE, MODEL, Options, on_client
 from dpcfl_net.algorithms.noise_weights import MayWeighByNoise, WeighedByNoise
@@ -29,15 +29,10 @@ WITHOUT_CLIENTS = (
     "window; the mean of a cluster is over its clients that answered; a cluster without an answer keeps its "
     "model; a client that is away from the window to its end by schedule chooses privately in its next round"
 )
-
-
 FIRST_ROUND_ARRAYS = (
     "coordinates", "posteriors", "labels", "centres", "deviations", "candidates", "scores", "mss", "mss_plain", "mpo", "clusters",
     "outliers", "unverified",
 )  # fmt: skip
-
-
-SAMPLE = 2_000  # updates
 
 
 def membership(fit: mixture.MixtureFit, clients: Sequence[int]) -> dict[str, list[int] | int]:
@@ -53,18 +48,27 @@ def membership(fit: mixture.MixtureFit, clients: Sequence[int]) -> dict[str, lis
 class Clustering(Options):
     """Options of the mixture on the updates of the first round."""
 
+    added = ("sample",)
     space: Literal["spectral", "pca2", "full", "sklearn"] = Field(
         default="spectral", description="space in which the mixture is fitted"
     )
     sample: int = Field(
-        default=SAMPLE, ge=2, le=20_000,
+        default=2_000, ge=2, le=20_000,
         description="above this number of clients the mixture is fitted to a random sample of so many updates; the others follow",
     )  # fmt: skip
 
-    @model_serializer(mode="wrap")
-    def _without_usual_sample(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `sample` when it is the default so that the job hash is unchanged.
-        return {key: value for key, value in standard(self).items() if key != "sample" or value != SAMPLE}
+
+class FromMixture(Options):
+    """Options of an algorithm whose first clusters are a mixture on the updates of the first round."""
+
+    clusters: int | Literal["auto"] = Field(
+        default="auto", description="M: number of clusters; auto: chosen by effective separation"
+    )
+    max_clusters: int = Field(default=8, ge=2, le=64, description="clusters auto: largest M")
+    clustering: Clustering = Field(default=Clustering(), description="mixture on the updates of the first round")
+    warm_start: bool = Field(
+        default=False, description="initialise cluster models with the posterior-weighted updates of the first round"
+    )
 
 
 class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
@@ -76,17 +80,9 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
     name = "r-dpcfl"
     paper = "Malekmohammadi, Taik, Farnadi, TMLR 2025, Algorithm 1"
 
-    class Options(MayWeighByNoise):
+    class Options(FromMixture, MayWeighByNoise):
         added = ("asynchronous", "weights", "secure_from")
-        clusters: int | Literal["auto"] = Field(
-            default="auto", description="M: number of clusters; auto: chosen by effective separation"
-        )
-        max_clusters: int = Field(default=8, ge=2, le=64, description="clusters auto: largest M")
-        clustering: Clustering = Field(default=Clustering(), description="mixture on the updates of the first round")
         selection: Selection = Field(default=Selection(), description="private choices of a cluster, in a window of rounds")
-        warm_start: bool = Field(
-            default=False, description="initialise cluster models with the posterior-weighted updates of the first round"
-        )
         secure_from: int | None = Field(
             default=None, ge=2,
             description="privacy.trust secure-aggregation: first round with secure sums, whose clusters are frozen; null: 2",

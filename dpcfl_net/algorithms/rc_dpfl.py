@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from dpcfl_net.algorithms.base import Options
-from dpcfl_net.algorithms.r_dpcfl import RDPCFL, Clustering
+from dpcfl_net.algorithms.r_dpcfl import RDPCFL, FromMixture
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Assignment
 from dpcfl_net.federation.aggregation import ModelMeans
@@ -32,15 +29,8 @@ class RCDPFL(RDPCFL):
     name = "rc-dpfl"
     paper = "Malekmohammadi et al., RC-DPFL (earlier version), Algorithm 1"
 
-    class Options(Options):
-        clusters: int | Literal["auto"] = Field(
-            default="auto", description="M: number of clusters; auto: chosen by effective separation"
-        )
-        max_clusters: int = Field(default=8, ge=2, le=64, description="clusters auto: largest M")
-        clustering: Clustering = Field(default=Clustering(), description="mixture on the updates of the first round")
-        warm_start: bool = Field(
-            default=False, description="initialise cluster models with the posterior-weighted updates of the first round"
-        )
+    class Options(FromMixture):
+        """As R-DPCFL, without private choices, secure sums and weights by noise."""
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
