@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import ConfigDict, ValidationError, model_validator
 
 from dpcfl_net.core import plugins
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.core.files import shown
-from dpcfl_net.core.frozen import invalid_fields
+from dpcfl_net.core.frozen import FrozenModel, invalid_fields
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.roster import ClientEntry
@@ -28,18 +28,16 @@ if TYPE_CHECKING:
     from dpcfl_net.privacy.secure_sum import SumCode
 
 
-class Options(BaseModel):
+class Options(FrozenModel):
     """Options of an algorithm; `dpcfl schema` and error messages are built from them.
 
     Attributes:
         earlier_names: Earlier names of options, which are accepted, and their present names.
-        added: Options that are omitted where they have their default, so that the hash of jobs without them is unchanged.
         why_synchronous: Reason why the algorithm has no asynchronous rounds.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
     earlier_names: ClassVar[Mapping[str, str]] = {}
-    added: ClassVar[tuple[str, ...]] = ()
     why_synchronous: ClassVar[str] = (
         "only dp-fedavg, dp-fedprox, dp-ifca, global, oracle and r-dpcfl have it, whose clusters do not change after the first rounds"
     )
@@ -50,12 +48,6 @@ class Options(BaseModel):
         if isinstance(values, Mapping) and "asynchronous" in values and "asynchronous" not in cls.model_fields:
             raise ValueError(f"asynchronous is not possible with this algorithm: {cls.why_synchronous}")
         return cls.with_present_names(values) if isinstance(values, Mapping) else values
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = type(self).model_fields
-        omitted = {name for name in self.added if getattr(self, name) == fields[name].default}
-        return {key: value for key, value in standard(self).items() if key not in omitted}
 
     @classmethod
     def with_present_names(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from dpcfl_net.core.canonical import canonical_json
 
@@ -16,9 +16,20 @@ _found: dict[int, dict[Hashable, Any]] = {}  # by the identity of parts that are
 
 
 class FrozenModel(BaseModel):
-    """Immutable model; an unknown field or a value of a wrong type is an error."""
+    """Immutable model; an unknown field or a value of a wrong type is an error.
+
+    Attributes:
+        added: Fields that are omitted where they have their default, so that the hash of jobs without them is unchanged.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    added: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_added_defaults(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        omitted = {name for name in self.added if getattr(self, name) == fields[name].default}
+        return {key: value for key, value in standard(self).items() if key not in omitted}
 
 
 def invalid_fields(error: ValidationError) -> str:

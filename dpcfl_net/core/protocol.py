@@ -9,11 +9,9 @@ from typing import Any, Literal
 from pydantic import (
     Field,
     InstanceOf,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_serializer,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -56,6 +54,7 @@ class Protocol(FrozenModel):
     has the same fields; payloads of its run are hashed with BLAKE3, before with SHA-256.
     """
 
+    added = ("communication", "aggregators", "tuning")
     format: Literal[1, 2, 3] = FORMAT
     run: str = Field(pattern=r"^[0-9a-f]{32}$")
     name: str
@@ -120,16 +119,6 @@ class Protocol(FrozenModel):
             if problem:
                 raise ValueError(f"roster: {problem}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_unused_parts(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit parts with their default values so that the job hash is unchanged.
-        used = {
-            "communication": self.communication != Communication(),
-            "aggregators": bool(self.aggregators),
-            "tuning": self.tuning is not None,
-        }
-        return {key: value for key, value in standard(self).items() if used.get(key, True)}
 
     @property
     def kept_delta(self) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from dpcfl_net.core.frozen import FrozenModel
 from dpcfl_net.core.roster import MOST_EPSILON
@@ -14,6 +14,7 @@ from dpcfl_net.core.types import Adjacency
 class LocalTraining(FrozenModel):
     """Local training: DP-SGD with secret random batches (R-DPCFL, Algorithm 1), or plain SGD under a trusted server."""
 
+    added = ("precision", "sampling")
     epochs: int = Field(default=1, ge=1, le=10_000, description="local epochs a round (K)")
     batch_size: int = Field(
         default=32, ge=1, le=10_000_000, description="batch size; for DP-SGD the expected size of a Poisson batch (b)"
@@ -46,12 +47,6 @@ class LocalTraining(FrozenModel):
         "the ceil(N/b) batches of each epoch, drawn uniformly, which costs less epsilon under zero-out at equal noise",
     )
 
-    @model_serializer(mode="wrap")
-    def _without_added_defaults(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit these fields when they have their defaults so that the job hash is unchanged.
-        added = {"precision": "float32", "sampling": "poisson"}
-        return {key: value for key, value in standard(self).items() if key not in added or added[key] != value}
-
 
 class SecureAggregation(FrozenModel):
     """Terms of secure sums: how many participants must answer, and how many may work with the server."""
@@ -79,6 +74,7 @@ class SecureAggregation(FrozenModel):
 class PrivacyTarget(FrozenModel):
     """Privacy guarantee of every client, and the side that adds the noise."""
 
+    added = ("secure_aggregation",)
     epsilon: float = Field(
         ge=1e-9,
         le=MOST_EPSILON,
@@ -108,11 +104,6 @@ class PrivacyTarget(FrozenModel):
     def secure(self) -> bool:
         """True if releases are added by secure sums."""
         return self.trust == "secure-aggregation"
-
-    @model_serializer(mode="wrap")
-    def _without_unused_terms(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `secure_aggregation` when unset so that the job hash is unchanged.
-        return {key: value for key, value in standard(self).items() if key != "secure_aggregation" or value is not None}
 
 
 class ModelTemplate(FrozenModel):

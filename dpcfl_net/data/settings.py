@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from dpcfl_net.core.files import shown
+from dpcfl_net.core.frozen import FrozenModel
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.data import regression
 from dpcfl_net.data.datasets import MIX
@@ -25,19 +18,12 @@ from dpcfl_net.data.shifts import ShiftName, most_clusters
 
 MOST_CLIENTS, MOST_RECORDS = 1_000_000, 100_000_000
 UNMIXABLE = ("shakespeare", "regression", *FORMATS)
-LATER = (
-    "sizes",
-    "files",
-    "min_per_client",
-    "central_test",
-)  # keys that jobs without them do not have, so that their hash is unchanged
 
 
-class DataSettings(BaseModel):
+class DataSettings(FrozenModel):
     """The `data` section of a configuration."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
+    added = ("sizes", "files", "min_per_client", "central_test", "evaluate")
     dataset: str = Field(
         "digits",
         description="digits, mnist, fashion-mnist, cifar10, cifar100, emnist-balanced (or -byclass, -bymerge, -digits, "
@@ -137,14 +123,6 @@ class DataSettings(BaseModel):
         if self.sha256 is not None and not is_own(self.dataset):
             raise ValueError(f"sha256 belongs to a data set of your own; dataset is {self.dataset!r}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit later keys when unset so that the job hash is unchanged.
-        kept = standard(self)
-        if self.evaluate == "test":
-            kept.pop("evaluate", None)
-        return {key: value for key, value in kept.items() if key not in LATER or value is not None}
 
     @property
     def datasets(self) -> list[str]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.errors import Refused
@@ -67,6 +67,7 @@ class Experiment(FrozenModel):
         audit: The audit; None without one.
     """
 
+    added = ("audit",)
     salt: str
     seed: int
     data: dict[str, Any]
@@ -80,11 +81,6 @@ class Experiment(FrozenModel):
     def noise(self) -> bytes | None:
         """Secret of seeded noise; None if each task draws its own."""
         return None if self.noise_seed is None else bytes.fromhex(self.noise_seed)
-
-    @model_serializer(mode="wrap")
-    def _without_empty_audit(self, standard: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Omit `audit` when unset so that the job hash is unchanged.
-        return {key: value for key, value in standard(self).items() if key != "audit" or value is not None}
 
 
 @dataclass(frozen=True)
