@@ -19,10 +19,10 @@ from dpcfl_net.core.protocol import AggregatorEntry, check_runnable
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.federation.aggregator import AggregatorFederation
 from dpcfl_net.federation.call_limits import CallLimits, LauncherLink
-from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.group_messages import GroupMessages
-from dpcfl_net.federation.message_encoding import MessageEncoding
-from dpcfl_net.runtime.coordinator import LauncherNews, Records, check_release, open_pipe
+from dpcfl_net.federation.release_check import client_endpoint_arguments
+from dpcfl_net.runtime.launcher_pipes import LauncherNews, open_pipe
+from dpcfl_net.runtime.server_records import ServerRecords
 from dpcfl_net.runtime.specs import AggregatorSpec
 from dpcfl_net.runtime.task_queue import TaskQueue
 from dpcfl_net.training import memory
@@ -53,7 +53,7 @@ def run_aggregator(spec: AggregatorSpec) -> None:
         raise ConfigError(f"--number is {spec.number}: the job has {len(protocol.aggregators)} aggregators, numbered from 0")
     algorithm, entry = algorithm_of(protocol), protocol.aggregators[spec.number]
     pair = keys.read_pair(spec.keys, aggregator_key(spec.number), entry.public_key)
-    records = Records(spec.folder, protocol, algorithm)
+    records = ServerRecords(spec.folder, protocol, algorithm)
     with contextlib.closing(records), _client_endpoint(spec, algorithm, entry, pair, records) as endpoint:
         write_atomically(RunFolder(spec.folder).address(aggregator_key(spec.number)), endpoint.address)
         limits = CallLimits(0.0, spec.round_timeout_s, spec.join_timeout_s)
@@ -75,16 +75,13 @@ def run_aggregator(spec: AggregatorSpec) -> None:
 
 
 def _client_endpoint(
-    spec: AggregatorSpec, algorithm: Algorithm, entry: AggregatorEntry, pair: tuple[str, str], records: Records
+    spec: AggregatorSpec, algorithm: Algorithm, entry: AggregatorEntry, pair: tuple[str, str], records: ServerRecords
 ) -> ServerEndpoint:
     """Listen for the clients of the group, with the coordinator's checks."""
-    steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
     return ServerEndpoint(
         spec.bind,
         Link.of(algorithm.protocol, pair),
-        clients={client: algorithm.protocol.client(client).public_key for client in entry.clients},
-        result_template=lambda task: encoding.release_template(steps[task]),
-        check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
+        **client_endpoint_arguments(algorithm, entry.clients),
         log=MessageLog(lambda failure: _log.warning("refused: %s", failure), records.message),
     )
 

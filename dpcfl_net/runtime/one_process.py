@@ -21,8 +21,9 @@ from dpcfl_net.federation.virtual import VirtualFederation
 from dpcfl_net.federation.virtual_clock import VirtualClock
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
-from dpcfl_net.runtime.coordinator import Records, drive
+from dpcfl_net.runtime.coordinator import drive
 from dpcfl_net.runtime.observer import Observer
+from dpcfl_net.runtime.server_records import ServerRecords
 from dpcfl_net.runtime.specs import USUAL_TERMS, ObserverSpec, OneProcessSpec, Terms
 from dpcfl_net.training import memory
 from dpcfl_net.transport.observer_notes import Models, Personal
@@ -165,7 +166,7 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
         clock=clock, key_folder=files.keys,
     )  # fmt: skip
     with (
-        closing(Records(spec.folder, job.protocol, algorithm, None if clock is None else clock.time)) as records,
+        closing(ServerRecords(spec.folder, job.protocol, algorithm, None if clock is None else clock.time)) as records,
         closing(Observer(observer_spec, job, writes_spans=clock is None)) as observer,
         opened as fed,
     ):

@@ -21,7 +21,7 @@ from dpcfl_net.federation.capabilities import client_steps
 from dpcfl_net.federation.in_process import InProcessFederation
 from dpcfl_net.federation.message_encoding import MessageEncoding
 from dpcfl_net.federation.network import NetworkFederation
-from dpcfl_net.runtime.coordinator import check_release
+from dpcfl_net.federation.release_check import client_endpoint_arguments
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, Link, ServerEndpoint
 from dpcfl_net.transport.keys import COORDINATOR, client_key, make_keys
@@ -81,12 +81,9 @@ class Actor(threading.Thread):
 def federation(job, folder, answers, join_s=20, listeners=None, kind=NetworkFederation, **options):
     """A network federation over the given scripted workers."""
     protocol, algorithm = job.protocol, algorithm_of(job.protocol)
-    steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
     endpoint = ServerEndpoint(
         "tcp://127.0.0.1:*", Link.of(protocol, keys.read_pair(folder, COORDINATOR, protocol.coordinator_key)),
-        clients={e.id: e.public_key for e in protocol.roster},
-        result_template=lambda task: encoding.release_template(steps[task]),
-        check=lambda client, task, tensors: check_release(algorithm, steps[task], client, tensors),
+        **client_endpoint_arguments(algorithm, protocol.clients),
     )  # fmt: skip
     actors = [Actor(job, folder, client, endpoint.address, answer) for client, answer in answers.items()]
     fed = kind(protocol, endpoint, CallLimits(join_timeout_s=join_s, **options), **(listeners or {}))
