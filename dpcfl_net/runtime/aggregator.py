@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from dpcfl_net.runtime.launcher_pipes import LauncherNews, open_pipe
 from dpcfl_net.runtime.server_records import ServerRecords
 from dpcfl_net.runtime.specs import AggregatorSpec
 from dpcfl_net.runtime.task_queue import TaskQueue
+from dpcfl_net.runtime.wake_pipe import WakePipe
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import ClientEndpoint, ClientEvent, ClientTimes, Link, MessageLog, ServerEndpoint
@@ -107,8 +107,7 @@ class Uplink:
         self._endpoint = endpoint
         self._tasks = TaskQueue()
         self._calls: deque[Callable[[], None]] = deque()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
+        self._wake = WakePipe()
         self._stop = False
         self._thread = threading.Thread(target=self._talk, name="uplink", daemon=True)
         self._thread.start()
@@ -131,20 +130,19 @@ class Uplink:
             tensors: Tensors of the answer.
         """
         self._calls.append(lambda: self._endpoint.send_result(task_id, "release", tensors))
-        os.write(self._wake_write, b"x")
+        self._wake.wake()
 
     def close(self) -> None:
         """End the thread and close the connection."""
         self._stop = True
-        os.write(self._wake_write, b"x")
+        self._wake.wake()
         self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._wake.close()
 
     def _talk(self) -> None:
         try:
             with self._endpoint as endpoint:
-                endpoint.register(self._wake_read, self._deliver)
+                endpoint.register(self._wake, self._deliver)
                 endpoint.heartbeat("idle")
                 while not self._stop and self._converse(endpoint):
                     pass
@@ -166,7 +164,6 @@ class Uplink:
         return True
 
     def _deliver(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
+        self._wake.clear()
         while self._calls:
             self._calls.popleft()()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import queue
 import threading
 import time
@@ -25,6 +24,7 @@ from dpcfl_net.federation.secure.stages import answer_interval_s
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.runtime.specs import WorkerSpec
 from dpcfl_net.runtime.task_queue import TaskQueue
+from dpcfl_net.runtime.wake_pipe import WakePipe
 from dpcfl_net.runtime.worker_process import Turns, prepare_process, turns
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
@@ -76,8 +76,7 @@ class Worker:
         self.spec, self.job, self.host, self._context, self._turn = spec, job, host, context, turn
         self._tasks = TaskQueue()
         self._answers: deque[tuple[str, Answer]] = deque()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
+        self._wake = WakePipe()
         self._stop = False
         self._outbox: ObserverOutbox | None = None
         self._span: tuple[float, float] | None = None
@@ -106,13 +105,12 @@ class Worker:
                     self._report(now=True)
         finally:
             self.stop()
-            self._wake()
+            self._wake.wake()
             talker.join()
             self._report(now=True)
             if self._outbox is not None:
                 self._outbox.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            self._wake.close()
             self.host.close()
 
     def _newest(self) -> ClientEvent | BaseException | None:
@@ -142,7 +140,7 @@ class Worker:
         self._wait_for_the_deadline(event)
         self._at_work = False
         self._answers.append((event.id, answer))
-        self._wake()
+        self._wake.wake()
         if outbox is not None:
             spans = [_transfer("receive", event)]
             if self._span is not None:
@@ -215,9 +213,6 @@ class Worker:
             accuracy, loss = self.host.engine.evaluator.accuracy_and_loss(model, records)
         outbox.personal(t, accuracy, loss)
 
-    def _wake(self) -> None:
-        os.write(self._wake_write, b"x")
-
     def _talk(self) -> None:
         """Run the message thread; `serve` raises its errors."""
         try:
@@ -244,7 +239,7 @@ class Worker:
         )
         abort = True
         try:
-            endpoint.register(self._wake_read, lambda: self._deliver(endpoint))
+            endpoint.register(self._wake, lambda: self._deliver(endpoint))
             endpoint.heartbeat("idle")
             while not self._stop:
                 for event in endpoint.poll(LOOK_S):
@@ -266,8 +261,7 @@ class Worker:
             endpoint.close(abort=abort)
 
     def _deliver(self, endpoint: ClientEndpoint) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
+        self._wake.clear()
         while self._answers:
             task_id, answer = self._answers.popleft()
             reason = f"{answer.code}: {answer.reason}" if answer.code else answer.reason
