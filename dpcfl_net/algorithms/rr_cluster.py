@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from dpcfl_net.algorithms.base import INDEX, MODELS, any_norm, on_central_server, on_client
-from dpcfl_net.algorithms.client_level import Sampled, round_slot, sampling_of
-from dpcfl_net.algorithms.rr_bases import BASES, IFCA
+from dpcfl_net.algorithms.client_level import round_slot
+from dpcfl_net.algorithms.rr_bases import BASES
+from dpcfl_net.algorithms.rr_options import RROptions, option_problems
 from dpcfl_net.algorithms.rr_public_labels import PUBLIC, PublicLabels
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core.roster import ClientEntry
 from dpcfl_net.core.types import Release, State, TensorSpec
-from dpcfl_net.federation.base import Arrays, Federation, Results
+from dpcfl_net.federation.base import Arrays, Federation
 from dpcfl_net.federation.capabilities import Capabilities, Setting
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.client import Client
-from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
+from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.secure.stages import MASKED, MASKING
 from dpcfl_net.privacy.client_level import joint_noise, labels_first_sensitivity
 from dpcfl_net.privacy.events.base import Event
@@ -57,50 +57,7 @@ class RRCluster(PublicLabels):
 
     name = "rr-cluster"
     paper = "Yang, Hu, Kim, Li, Algorithms 1 and 2"
-
-    class Options(Sampled):
-        earlier_names = {"least": "min_cluster_size"}
-        added = ("labels", "labels_every", "labels_epsilon", "labels_loss_range")
-        base: Literal["ifca", "fesem", "fedcam", "oracle"] = Field(
-            default="ifca", description="base method, by which clients choose their cluster; oracle: the true clusters, public"
-        )
-        clusters: int = Field(default=4, ge=1, le=64, description="k: number of clusters")
-        min_cluster_size: int = Field(
-            default=8,
-            ge=0,
-            description="B: minimum number of updates in a cluster; 0: the base method without rebalancing (earlier name: least)",
-        )
-        guarantee: Literal["labels-first", "expected", "paper"] = Field(
-            default="labels-first", description="order of the releases, which decides the claim that holds"
-        )
-        label_clip: float = Field(default=0.1, gt=0, le=1, description="C_s: norm of a one-hot label before noise")
-        labels_share: float = Field(
-            default=0.3, gt=0, lt=1, description="fraction of a round's 1 / z^2 for gaussian labels, where they are released"
-        )
-        labels: Literal["gaussian", "randomised-response", "exponential"] = Field(
-            default="gaussian",
-            description="mechanism of the labels: gaussian, of each round's sample; randomised-response, of each round's sample, or of all "
-            "clients every labels_every rounds; exponential, of all clients every labels_every rounds",
-        )
-        labels_every: int = Field(
-            default=0,
-            ge=0,
-            le=1_000_000,
-            description="r: labels of all clients are released in rounds 1, r + 1, 2 r + 1, ... (from r + 1 under `expected`) and stay public; "
-            "0: labels of each round's sample",
-        )
-        labels_epsilon: float = Field(
-            default=1.0,
-            gt=0,
-            le=100,
-            description="pure epsilon of one release of a client's label by randomised-response or exponential",
-        )
-        labels_loss_range: float = Field(
-            default=1.0,
-            gt=0,
-            le=1e6,
-            description="exponential only: loss above a client's smallest one at which scores are clipped",
-        )
+    Options = RROptions
 
     @classmethod
     def capabilities_for(cls, options: Any, setting: Setting) -> Capabilities:
@@ -129,31 +86,7 @@ class RRCluster(PublicLabels):
 
     @classmethod
     def problems(cls, options: Any, setting: Setting) -> list[str]:
-        problems = super().problems(options, setting) + cls.label_problems(options, setting)
-        per_round, needed = options.sampling_rate * setting.clients, options.clusters * options.min_cluster_size
-        if needed > per_round + 1e-9:
-            problems.append(
-                f"algorithm.min_cluster_size is {options.min_cluster_size}: {options.clusters} clusters of at least so many need {needed} clients a round, "
-                f"{options.sampling_rate:g} of {setting.clients} are {per_round:g}"
-            )
-        sampling = sampling_of(options.sampling, setting.privacy.adjacency)
-        if options.guarantee == "expected" and sampling == "fixed":
-            problems.append("algorithm.guarantee is 'expected': needs Poisson sampling, set privacy.adjacency zero-out")
-        if options.guarantee != "expected" and sampling == "poisson":
-            why = "the number of labels reveals whether a client took part"
-            problems.append(
-                f"algorithm.guarantee is {options.guarantee!r}: needs privacy.adjacency replace-one and sampling fixed, {why}"
-            )
-        if options.guarantee == "paper" and setting.privacy.accountant != "rdp":
-            problems.append(
-                "algorithm.guarantee is 'paper': needs privacy.accountant rdp, with which the published claim is computed"
-            )
-        return problems
-
-    @property
-    def base(self) -> IFCA:
-        """The base method."""
-        return BASES[self.options.base]("masked" if self.secure else "raw")
+        return super().problems(options, setting) + option_problems(options, setting)
 
     @property
     def min_cluster_size(self) -> int:
@@ -169,7 +102,7 @@ class RRCluster(PublicLabels):
         rounds = self.protocol.rounds
         if self.secure:
             return []
-        if self.labels_are_public:
+        if self.options.labels_are_public:
             return [round_slot(self.options, self.setting)] * rounds + self.label_slots()
         if self.options.guarantee == "expected":
             return [round_slot(self.options, self.setting)] * rounds
@@ -188,7 +121,7 @@ class RRCluster(PublicLabels):
     def round(self, state: State, t: int, fed: Federation) -> State:
         if self.secure:
             return self.secure_round(state, fed)
-        if self.labels_are_public and (self.options.base == "oracle" or t >= self.first_labels):
+        if self.options.labels_are_public and (self.options.base == "oracle" or t >= self.first_labels):
             return self.public_round(state, t, fed)
         steps = {"labels-first": self.labels_then_sums, "expected": self.blocks, "paper": self.as_published}
         released = fed.release(steps[self.options.guarantee], models=state.models)
@@ -287,18 +220,21 @@ class RRCluster(PublicLabels):
         Returns:
             The cluster of each sampled client in random order, and the noisy sums, (M, p).
         """
-        k, slots = self.options.clusters, me.sample("round")
-        answers = self.collect(me, models, slots)
-        labels = [int(answers[i]["label"]) if i in answers else None for i in slots]
+        k, sample = self.options.clusters, me.sample("round")
+        answers = me.call(self.assign_and_train, {client: {"models": models} for client in sample})
+        labels = [int(answers[i]["label"]) if i in answers else None for i in sample]
         if self.options.labels == "randomised-response":
             noisy = me.sampled_labels("round", labels)
         else:
             rows = me.noisy_labels("round", "labels", labels, k, self.options.label_clip, label_sensitivity)
             noisy = rows.argmax(axis=1)
         placed = rebalance(noisy, k, self.min_cluster_size, me.rng("round", "rebalancing"), donors)
-        sums, _ = self.sums(me, answers, dict(zip(slots, placed.tolist(), strict=True)))
+        clipped, where = self.empty_sums(counted=False), dict(zip(sample, placed.tolist(), strict=True))
+        for client, answer in answers.items():
+            clipped.add(client, self.contribution(answer["update"], where[client]))
+        sums, _ = me.noisy_total("round", "sums", clipped)
         kinds = {"as sent": labels, "as released": noisy.tolist(), "as placed": placed.tolist()}
-        me.show_observer(clients=slots, labels=kinds)
+        me.show_observer(clients=sample, labels=kinds)
         return Release(slots=placed.astype(np.int64), sums=sums)
 
     @on_central_server(charges=["round"])
@@ -321,53 +257,17 @@ class RRCluster(PublicLabels):
         assert counts is not None
         return Release(sums=sums, counts=counts[self.base.shared :].astype(np.float32))
 
-    def collect(self, me: CentralContext, models: np.ndarray, sample: list[int]) -> Results:
-        """Collect raw labels and updates.
-
-        Args:
-            me: The round's sample and mechanisms.
-            models: (M, p) float32.
-            sample: Sampled clients.
-
-        Returns:
-            Releases with the tensors "label" and "update".
-        """
-        return me.call(self.assign_and_train, {client: {"models": models} for client in sample})
-
     def new_sums(self) -> ClippedSums:
-        return ClippedSums(self.sums_shape, self.protocol.local.clip, counted=True)
+        return self.empty_sums(counted=True)
 
-    @property
-    def sums_shape(self) -> tuple[int, int]:
-        """Shape of the sums, (blocks, p)."""
-        return self.capabilities.max_models, self.protocol.model.parameters
-
-    def sums(self, me: CentralContext, answers: Results, where: dict[int, int]) -> Any:
-        """Sum the updates over the clients placed in each cluster and add noise.
+    def empty_sums(self, *, counted: bool) -> ClippedSums:
+        """Return empty sums of a block for each model.
 
         Args:
-            me: The round's sample and mechanisms.
-            answers: Raw labels and updates.
-            where: Client to the cluster in which it is placed.
-
-        Returns:
-            Noisy sums and counts, as `CentralContext.noisy_sums`.
+            counted: True if clients are counted.
         """
-        parts = {i: self.contribution(answer["update"], where[i]) for i, answer in answers.items()}
-        return me.noisy_sums("round", "sums", parts, self.sums_shape, self.protocol.local.clip)
-
-    def contribution(self, update: np.ndarray, cluster: int) -> Contribution:
-        """Split an update into parts for the blocks of the sums.
-
-        Args:
-            update: ((shared + 1) * p,) float32.
-            cluster: Cluster in which the client is placed.
-
-        Returns:
-            (block, part) for the shared model, if the base method has one, and for the cluster's model.
-        """
-        parts = np.split(update, 1 + self.base.shared)
-        return [*((row, parts[row]) for row in range(self.base.shared)), (self.base.shared + cluster, parts[-1])]
+        shape = self.capabilities.max_models, self.protocol.model.parameters
+        return ClippedSums(shape, self.protocol.local.clip, counted=counted)
 
     # ---- client step
 
@@ -403,7 +303,7 @@ def _without_clients(options: Any, able: Capabilities, setting: Setting) -> str:
     """Describe how a round treats missing clients."""
     if setting.privacy.secure:
         return able.without_clients
-    if options.labels_every or options.base == "oracle":
+    if options.labels_are_public:
         return PUBLIC
     return WITHOUT_COUNTS if options.guarantee == "expected" else WITHOUT_LABELS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.types import Release, State, TensorSpec
 from dpcfl_net.federation.base import Federation
-from dpcfl_net.federation.capabilities import Setting
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.client import Client
 from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
@@ -48,83 +46,15 @@ class PublicLabels(ClientLevel):
     @property
     def base(self) -> IFCA:
         """The base method."""
-        raise NotImplementedError
+        return self.base_of("masked" if self.secure else "raw")
 
-    @classmethod
-    def label_problems(cls, options: Any, setting: Setting) -> list[str]:
-        """List the problems of the options on public labels.
+    def base_of(self, slot: str) -> IFCA:
+        """Build the base method.
 
         Args:
-            options: Validated options of RR-Cluster.
-            setting: Public facts of the run.
+            slot: Slot of the release that pays for what it computes.
         """
-        every, mechanism, problems = options.labels_every, options.labels, []
-        if every and setting.privacy.secure:
-            why = "clients would send their losses as they are to a server that is not trusted"
-            problems.append(f"algorithm.labels_every is {every}: must be 0 with privacy.trust secure-aggregation, since {why}")
-        if mechanism == "gaussian" and every:
-            problems.append(
-                f"algorithm.labels_every is {every}: must be 0 with labels gaussian; labels of all clients need randomised-response or "
-                "exponential"
-            )
-        if mechanism == "exponential" and not every:
-            problems.append(f"algorithm.labels is {mechanism!r}: needs labels_every of 1 or more")
-        if mechanism == "randomised-response" and not every:
-            problems += cls._sample_problems(options, setting)
-        if every and options.guarantee == "paper":
-            problems.append("algorithm.guarantee is 'paper': must be labels-first or expected with labels_every")
-        if every and options.guarantee == "expected" and every >= setting.rounds:
-            problems.append(
-                f"algorithm.labels_every is {every}: must be below rounds {setting.rounds} with guarantee expected, whose first labels "
-                "come after so many rounds"
-            )
-        if options.base == "oracle":
-            problems += cls._oracle_problems(options, setting)
-        return problems
-
-    @staticmethod
-    def _sample_problems(options: Any, setting: Setting) -> list[str]:
-        """List the problems of randomised response on the sample of each round."""
-        problems = []
-        if options.guarantee != "labels-first":
-            problems.append(
-                f"algorithm.guarantee is {options.guarantee!r}: must be labels-first with labels randomised-response and labels_every 0, "
-                "which release the labels of each round's sample"
-            )
-        if setting.privacy.accountant != "pld":
-            problems.append(
-                f"privacy.accountant is {setting.privacy.accountant!r}: must be pld with labels randomised-response and labels_every 0, "
-                "whose labels and sums of one sample it counts together"
-            )
-        if options.base == "oracle":
-            problems.append(
-                "algorithm.labels is 'randomised-response': must be gaussian with base oracle, whose labels are public"
-            )
-        if options.clusters < 2:
-            problems.append(f"algorithm.clusters is {options.clusters}: must be 2 or more with labels randomised-response")
-        return problems
-
-    @staticmethod
-    def _oracle_problems(options: Any, setting: Setting) -> list[str]:
-        problems = []
-        if options.labels_every:
-            problems.append(
-                f"algorithm.labels_every is {options.labels_every}: must be 0 with base oracle, whose labels are public"
-            )
-        if options.guarantee == "paper":
-            problems.append("algorithm.guarantee is 'paper': must be labels-first or expected with base oracle")
-        if options.min_cluster_size:
-            problems.append(
-                f"algorithm.min_cluster_size is {options.min_cluster_size}: must be 0 with base oracle, which moves no client"
-            )
-        if setting.privacy.secure:
-            problems.append("algorithm.base is 'oracle': needs privacy.trust trusted-server")
-        return problems
-
-    @property
-    def labels_are_public(self) -> bool:
-        """True if the rounds use public labels."""
-        return bool(self.options.labels_every) or self.options.base == "oracle"
+        return BASES[self.options.base](slot)
 
     @property
     def first_labels(self) -> int:
@@ -216,8 +146,17 @@ class PublicLabels(ClientLevel):
         return Release(sums=me.noisy_total("round", "sums", clipped)[0])
 
     def contribution(self, update: np.ndarray, cluster: int) -> Contribution:
-        """Split an update into parts for the blocks of the sums; see RR-Cluster."""
-        raise NotImplementedError
+        """Split an update into parts for the blocks of the sums.
+
+        Args:
+            update: ((shared + 1) * p,) float32.
+            cluster: Cluster in which the client is placed.
+
+        Returns:
+            (block, part) for the shared model, if the base method has one, and for the cluster's model.
+        """
+        parts = np.split(update, 1 + self.base.shared)
+        return [*((row, parts[row]) for row in range(self.base.shared)), (self.base.shared + cluster, parts[-1])]
 
     # ---- client steps
 
@@ -229,7 +168,7 @@ class PublicLabels(ClientLevel):
             me: The client's data and mechanisms.
             models: (M, p) float32.
         """
-        return Release(losses=self._base_of("label").losses(me, models).astype(np.float32))
+        return Release(losses=self.base_of("label").losses(me, models).astype(np.float32))
 
     @on_client(charges=["raw"], takes={"models": TensorSpec("f4", ("placed", "p"))}, gives={"update": BLOCK})
     def train_placed(self, me: Client, models: np.ndarray) -> Release:
@@ -240,9 +179,6 @@ class PublicLabels(ClientLevel):
             models: Shared models and that of the cluster, (shared + 1, p) float32.
         """
         return Release(update=self.base.train(me, models, 0))
-
-    def _base_of(self, slot: str) -> IFCA:
-        return BASES[self.options.base](slot)
 
     def label_plan(self) -> list[Slot]:
         """List the raw releases of a client's losses."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpcfl_net.federation.base import Arrays, Federation, Results
-from dpcfl_net.federation.clipped_sums import ClippedSums, Contribution
+from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.federation.in_order import Take
 from dpcfl_net.privacy.events.base import Event
@@ -159,30 +159,6 @@ class CentralContext:
         chosen = [lowest_by_exponential_mechanism(own, spec.epsilon, spec.categories, span, rng) for own in losses]
         return np.array(chosen, np.int64)
 
-    def noisy_sums(
-        self, slot: str, part: str, contributions: Mapping[int, Contribution], shape: tuple[int, int], clip: float,
-        counts: Mapping[int, int] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
-        """Sum clipped updates over clients in each block and add noise.
-
-        Args:
-            slot: Name of the slot.
-            part: Name of the part of the slot.
-            contributions: Client to the parts of its update and their blocks. All parts of a client together are clipped to
-                norm `clip`; an update that is not finite counts as zeros.
-            shape: (blocks, p).
-            clip: Clip norm C.
-            counts: Client to the block in which it is counted, by a coordinate of clip * COUNT_SCALE; the noise then covers
-                the longer vector. None: no counts.
-
-        Returns:
-            Noisy sums, (blocks, p) float32, and noisy counts, (blocks,) float64, or None.
-        """
-        sums = ClippedSums(shape, clip, counted=counts is not None)
-        for client in sorted(contributions):
-            sums.add(client, contributions[client], None if counts is None else counts[client])
-        return self.noisy_total(slot, part, sums)
-
     def noisy_total(self, slot: str, part: str, sums: ClippedSums) -> tuple[np.ndarray, np.ndarray | None]:
         """Add noise to sums of clipped updates.
 
@@ -192,7 +168,7 @@ class CentralContext:
             sums: Sums over the clients that answered.
 
         Returns:
-            As `noisy_sums`.
+            Noisy sums, (blocks, p) float32, and noisy counts, (blocks,) float64; None for sums without counts.
         """
         sensitivity = sums.unit * (2 if self._slot(slot).sampling == "fixed" else 1)
         return sums.split(self._noisy(slot, part, sums.total, sensitivity))

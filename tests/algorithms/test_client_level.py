@@ -25,6 +25,7 @@ from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilo
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
+from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting import accountant
 from dpcfl_net.privacy.events.fixed_size_gaussian import FixedSizeGaussian
@@ -108,7 +109,7 @@ def test_noise_on_sums_covers_a_clipped_update(slot, deviation):
     """Of C = 3 at noise multiplier 1.7: twice as much where a client is replaced, and more where the round releases labels too."""
     me = context(slot, keys(1)[0], noise=1.7)
     me.sample("round")
-    sums, counts = me.noisy_sums("round", "sums", {}, (2, 20_000), 3.0)
+    sums, counts = me.noisy_total("round", "sums", ClippedSums((2, 20_000), 3.0))
     assert counts is None
     assert abs(sums.std() / deviation - 1) < Z / math.sqrt(2 * sums.size)
     assert abs(sums.mean()) < Z * deviation / math.sqrt(sums.size)
@@ -120,7 +121,10 @@ def test_updates_are_clipped_as_a_whole_and_what_is_not_finite_counts_for_nothin
     long, bad = np.full(50, 4.0, np.float32), np.full(50, np.nan, np.float32)
     short = np.full(50, 1e-3, np.float32)
     parts = {0: [(0, long), (1, long)], 1: [(1, short)], 2: [(0, bad)], 3: [(1, np.full(50, np.inf, np.float32))]}
-    sums, counts = me.noisy_sums("round", "sums", parts, (2, 50), 3.0, counts={0: 1, 1: 1, 2: 0, 3: 1})
+    clipped = ClippedSums((2, 50), 3.0, counted=True)
+    for client, block in {0: 1, 1: 1, 2: 0, 3: 1}.items():
+        clipped.add(client, parts[client], block)
+    sums, counts = me.noisy_total("round", "sums", clipped)
     each = 3.0 / math.sqrt(100)  # one vector of norm 3 over both blocks
     assert np.allclose(sums[0], each, atol=1e-4)
     assert np.allclose(sums[1], each + 1e-3, atol=1e-4)
@@ -130,7 +134,7 @@ def test_updates_are_clipped_as_a_whole_and_what_is_not_finite_counts_for_nothin
 def test_counts_make_the_noise_three_percent_larger():
     me = context(POISSON, keys(1)[0], noise=2.0)
     me.sample("round")
-    sums, counts = me.noisy_sums("round", "sums", {}, (2, 20_000), 3.0, counts={})
+    sums, counts = me.noisy_total("round", "sums", ClippedSums((2, 20_000), 3.0, counted=True))
     assert counts is not None
     assert abs(sums.std() / (2.0 * 3.0 * math.hypot(1, 0.25)) - 1) < Z / math.sqrt(2 * sums.size)
 
@@ -165,7 +169,7 @@ def test_honest_labels_are_nearly_random():
 def test_a_part_that_did_not_run_is_not_what_was_charged():
     me = context(FIXED, keys(1)[0])
     me.sample("round")
-    me.noisy_sums("round", "sums", {}, (1, 4), 1.0)
+    me.noisy_total("round", "sums", ClippedSums((1, 4), 1.0))
     assert me.ran() == []
     me.noisy_labels("round", "labels", [0], 2, 0.1, 0.2)
     assert me.ran() == [FixedSizeGaussian(1.0, 5, 20, 1)]

@@ -17,6 +17,7 @@ from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.central_context import CentralContext
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
+from dpcfl_net.federation.clipped_sums import ClippedSums
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.privacy.accounting.accountant import epsilon
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
@@ -186,7 +187,7 @@ def test_a_round_without_exactly_one_release_of_labels_is_not_what_was_charged()
     with pytest.raises(ValueError, match="one for each sampled client, got 5"):
         me.sampled_labels("round", [0] * 5)  # before the sample
     me.sample("round")
-    me.noisy_sums("round", "sums", {}, (1, 4), 1.0)
+    me.noisy_total("round", "sums", ClippedSums((1, 4), 1.0))
     assert me.ran() == []
     with pytest.raises(ValueError, match="one for each sampled client, got 6"):
         me.sampled_labels("round", [0] * 6)
