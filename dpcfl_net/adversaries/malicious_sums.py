@@ -34,6 +34,7 @@ from dpcfl_net.federation.secure.stages import MASKING
 
 Tasks = Mapping[int, Tensors]
 Ask = Callable[[int, str, Tasks], dict[int, Heard]]
+OWN_KEY = bytes(range(32))  # X25519 secret key of the server, which it puts in place of clients' keys
 
 
 def in_process(hosts: Mapping[int, ClientHost]) -> Ask:
@@ -133,15 +134,14 @@ class MaliciousSums:
     Args:
         algorithm: The job's algorithm.
         ask: Sends tasks and returns the answers.
-        own_key: X25519 secret key of the server, which it puts in place of clients' keys.
 
     Attributes:
         ask: Sends tasks of any round and kind.
     """
 
-    def __init__(self, algorithm: Algorithm, ask: Ask, own_key: bytes = bytes(range(32))) -> None:
+    def __init__(self, algorithm: Algorithm, ask: Ask) -> None:
         self.algorithm, self.ask = algorithm, ask
-        self._step, self._own_key = masked_step(algorithm), own_key
+        self._step = masked_step(algorithm)
         self._old_keys: dict[int, np.ndarray] = {}
 
     def play(self, t: int, attacks: Sequence[SumAttack] = (), *, split: bool = False) -> SumPlayed:
@@ -153,7 +153,7 @@ class MaliciousSums:
             split: True to send each client a different model.
         """
         server = self.begin(t)
-        played, forger = SumPlayed(server), Forger(server.terms, t, self._own_key, self._old_keys)
+        played, forger = SumPlayed(server), Forger(server.terms, t, OWN_KEY, self._old_keys)
         try:
             for kind, tasks, take in self._stages(server, t, split):
                 wanted = [attack for attack in attacks if attack.stage in (kind, "masked" if kind == self._step.kind else "")]

@@ -40,17 +40,16 @@ class Curves:
     agreement: list[float]
 
 
-def curves(recording: Recording, scores: Sequence[np.ndarray], seed: int = 0) -> Curves:
+def curves(recording: Recording, scores: Sequence[np.ndarray]) -> Curves:
     """Attack every client of a recording.
 
     Args:
         recording: Choices of a run.
         scores: Ground truth from `true_scores`.
-        seed: Seed of the simulation behind `predicted`.
     """
     from dpcfl_net.clustering.metrics import adjusted_rand_index
 
-    k, eta, rng = recording.clusters, recording.eta, np.random.default_rng(seed)
+    k, eta, rng = recording.clusters, recording.eta, np.random.default_rng(0)
     rows: dict[str, list[Any]] = {"measured": [], "predicted": [], "at_most": [], "one_record": []}
     guesses: list[np.ndarray] = []
     for history, own in zip(recording.histories, scores, strict=True):

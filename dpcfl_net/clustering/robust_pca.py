@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+TOLERANCE = 1e-5  # the steps end when ||matrix - L - S||_F is below this fraction of ||matrix||_F
+MOST_STEPS = 100
 
-def robust_pca(matrix: np.ndarray, tolerance: float = 1e-5, most_steps: int = 100) -> tuple[np.ndarray, np.ndarray]:
+
+def robust_pca(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Split a matrix into low-rank and sparse parts by principal component pursuit.
 
     Minimises ||L||_* + ||S||_1 / sqrt(max(p, n)) subject to L + S = matrix. A step takes O(p n^2) operations and memory for six
@@ -13,11 +16,9 @@ def robust_pca(matrix: np.ndarray, tolerance: float = 1e-5, most_steps: int = 10
 
     Args:
         matrix: (p, n) with p >= n.
-        tolerance: The steps end when ||matrix - L - S||_F is below this fraction of ||matrix||_F.
-        most_steps: Largest number of steps.
 
     Returns:
-        L and S, (p, n) float64 each; L + S is the matrix up to the tolerance.
+        L and S, (p, n) float64 each; L + S is the matrix up to `TOLERANCE`.
 
     Source: Candes et al. 2011; inexact augmented Lagrange multipliers of Lin, Chen, Ma 2010, Algorithm 5.
     """
@@ -29,12 +30,12 @@ def robust_pca(matrix: np.ndarray, tolerance: float = 1e-5, most_steps: int = 10
     penalty, most_penalty = 1.25 / spectral, 1.25e7 / spectral
     dual = given / max(spectral, float(np.abs(given).max()) / threshold)
     sparse = np.zeros_like(given)
-    for _ in range(most_steps):
+    for _ in range(MOST_STEPS):
         low_rank = _shrunk_values(given - sparse + dual / penalty, 1 / penalty)
         rest = given - low_rank
         sparse = _shrunk(rest + dual / penalty, threshold / penalty)
         residual = rest - sparse
-        if np.linalg.norm(residual) <= tolerance * size:
+        if np.linalg.norm(residual) <= TOLERANCE * size:
             break
         dual += penalty * residual
         penalty = min(1.5 * penalty, most_penalty)

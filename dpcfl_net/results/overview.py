@@ -36,7 +36,6 @@ class Overview:
         worst: Accuracy of the worst client.
         minority: Accuracy of the minority cluster.
         started: Start in seconds since the Unix epoch; None if unknown.
-        updated: Time of the last finished round; None before it and in virtual time.
     """
 
     name: str
@@ -52,7 +51,6 @@ class Overview:
     worst: float | None = None
     minority: float | None = None
     started: float | None = None
-    updated: float | None = None
 
 
 def fingerprint(folder: Path) -> Fingerprint:
@@ -122,7 +120,6 @@ class RunTail:
             worst=number(said.get("accuracy_worst")),
             minority=number(said.get("accuracy_minority")),
             started=self._start(),
-            updated=None if self._served.get("clock") == "virtual" else number(self._served.get("time")),
         )
 
     def _read_metrics(self) -> None:

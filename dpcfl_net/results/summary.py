@@ -245,18 +245,6 @@ def damages(folder: Path, job: Job) -> list[str]:
     return found
 
 
-def charged_by_round(folder: Path, job: Job, client: int) -> list[tuple[int, list[Event]]]:
-    """List the charges of this run to a client, in the ledger that is charged for it.
-
-    Returns:
-        (round, events) in order.
-
-    Raises:
-        LedgerError: If the ledger is damaged.
-    """
-    return charges_to(read_ledger(paying_ledger(folder, job, client)), job, client)
-
-
 def charges_to(entries: Iterable[Entry], job: Job, client: int) -> list[tuple[int, list[Event]]]:
     """List the charges of a job to a client; those of a trusted server to all clients, and to this client alone.
 

@@ -75,12 +75,11 @@ class ProcessSpec:
     by_lease: bool
 
 
-def gpu(slots: int = 1, load: Load | None = None) -> dict[str, Any]:
+def gpu(slots: int = 1) -> dict[str, Any]:
     """Measure on the first visible GPU and print the results.
 
     Args:
         slots: Workers that compute at a time.
-        load: The load; None: the default.
 
     Returns:
         The results, as `measure`.
@@ -92,7 +91,7 @@ def gpu(slots: int = 1, load: Load | None = None) -> dict[str, Any]:
     if not gpus:
         raise ConfigError("bench gpu needs a GPU: nvidia-smi names none here, or is not installed")
     (device,) = devices.assign(RuntimeSettings(device="cuda:0", slots_per_gpu=slots), 1, gpus)
-    return measure(device, load or Load())
+    return measure(device, Load())
 
 
 def measure(device: Device, load: Load) -> dict[str, Any]:

@@ -186,8 +186,8 @@ class Screen:
 class ProgressLine:
     """Shows the round of a sweep's current run on one transient line; nothing without a terminal."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def prepare(self, step: str) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import SMALL, only_run, write_config
+from conftest import SMALL, charged_by_round, only_run, write_config
 
 from dpcfl_net.algorithms.base import registry
 from dpcfl_net.core import runlog
@@ -21,7 +21,6 @@ from dpcfl_net.experiment.job_files import client_slice, read_job
 from dpcfl_net.federation.base import Federation
 from dpcfl_net.federation.capabilities import declared_steps, update_tensor
 from dpcfl_net.launch.cli import run as runs
-from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
@@ -239,7 +238,7 @@ def check_ledgers(folder, job):
     """What was charged is the plan: all its training, and no more choices than it holds."""
     privacy, central_plan = job.protocol.privacy, job.algorithm.central_plan()
     for entry in job.protocol.roster:
-        charged = Counter(e for _, events in summary.charged_by_round(folder, job, entry.id) for e in events)
+        charged = Counter(e for _, events in charged_by_round(folder, job, entry.id) for e in events)
         plan, z = (
             (central_plan, job.protocol.curator_noise_multiplier)
             if central_plan

@@ -14,7 +14,7 @@ import mpmath
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, SMALL, dpcfl, only_run, write_config
+from conftest import ROOT, SMALL, charged_by_round, dpcfl, only_run, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -39,7 +39,6 @@ from dpcfl_net.privacy.loss_weighting import draw, near_mass, printed_bounds, pr
 from dpcfl_net.privacy.slots import GaussianSlot, UnprotectedSlot
 from dpcfl_net.reproduce.base import find, packaged
 from dpcfl_net.reproduce.claims import Exact
-from dpcfl_net.results import summary
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -474,7 +473,7 @@ def test_a_run_with_part_of_the_clients(tmp_path):
     drawn = Counter(client for line in lines for client, in_round in enumerate(line["drawn"]) if in_round)
     assert sum(drawn.values()) == 2 * ROUNDS
     for client in range(4):
-        charged = [event for _, events in summary.charged_by_round(folder, job, client) for event in events]
+        charged = [event for _, events in charged_by_round(folder, job, client) for event in events]
         assert len(charged) == 1 + 2 * drawn[client]
     assert not [check for check in verify_run(folder, None) if check.holds is False]
 

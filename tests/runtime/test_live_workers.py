@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import SMALL, assert_nothing_left, command_line
+from conftest import SMALL, assert_nothing_left, charged_by_round, command_line
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import RunFailed
@@ -27,7 +27,6 @@ from dpcfl_net.launch.cli import bench_live
 from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.local import LocalLauncher
 from dpcfl_net.launch.placement.worker_pool import PoolLimits, WorkerPool
-from dpcfl_net.results import summary
 from dpcfl_net.results.verify import verify_run
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.client_hosts import make_host
@@ -322,7 +321,7 @@ def test_three_at_a_time_give_the_bits_of_all_connected_and_of_one_process(all_c
     assert [line["started"] for line in lines] == [12, 9, 9, 9]  # who is here is asked first
     assert all(line["live"] <= 3 and line["answered"] == 12 for line in lines)
     job = job_of(folder)
-    assert all(len(summary.charged_by_round(folder, job, client)) == 4 for client in range(12))
+    assert all(len(charged_by_round(folder, job, client)) == 4 for client in range(12))
     assert not [check for check in verify_run(folder, None) if check.holds is False]
 
 
@@ -331,7 +330,7 @@ def test_a_killed_one_of_three_comes_back(all_connected, tmp_path):
     folder, watching = run(tmp_path / "run", Watching(lambda process: process.kill()), max_live_workers=3)
     assert watching.struck.startswith("client ")
     assert models(folder) == models(all_connected)
-    assert len(summary.charged_by_round(folder, job_of(folder), int(watching.struck.split()[1]))) == 4
+    assert len(charged_by_round(folder, job_of(folder), int(watching.struck.split()[1]))) == 4
 
 
 @pytest.mark.parametrize("most", [12, 3])

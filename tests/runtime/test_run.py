@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, at_a_terminal, dpcfl, only_run, write_config
+from conftest import DPCFL, ROOT, SMALL, assert_nothing_left, at_a_terminal, charged_by_round, dpcfl, only_run, write_config
 
 from dpcfl_net.core import runlog
 from dpcfl_net.data import cache
@@ -218,7 +218,7 @@ def test_kill_of_the_whole_tree_in_mid_round_then_resume(undisturbed, tmp_path):
     job = job_of(folder)
     (charged,) = [check for check in verify_run(folder) if "that of the noisy updates alone" in check.what]
     assert charged.holds, charged  # at most 5 in each ledger: nothing was spent twice
-    assert all(len(summary.charged_by_round(folder, job, client)) == 6 for client in range(8))
+    assert all(len(charged_by_round(folder, job, client)) == 6 for client in range(8))
     assert dpcfl("verify", folder).returncode == 0
 
 
@@ -260,7 +260,7 @@ def test_a_killed_worker_is_started_again_and_spends_nothing_twice(undisturbed, 
     assert run.returncode == 0, output
     folder = only_run(tmp_path)
     assert last_models(folder).tobytes() == undisturbed.tobytes()
-    assert len(summary.charged_by_round(folder, job_of(folder), 3)) == 6
+    assert len(charged_by_round(folder, job_of(folder), 3)) == 6
 
 
 def wait_for_round(out, t, run) -> list[psutil.Process]:

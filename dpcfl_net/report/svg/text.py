@@ -12,9 +12,9 @@ NARROW, WIDE = set(" .,:;|!'()[]ijlft1"), set("mwMW@%")
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def width(text: str, size: float = SIZE) -> float:
+def width(text: str) -> float:
     """Estimate the width of a text in pixels: no browser measures it here."""
-    return size * sum(0.32 if c in NARROW else 0.88 if c in WIDE else 0.66 if c.isupper() else 0.56 for c in text)
+    return SIZE * sum(0.32 if c in NARROW else 0.88 if c in WIDE else 0.66 if c.isupper() else 0.56 for c in text)
 
 
 def lines(text: str) -> list[str]:
