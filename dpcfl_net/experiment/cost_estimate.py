@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
@@ -33,32 +34,7 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
     algorithm, p, n = algorithm_of(protocol), protocol.model.parameters, len(protocol.roster)
     able = algorithm.capabilities
     asked, secure = able.expected_releases, secure_work(algorithm)
-    if able.plain_sgd:
-        trained = asked * _secret_coin(algorithm)
-        records = [entry.records for entry in protocol.roster]
-        each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
-        steps, seen, selections, scored = round(trained * each), round(trained * protocol.local.epochs * sum(records) / n), 0, 0
-        batches = float(steps)
-        models_down = asked * (able.max_models - 1)
-    else:
-        gradient = [
-            (1 if isinstance(slot, SecureSlot) else slot.steps, slot.rate * entry.records)
-            for entry in protocol.roster
-            for slot in algorithm.plan(entry)
-            if isinstance(slot, DPSGDSlot | SecureSlot)
-        ]
-        share = asked / max(1, len(gradient))  # a plan holds every round, though a round may sample clients
-        steps = round(share * sum(count for count, _ in gradient))
-        seen = int(share * sum(count * batch for count, batch in gradient))
-        batches = share * sum(count * max(1.0, batch / protocol.local.batch_size) for count, batch in gradient)
-        chosen = [
-            entry.records
-            for entry in protocol.roster
-            for slot in algorithm.plan(entry)
-            if isinstance(slot, SelectionSlot | UnprotectedSlot)
-        ]
-        selections, scored = len(chosen), able.max_models * sum(chosen)
-        models_down = selections * (able.max_models - 1)  # for a selection a client gets every model
+    local = _plain_sgd(algorithm) if able.plain_sgd else _dpsgd(algorithm)
     given_back = [spec for step in client_steps(algorithm).values() for spec in step.gives.values()]
     sends = any(isinstance(side, str) for spec in given_back for side in spec.shape)  # a whole model or a part of it
     encoding = MessageEncoding(algorithm)
@@ -66,15 +42,15 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
     exact = _exact_updates(algorithm) if encoding.update_bytes(p) != 4 * p else 0
     updates = releases - secure.releases
     up = round(encoding.update_bytes(p) * (updates - exact) + 4 * p * exact + secure.bytes_up)
-    down = round(encoding.model_bytes(p) * (releases + models_down) + secure.bytes_down)
+    down = round(encoding.model_bytes(p) * (releases + local.models_down) + secure.bytes_down)
     tree = tree_work(algorithm, updates, exact)
     return {
         "clients": n,
         "parameters": p,
-        "steps": steps,
-        "batches": batches,
-        "records": seen,
-        "scored": scored,
+        "steps": local.steps,
+        "batches": local.batches,
+        "records": local.records,
+        "scored": local.scored,
         "releases": asked,
         "tasks": asked + secure.tasks,
         "bytes_up": round(tree.bytes_up) if tree.aggregators else up,
@@ -83,6 +59,57 @@ def estimate(protocol: Protocol) -> dict[str, Any]:
         "group_bytes_down": down if tree.aggregators else 0,
         "tree": tree,
     }
+
+
+@dataclass(frozen=True)
+class _LocalWork:
+    """Work of all clients over the run.
+
+    Attributes:
+        steps: Steps of training.
+        batches: Steps in units of the usual batch.
+        records: Records that the steps process.
+        scored: Records that are evaluated to select a model.
+        models_down: Models that clients receive besides the one that they train.
+    """
+
+    steps: int
+    batches: float
+    records: int
+    scored: int
+    models_down: float
+
+
+def _plain_sgd(algorithm: Algorithm) -> _LocalWork:
+    """Work of clients that run plain SGD."""
+    protocol, able = algorithm.protocol, algorithm.capabilities
+    trained = able.expected_releases * _secret_coin(algorithm)
+    records, n = [entry.records for entry in protocol.roster], len(protocol.roster)
+    each = protocol.local.epochs * sum(-(-count // protocol.local.batch_size) for count in records) / n
+    steps, seen = round(trained * each), round(trained * protocol.local.epochs * sum(records) / n)
+    return _LocalWork(steps, float(steps), seen, 0, able.expected_releases * (able.max_models - 1))
+
+
+def _dpsgd(algorithm: Algorithm) -> _LocalWork:
+    """Work of clients that run DP-SGD, from their plans."""
+    protocol, able = algorithm.protocol, algorithm.capabilities
+    gradient: list[tuple[int, float]] = []  # steps and expected batch of each slot
+    chosen: list[int] = []
+    for entry in protocol.roster:
+        for slot in algorithm.plan(entry):
+            if isinstance(slot, DPSGDSlot | SecureSlot):
+                gradient.append((1 if isinstance(slot, SecureSlot) else slot.steps, slot.rate * entry.records))
+            elif isinstance(slot, SelectionSlot | UnprotectedSlot):
+                chosen.append(entry.records)
+    # A plan holds every round, though a round may sample clients.
+    share = able.expected_releases / max(1, len(gradient))
+    return _LocalWork(
+        steps=round(share * sum(count for count, _ in gradient)),
+        batches=share * sum(count * max(1.0, batch / protocol.local.batch_size) for count, batch in gradient),
+        records=int(share * sum(count * batch for count, batch in gradient)),
+        scored=able.max_models * sum(chosen),
+        models_down=len(chosen) * (able.max_models - 1),  # for a selection a client gets every model
+    )
 
 
 def evaluation_interval(job: Job, root: str | None, every: int | Literal["auto"]) -> int:

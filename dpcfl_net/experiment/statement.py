@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpcfl_net.algorithms.base import algorithm_of
+from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.core.tuning import Tuning
@@ -67,49 +67,20 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         Fields of the statement; `epsilon` is the largest of a client, None without a guarantee. `secure_sums` is there with secure
         sums only, `epsilon_by_client` if clients have different targets.
     """
-    algorithm, by_client = algorithm_of(protocol), protocol.privacy.unit == "client"
-    charged = noisy_plans(algorithm)
+    algorithm, privacy = algorithm_of(protocol), protocol.privacy
+    able, charged = algorithm.capabilities, noisy_plans(algorithm)
     z = [plan.noise_multiplier for plan in charged if plan.noise_multiplier is not None]
     targets = {plan.epsilon for plan in charged}
-    smallest = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
-    able = algorithm.capabilities
-    covered, not_covered = list(able.covers), [*able.caveats, *NOT_COVERED]
-    if any(isinstance(slot, SelectionSlot) for each in charged for slot in each.plan):
-        covered.append(SELECTIONS)
-    if protocol.tuning is not None:
-        not_covered[not_covered.index(SEARCH)] = tuning_sentence(protocol.tuning, protocol.algorithm)
-    if protocol.aggregators:
-        covered.append(AGGREGATORS_SEE)
-    if by_client:
-        not_covered.append(COUNTS)
-    elif not able.plain_sgd and protocol.local.deadline_s is None:
-        not_covered.append(FREE_PACE if protocol.local.pace == "free" else NO_DEADLINE)
-    if protocol.privacy.delta >= 1 / smallest:
-        what, count = ("clients", "n") if by_client else ("records", "N")
-        warning = f"it allows a few {what} to be revealed completely"
-        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / smallest:g}: {warning}")
-    if protocol.privacy.trust == "trusted-server":
-        covered = [PUBLISHED_FROM_BUFFERS.format(able.participations) if able.participations else PUBLISHED]
-        not_covered.insert(0, SERVER_SEES_ALL if able.participations else SERVER_SEES)
-        if any(isinstance(slot, CentralSlot) and slot.sample_size < slot.population for each in charged for slot in each.plan):
-            not_covered.append(ROUND_TIMES)
-    sums = secure_sums(algorithm) if protocol.privacy.secure else None
+    sums = secure_sums(algorithm) if privacy.secure else None
+    covered, not_covered = _covered(algorithm), _not_covered(algorithm)
     if sums is not None:
         covered, not_covered = [*covered_by_sums(sums), *covered], [*not_covered_by_sums(sums), *not_covered]
     if protocol.unprotected:
         covered, given = [], []
-        if z and protocol.privacy.noise == "os":
+        if z and privacy.noise == "os":
             given = [f"the other releases: their noise alone meets epsilon {protocol.epsilon:g}"]
         not_covered = [*protocol.unprotected, *given, *not_covered]
-    for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
-        not_covered.append(f"any other use of the records by the code of {own} in the client's process")
-    if protocol.security == "none":
-        not_covered.append("the network: messages on loopback are not encrypted")
-    if protocol.oracle is not None:
-        not_covered.append("cluster membership: the job lists the oracle's true clusters")
-    elif not by_client and able.max_models > 1:
-        not_covered.append(CLUSTERS_SHOW)
-    privacy = protocol.privacy
+    not_covered += _not_covered_elsewhere(algorithm)
     return {
         "unit": privacy.unit,
         "adjacency": privacy.adjacency,
@@ -131,6 +102,55 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
         **({} if sums is None else {"secure_sums": sums}),
         **({"participations": able.participations} if able.participations else {}),
     }
+
+
+def _covered(algorithm: Algorithm) -> list[str]:
+    """Releases that epsilon covers, besides secure sums."""
+    protocol, able = algorithm.protocol, algorithm.capabilities
+    if protocol.privacy.trust == "trusted-server":
+        return [PUBLISHED_FROM_BUFFERS.format(able.participations) if able.participations else PUBLISHED]
+    covered = list(able.covers)
+    if any(isinstance(slot, SelectionSlot) for each in noisy_plans(algorithm) for slot in each.plan):
+        covered.append(SELECTIONS)
+    if protocol.aggregators:
+        covered.append(AGGREGATORS_SEE)
+    return covered
+
+
+def _not_covered(algorithm: Algorithm) -> list[str]:
+    """What epsilon does not cover in releases and their times, besides secure sums and releases without a guarantee."""
+    protocol, able, charged = algorithm.protocol, algorithm.capabilities, noisy_plans(algorithm)
+    by_client, not_covered = protocol.privacy.unit == "client", [*able.caveats, *NOT_COVERED]
+    if protocol.tuning is not None:
+        not_covered[not_covered.index(SEARCH)] = tuning_sentence(protocol.tuning, protocol.algorithm)
+    if by_client:
+        not_covered.append(COUNTS)
+    elif not able.plain_sgd and protocol.local.deadline_s is None:
+        not_covered.append(FREE_PACE if protocol.local.pace == "free" else NO_DEADLINE)
+    smallest = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
+    if protocol.privacy.delta >= 1 / smallest:
+        what, count = ("clients", "n") if by_client else ("records", "N")
+        warning = f"it allows a few {what} to be revealed completely"
+        not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / smallest:g}: {warning}")
+    if protocol.privacy.trust == "trusted-server":
+        not_covered.insert(0, SERVER_SEES_ALL if able.participations else SERVER_SEES)
+        if any(isinstance(slot, CentralSlot) and slot.sample_size < slot.population for each in charged for slot in each.plan):
+            not_covered.append(ROUND_TIMES)
+    return not_covered
+
+
+def _not_covered_elsewhere(algorithm: Algorithm) -> list[str]:
+    """What epsilon does not cover outside of releases: code of plugins, the network, and clusters."""
+    protocol, found = algorithm.protocol, list[str]()
+    for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
+        found.append(f"any other use of the records by the code of {own} in the client's process")
+    if protocol.security == "none":
+        found.append("the network: messages on loopback are not encrypted")
+    if protocol.oracle is not None:
+        found.append("cluster membership: the job lists the oracle's true clusters")
+    elif protocol.privacy.unit != "client" and algorithm.capabilities.max_models > 1:
+        found.append(CLUSTERS_SHOW)
+    return found
 
 
 def tuning_sentence(tuning: Tuning, algorithm: str) -> str:
