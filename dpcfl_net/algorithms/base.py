@@ -33,6 +33,7 @@ class Options(FrozenModel):
 
     Attributes:
         earlier_names: Earlier names of options, which are accepted, and their present names.
+        added: Options that are omitted where they have their default, so that the hash of jobs without them is unchanged.
         why_synchronous: Reason why the algorithm has no asynchronous rounds.
     """
 
