@@ -150,7 +150,7 @@ class Ledger:
         stored = self._releases.get(entry.sequence)
         if stored is not None:
             return stored
-        found = self._slots.key(entry.sequence)
+        found = self._open_journal.key(entry.sequence)
         return Expired() if found is None else Charged(entry.sequence, *found)
 
     def debit(
@@ -224,13 +224,13 @@ class Ledger:
         if repeatable and state is not None:
             repeatable = seal_state(state) == self._releases.state_seal(entry.job)
         with self._writing():
-            key = self._slots.key(sequence)
+            key = self._open_journal.key(sequence)
             if repeatable and key is not None:
-                self._slots.mark(sequence, answer.digest())
+                self._open_journal.mark(sequence, answer.digest())
             else:
                 # With a mark the debit counts as answered: a file that a crash cut short would pass for an edited one.
                 self._releases.put(entry, answer, state, atomically=key is not None and bool(key[1]))
-                self._slots.erase(sequence)
+                self._open_journal.erase(sequence)
             self._prune(entry.job)
         return answer
 
@@ -273,7 +273,7 @@ class Ledger:
         return len(self._entries)
 
     @property
-    def _slots(self) -> Journal:
+    def _open_journal(self) -> Journal:
         if self._journal is None:
             raise LedgerError("ledger-closed", "the ledger is closed: open it again")
         return self._journal
@@ -319,14 +319,14 @@ class Ledger:
 
     def _recover(self, chain: Chain) -> None:
         """Enter a line that a crash cut short as "torn", and erase keys whose debit has a stored result."""
-        slots, begun = self._slots, chain.image.begun if chain.image else None
+        journal, begun = self._open_journal, chain.image.begun if chain.image else None
         if begun is not None and begun["type"] in ("debit", "torn"):
             self._enter(Entry(self._next, "torn", **{name: begun[name] for name in ("job", "round", "kind", "id")}))
-        self._releases = ReleaseStore(self.folder / RELEASES, self._disk, self._entries, slots.with_key(answered=False))
+        self._releases = ReleaseStore(self.folder / RELEASES, self._disk, self._entries, journal.with_key(answered=False))
         self._releases.remove_cut()
-        for sequence in (*slots.with_key(answered=False), *slots.with_key(answered=True)):
+        for sequence in (*journal.with_key(answered=False), *journal.with_key(answered=True)):
             if sequence in self._releases:
-                slots.erase(sequence)
+                journal.erase(sequence)
         for job in {entry.job for entry in self._history.debits.values()}:
             self._prune(job)
 
@@ -336,24 +336,24 @@ class Ledger:
         line = entry.line(self._head)
         self._history.add(entry)
         with self._writing():
-            if entry.sequence - SLOTS > self._slots.image.synced:
+            if entry.sequence - SLOTS > self._open_journal.image.synced:
                 self._flush_lines()
-            self._slots.put(entry, line, key)
+            self._open_journal.put(entry, line, key)
             write_all(self._append_fd, line)
             self._entries.append(entry)
             self._head = digest(line)
 
     def _flush_lines(self) -> None:
         """Flush ledger.jsonl, and note it in the journal."""
-        if self._slots.image.synced < self._next - 1:
+        if self._open_journal.image.synced < self._next - 1:
             self._disk.sync(self._append_fd)
-            self._slots.set_synced(self._next - 1)
+            self._open_journal.set_synced(self._next - 1)
 
     def _prune(self, job: str) -> None:
         """Forget results that are no longer kept, and erase the keys of results that are no longer to be computed again."""
-        rounds = {n: self._entries[n].round for n in self._slots.with_key(answered=True) if self._entries[n].job == job}
+        rounds = {n: self._entries[n].round for n in self._open_journal.with_key(answered=True) if self._entries[n].job == job}
         for sequence in self._releases.prune(job, rounds):
-            self._slots.erase(sequence)
+            self._open_journal.erase(sequence)
 
     def _check_usable(self) -> None:
         if self._lock < 0 or not self._usable:
