@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -39,6 +40,13 @@ def test_it_writes_a_project_named_after_its_folder(capsys, tmp_path):
     assert len(found["files"]) == len(files) == 7
     assert tomllib.loads((tmp_path / "my-study/pyproject.toml").read_text())["project"]["name"] == "my-study"
     assert not [path for path in files if "{{" in (tmp_path / "my-study" / path).read_text()]
+
+
+@pytest.mark.parametrize(("spec", "install"), [(None, "pip install pytest && "), (object(), "")])
+def test_the_next_commands_install_pytest_where_it_is_missing(capsys, monkeypatch, tmp_path, spec, install):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "pytest" else None)
+    done = call(capsys, "new", tmp_path / "my-study")
+    assert done.out.splitlines()[-1] == f"next: cd {tmp_path / 'my-study'} && {install}pytest && dpcfl run config.yaml"
 
 
 def test_its_configuration_loads_with_its_data_and_its_algorithm(project):

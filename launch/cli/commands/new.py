@@ -19,6 +19,7 @@ def new(
     It writes a configuration, a data set and an algorithm of your own, a test, README.md and pyproject.toml.
     """
     import shlex
+    from importlib.util import find_spec
 
     from dpcfl_net.launch.cli.json_output import print_json
     from dpcfl_net.launch.cli.new import create
@@ -28,4 +29,5 @@ def new(
         print_json({"folder": folder, "files": files})
         return
     typer.echo("\n".join(map(str, files)))
-    typer.echo(f"\nnext: cd {shlex.quote(str(folder))} && pytest && dpcfl run config.yaml")
+    install = "" if find_spec("pytest") else "pip install pytest && "
+    typer.echo(f"\nnext: cd {shlex.quote(str(folder))} && {install}pytest && dpcfl run config.yaml")
