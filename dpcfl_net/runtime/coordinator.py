@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
@@ -38,15 +39,22 @@ from dpcfl_net.transport.transcript import Transcript
 _log = logging.getLogger(__name__)
 
 
-def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_round: Callable[[int, State], None]) -> State:
+def drive(
+    algorithm: Algorithm,
+    fed: Federation,
+    checkpoints: Checkpoints,
+    on_round: Callable[[int, State], None],
+    on_resumed: Callable[[int, State], None] | None = None,
+) -> State:
     """Run the algorithm from the newest checkpoint, or from the start, to its last round.
 
     Args:
         algorithm: The algorithm.
         fed: Federation of its clients.
         checkpoints: Checkpoints of the run.
-        on_round: Called with the round and its state after each checkpoint, and once for the round that a resumed run
-            starts from.
+        on_round: Called with the round and its state after each checkpoint.
+        on_resumed: Called once with the round that a resumed run starts from, which a crash may have left without its record;
+            None: `on_round`.
 
     Returns:
         The state after the last round.
@@ -59,7 +67,7 @@ def drive(algorithm: Algorithm, fed: Federation, checkpoints: Checkpoints, on_ro
         done, state = 0, algorithm.start(fed)
     else:
         done, state = found
-        on_round(done, state)
+        (on_resumed or on_round)(done, state)
     try:
         for t in range(done + 1, algorithm.protocol.rounds + 1):
             fed.round = t
@@ -111,13 +119,13 @@ def run_coordinator(spec: CoordinatorSpec) -> None:
         loading.join()
         records.joined(first)
 
-        def on_round(t: int, state: State) -> None:
-            records.round(t, state, fed)
+        def on_round(t: int, state: State, *, resumed: bool = False) -> None:
+            records.round(t, state, fed, resumed=resumed)
             if outbox is not None:
                 shown = central_server.shown if central_server is not None else {}
                 outbox.models(t, state.assignment, state.models, **shown)
 
-        drive(algorithm, fed, checkpoints, on_round)
+        drive(algorithm, fed, checkpoints, on_round, partial(on_round, resumed=True))
         if outbox is not None:
             outbox.end(protocol.rounds)
         fed.goodbye()

@@ -6,7 +6,7 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from dpcfl_net.core import runlog
@@ -173,8 +173,8 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
         if isinstance(fed, VirtualFederation):
             fed.on_span, fed.on_message, fed.on_late = records.span, records.message, records.warn
 
-        def on_round(t: int, state: State) -> None:
-            records.round(t, state, fed)
+        def on_round(t: int, state: State, *, resumed: bool = False) -> None:
+            records.round(t, state, fed, resumed=resumed)
             with clock.paused() if clock is not None else nullcontext():
                 publish(t, state)
 
@@ -191,7 +191,7 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
             clock.start()
         checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
         records.joined(max(checkpoints.rounds(), default=0) + 1)
-        drive(algorithm, fed, checkpoints, on_round)
+        drive(algorithm, fed, checkpoints, on_round, partial(on_round, resumed=True))
 
 
 def _elapsed_s(metrics: Path) -> float:

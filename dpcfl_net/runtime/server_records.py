@@ -93,25 +93,20 @@ class ServerRecords:
         begins = f"round {t} begins" if t <= self.protocol.rounds else "all rounds are done"
         _log.info("%d clients in the roster; %s", len(self.protocol.roster), begins)
 
-    def round(self, t: int, state: State, fed: Federation) -> None:
+    def round(self, t: int, state: State, fed: Federation, *, resumed: bool = False) -> None:
         """Record the figures of a round.
 
         Args:
             t: Round.
             state: State after the round.
             fed: The federation, for traffic and missing clients.
+            resumed: True for the round that a resumed run starts from: the figures are those of the time since then.
         """
         now, wall, counts = self._clock(), time.time(), fed.counts
         up, down = (total - before for total, before in zip(fed.traffic, self._bytes, strict=True))
         self._bytes = fed.traffic
-        _log.info(
-            "round %d of %d done in %.2f s: %d bytes to the server, %d from it",
-            t,
-            self.protocol.rounds,
-            now - self._round_start,
-            up,
-            down,
-        )
+        took = f"done in {now - self._round_start:.2f} s" if not resumed else "was done before this start"
+        _log.info("round %d of %d %s: %d bytes to the server, %d from it", t, self.protocol.rounds, took, up, down)
         assignment = list(state.assignment)
         if self.protocol.has_schedule:
             entries = zip(self.protocol.roster, assignment, strict=True)
@@ -124,7 +119,7 @@ class ServerRecords:
         self._metrics.write(
             {"view": "server", "round": t, "time": wall, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
              "answered": fed.answered, "missing": fed.missing, "away": counts.away, "late": counts.late, "paused_s": counts.paused_s,
-             "live": fed.live, "started": fed.started - self._started,
+             "live": fed.live, "started": fed.started - self._started, **({"resumed": True} if resumed else {}),
              **({"clock": "virtual", "wall_s": wall - self._wall_start} if self._virtual else {})}
         )  # fmt: skip
         self._started = fed.started

@@ -16,6 +16,8 @@ from api_runs import TINY
 from conftest import ROOT, assert_nothing_left, dpcfl, only_run, processes_of, write_config
 
 import dpcfl_net as api
+from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.federation.client import Client
 from dpcfl_net.runtime.checkpoint import Checkpoints
 
@@ -137,6 +139,16 @@ def test_a_callback_stops_a_run_that_then_goes_on_to_the_same_models(tmp_path, b
     assert run.state == "finished"
     assert seen == list(range(done + 1, 4))
     assert models(run.path) == models(by_network.path)
+    files = RunFolder(run.path)
+    lines = [line for line in runlog.each(files.metrics) if "bytes_up" in line]
+    assert [(line["round"], line.get("resumed", False)) for line in lines] == [
+        *((t, False) for t in range(1, done + 1)),
+        (done, True),
+        *((t, False) for t in range(done + 1, 4)),
+    ]
+    log = files.logs / ("coordinator.log" if federation == "network" else "in-process.log")
+    text = log.read_text()
+    assert text.count(f"round {done} of 3 done in") == text.count(f"round {done} of 3 was done before this start: ") == 1
     assert api.resume(run.path).path == run.path, "a finished run is returned as it is"
 
 
