@@ -177,6 +177,8 @@ def collect(plan: Sweep, tell: Tell) -> int:
         ConfigError: If the sweep was never started.
         RunFailed: If cells failed.
     """
+    if not SweepFolder(plan.folder).sweep.exists():
+        raise ConfigError(f"no sweep with these settings in {plan.folder.parent}; run it without --collect")
     outcomes = recorded_outcomes(plan.folder)
     screen = CellLines(ShownCells.of(plan))
     for number, outcome in enumerate(outcomes, 1):

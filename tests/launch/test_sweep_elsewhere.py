@@ -99,7 +99,7 @@ def write(path: Path, text: str) -> Path:
         (["--on", "ray", "--dry-run"], "--dry-run: not with --collect or --on ray"),
         (["--on", "slurm", "runtime.device=cuda", "runtime.federation=network"], "request GPUs for each cell with --gpus"),
         (["--on", "slurm", "--gpus", "1"], "runtime.federation is 'in-process'"),
-        (["--collect"], "is not a sweep"),
+        (["--collect"], "/out; run it without --collect"),
         (["--on", "slurm"], "--on slurm needs sbatch on the PATH"),
     ],
 )
