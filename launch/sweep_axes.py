@@ -36,7 +36,9 @@ def parse_axes(items: Iterable[str]) -> dict[str, list[str]]:
         if (span := _span(text)) is not None and len(span) > MOST_CELLS:
             raise ConfigError(f"axis {item!r} has {len(span):,} values, must be at most {MOST_CELLS:,}")
         values = _values(text)
-        if not equals or not key or not values or "" in values:
+        if equals and key and span is not None and not span:
+            problems.append(f"axis {item!r} is an empty range: stop must be above start, as in {key}=0:4 for 0, 1, 2, 3")
+        elif not equals or not key or not values or "" in values:
             problems.append(f"axis {item!r} is not key=value,value or key=start:stop, for example seed=0:4")
         elif key in axes:
             problems.append(f"axis {key!r} is given twice: put its values into one list")

@@ -85,6 +85,12 @@ def test_an_item_that_is_no_axis_is_a_sentence(item):
         sweep_axes.parse_axes([item])
 
 
+@pytest.mark.parametrize("text", ["4:0", "0:0"])
+def test_an_empty_range_is_called_empty(text):
+    with pytest.raises(ConfigError, match=f"axis 'seed={text}' is an empty range: stop must be above start"):
+        sweep_axes.parse_axes([f"seed={text}"])
+
+
 def test_all_items_that_are_no_axes_are_named_at_once():
     with pytest.raises(ConfigError) as error:
         sweep_axes.parse_axes(["seed=0:2", "seed=3", "flying", "rounds="])
