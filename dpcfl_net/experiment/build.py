@@ -13,7 +13,6 @@ import numpy as np
 from dpcfl_net.algorithms.base import algorithm_of
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.frozen import digest
-from dpcfl_net.core.plugins import short
 from dpcfl_net.core.protocol import AggregatorEntry, Protocol
 from dpcfl_net.core.roster import ClientEntry, Roster
 from dpcfl_net.core.seeds import derive_seed
@@ -90,7 +89,7 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
         ConfigError: If no noise meets the target, canaries cannot be placed, or this processor lacks the precision.
         DataMissing: If the data set is not on this machine.
     """
-    on_step(f"data set {short(config.data.dataset)}")
+    on_step(f"data set {config.data.dataset}")
     images = open_set(config.data, config.data.root)
     if config.local.precision != "float32":
         check_precision(config, images)
@@ -104,7 +103,7 @@ def make_job(config: Config, key_folder: Path, on_step: Callable[[str], None] = 
     experiment = _experiment(config, settings, order, secrets)
     public = keys.read_client_keys(key_folder, clients)
     signing: Sequence[str | None] = read_identities(key_folder, clients) if config.privacy.secure else [None] * clients
-    on_step(f"layout of model {short(config.model.name)}")
+    on_step(f"layout of model {config.model.name}")
     model = _model(config, images)
     roster = _roster(config, (pieces[k] for k in order), public, signing)
     protocol = _protocol(config, experiment, model, roster, secrets.run, key_folder)

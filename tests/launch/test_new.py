@@ -14,7 +14,9 @@ from cli_cases import call
 from conftest import DPCFL, ROOT
 
 import dpcfl_net as dpcfl
+from dpcfl_net.experiment.build import make_job
 from dpcfl_net.launch.cli import new
+from dpcfl_net.transport.keys import make_keys
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -63,6 +65,13 @@ def test_its_plan_calibrates(capsys, project):
     done = call(capsys, "run", "config.yaml", "--dry-run")
     assert done.code == 0, done.err
     assert "privacy: epsilon 5" in done.out
+
+
+def test_the_preparation_of_its_run_names_its_data_set(project):
+    config, steps = dpcfl.load("config.yaml"), []
+    make_keys(project / "keys", sum(config.data.clients))
+    make_job(config, project / "keys", on_step=steps.append)
+    assert steps[0] == "data set my_study.data:load"
 
 
 def test_what_it_writes_passes_our_own_checks(project):
