@@ -138,11 +138,13 @@ def write_pages(study: Study) -> tuple[Path, Path]:
 
 
 def search_sentence(study: Study) -> str:
-    """Describe the search in one sentence."""
-    options, names = study.options, ", ".join(one.space.algorithm for one in study.tuned)
+    """Describe the search and the choice in two sentences."""
+    options, (*others, last) = study.options, [one.space.algorithm for one in study.tuned]
+    names = f"each of {', '.join(others)} and {last}" if others else last
+    trials = "1 trial" if study.count == 1 else f"{study.count} trials"
     seeds = "" if len(options.trial_seeds) == 1 else f" with {len(options.trial_seeds)} seeds each"
     return (
-        f"{study.count} trials{seeds} of each of {names}, {options.search} search, chosen by {options.score} on validation records "
+        f"{options.search.capitalize()} search, {trials}{seeds} for {names}. Choice by {options.score} on validation records "
         f"({100 * (options.validation or 0):g} % of the training records)."
     )
 

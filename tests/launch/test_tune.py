@@ -141,7 +141,7 @@ def test_files_and_pages(done: Done):
     ]  # fmt: skip
     assert {row["state"] for row in rows} == {"finished"}
     page = folder.page.read_text()
-    assert "2 trials of each of global, local" in page
+    assert "Grid search, 2 trials for each of global and local. Choice by accuracy_mean on validation records (20 %" in page
     assert "no epsilon covers it" in page
     assert len(json.loads(folder.sweep.read_text())["cells"]) == 2
     assert folder.report.exists()
