@@ -137,7 +137,9 @@ class Screen:
             parts.append(_clusters(view))
         if view.grouping:
             parts.append(Text(f"the server's groups: {view.grouping}", style="dim"))
-        if view.workers and view.state not in (*ENDED, DEAD):
+        if view.workers and view.round == view.rounds and view.state not in (*ENDED, DEAD):
+            parts.append(Text("all rounds are done; models and report are being written", style="dim"))
+        elif view.workers and view.state not in (*ENDED, DEAD):
             parts += [Text(), self._workers(view.workers)]
         parts += [Text(f"! {printable(warning)}", style="yellow") for warning in view.warnings[-WARNINGS:]]
         title = Text.assemble((printable(view.name), "bold"), f" · {printable(view.algorithm)}" if view.algorithm else "")

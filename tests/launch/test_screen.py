@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,13 @@ def test_many_workers_and_clusters_stay_small() -> None:
     view = ProgressView(workers=["training"] * 200, clusters=[(f"c{at}", 1, 0.5, None) for at in range(100)])
     assert len(drawn(view, 60).splitlines()) < 30
     assert "and 88 more" in drawn(view)
+
+
+def test_workers_that_leave_after_the_last_round_are_not_shown() -> None:
+    view = ProgressView(workers=["away"] * 4, round=3, rounds=3, state="running")
+    assert "all rounds are done" in drawn(view)
+    assert "away" not in drawn(view)
+    assert "4 away" in drawn(replace(view, round=2))
 
 
 def test_live_screen_gives_the_terminal_back_after_an_error() -> None:
