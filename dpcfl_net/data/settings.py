@@ -10,7 +10,7 @@ from dpcfl_net.core.files import shown
 from dpcfl_net.core.frozen import FrozenModel
 from dpcfl_net.core.plugins import is_plugin
 from dpcfl_net.data import regression
-from dpcfl_net.data.datasets import MIX
+from dpcfl_net.data.datasets import MIX, NAMES
 from dpcfl_net.data.files import FORMATS, FileSource
 from dpcfl_net.data.quantity import SizeLaw
 from dpcfl_net.data.shifts import NAMES as SHIFTS
@@ -163,7 +163,9 @@ def is_own(dataset: str) -> bool:
 
 
 def _contradiction(data: DataSettings) -> str | None:
-    """Message about the first contradiction between the settings; None without one."""
+    """Message about the first contradiction between the settings; None without one, or with a data set of unknown name."""
+    if any(name not in NAMES and not is_plugin(name) for name in data.datasets):
+        return None  # what belongs to it is unknown; the check of its name reports it
     if data.evaluate == "validation" and not data.validation:
         return "evaluate is 'validation': needs validation above 0, for example data.validation=0.2"
     return _of_dataset(data) or _of_partition(data) or _of_sizes(data)

@@ -16,7 +16,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.core.names import hint
 from dpcfl_net.core.protocol import LARGE_ROSTER
 from dpcfl_net.data.partition import MOST_CLIENTS, open_set
-from dpcfl_net.experiment.config_checks import combination_problems
+from dpcfl_net.experiment.config_checks import combination_problems, dataset_problems
 from dpcfl_net.experiment.config_options import shared_options, with_algorithm
 from dpcfl_net.experiment.config_overrides import change, plain, with_named_sections
 from dpcfl_net.experiment.config_schema import Config
@@ -109,6 +109,8 @@ def resolve(document: Mapping[str, Any]) -> Config:
         config = Config.model_validate(document, strict=True)
     except ValidationError as error:
         problems += sentences(error, _key_hint)
+        data = document.get("data")
+        problems += dataset_problems(data.get("dataset")) if isinstance(data, dict) else []
     if config is not None and not problems:
         problems += combination_problems(config)
     if problems or config is None:

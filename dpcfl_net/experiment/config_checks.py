@@ -47,7 +47,7 @@ def combination_problems(config: Config) -> list[str]:
             f"rounds is {config.rounds}: times {sum(config.data.clients)} clients gives {answers:,}, "
             f"must be at most {MOST_ANSWERS:,}"
         )
-    unknown_set = [text for name in config.data.datasets for text in _name_problems("data.dataset", name, datasets.NAMES)]
+    unknown_set = dataset_problems(config.data.dataset)
     missing: DataMissing | None = None
     if unknown_set:
         problems += unknown_set
@@ -305,6 +305,12 @@ def _name_problems(field: str, name: str, known: Iterable[str]) -> list[str]:
     if name in known or is_plugin(name):
         return []
     return [f"{field} is {shown(name)}: must be one of {', '.join(known)} or package.module:function{hint(name, known)}"]
+
+
+def dataset_problems(dataset: object) -> list[str]:
+    """Return a sentence for each unknown name in `data.dataset`; none for a value that is no text."""
+    names = dataset.split(datasets.MIX) if isinstance(dataset, str) else []
+    return [text for name in names for text in _name_problems("data.dataset", name, datasets.NAMES)]
 
 
 def _model_problems(name: str) -> list[str]:
