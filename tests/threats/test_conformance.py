@@ -216,6 +216,13 @@ def test_a_bad_claim_names_field_and_value(tmp_path, change, words):
     assert words in str(error.value)
 
 
+def test_a_file_without_a_function_is_refused_with_the_form_of_the_argument(capsys, tmp_path):
+    (tmp_path / "claim.yaml").write_text(yaml.safe_dump(CLAIM))
+    done = call(capsys, "conformance", "missing_clip.py", tmp_path / "claim.yaml")
+    assert done.code == 2
+    assert done.err == "error: FUNCTION is 'missing_clip.py': add the function to the file, as path/to/file.py:function\n"
+
+
 @pytest.mark.parametrize(
     "arguments", [(), ("x:y",), ("x:y", "claim.yaml", "--vectors", "v.json"), ("--accounting", "v.json", "--quick")]
 )

@@ -17,7 +17,7 @@ from dpcfl_net.core import plugins
 from dpcfl_net.core.errors import ConfigError
 
 OPTIONS = ("steps", "noise_multiplier", "seed")  # keyword arguments that the kit gives to a function that has them
-FIELD = "adapter"
+FIELD = "FUNCTION"
 
 
 @dataclass
@@ -113,6 +113,8 @@ def load(name: str, claim: Claim, seed: int | None) -> Adapter:
     Raises:
         ConfigError: If there is no such function, or it cannot be called with the records alone.
     """
+    if name.endswith(".py"):
+        raise ConfigError(f"{FIELD} is {name!r}: add the function to the file, as path/to/file.py:function")
     file = name.rpartition(":")[0].endswith(".py")
     function = plugins.load_file(FIELD, name) if file else plugins.load(FIELD, name)
     parameters = inspect.signature(function).parameters
