@@ -35,8 +35,8 @@ def loopback(host: str) -> str:
     except ValueError:
         pass  # a name: it may resolve to another address tomorrow
     raise Refused(
-        "serve.host",
-        f"--host is {host!r}: must be 127.0.0.1, ::1 or localhost, because the pages hold true clusters and accuracies of clients, and "
+        "--host",
+        f"{host!r} must be 127.0.0.1, ::1 or localhost, because the pages hold true clusters and accuracies of clients, and "
         f"HTTP is not encrypted; {TUNNEL.format(port='PORT', host='127.0.0.1')}",
     )
 
