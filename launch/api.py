@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from dpcfl_net.core.errors import ConfigError, DpcflError
 from dpcfl_net.core.files import reason, shown
@@ -35,6 +37,8 @@ __all__ = [
     "FEDERATIONS", "SweepResult", "TuneOptions", "TuneResult", "account", "compare", "load", "open_run", "resume", "run", "sweep", "tune",
 ]  # fmt: skip
 
+P = ParamSpec("P")
+T = TypeVar("T")
 FEDERATIONS = ("network", "in-process")
 FederationName = Literal["network", "in-process"]
 
@@ -59,6 +63,23 @@ def load(config: Source, overrides: Mapping[str, Any] | None = None, /, **more: 
     return config if isinstance(config, Config) and not loaded else configuration.load(config, loaded)
 
 
+def _without_settings(function: Callable[P, T]) -> Callable[P, T]:
+    """Name `load` in the error of a call that has settings of the configuration as arguments."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if unknown := [name for name in kwargs if name not in known]:
+            name, call = unknown[0], f"dpcfl.{function.__name__}"
+            raise TypeError(
+                f"{call} has no argument {name!r}; change settings by dpcfl.load: {call}(dpcfl.load(config, {name}=...))"
+            )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_without_settings
 def run(
     config: Source,
     out: Path | str = "runs",
@@ -70,7 +91,7 @@ def run(
     """Run an experiment and wait until it ends.
 
     Args:
-        config: A configuration, as `load` accepts it.
+        config: A configuration, as `load` accepts it. Change its settings by `load`: `run(load("quickstart", rounds=3))`.
         out: Parent of the new run folder.
         federation: "network": a coordinator, an observer and one worker process per client, as in `dpcfl run`.
             "in-process": all clients one after another in the calling process, where breakpoints work; no transcript. The

@@ -13,6 +13,13 @@ from conftest import ROOT
 import dpcfl_net as dpcfl
 
 
+def test_settings_as_arguments_of_run_are_refused_with_the_way_to_change_them():
+    with pytest.raises(
+        TypeError, match=r"dpcfl\.run has no argument 'rounds'; change settings by dpcfl\.load: .*rounds=\.\.\."
+    ):
+        dpcfl.run("quickstart", rounds=3)  # type: ignore[call-arg]
+
+
 def test_the_import_is_cheap():
     heavy = {"torch", "numpy", "pydantic", "rich", "dpcfl_net.launch", "dpcfl_net.experiment"}
     code = f"import sys; before = set(sys.modules); import dpcfl_net; dir(dpcfl_net); print({heavy!r} & (set(sys.modules) - before))"
