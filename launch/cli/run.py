@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.core.files import read_bytes
+from dpcfl_net.core.frozen import canonical
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment import job_files
@@ -194,13 +196,22 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
 
     Returns:
         Privacy plan and cost, as `estimate.describe`, with the files of the job.
+
+    Raises:
+        ConfigError: If the folder holds another job, which processes may serve.
     """
     config = configuration.load(path, overrides)
     keys = keys or RunFolder(out).keys
+    protocol = RunFolder(out).protocol
+    earlier = read_bytes(protocol) if protocol.exists() else None
+    if earlier is not None and not keys.exists():
+        raise _another_job(out)
     if not keys.exists():
         _make_keys(keys, config)
     config = with_noise_seed(config)
     job = make_job(config, keys)
+    if earlier not in (None, canonical(job.protocol)):  # the protocol has the hashes of all other parts
+        raise _another_job(out)
     job_files.write_job(job, out, keys)
     write_config(out, config)
     files = RunFolder(out)
@@ -208,6 +219,10 @@ def write_job(path: Path, overrides: Iterable[str], out: Path, keys: Path | None
         **estimate.describe(job, config), "folder": str(out),
         "files": [files.protocol.name, files.experiment.name, files.operator_key.name],
     }  # fmt: skip
+
+
+def _another_job(out: Path) -> ConfigError:
+    return ConfigError(f"{out} holds another job, which workers may serve: give a new folder with --out, or remove that job")
 
 
 def report(folder: Path, alone: Path | None = None) -> None:

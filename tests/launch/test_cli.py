@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from cli_cases import call
 from conftest import ROOT, dpcfl, write_config
 
 from dpcfl_net.transport.keys import make_keys
@@ -88,6 +89,24 @@ def made_job(tmp_path_factory):
     done = dpcfl("job", write_config(out / "c"), "--out", out)
     assert done.returncode == 0, done.stderr
     return out
+
+
+@pytest.mark.parametrize("keys", [True, False], ids=["its keys", "no keys"])
+def test_a_second_job_does_not_overwrite_the_first(made_job, tmp_path, capsys, keys):
+    shutil.copytree(made_job, tmp_path, dirs_exist_ok=True)
+    if not keys:
+        shutil.rmtree(tmp_path / "keys")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    done = call(capsys, "job", tmp_path / "c/config.yaml", "rounds=3", "--out", tmp_path)
+    assert done.code == 2
+    assert "holds another job, which workers may serve" in done.err
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_the_same_job_can_be_written_again(tmp_path, capsys):
+    config = write_config(tmp_path / "c")
+    job = ("job", config, "--out", tmp_path / "job")  # its noise seed is given, so that all of its secrets are too
+    assert [call(capsys, *job).code for _ in range(2)] == [0, 0]
 
 
 def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(made_job, tmp_path):

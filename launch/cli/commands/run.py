@@ -141,7 +141,8 @@ def job(
 ) -> None:
     """Write a signed job for manually started processes.
 
-    It writes protocol.json, roster.jsonl, experiment.json and signatures.
+    It writes protocol.json, roster.jsonl, experiment.json and signatures. A folder that holds another job is refused: every job has new
+    secrets, except with privacy.noise seeded and a noise seed.
     """
     from dpcfl_net.core.run_folder import RunFolder
     from dpcfl_net.launch.cli import estimate
