@@ -300,6 +300,7 @@ NAMES: list[Case] = [
     ("run {config} seed=1e400", 2, ["override 'seed=1e400'", "beyond the largest number"]),
     ("run {config} algorithm.name=gobal", 2, ["algorithm.name is 'gobal'", "did you mean 'global'?"]),
     ("run {config} name=../../x", 2, ["name is '../../x'", "without slashes"]),
+    ("run {config} --out=", 2, ["argument --out= is empty"]),
     ("sweep {config} seed", 2, ["axis 'seed' is not key=value,value"]),
     ("sweep {config} seed=0,0", 2, ["has a value twice"]),
     ("sweep {config} seed=0,1 seed=2,3", 2, ["axis 'seed' is given twice"]),

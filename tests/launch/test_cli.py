@@ -109,6 +109,13 @@ def test_the_same_job_can_be_written_again(tmp_path, capsys):
     assert [call(capsys, *job).code for _ in range(2)] == [0, 0]
 
 
+@pytest.mark.parametrize(("arguments", "after"), [(("run", ""), "run"), (("run", "quickstart", "--out", ""), "--out")])
+def test_an_empty_argument_is_refused(capsys, arguments, after):
+    done = call(capsys, *arguments)
+    assert done.code == 2
+    assert f"argument {len(arguments)} is empty, after {after}: is a variable of the shell unset?" in done.err
+
+
 def test_a_worker_refuses_a_job_that_its_operator_did_not_sign(made_job, tmp_path):
     make_keys(tmp_path / "others", 1)
     done = dpcfl(

@@ -95,6 +95,16 @@ def options(
     process_log.log_if_chosen()
 
 
+def _refuse_empty(arguments: list[str]) -> None:
+    """Refuse empty arguments: as a path they would name the current folder."""
+    for index, argument in enumerate(arguments):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            from dpcfl_net.core.errors import ConfigError
+
+            after = f", after {arguments[index - 1]}" if index and not argument else ""
+            raise ConfigError(f"argument {argument or index + 1} is empty{after}: is a variable of the shell unset?")
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line and exit.
 
@@ -110,6 +120,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
     allow_any_encoding()
     try:
+        _refuse_empty(sys.argv[1:] if arguments is None else arguments)
         code = app(args=arguments, prog_name="dpcfl", standalone_mode=False)
         if sys.stdout is not None:  # None: started with a closed stdout
             sys.stdout.flush()
