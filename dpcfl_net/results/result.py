@@ -14,7 +14,7 @@ from dpcfl_net.core.run_folder import RunFolder, SweepFolder
 from dpcfl_net.results.number_format import number
 from dpcfl_net.results.round_times import Point, accuracy_curve, elapsed_by_round
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, actual_state, mapping, read_mapping, whole
-from dpcfl_net.results.run_view import sort_metrics
+from dpcfl_net.results.run_view import is_run, sort_metrics
 
 # Required fields.
 RUN_FIELDS = {"name": (str,), "algorithm": (str,), "seed": (int,)}
@@ -73,7 +73,9 @@ def read_result(folder: Path) -> Result:
     if notes:
         raise ConfigError([f"{folder}: {note.removesuffix(' and was left out')}" for note in notes])
     if not run or not settings:
-        raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}")
+        within = folder.is_dir() and any(is_run(each) for each in folder.iterdir())
+        hint = f"; for the runs in it give {folder}/*" if within else ""
+        raise ConfigError(f"{folder} is not a run folder: it needs {files.run.name} and {files.config.name}{hint}")
     if run.get("state") != "finished":
         done = f"{actual_state(folder, run)} after {run.get('rounds_done', 0)} rounds"
         raise ConfigError(f"{folder} is {done}; only finished runs compare: dpcfl run --resume {folder}")

@@ -265,6 +265,13 @@ def test_command_prints_the_table_and_writes_the_csv(tmp_path):
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 3
 
 
+def test_a_folder_of_runs_is_refused_with_the_way_to_name_them(tmp_path):
+    write_result(tmp_path / "a")
+    done = dpcfl("compare", tmp_path)
+    assert done.returncode == 2
+    assert f"is not a run folder: it needs run.json and config.yaml; for the runs in it give {tmp_path}/*" in done.stderr
+
+
 def test_every_folder_that_cannot_be_compared_is_named(tmp_path):
     done = dpcfl("compare", tmp_path / "no", tmp_path / "none", write_result(tmp_path / "a"))
     assert done.returncode == 2
