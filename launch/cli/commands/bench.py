@@ -54,7 +54,7 @@ def bench(
 ) -> None:
     """Measure speed and memory on this machine.
 
-    It measures other software beside it where that is installed: pip install -e '.[bench]' in a checkout.
+    For comparison it also measures other libraries, if they are installed: pip install -e '.[bench]' in a checkout.
     """
     from dpcfl_net.core.errors import ConfigError
     from dpcfl_net.launch.bench.options import Options
