@@ -66,7 +66,7 @@ def compare_runs(
     said = sys.stdout if form == "table" else sys.stderr
     if csv is not None:
         comparison.to_csv(csv)
-        print(f"wrote {len(comparison)} runs to {csv}", file=said)
+        print(f"wrote {len(comparison)} run{'' if len(comparison) == 1 else 's'} to {csv}", file=said)
     if page is not None:
         lead = [f"{len(comparison)} runs."] if len(folders) > 3 else [f"Runs: {', '.join(map(str, folders))}."]
         plots = write_comparison(page, "Comparison", lead, comparison.results, comparison.apart, target)

@@ -265,6 +265,11 @@ def test_command_prints_the_table_and_writes_the_csv(tmp_path):
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 3
 
 
+def test_one_run_is_written_in_the_singular(tmp_path):
+    done = dpcfl("compare", write_result(tmp_path / "a"), "--csv", tmp_path / "all.csv")
+    assert done.stdout.splitlines()[-1] == f"wrote 1 run to {tmp_path}/all.csv"
+
+
 def test_a_folder_of_runs_is_refused_with_the_way_to_name_them(tmp_path):
     write_result(tmp_path / "a")
     done = dpcfl("compare", tmp_path)
