@@ -232,7 +232,7 @@ def print_summary(run: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = 
     for one in (run, *others):
         table.add_row(*_result(one, [SHARES[title] for title in shares]))
     console.print()
-    console.print(table)
+    _print_trimmed(console, table)
     if len({_terms(one) for one in (run, *others)}) > 1:
         console.print(Text("! these runs are not at the same privacy: do not compare their accuracies", style="yellow"))
     if run.get("state") not in (None, "finished"):
@@ -249,7 +249,7 @@ def print_table(comparison: Comparison) -> None:
     for row in comparison.rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     console.print()
-    console.print(table)
+    _print_trimmed(console, table)
     console.print(Text(comparison.caption, style="dim"))
 
 
@@ -292,7 +292,17 @@ def _print_statement(run: Mapping[str, Any], console: Console, whole: bool) -> N
     for label, items in (("Covered", privacy.covered), ("Not covered", privacy.not_covered)):
         if items:
             table.add_row(label, Text(printable("; ".join(items))))
-    console.print(Padding(table, (0, 0, 0, 2)))
+    _print_trimmed(console, Padding(table, (0, 0, 0, 2)))
+
+
+def _print_trimmed(console: Console, table: RenderableType) -> None:
+    """Print a table; without a terminal its lines have no blanks at their end."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as capture:
+        console.print(table)
+    console.print(Text("\n".join(line.rstrip() for line in capture.get().splitlines())), soft_wrap=True)
 
 
 def _clusters(view: ProgressView) -> Table:

@@ -122,6 +122,14 @@ def test_live_screen_gives_the_terminal_back_after_an_error() -> None:
     assert text(console).count("\x1b[?25l") == text(console).count("\x1b[?25h") == 1
 
 
+def test_lines_of_a_piped_result_have_no_blanks_at_their_end() -> None:
+    console = plain()
+    print_summary(run_json(privacy=privacy()), console=console)
+    lines = text(console).splitlines()
+    assert any("Not covered" in line for line in lines)
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     def summary() -> str:
         console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system="standard", highlight=False)
