@@ -53,8 +53,10 @@ def sweep_page(folder: Path, served: Served | None = None) -> str:
         served: Parts for a page that `dpcfl serve` shows; None: a file.
     """
     document, results = read_document(folder), read_sweep(folder)
-    axes = [f"{key} {', '.join(map(str, values))}" for key, values in document["axes"].items()]
-    lead = [f"Swept: {'; '.join(axes)}."] if axes else []
+    lead = []
+    for title, several in (("Swept", True), ("Set in all runs", False)):
+        axes = [f"{key} {', '.join(map(str, own))}" for key, own in document["axes"].items() if (len(own) > 1) == several]
+        lead += [f"{title}: {'; '.join(axes)}."] if axes else []
     if len(results) < len(document["cells"]):
         lead.append(f"{len(results)} of {len(document['cells'])} runs have finished; the others are not on this page.")
     return comparison_page(folder.name, lead, results, swept_terms(document), served=served)
@@ -149,6 +151,8 @@ def costs(rows: Sequence[Row]) -> list[Figure]:
 
 def _cost(key: str, title: str, unit: str, scale: float, rows: Sequence[Row], names: Sequence[str]) -> Figure:
     sides = {"from clients (up)": "bytes_up", "to clients (down)": "bytes_down"} if key == "bytes" else {"whole run": "seconds"}
+    if key == "bytes" and not any(cost for row in rows for own in sides.values() for cost in row.costs(own)):
+        return Figure(key, title, why="these runs sent no messages: all clients were in one process")
     data: list[dict[str, Any]] = [
         {
             "type": "bar", "orientation": "h", "name": side, "y": [name for name, row in zip(names, rows, strict=True) if row.costs(own)],

@@ -328,6 +328,21 @@ def test_a_sweeps_page_without_epsilons_draws_every_run(tmp_path):
     assert [trace["name"] for trace in points] == ["global", "oracle"]
 
 
+def test_a_sweeps_page_tells_swept_settings_from_those_of_all_runs_and_draws_no_bytes_that_were_not_sent(tmp_path):
+    runs = [write_result(tmp_path / name, name) for name in ("global", "oracle")]
+    axes = {"algorithm.name": ["global", "oracle"], "rounds": [6], "seed": [0]}
+    page = write_sweep(write_sweep_folder(tmp_path, axes, runs))
+    assert "Swept: algorithm.name global, oracle." in page.read_text()
+    assert "Set in all runs: rounds 6; seed 0." in page.read_text()
+    assert "bytes" in drawn(page)
+    for run in runs:
+        document = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**document, "bytes_up": 0, "bytes_down": 0}))
+    page = write_sweep(page.parent)
+    assert "bytes" not in drawn(page)
+    assert "Bytes of a run: these runs sent no messages: all clients were in one process" in page.read_text()
+
+
 def test_a_page_is_loud_about_runs_that_do_not_compare(tmp_path):
     runs = [write_result(tmp_path / f"{seed}", seed=seed) for seed in range(2)]
     runs.append(write_result(tmp_path / "open", "oracle", terms={"epsilon": None}))
