@@ -53,11 +53,12 @@ def test_models_are_copied_but_no_personal_ones(run: Path, tmp_path: Path) -> No
 
 
 def test_metrics_are_tables_by_round_and_by_client(run: Path, tmp_path: Path) -> None:
-    write_lines(run / "metrics.jsonl", [{"view": "server", "round": 6, "seconds": 2.5, "bytes_up": 7, "missing": [4, 9]}])
+    repeated = {"view": "server", "round": 6, "seconds": 2.5, "bytes_up": 7, "answered": 19, "missing": [4, 9]}
+    write_lines(run / "metrics.jsonl", [repeated])
     export(run, tmp_path)
     rounds, clients = table(tmp_path / "rounds.csv"), table(tmp_path / "clients.csv")
     assert [row["round"] for row in rounds] == ["1", "2", "3", "4", "5", "6"]
-    assert (rounds[-1]["seconds"], rounds[-1]["bytes_up"], rounds[-1]["missing"]) == ("2.5", "7", "4 9")
+    assert (rounds[-1]["seconds"], rounds[-1]["bytes_up"], rounds[-1]["missing"]) == ("6.6", "2436007", "4 9")
     assert 0 < float(rounds[-1]["accuracy_worst"]) < float(rounds[-1]["accuracy"]) < 1
     assert len(clients) == 6 * 21
     last = [row for row in clients if row["round"] == "6"]
