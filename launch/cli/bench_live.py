@@ -58,9 +58,12 @@ def live(clients: int = 1000, sampled: int = 100, rounds: int = 8, group: int | 
     print(f"milliseconds of processor time per started client: {found['cpu_ms']:.1f}, by role")
     for who, spent in found["cpu_ms_by_role"].items():
         print(f"  {who:<12}{spent:7.1f}")
-    print(
-        f"memory (PSS): {found['pss_gib']:.2f} GiB in {found['pss_processes']} processes; {found['worker_mib']:.1f} MiB per worker"
-    )
+    if found["pss_processes"]:
+        print(
+            f"memory (PSS): {found['pss_gib']:.2f} GiB in {found['pss_processes']} processes; {found['worker_mib']:.1f} MiB per worker"
+        )
+    else:
+        print("memory (PSS): not measured, since processes ended during every look at them; use more rounds")
     print(
         f"worker processes: at most {found['most_workers']}; in each second: {' '.join(map(str, found['workers_by_second']))}"
     )
@@ -107,7 +110,9 @@ class _Watcher:
             self.spent.append((view.round, family.processor_seconds(members)))
         if self.rounds - QUIET_ROUNDS <= view.round < self.rounds:
             found = family.memory(members)
-            if _total(found) > _total(self.memory):
+            # Shares of a process that ends meanwhile fall to those that are read after it, and would count twice.
+            left = {process.pid for _, process in family.members()}
+            if _total(found) > _total(self.memory) and all(process.pid in left for _, process in members):
                 self.memory = found
 
     def close(self) -> None:
