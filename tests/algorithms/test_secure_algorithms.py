@@ -350,6 +350,6 @@ def test_a_worker_refuses_a_signed_plan_with_raw_losses_for_the_server(tmp_path,
     assert without_guarantee(forged) == ["raw to a trusted server: it sees this release as it is"]
     with pytest.raises(Refused, match=r"claim: algorithm\.labels_every is 2"):
         verify_claim(forged, 0, tmp_path)
-    monkeypatch.setattr(type(forged), "label_problems", lambda options, setting: [])
+    monkeypatch.setattr(type(forged), "problems", staticmethod(lambda options, setting: []))
     with pytest.raises(Refused, match=r"without a guarantee: .*raw to a trusted server"):
         verify_claim(forged, 0, tmp_path)
