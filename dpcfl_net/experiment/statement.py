@@ -26,10 +26,11 @@ NO_DEADLINE = (
     "duration of tasks: steps hide the number of sampled records, but answers are sent as soon as they are ready "
     "(fix: local.deadline_s)"
 )
-ROUND_TIMES = (
-    "duration of rounds: it depends on how many clients a round samples and on which, and who knows the numbers of all rounds learns "
-    "more than epsilon allows"
-)
+ROUND_TIMES = {
+    "poisson": "duration of rounds: it depends on how many clients a round samples and on which, and who knows the numbers of all rounds "
+    "learns more than epsilon allows",
+    "fixed": "duration of rounds: it depends on which clients a round samples",
+}
 COUNTS = (
     "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "
     "equal numbers"
@@ -105,7 +106,7 @@ def privacy_statement(protocol: Protocol, replace_one: float | None) -> dict[str
 
 
 def _covered(algorithm: Algorithm) -> list[str]:
-    """Releases that epsilon covers, besides secure sums."""
+    """List the releases that epsilon covers; secure sums are listed elsewhere."""
     protocol, able = algorithm.protocol, algorithm.capabilities
     if protocol.privacy.trust == "trusted-server":
         return [PUBLISHED_FROM_BUFFERS.format(able.participations) if able.participations else PUBLISHED]
@@ -118,7 +119,7 @@ def _covered(algorithm: Algorithm) -> list[str]:
 
 
 def _not_covered(algorithm: Algorithm) -> list[str]:
-    """What epsilon does not cover in releases and their times, besides secure sums and releases without a guarantee."""
+    """List what releases and their times reveal beyond epsilon; secure sums and releases without a guarantee are listed elsewhere."""
     protocol, able, charged = algorithm.protocol, algorithm.capabilities, noisy_plans(algorithm)
     by_client, not_covered = protocol.privacy.unit == "client", [*able.caveats, *NOT_COVERED]
     if protocol.tuning is not None:
@@ -134,13 +135,14 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered.append(f"delta is {protocol.privacy.delta:g}, not below 1/{count} = {1 / smallest:g}: {warning}")
     if protocol.privacy.trust == "trusted-server":
         not_covered.insert(0, SERVER_SEES_ALL if able.participations else SERVER_SEES)
-        if any(isinstance(slot, CentralSlot) and slot.sample_size < slot.population for each in charged for slot in each.plan):
-            not_covered.append(ROUND_TIMES)
+        central = [slot for each in charged for slot in each.plan if isinstance(slot, CentralSlot)]
+        sampled = dict.fromkeys(slot.sampling for slot in central if slot.sample_size < slot.population)
+        not_covered += [ROUND_TIMES[sampling] for sampling in sampled]
     return not_covered
 
 
 def _not_covered_elsewhere(algorithm: Algorithm) -> list[str]:
-    """What epsilon does not cover outside of releases: code of plugins, the network, and clusters."""
+    """List what epsilon does not cover apart from releases: code of plugins, the network, and clusters."""
     protocol, found = algorithm.protocol, list[str]()
     for own in filter(is_plugin, (protocol.algorithm, protocol.model.name)):
         found.append(f"any other use of the records by the code of {own} in the client's process")

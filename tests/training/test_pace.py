@@ -114,24 +114,27 @@ def test_statements_say_what_time_shows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "said"),
+    ("algorithm", "adjacency", "said"),
     [
-        ({"sampling_rate": 0.5}, True),
-        ({"sampling_rate": 1.0}, False),
-        ({"asynchronous": {"buffer": 1}}, False),
+        ({"sampling_rate": 0.5}, "zero-out", ["how many clients a round samples and on which"]),
+        ({"sampling_rate": 0.5}, "replace-one", ["on which clients a round samples"]),
+        ({"sampling_rate": 1.0}, "zero-out", []),
+        ({"asynchronous": {"buffer": 1}}, "zero-out", []),
     ],
 )
-def test_a_trusted_servers_statement_says_that_rounds_show_their_sample(tmp_path, algorithm, said):
+def test_a_trusted_servers_statement_says_that_rounds_show_their_sample(tmp_path, algorithm, adjacency, said):
     document = {
         **SMALL,
         "data": {**SMALL["data"], "train_per_client": 20},
         "model": {"name": "linear"},
         "algorithm": {"name": "dp-fedavg", **algorithm},
-        "privacy": {"epsilon": 5, "delta": 1e-2, "unit": "client", "trust": "trusted-server"},
+        "privacy": {"epsilon": 5, "delta": 1e-2, "unit": "client", "trust": "trusted-server", "adjacency": adjacency},
     }
     make_keys(tmp_path, 8)
     statement = privacy_statement(make_job(config.resolve(document), tmp_path).protocol, None)
-    assert any(line.startswith("duration of rounds") for line in statement["not_covered"]) == said
+    lines = [line for line in statement["not_covered"] if line.startswith("duration of rounds")]
+    assert len(lines) == len(said)
+    assert all(words in line for words, line in zip(said, lines, strict=True))
 
 
 @pytest.mark.parametrize(
