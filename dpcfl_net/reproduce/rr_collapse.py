@@ -10,7 +10,7 @@ from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, 
 from dpcfl_net.reproduce.claims import LEAD, Claim, paired
 from dpcfl_net.reproduce.plots import bars
 from dpcfl_net.reproduce.rr_accuracy import FEDAVG, GUARANTEES, IFCA, PAPER, Rows, System
-from dpcfl_net.reproduce.rr_curves import CONFIGS, EVERY, GUARANTEE, GUARANTEED, SMALL, epsilons_of
+from dpcfl_net.reproduce.rr_curves import CONFIGS, EVERY, GUARANTEE, GUARANTEED, SCALE_NOTES, epsilons_of
 from dpcfl_net.reproduce.rr_labels import labels_of
 from dpcfl_net.reproduce.rr_moves import idle, moves_of
 from dpcfl_net.results.result import Result
@@ -45,7 +45,9 @@ class Collapse(Reproduction):
                 }
                 results = context.results(packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
                 rows += [row_of(system.title, epsilon, result) for result in results]
-        return self.judge(rows)
+        outcome = self.judge(rows)
+        outcome.notes.insert(0, SCALE_NOTES[context.scale])
+        return outcome
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build plots, table and claims from the lines of data.csv."""
@@ -61,7 +63,7 @@ class Collapse(Reproduction):
             for key, what in (("sent", "labels as sent right"), ("accuracy", "accuracy"))
         ]
         note = f"Epsilon infinity is epsilon {INFINITE:g}. The oracle's labels are public, so that it needs no counts and no noise on labels."
-        return ReproductionResult(rows, claims(rows), figures, [table], [SMALL, GUARANTEED, note])
+        return ReproductionResult(rows, claims(rows), figures, [table], [GUARANTEED, note])
 
     def _plot(self, rows: Rows, epsilon: float, key: str, what: str) -> Any:
         heights = {

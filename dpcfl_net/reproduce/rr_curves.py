@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, packaged
 from dpcfl_net.reproduce.claims import LEAD, Cause, Claim, Comparison, NotTested, paired
 from dpcfl_net.reproduce.plots import lines
-from dpcfl_net.reproduce.rr_accuracy import FEDAVG, FEDCAM, FESEM, GUARANTEES, IFCA, PAPER, Rows, System
+from dpcfl_net.reproduce.rr_accuracy import FEDAVG, FEDCAM, FESEM, IFCA, MIDDLE, PAPER, Rows, System, axes_of
 from dpcfl_net.reproduce.rr_moves import idle, moves_of
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.tables import Table
@@ -19,10 +19,12 @@ CONFIGS = {"laptop": "small_fmnist_balanced", "paper": "paper_fmnist_balanced"}
 SEEDS = {"laptop": (0, 1, 2), "paper": tuple(range(5))}
 EVERY = 5  # rounds between two evaluations
 RR = IFCA[1]
-SMALL = (
-    "Laptop scale is a linear model with 15 rounds and 1,000 clients (configs/rr_cluster/small_fmnist_balanced.yaml); the paper trains "
-    "a network and does not state its rounds."
-)
+SCALE_NOTES = {
+    "laptop": "Laptop scale is a linear model with 15 rounds and 1,000 clients (configs/rr_cluster/small_fmnist_balanced.yaml); "
+    "the paper trains a network and does not state its rounds.",
+    "paper": "A CNN with 100 rounds of 100 of the 1,000 clients (configs/rr_cluster/paper_fmnist_balanced.yaml); the paper states "
+    "neither its network nor its rounds.",
+}
 LABELS_HARM = Cause(
     "no label is released here, and noisy labels are what harms DP-IFCA",
     "rr-cluster/table1: with labels-first, DP-IFCA is 6 to 37 points below DP-FedAvg",
@@ -38,14 +40,23 @@ class Curves(Reproduction):
     epsilons: ClassVar[Sequence[float]] = ()
 
     def compute(self, context: Context) -> ReproductionResult:
-        rows: list[dict[str, Any]] = []
-        for system in self.systems:
-            for epsilon in self.epsilons:
-                rows += rows_of(context, system, epsilon)
-        return self.judge(rows)
+        rows, runs, planned_runs = list[dict[str, Any]](), 0, 0
+        for seed in context.seeds(SEEDS[context.scale]):
+            for epsilon in sorted(self.epsilons, key=lambda epsilon: epsilon != MIDDLE):
+                for system in self.systems:
+                    axes = {**axes_of(system, GUARANTEE, epsilon, [seed]), "output.evaluate_every": [EVERY]}
+                    results = context.finished(packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
+                    rows += [row for result in results for row in rows_of(system, epsilon, result)]
+                    runs, planned_runs = runs + len(results), planned_runs + 1
+        titles = [system.title for system in self.systems]
+        rows.sort(key=lambda row: (titles.index(row["system"]), row["epsilon"], row["seed"], row["round"]))
+        outcome = self.judge(rows)
+        outcome.runs, outcome.planned_runs = runs, planned_runs
+        outcome.notes.insert(0, SCALE_NOTES[context.scale])
+        return outcome
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
-        """Build plots, table and claims from the lines of data.csv."""
+        """Build plots, table and claims from the lines of data.csv; claims about systems without a common seed are left out."""
         figures = [
             lines(
                 f"epsilon-{epsilon:g}", f"Accuracy by round, epsilon {epsilon:g}", series(rows, self.systems, epsilon), "round",
@@ -57,7 +68,9 @@ class Curves(Reproduction):
             [system.title, *(_cell(by_seed(rows, system, epsilon)) for epsilon in epsilons_of(rows))] for system in self.systems
         ]
         table = Table("Accuracy after the last round, %", ["system", *(f"epsilon {e:g}" for e in epsilons_of(rows))], shown)
-        return ReproductionResult(rows, self.claims(rows), figures, [table], [SMALL, GUARANTEED])
+        return ReproductionResult(
+            rows, [claim for claim in self.claims(rows) if claim.evidence], figures, [table], [GUARANTEED]
+        )
 
     def claims(self, rows: Rows) -> list[Claim]:
         """Build the claims of the figure.
@@ -68,7 +81,7 @@ class Curves(Reproduction):
         raise NotImplementedError
 
     def gaps(self, rows: Rows, upper: System, lower: System, measure: str = "last") -> list[Comparison]:
-        """Compare two systems at every epsilon.
+        """Compare two systems at every epsilon at which they have a common seed.
 
         Args:
             rows: Lines of data.csv.
@@ -76,10 +89,12 @@ class Curves(Reproduction):
             lower: The other.
             measure: "last": accuracy after the last round; "mean": mean over the evaluated rounds.
         """
-        return [
-            paired(by_seed(rows, upper, e, measure), by_seed(rows, lower, e, measure), LEAD, name=f"epsilon {e:g}")
-            for e in epsilons_of(rows)
-        ]
+        found = []
+        for epsilon in epsilons_of(rows):
+            high, low = (by_seed(rows, system, epsilon, measure) for system in (upper, lower))
+            if high.keys() & low.keys():
+                found.append(paired(high, low, LEAD, name=f"epsilon {epsilon:g}"))
+        return found
 
 
 class Budgets(Curves):
@@ -123,32 +138,14 @@ class Convergence(Curves):
 
 
 def epsilons_of(rows: Rows) -> list[float]:
-    """List the epsilons of the lines of data.csv."""
-    return list(dict.fromkeys(float(row["epsilon"]) for row in rows))
+    """List the epsilons of the lines of data.csv, smallest first."""
+    return sorted({float(row["epsilon"]) for row in rows})
 
 
-def rows_of(context: Context, system: System, epsilon: float) -> list[dict[str, Any]]:
-    """Run one system at one epsilon.
-
-    Args:
-        context: Access to complete runs.
-        system: The system.
-        epsilon: Target epsilon.
-
-    Returns:
-        Lines of data.csv: one for each seed and evaluated round.
-    """
-    axes: dict[str, Sequence[Any]] = {
-        "algorithm": [system.under(GUARANTEE)],
-        **{key: [value] for key, value in GUARANTEES[GUARANTEE].items()},
-        "privacy.epsilon": [epsilon],
-        "output.evaluate_every": [EVERY],
-        "seed": context.seeds(SEEDS[context.scale]),
-    }
-    results = context.results(packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
+def rows_of(system: System, epsilon: float, result: Result) -> list[dict[str, Any]]:
+    """Return the lines of data.csv of one run: one for each evaluated round."""
     return [
         {"system": system.title, "epsilon": epsilon, "seed": result.seed, "round": at, "accuracy": value, **moves_of(result)}
-        for result in results
         for at, value in points_of(result)
     ]
 
@@ -189,7 +186,7 @@ def series(rows: Rows, systems: Sequence[System], epsilon: float) -> dict[str, l
         found[system.title] = [
             (float(t), statistics.fmean(float(row["accuracy"]) for row in own if int(row["round"]) == t)) for t in rounds
         ]
-    return found
+    return {title: points for title, points in found.items() if points}
 
 
 def listed(compared: Sequence[Comparison]) -> str:
@@ -207,5 +204,7 @@ def not_acting(rows: Rows) -> NotTested | None:
 
 def _cell(values: Mapping[Any, float]) -> str:
     found = list(values.values())
+    if not found:
+        return "–"
     spread = f" ± {statistics.stdev(found) / len(found) ** 0.5:.1f}" if len(found) > 1 else ""
     return f"{statistics.fmean(found):.1f}{spread} ({len(found)})"

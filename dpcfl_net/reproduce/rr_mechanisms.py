@@ -19,7 +19,7 @@ from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, 
 from dpcfl_net.reproduce.claims import LEAD, Claim, Exact, paired
 from dpcfl_net.reproduce.plots import lines
 from dpcfl_net.reproduce.rr_accuracy import PAPER, Rows
-from dpcfl_net.reproduce.rr_curves import CONFIGS, EVERY, SMALL
+from dpcfl_net.reproduce.rr_curves import CONFIGS, EVERY, SCALE_NOTES
 from dpcfl_net.reproduce.rr_labels import labels_of
 from dpcfl_net.reproduce.rr_moves import moves_of
 from dpcfl_net.results.result import Result
@@ -79,7 +79,9 @@ class Mechanisms(Reproduction):
             }
             results = context.results(packaged(f"rr_cluster/{CONFIGS[context.scale]}"), axes)
             rows += [run_row(name, result) for result in results]
-        return self.judge(rows)
+        outcome = self.judge(rows)
+        outcome.notes.insert(0, SCALE_NOTES[context.scale])
+        return outcome
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build plot, tables and claims from the lines of data.csv."""
@@ -98,7 +100,7 @@ class Mechanisms(Reproduction):
                   [[name, *(f"{share:.1f}" for _, share in shares[name])] for name in names]),
             Table(f"Runs at epsilon {RUN_EPSILON:g} for the replacement of a client", columns, shown),
         ]  # fmt: skip
-        return ReproductionResult(rows, [*exact_claims(shares), *run_claims(rows)], [figure], tables, [SMALL])
+        return ReproductionResult(rows, [*exact_claims(shares), *run_claims(rows)], [figure], tables)
 
 
 @cache

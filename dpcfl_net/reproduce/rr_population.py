@@ -10,7 +10,7 @@ from dpcfl_net.reproduce.base import Context, Reproduction, ReproductionResult, 
 from dpcfl_net.reproduce.claims import Claim, Exact, paired
 from dpcfl_net.reproduce.rr_accuracy import GUARANTEES, PAPER, Rows
 from dpcfl_net.reproduce.rr_collapse import INFINITE, budget, said
-from dpcfl_net.reproduce.rr_curves import CONFIGS, GUARANTEED, SMALL
+from dpcfl_net.reproduce.rr_curves import CONFIGS, GUARANTEED, SCALE_NOTES
 from dpcfl_net.reproduce.rr_labels import labels_of, rebalanced
 from dpcfl_net.reproduce.rr_moves import idle, moves_of
 from dpcfl_net.results.tables import Table
@@ -56,7 +56,9 @@ class SixtyFour(Reproduction):
                         "epsilon": epsilon, "min_cluster_size": size, "seed": result.seed,
                         "accuracy": 100 * float(result.final["accuracy_mean"]), **labels_of(result), **moves_of(result),
                     })  # fmt: skip
-        return self.judge(rows)
+        outcome = self.judge(rows)
+        outcome.notes.insert(0, SCALE_NOTES[context.scale])
+        return outcome
 
     def judge(self, rows: list[dict[str, Any]]) -> ReproductionResult:
         """Build table and claims from the lines of data.csv."""
@@ -68,7 +70,7 @@ class SixtyFour(Reproduction):
         columns = ["epsilon", "B", "paper", "labels sent right", "clients settled right", "accuracy"]
         table = Table("Balanced clusters, %", columns, shown)
         return ReproductionResult(
-            rows, [multiples(), *(claim(rows, epsilon) for epsilon in found)], [], [table], [SMALL, GUARANTEED, OWN]
+            rows, [multiples(), *(claim(rows, epsilon) for epsilon in found)], [], [table], [GUARANTEED, OWN]
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from test_reproduce_clusters import MadeUp, told
 
@@ -50,6 +52,23 @@ def test_figure_1_is_by_round_and_compares_at_every_budget(tmp_path):
     assert len(outcome.figures) == 3
     few = find("rr-cluster/fig1")().compute(MadeUp(tmp_path / "1", reach, lines_of(lambda own: 0.5), seeds=1))
     assert told(few) == ["undecided"] * 3
+
+
+def test_a_part_of_figure_1_has_the_claims_of_its_runs(tmp_path):
+    context = MadeUp(tmp_path, reach, lines_of(lambda own: 0.5), scale="paper", most=4)
+    outcome = find("rr-cluster/fig1")().compute(context)
+    assert (outcome.runs, outcome.planned_runs) == (4, 3 * 3 * 5)
+    assert outcome.partial
+    assert [(run.seed, run.privacy.epsilon) for _, run in context.cells] == [(0, 4)] * 3 + [(0, 2)]
+    assert {Path(path).stem for path, _ in context.cells} == {"paper_fmnist_balanced"}
+    assert told(outcome) == ["undecided"] * 3
+    assert outcome.notes[0].startswith("A CNN with 100 rounds")
+    assert [[cell[:4] for cell in row] for row in outcome.tables[0].rows] == [
+        ["DP-F", "62.0", "62.0"], ["DP-I", "–", "60.0"], ["RR-C", "–", "63.0"],
+    ]  # fmt: skip
+    start = find("rr-cluster/fig1")().compute(MadeUp(tmp_path / "1", reach, lines_of(lambda own: 0.5), most=1))
+    assert (told(start), [figure.key for figure in start.figures]) == ([], ["epsilon-4"])
+    assert told(find("rr-cluster/fig2")().compute(MadeUp(tmp_path / "0", reach, most=0))) == []
 
 
 def test_figure_2_judges_the_end_and_the_mean_over_rounds(tmp_path):
