@@ -49,7 +49,7 @@ class LocalTraining(FrozenModel):
 
 
 class SecureAggregation(FrozenModel):
-    """Terms of secure sums: how many participants must answer, and how many may work with the server."""
+    """Terms of secure sums: how many participants must answer, and how many may act together or with the server."""
 
     threshold: float = Field(
         default=2 / 3, ge=2 / 3, le=1, allow_inf_nan=False,
@@ -57,7 +57,8 @@ class SecureAggregation(FrozenModel):
     )  # fmt: skip
     colluders: int = Field(
         default=0, ge=0, le=1_000_000,
-        description="most participants of a sum that may work with the server; the noise of the others protects the sum",
+        description="most participants of a sum that may act together, with the server or with nothing but the models that they get; the "
+        "noise of the others protects the sum",
     )  # fmt: skip
     neighbours: int | None = Field(
         default=None, ge=64, le=1_000_000, multiple_of=2,

@@ -16,7 +16,12 @@ CRYPTOGRAPHY = (
     "a break of the cryptography: masks and encrypted shares are computationally secure (X25519, AES, SHA-256, Ed25519)"
 )
 COLLUDERS = (
-    "more than {colluders} participants of a sum working with the server: they know their masks and their shares of the noise"
+    "more than {colluders} participants of a sum together, with the server or with nothing but the models that they get: they know "
+    "their masks and their shares of the noise"
+)
+NO_COLLUDERS = (
+    "the participants of a sum: each knows its own share of the noise and gets models that show the sum, so that epsilon holds against "
+    "one of them only if more answer than must (fix: privacy.secure_aggregation.colluders: 1)"
 )
 WRONG_SUMS = "the correctness of a sum: a malicious client can change it"
 VISIBLE = "the participants of a secure sum: the server names them"
@@ -58,4 +63,5 @@ def covered_by_sums(sums: dict[str, Any]) -> list[str]:
 def not_covered_by_sums(sums: dict[str, Any]) -> list[str]:
     """List what epsilon does not cover in secure sums; `sums` as from `secure_sums`."""
     participation = SECRET if sums["participation"] == "secret coins" else VISIBLE
-    return [COLLUDERS.format(colluders=sums["colluders"]), CRYPTOGRAPHY, participation, WRONG_SUMS]
+    insiders = COLLUDERS.format(colluders=sums["colluders"]) if sums["colluders"] else NO_COLLUDERS
+    return [insiders, CRYPTOGRAPHY, participation, WRONG_SUMS]

@@ -20,8 +20,9 @@ from dpcfl_net.training.pace import covered_epsilon
 
 FREE_PACE = (
     "duration of tasks: the time of a step depends on the number of sampled records, and a server that knows these numbers "
-    "learns more than epsilon allows (fix: local.pace: constant)"
+    "learns more than epsilon allows"
 )
+CONSTANT_PACE = " (fix: local.pace: constant)"
 NO_DEADLINE = (
     "duration of tasks: steps hide the number of sampled records, but answers are sent as soon as they are ready "
     "(fix: local.deadline_s)"
@@ -127,7 +128,8 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
     if by_client:
         not_covered.append(COUNTS)
     elif not able.plain_sgd and protocol.local.deadline_s is None:
-        not_covered.append(FREE_PACE if protocol.local.pace == "free" else NO_DEADLINE)
+        free = FREE_PACE + ("" if protocol.privacy.secure else CONSTANT_PACE)  # secure sums take no padded batches
+        not_covered.append(free if protocol.local.pace == "free" else NO_DEADLINE)
     smallest = len(protocol.roster) if by_client else min(entry.records for entry in protocol.roster)
     if protocol.privacy.delta >= 1 / smallest:
         what, count = ("clients", "n") if by_client else ("records", "N")

@@ -195,6 +195,35 @@ def test_the_statement_says_under_which_conditions_epsilon_holds(keys, rate, par
     assert section["epsilon_replace_one"] > 4
 
 
+def test_without_colluders_the_statement_excepts_a_participant_that_only_reads_the_models(keys):
+    """It subtracts its own share of the noise from the sum, by which the model moves."""
+    protocol = job_of(keys, {"rate": 0.5}).protocol
+    section = privacy_statement(protocol, None)
+    needed, z = section["secure_sums"]["answers"]["min"], section["noise_multiplier"]["min"]
+
+    def against_a_participant(answers: int) -> float:
+        noise = z * ((answers - 1) / needed) ** 0.5
+        return epsilon([SampledGaussian(noise, 0.5, protocol.rounds)], protocol.accounted_delta)
+
+    assert against_a_participant(needed) > 1.05 * section["epsilon"]
+    assert against_a_participant(needed + 1) <= section["epsilon"]
+    (said,) = [line for line in section["not_covered"] if line.startswith("the participants of a sum:")]
+    assert "only if more answer than must" in said
+    assert "colluders: 1" in said
+    one = privacy_statement(job_of(keys, {"rate": 0.5}, {"secure_aggregation": {"colluders": 1}}).protocol, None)
+    assert not any(line.startswith("the participants of a sum:") for line in one["not_covered"])
+
+
+def test_a_fix_is_named_only_where_it_is_allowed(keys):
+    records = {"privacy": {"epsilon": 4, "delta": 1e-3}, "algorithm": {"name": "global"}, "local": {"epochs": 1}}
+    said = {}
+    for trust in ("untrusted-server", "secure-aggregation"):
+        changed = {**records, "privacy": {**records["privacy"], "trust": trust}}
+        lines = privacy_statement(make_job(config.resolve({**SMALL, **changed}), keys).protocol, None)["not_covered"]
+        (said[trust],) = [line for line in lines if line.startswith("duration of tasks")]
+    assert said["untrusted-server"] == f"{said['secure-aggregation']} (fix: local.pace: constant)"
+
+
 def test_other_statements_are_unchanged(keys):
     job = make_job(config.resolve({**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}}), keys)
     section = privacy_statement(job.protocol, None)

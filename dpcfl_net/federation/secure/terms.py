@@ -29,7 +29,7 @@ class Settings:
 
     Attributes:
         threshold: Fraction of the clients that must answer; at least 2/3.
-        colluders: Clients of a sum that may work with the server.
+        colluders: Clients of a sum that may act together, with the server or without it.
         neighbours: Neighbours of each client above 64 clients, even; None chooses them for 30 % of drop-outs.
     """
 
