@@ -32,6 +32,12 @@ ROUND_TIMES = {
     "learns more than epsilon allows",
     "fixed": "duration of rounds: it depends on which clients a round samples",
 }
+SAMPLES_SHOW = {
+    "poisson": "who is in the sample of a round, for those who see the traffic of the network: messages are encrypted, but only sampled "
+    "clients get tasks, and epsilon counts on a secret sample",
+    "fixed": "who is in the sample of a round, for those who see the traffic of the network, and for clients that act together: each knows "
+    "if it was sampled, which tells about the others in a sample of fixed size, and epsilon counts on a secret sample",
+}
 COUNTS = (
     "number of training and validation records of each client: the job lists them, and the guarantee compares clients with "
     "equal numbers"
@@ -139,7 +145,7 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
         not_covered.insert(0, SERVER_SEES_ALL if able.participations else SERVER_SEES)
         central = [slot for each in charged for slot in each.plan if isinstance(slot, CentralSlot)]
         sampled = dict.fromkeys(slot.sampling for slot in central if slot.sample_size < slot.population)
-        not_covered += [ROUND_TIMES[sampling] for sampling in sampled]
+        not_covered += [said[sampling] for sampling in sampled for said in (SAMPLES_SHOW, ROUND_TIMES)]
     return not_covered
 
 

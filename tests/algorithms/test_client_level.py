@@ -351,6 +351,26 @@ def test_what_is_published_is_said_to_be_without_a_guarantee_and_what_it_costs_i
     assert "does not hold" in statement["not_covered"][0]
 
 
+@pytest.mark.parametrize(
+    ("sampling_rate", "privacy", "others"),
+    [(0.5, TRUSTED, False), (0.5, REPLACED, True), (1.0, TRUSTED, None)],
+    ids=["poisson", "fixed", "all"],
+)
+def test_the_statement_says_who_can_know_a_sample(tmp_path, sampling_rate, privacy, others):
+    job = job_for(tmp_path, {"name": "dp-fedavg", "sampling_rate": sampling_rate}, privacy)
+    lines = privacy_statement(job.protocol, None)["not_covered"]
+    said = [line for line in lines if line.startswith("who is in the sample of a round")]
+    assert len(said) == (others is not None)
+    assert all("the traffic of the network" in line and ("clients that act together" in line) == others for line in said)
+
+
+def test_a_sample_of_fixed_size_costs_more_against_clients_that_know_their_turns():
+    """Of 12 clients 6 are sampled: who knows that 2 were not has 6 of the other 10."""
+    z = accountant.calibrate(lambda z: [FixedSizeGaussian(z, 6, 12, 20)], 4, 1e-3, adjacency="replace-one")
+    known = accountant.epsilon([FixedSizeGaussian(z, 6, 10, 20)], 1e-3, adjacency="replace-one")
+    assert known > 4.5
+
+
 def test_what_each_guarantee_charges(tmp_path):
     labels = job_for(tmp_path / "labels", RR, REPLACED)
     assert {s.event(1.0) for s in labels.algorithm.central_plan()} == {FixedSizeGaussian(1.0, 6, 12, 1)}
