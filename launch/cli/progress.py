@@ -169,7 +169,8 @@ class ProgressTail:
     def _read(self) -> None:
         metrics = self._tails["metrics"].new()
         sort_metrics(metrics, self._served, self._observed, self._spent)
-        sort_clusters(self._tails["clusters"].new(), self._grouping, self._agreement)
+        clusters = self._tails["clusters"].new()
+        sort_clusters(clusters, self._grouping, self._agreement)
         messages, spans = self._tails["messages"].new(), self._tails["spans"].new()
         self._workers.follow(messages, spans)
         self._steps += [step for span in spans if (step := read_step(span)) is not None]
@@ -185,6 +186,7 @@ class ProgressTail:
             if line.get("view") == "server" and (late := listed(line, "late")):
                 what = "answer to an earlier round, set aside"
                 self._warnings.append(f"round {line.get('round')}: late {what}, from client {_named(late)}")
+        self._warnings += [text for line in clusters if (text := _aborted(line))]
         # Other warnings of the coordinator are in its log; those of the launcher are about lost and restarted workers.
         for line in self._tails["warnings"].new():
             if line.get("view") in ("launcher", "pause"):
@@ -279,6 +281,13 @@ class ProgressTail:
         if seconds is not None:
             parts.append(f"{seconds:.1f} s")
         return "  ".join(parts)
+
+
+def _aborted(line: JsonLine) -> str:
+    """Warning that secure sums of a round were aborted; empty if they were not."""
+    shown = mapping(line, "diagnostics")
+    said = shown.get("secure sum", shown.get("secure sums", "ok"))
+    return "" if said == "ok" else f"round {line.get('round')}: no secure sum, models stay: {said}"
 
 
 def _named(clients: list[Any]) -> str:

@@ -80,6 +80,17 @@ def test_settings_that_cannot_be_combined_are_sentences(changes, said):
     assert any(said in problem for problem in caught.value.problems)
 
 
+def test_true_clusters_that_can_form_no_secure_sum_are_refused():
+    def oracle(colluders):
+        privacy = {"epsilon": 4, "delta": 1e-3, "trust": "secure-aggregation", "secure_aggregation": {"colluders": colluders}}
+        data = {**SMALL["data"], "clients": [3, 5], "train_per_client": 100, "test_per_client": 20}
+        return config.resolve({**SMALL, "data": data, "algorithm": {"name": "oracle"}, "privacy": privacy})
+
+    oracle(2)
+    with pytest.raises(ConfigError, match="colluders is 3: of 3 clients 3 must answer"):
+        oracle(3)
+
+
 def test_the_job_names_each_client_s_identity_and_other_jobs_have_none(keys):
     job = job_of(keys)
     assert [entry.identity for entry in job.protocol.roster] == read_identities(keys, CLIENTS)

@@ -336,6 +336,17 @@ def test_a_pause_below_the_quorum_is_shown_until_it_ends(tmp_path: Path) -> None
     assert tail.view().pause == ""
 
 
+def test_aborted_secure_sums_are_named(tmp_path: Path) -> None:
+    tail = run_some(tmp_path / "run", 2)
+    said = {"secure sum": "ok"}, {"secure sum": "3 of 8 clients sent keys, needs 6"}, {"secure sums": "1: no client is there"}
+    lines = [{"view": "server", "round": at, "diagnostics": shown} for at, shown in enumerate(said, start=1)]
+    write_lines(tmp_path / "run" / "clusters.jsonl", lines)
+    assert tail.view().warnings == [
+        "round 2: no secure sum, models stay: 3 of 8 clients sent keys, needs 6",
+        "round 3: no secure sum, models stay: 1: no client is there",
+    ]
+
+
 def test_late_answers_are_named(tmp_path: Path) -> None:
     tail = run_some(tmp_path / "run", 2)
     write_lines(tmp_path / "run" / "metrics.jsonl", [{"view": "server", "round": 3, "time": START, "missing": [], "late": [5]}])
