@@ -18,8 +18,8 @@ from dpcfl_net.federation.client import Client
 from dpcfl_net.privacy.slots import DPSGDSlot, Slot
 
 WITHOUT_CLIENTS = (
-    "the mean moves by the updates that arrived, weighted by records over the clients that answered; the others "
-    "keep their personal models"
+    "the mean moves by the updates that arrived, weighted by records over all clients, so that it stays the mean of all models; the "
+    "others keep their personal models"
 )
 
 
@@ -82,7 +82,9 @@ class MRMTL(Algorithm):
             lambda client, release: means.add(0, client, release["update"]),
             common={"mean": state.models[0]},
         )
-        return replace(state, models=means.moved())
+        # Over all clients: the model of a client without an update stays, and counts in the mean as before.
+        moves = means.sums().totals / sum(self.protocol.records.values())
+        return replace(state, models=state.models + moves.astype(np.float32))
 
     @on_client(charges=["train"], takes={"mean": MODEL}, gives={"update": PULLED})
     def train(self, me: Client, mean: np.ndarray) -> Release:

@@ -296,6 +296,16 @@ def test_mr_mtl_without_pull_is_local_bit_for_bit_and_a_strong_pull_draws_models
     assert spreads[-1] < 0.5 * spreads[0]
 
 
+def test_the_servers_mean_is_that_of_all_models_when_clients_are_away_and_have_unequal_records(tmp_path):
+    data = {**TINY["data"], "train_per_client": None, "sizes": [40, 80, 120, 200]}
+    there = {"clients": {0: [[1, 1]], 1: [[3, 4]], 2: [[1, 2], [4, 4]]}}
+    job = job_for(tmp_path, {"name": "mr-mtl", "lam": 0.3}, data=data, availability=there)
+    state, personal = run(job, tmp_path)
+    own = [np.frombuffer(model, np.float32) for model in personal]
+    mean = np.average(own, axis=0, weights=[entry.records for entry in job.protocol.roster])
+    np.testing.assert_allclose(state.models[0], mean, atol=1e-5)
+
+
 def test_a_pull_that_overshoots_is_refused():
     with pytest.raises(ConfigError, match=r"algorithm\.lam is 4\.0.*below 2"):
         config.resolve({**SMALL, **TINY, "algorithm": {"name": "mr-mtl", "lam": 4.0}})

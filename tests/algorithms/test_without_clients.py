@@ -110,12 +110,13 @@ def test_km_cdpfl_moves_only_the_models_of_those_that_answered(job_of):
     assert moved(second, third) == [0.0] * 4
 
 
-def test_mr_mtl_weighs_those_that_answered_by_records(job_of):
+def test_mr_mtl_weighs_updates_by_records_over_all_clients(job_of):
     job = job_of("mr-mtl")
-    first, second = rounds(job, present(0, 1, 2, 3), present(1, 2))
+    first, second, third = rounds(job, present(0, 1, 2, 3), present(1, 2), present())
     records = {entry.id: entry.records for entry in job.protocol.roster}
-    expected = (2 * records[1] + 3 * records[2]) / (records[1] + records[2])
+    expected = (2 * records[1] + 3 * records[2]) / sum(records.values())
     assert moved(first, second) == [round(expected, 4)]
+    assert moved(second, third) == [0.0]
 
 
 def first_round(client, p):
