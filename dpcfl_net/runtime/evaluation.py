@@ -17,6 +17,8 @@ from dpcfl_net.data.partition import DataSettings, Slice, Split, open_many, open
 from dpcfl_net.experiment.job_files import Job
 from dpcfl_net.transport.observer_notes import Models, Personal
 
+GIVEN_UP = 2  # rounds after which the observer no longer waits for figures of personal models
+
 
 @dataclass
 class RoundFigures:
@@ -57,6 +59,13 @@ class TestSetEvaluator:
         m = self._job.protocol.model
         shape = tuple(m.input_shape)
         return Evaluator(skeleton(m.name, shape, m.classes), m.task, shape)
+
+    @cached_property
+    def _initial_model(self) -> np.ndarray:
+        from dpcfl_net.training.models import initial
+
+        m = self._job.protocol.model
+        return initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
 
     @cached_property
     def _images(self) -> Images:
@@ -108,7 +117,9 @@ class TestSetEvaluator:
         return float(accuracy), float(loss)
 
     def fill(self, figures: PersonalFigures) -> RoundFigures:
-        """Complete the figures of personal models; a client that was never drawn still uses the server's model.
+        """Complete the figures of personal models.
+
+        A client that was never drawn still uses the server's model, and one that has not joined yet the initial model.
 
         Args:
             figures: Figures that clients reported.
@@ -118,8 +129,9 @@ class TestSetEvaluator:
         """
         entry = RoundFigures([None] * figures.clients, dict(figures.accuracy), dict(figures.loss))
         undrawn = [client for client in range(figures.clients) if client not in entry.accuracy]
-        if undrawn and figures.models is not None:
-            for client, (losses, correct) in self._evaluate_clients(figures.models, (0,), undrawn, self._settings.evaluate):
+        if undrawn:
+            models = self._initial_model[None] if figures.models is None else figures.models
+            for client, (losses, correct) in self._evaluate_clients(models, (0,), undrawn, self._settings.evaluate):
                 entry.accuracy[client], entry.loss[client] = float(correct.mean()), float(losses.mean())
         return entry
 
@@ -155,7 +167,10 @@ def _picked(models: np.ndarray, rows: tuple[int, ...]) -> tuple[np.ndarray, np.n
 
 
 class PersonalFigures:
-    """Accuracy and loss of personal models as reported; a round is complete when all its clients have reported.
+    """Accuracy and loss of personal models as reported; a client without a report keeps its figures.
+
+    A round is complete when all its clients have reported. Reports of clients that are lost never come: a round is given up when
+    the server has finished GIVEN_UP later ones.
 
     Args:
         algorithm: The job's algorithm.
@@ -171,6 +186,7 @@ class PersonalFigures:
         self._sampled = algorithm.protocol.privacy.trust == "trusted-server"  # the server names the clients of a round
         self._published: dict[int, Models] = {}
         self._reports: dict[int, dict[int, Personal]] = {}
+        self._newest = self._done = 0  # newest round of the server, and last round with figures
 
     def take(self, note: Models | Personal) -> Iterator[tuple[int, PersonalFigures]]:
         """Add a message.
@@ -181,20 +197,43 @@ class PersonalFigures:
         Yields:
             (round, self) for each round that the message completes, in order.
         """
-        if isinstance(note, Personal):
+        if isinstance(note, Models):
+            self._newest = max(self._newest, note.round)
+            if self._sampled and note.round > self._done:
+                self._published[note.round] = note
+        elif note.round > self._done and self._protocol.client(note.client).is_there(note.round):
             self._reports.setdefault(note.round, {})[note.client] = note
-        elif self._sampled:
-            self._published[note.round] = note
+        yield from self._rounds(self._newest - GIVEN_UP)
+
+    def resume(self, line: Mapping[str, Any]) -> None:
+        """Continue from the last figures of an earlier observer; of a secret sample they do not tell who was drawn, and are not used.
+
+        Args:
+            line: Its last line in metrics.jsonl.
+        """
+        if not self._sampled:
+            self.accuracy, self.loss = dict(enumerate(line["accuracy_by_client"])), dict(enumerate(line["loss_by_client"]))
+            self._done = line["round"]
+
+    def rest(self) -> Iterator[tuple[int, PersonalFigures]]:
+        """Give up the rounds that are not complete.
+
+        Yields:
+            As `take`.
+        """
+        yield from self._rounds(self._protocol.rounds)
+
+    def _rounds(self, given_up: int) -> Iterator[tuple[int, PersonalFigures]]:
+        """Yield rounds in order up to the first that is neither complete nor given up."""
         for t in sorted(self._published if self._sampled else self._reports):
             expected = set(self._published[t].clients) if self._sampled else self._there(t)
-            reports = self._reports.get(t, {})
-            if not expected <= set(reports):
-                continue
-            for client, personal in reports.items():
+            if t > given_up and not expected <= set(self._reports.get(t, {})):
+                return
+            for client, personal in self._reports.pop(t, {}).items():
                 self.accuracy[client], self.loss[client] = personal.accuracy, personal.loss
             models = self._published.pop(t, None)
             self.models = models.models if models is not None else self.models
-            self._reports.pop(t, None)
+            self._done = t
             yield t, self
 
     def _there(self, t: int) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -87,10 +87,15 @@ class Observer:
         files = RunFolder(spec.folder)
         self._checkpoints = files.checkpoints
         self._metrics, self._clusters, self._spans = Lines(files.metrics), Lines(files.clusters), Lines(files.spans)
-        self._written = {line.get("round") for line in runlog.each(files.metrics) if line.get("view") == "observer"}
         self._algorithm = job.algorithm
         self._test_sets = TestSetEvaluator(job, spec.data_root)
         self._personal = PersonalFigures(self._algorithm, len(self.truth)) if self._algorithm.capabilities.personal else None
+        self._written = set[int]()
+        for line in runlog.each(files.metrics):
+            if line.get("view") == "observer":
+                self._written.add(line["round"])
+                if self._personal is not None:
+                    self._personal.resume(line)
 
     def listen(self, inbox: ObserverInbox) -> None:
         """Take messages until the coordinator ends the run and the figures of the last round are complete.
@@ -126,9 +131,12 @@ class Observer:
     def evaluate_last_round(self) -> None:
         """Evaluate the last round from its checkpoint if its models were lost in a crash of the observer.
 
-        Figures of personal models cannot be recovered: only their clients have the models.
+        Personal models are not evaluated again, since only their clients have them: figures that came are written, and clients
+        without any keep those of an earlier round.
         """
         last = self.job.protocol.rounds
+        if self._personal is not None:
+            self._write_personal(self._personal.rest())
         if last in self._written or self._personal is not None or not self._checkpoints.is_dir():
             return
         found = Checkpoints(self._checkpoints, warn=_log.warning).newest()
@@ -154,9 +162,7 @@ class Observer:
         elif note.round in self._written or not 1 <= note.round <= self.job.protocol.rounds:
             return
         elif self._personal is not None:
-            for t, figures in self._personal.take(note):
-                if self._due(t):
-                    self._write(t, self._test_sets.fill(figures))
+            self._write_personal(self._personal.take(note))
         elif isinstance(note, Models):
             if any(note.labels.values()):
                 self._write_labels(note)
@@ -167,6 +173,11 @@ class Observer:
                     self._spans.write(
                         {"who": OBSERVER, "what": "evaluate", "round": note.round, "start": started, "end": time.time()}
                     )
+
+    def _write_personal(self, rounds: Iterable[tuple[int, PersonalFigures]]) -> None:
+        for t, figures in rounds:
+            if self._due(t):
+                self._write(t, self._test_sets.fill(figures))
 
     def _due(self, t: int) -> bool:
         return t % self._every == 0 or t == self.job.protocol.rounds

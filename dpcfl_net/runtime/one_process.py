@@ -192,6 +192,7 @@ def run_in_one_process(spec: OneProcessSpec, attend: Callable[[bool], None] = la
         checkpoints = Checkpoints(files.checkpoints, spec.keep_checkpoints, records.warn)
         records.joined(max(checkpoints.rounds(), default=0) + 1)
         drive(algorithm, fed, checkpoints, on_round, partial(on_round, resumed=True))
+        observer.evaluate_last_round()
 
 
 def _elapsed_s(metrics: Path) -> float:

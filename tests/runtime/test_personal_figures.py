@@ -1,0 +1,115 @@
+"""Figures of personal models: of clients that join late, are lost, report late, and after a restart of the observer."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import closing
+
+import numpy as np
+import pytest
+from conftest import SMALL
+
+import dpcfl_net
+from dpcfl_net.core import runlog
+from dpcfl_net.core.run_folder import RunFolder
+from dpcfl_net.data.partition import open_client
+from dpcfl_net.experiment import config
+from dpcfl_net.experiment.build import make_job
+from dpcfl_net.experiment.job_files import client_slice
+from dpcfl_net.runtime.observer import Observer
+from dpcfl_net.runtime.specs import ObserverSpec
+from dpcfl_net.training.dpsgd import Evaluator
+from dpcfl_net.training.models import initial, skeleton
+from dpcfl_net.transport.keys import make_keys
+from dpcfl_net.transport.observer_notes import Models, Personal
+
+DATA = {"dataset": "digits", "clients": [2, 2], "train_per_client": 100, "test_per_client": 20}
+CHANGES = {"data": DATA, "model": {"name": "linear"}, "rounds": 6, "algorithm": {"name": "mr-mtl"}}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder, 4)
+    return folder
+
+
+@pytest.fixture
+def job_of(keys):
+    return lambda **changes: make_job(config.resolve({**SMALL, **CHANGES, **changes}), keys)
+
+
+@contextlib.contextmanager
+def observing(job, folder):
+    spec = ObserverSpec(folder, "", "", folder, folder, None, 1)
+    with closing(Observer(spec, job)) as observer:
+        yield observer
+
+
+def report(observer, t, accuracies):
+    for client, accuracy in accuracies.items():
+        observer.take(Personal(client, t, accuracy, 1 - accuracy))
+
+
+def published(observer, job, t):
+    observer.take(Models(t, [None] * 4, np.zeros((1, job.protocol.model.parameters), np.float32)))
+
+
+def written(folder):
+    lines = [line for line in runlog.read(RunFolder(folder).metrics) if line["view"] == "observer"]
+    return {line["round"]: line["accuracy_by_client"] for line in lines}
+
+
+def test_a_lost_client_keeps_its_figures_and_the_others_go_on(job_of, tmp_path):
+    job = job_of()
+    with observing(job, tmp_path) as observer:
+        report(observer, 1, {0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1})
+        for t in range(2, 7):
+            report(observer, t, dict.fromkeys((0, 1, 2), t / 10))
+            published(observer, job, t)
+        assert sorted(written(tmp_path)) == [1, 2, 3, 4]  # client 3 may still report the others
+        observer.evaluate_last_round()
+    assert written(tmp_path) == {t: [t / 10] * 3 + [0.1] for t in range(1, 7)}
+
+
+def test_a_report_that_comes_late_counts_in_its_round_and_not_over_newer_ones(job_of, tmp_path):
+    job = job_of()
+    with observing(job, tmp_path) as observer:
+        report(observer, 1, {0: 0.1, 1: 0.1, 2: 0.1})
+        report(observer, 2, {0: 0.2, 1: 0.2, 2: 0.2, 3: 0.2})
+        report(observer, 1, {3: 0.1})
+        for t in (3, 5):
+            report(observer, t, dict.fromkeys((0, 1, 2), t / 10))
+            published(observer, job, t)
+        report(observer, 3, {3: 0.3})  # given up two rounds ago
+        report(observer, 5, {3: 0.5})
+    assert written(tmp_path) == {1: [0.1] * 4, 2: [0.2] * 4, 3: [0.3] * 3 + [0.2], 5: [0.5] * 4}
+
+
+def test_an_observer_that_starts_again_keeps_the_figures_of_lost_clients(job_of, tmp_path):
+    job = job_of()
+    with observing(job, tmp_path) as observer:
+        report(observer, 1, {0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1})
+    with observing(job, tmp_path) as observer:
+        report(observer, 6, {0: 0.6, 1: 0.6, 2: 0.6})
+        observer.evaluate_last_round()
+    assert written(tmp_path) == {1: [0.1] * 4, 6: [0.6] * 3 + [0.1]}
+
+
+@pytest.mark.parametrize("name", ["local", "mr-mtl"])
+def test_a_client_that_joins_late_counts_with_the_initial_model_before(name, tmp_path):
+    changes = {**CHANGES, "algorithm": {"name": name}, "availability": {"clients": {2: [[3, None]]}}, "output": {}}
+    run = dpcfl_net.run({**SMALL, **changes}, tmp_path, "in-process", progress=False)
+    figures = written(run.path)
+    assert sorted(figures) == [1, 2, 3, 4, 5, 6]
+    assert figures[1][2] == figures[2][2] == accuracy_before_training(run.job, 2)
+    assert figures[6][2] != figures[2][2]
+    assert figures[6][0] != accuracy_before_training(run.job, 0)
+
+
+def accuracy_before_training(job, client):
+    settings, piece = client_slice(job, client, None)
+    m = job.protocol.model
+    theta = initial(m.name, tuple(m.input_shape), m.classes, m.initial_seed)
+    evaluator = Evaluator(skeleton(m.name, tuple(m.input_shape), m.classes))
+    return evaluator.accuracy_and_loss(theta, open_client(settings, piece, None, "test"))[0]
