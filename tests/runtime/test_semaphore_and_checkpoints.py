@@ -232,6 +232,7 @@ def test_a_round_that_lacks_clients_is_flushed_before_the_next_one_begins(tmp_pa
 
     class Rounds:
         protocol = SimpleNamespace(rounds=3)
+        capabilities = SimpleNamespace(published_models=1)
 
         def start(self, fed):
             return State(np.zeros((1, 2), "f4"), [0], {})
@@ -243,6 +244,25 @@ def test_a_round_that_lacks_clients_is_flushed_before_the_next_one_begins(tmp_pa
 
     drive(Rounds(), fed, checkpoints, lambda t, state: None)
     assert seen == {1: [], 2: [], 3: [1, 2]}
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_an_algorithm_with_more_models_than_it_declares_is_told_what_to_declare(tmp_path, at_first):
+    class Growing:
+        protocol = SimpleNamespace(rounds=1)
+        capabilities = SimpleNamespace(published_models=1)
+
+        def start(self, fed):
+            return State(np.zeros((1 + at_first, 2), "f4"), [0], {})
+
+        def round(self, state, t, fed):
+            return State(np.zeros((2, 2), "f4"), [0], {})
+
+    with pytest.raises(
+        RunFailed, match=r"Growing has 2 rows in State\.models: Capabilities\.published_models, here 1, must be"
+    ):
+        drive(Growing(), SimpleNamespace(missing=[]), Checkpoints(tmp_path), lambda t, state: None)
+    assert Checkpoints(tmp_path).newest() is None
 
 
 def test_a_flush_that_fails_stops_the_next_write(tmp_path, monkeypatch):
