@@ -14,6 +14,7 @@ from dpcfl_net.core import runlog
 from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.runlog import Lines
+from dpcfl_net.core.types import Assignment
 from dpcfl_net.data.partition import DataSettings
 from dpcfl_net.experiment.job_files import Job, read_job
 from dpcfl_net.runtime.checkpoint import Checkpoints
@@ -96,6 +97,7 @@ class Observer:
                 self._written.add(line["round"])
                 if self._personal is not None:
                     self._personal.resume(line)
+        self._scored = {line["round"] for line in runlog.each(files.clusters) if "assigned" in line}
 
     def listen(self, inbox: ObserverInbox) -> None:
         """Take messages until the coordinator ends the run and the figures of the last round are complete.
@@ -159,9 +161,14 @@ class Observer:
         """
         if isinstance(note, Span):
             self._spans.write({"who": note.who, "what": note.what, "round": note.round, "start": note.start, "end": note.end})
-        elif note.round in self._written or not 1 <= note.round <= self.job.protocol.rounds:
             return
-        elif self._personal is not None:
+        if not 1 <= note.round <= self.job.protocol.rounds:
+            return
+        if self._personal is not None and isinstance(note, Models) and len(note.models) > 1 and self._due(note.round):
+            self._write_scores(note.round, note.assignment)
+        if note.round in self._written:
+            return
+        if self._personal is not None:
             self._write_personal(self._personal.take(note))
         elif isinstance(note, Models):
             if any(note.labels.values()):
@@ -192,9 +199,13 @@ class Observer:
             "loss_mean": float(np.mean(finite)) if finite else None, "loss_by_client": losses, **_central(entry),
         })  # fmt: skip
         self._written.add(t)
-        found = entry.assignment
-        if any(cluster is None for cluster in found):
+        self._write_scores(t, entry.assignment)
+
+    def _write_scores(self, t: int, found: Assignment) -> None:
+        """Write how well a round's clusters fit the true ones, once, if each client has a cluster."""
+        if t in self._scored or any(cluster is None for cluster in found):
             return
+        self._scored.add(t)
         scores = {
             "ari": metrics.adjusted_rand_index(self.truth, found),
             "assignment_accuracy": metrics.assignment_accuracy(self.truth, found),

@@ -96,6 +96,18 @@ def test_an_observer_that_starts_again_keeps_the_figures_of_lost_clients(job_of,
     assert written(tmp_path) == {1: [0.1] * 4, 6: [0.6] * 3 + [0.1]}
 
 
+def test_clusters_of_clients_with_personal_models_are_scored_once_whenever_the_figures_come(job_of, tmp_path):
+    job = job_of()
+    models = np.zeros((2, job.protocol.model.parameters), np.float32)
+    for _ in range(2):  # the second observer hears of round 2 again
+        with observing(job, tmp_path) as observer:
+            observer.take(Models(1, [None, 0, 1, 1], models))
+            report(observer, 2, {0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1})
+            observer.take(Models(2, list(job.experiment.true_clusters), models))
+    scores = [line for line in runlog.read(RunFolder(tmp_path).clusters) if "assigned" in line]
+    assert [(line["round"], line["ari"], line["recovered"]) for line in scores] == [(2, 1.0, True)]
+
+
 @pytest.mark.parametrize("name", ["local", "mr-mtl"])
 def test_a_client_that_joins_late_counts_with_the_initial_model_before(name, tmp_path):
     changes = {**CHANGES, "algorithm": {"name": name}, "availability": {"clients": {2: [[3, None]]}}, "output": {}}
