@@ -38,3 +38,11 @@ def test_one_release_is_bounded_below_by_its_definition():
 
 def test_noise_that_hides_everything_gives_zero():
     assert epsilon_at_least([SampledGaussian(1000.0, 0.01, 1)], 0.1, 0.5) == 0
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(0.5, 1e-4, 10**5), (100.0, 0.1, 10**6)])
+@pytest.mark.parametrize("delta", [1e-9, 1e-10, 1e-12])
+def test_many_releases_are_bounded_below_at_small_deltas(noise, rate, steps, delta):
+    events = [SampledGaussian(noise, rate, steps)]
+    upper = epsilon(events, delta)
+    assert 0.8 * upper < epsilon_at_least(events, delta, upper) < upper

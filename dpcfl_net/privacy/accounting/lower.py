@@ -13,7 +13,8 @@ from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 _FAILURE = 1e-4  # share of delta for the probability that rounding errors add up to more than their bound
 _ERROR = 1e-3  # error of epsilon from rounding, relative, where memory allows it
 _MOST_POINTS = 2**22
-_ROUNDING = 1e-11  # error of the masses above a loss, from the transform; float64 stays far below it
+# Error of the masses above a loss, from the transform: at least, and for each release, as in `composition.py`.
+_ROUNDING, _ROUNDING_OF_ONE = 1e-11, 1e-15
 _MOST_EPSILON = 600.0  # largest bound; e^epsilon overflows above 709
 _REACH = 9.5  # noise beyond this many deviations is left out, which lowers the bound
 
@@ -57,7 +58,8 @@ def _one_way(events: Sequence[SampledGaussian], delta: float, upper: float, way:
     start = round((mean - half) / interval)
     masses = np.roll(np.fft.irfft(spectrum, points), -(start % points))
     losses = (start + np.arange(points)) * interval + shift
-    return _epsilon(losses, np.maximum(masses, 0.0), delta * (1 + _FAILURE) + _ROUNDING) - interval * spread
+    rounding = max(_ROUNDING, _ROUNDING_OF_ONE * (steps + 1))
+    return _epsilon(losses, np.maximum(masses, 0.0), delta * (1 + _FAILURE) + rounding) - interval * spread
 
 
 def _epsilon(losses: np.ndarray, masses: np.ndarray, delta: float) -> float:
