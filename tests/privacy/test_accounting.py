@@ -17,6 +17,7 @@ from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.privacy.accounting.accountant import calibrate, epsilon, epsilon_by_prefix
 from dpcfl_net.privacy.accounting.document import account, main
 from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelection
+from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.events.unprotected import Unprotected
 
@@ -330,6 +331,15 @@ def test_no_selection_is_free_under_rdp_whatever_its_range():
     for extent in (0.06, *np.linspace(0.001, 0.3, 300)):
         spent = epsilon([BoundedRangeSelection(float(extent), 2)], DELTA, accountant="rdp")
         assert extent < spent <= 2 * extent
+
+
+def test_no_label_is_free_under_rdp_however_little_it_tells():
+    """With k = 3 the rounding of the logarithms makes a divergence of 1e-18 negative; the library turns that into epsilon 0."""
+    for extent in (1e-9, 1e-8, 1e-4):
+        assert epsilon([RandomisedResponse(extent, 3, 60)], 1e-12, accountant="rdp") > epsilon(
+            [RandomisedResponse(extent, 3, 60)], 1e-12
+        )
+    assert epsilon([RandomisedResponse(500.0, 3, 1)], 1e-12, accountant="rdp") == pytest.approx(500, rel=1e-3)
 
 
 def test_renyi_accounting_charges_very_wide_ranges_nearly_in_full():

@@ -83,14 +83,17 @@ class RandomisedResponse(Mechanism):
         return [((symmetric(profile, interval),), self.count)]
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
-        """See `Composable`."""
+        """See `Composable`; at most min(a E^2 / 2, E) for each release (Bun, Steinke 2016)."""
         other = math.exp(-self.epsilon) * self.kept
         terms = [
             math.log(self.kept) + (orders - 1) * self.epsilon,
             np.full(len(orders), math.log(max((self.categories - 2) * other, 1e-300))),
             math.log(max(other, 1e-300)) - (orders - 1) * self.epsilon,
         ]
-        return np.asarray(self.count * np.logaddexp.reduce(terms) / (orders - 1))
+        # For a small E the rounding of the logarithms exceeds the divergence, and only the bound remains.
+        rounding = 2e-15 * (1 + orders * self.epsilon + math.log(self.categories)) / (orders - 1)
+        found = np.maximum(np.logaddexp.reduce(terms) / (orders - 1), 0.0) + rounding
+        return np.asarray(self.count * np.minimum(found, np.minimum(orders * self.epsilon**2 / 2, self.epsilon)))
 
     def total_variation(self, adjacency: Adjacency) -> float:
         """See `Composable`."""
