@@ -47,6 +47,10 @@ def repeated(rng: np.random.Generator, records: int, steps: int) -> np.ndarray:
     return np.repeat(poisson(rng, records, 1), steps, axis=0)
 
 
+def known(rng: np.random.Generator, records: int, steps: int) -> np.ndarray:
+    return poisson(np.random.default_rng(7), records, steps)
+
+
 def slices(rng: np.random.Generator, records: int, steps: int) -> np.ndarray:
     starts = rng.integers(0, records, (steps, 1))
     return (np.arange(records) - starts) % records < round(RATE * records)
@@ -59,6 +63,12 @@ def clipped(gradients: np.ndarray) -> np.ndarray:
 
 def clipped_by_coordinate(gradients: np.ndarray) -> np.ndarray:
     return np.clip(gradients, -CLIP, CLIP)
+
+
+def clipped_by_tensor(gradients: np.ndarray) -> np.ndarray:
+    """The first and the second half of the coordinates each have the clip norm."""
+    middle = gradients.shape[1] // 2
+    return np.concatenate([clipped(gradients[:, :middle]), clipped(gradients[:, middle:])], axis=1)
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -75,6 +85,22 @@ def same_for_all_coordinates(rng: np.random.Generator, shape: tuple[int, int]) -
 
 def same_at_each_step(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return np.broadcast_to(rng.normal(size=(1, shape[1])), shape)
+
+
+def none_on_the_last_coordinate(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return normal(rng, shape) * (np.arange(shape[1]) < shape[1] - 1)
+
+
+def none_on_the_first_coordinate(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return normal(rng, shape) * (np.arange(shape[1]) > 0)
+
+
+def none_at_the_last_step(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return normal(rng, shape) * (np.arange(shape[0]) < shape[0] - 1)[:, None]
+
+
+def cut_off(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return normal(rng, shape).clip(-3, 3)
 
 
 def program(
@@ -111,6 +137,13 @@ laplace_noise, shared_noise, stuck_noise = (
     program(noise=same_at_each_step),
 )
 fixed_seed = program(seed=1)
+known_batches, tensor_clip = program(known), program(clip=clipped_by_tensor)
+bare_bias, bare_first, bare_step, cut_noise = (
+    program(noise=none_on_the_last_coordinate),
+    program(noise=none_on_the_first_coordinate),
+    program(noise=none_at_the_last_step),
+    program(noise=cut_off),
+)
 
 
 def noisy_only(records: np.ndarray) -> dict[str, np.ndarray]:
@@ -122,6 +155,10 @@ def noisy_missing_clip(records: np.ndarray) -> dict[str, np.ndarray]:
     return missing_clip(records)
 
 
+def noisy_tensor_clip(records: np.ndarray) -> dict[str, np.ndarray]:
+    return tensor_clip(records)
+
+
 def end_only(records: np.ndarray) -> dict[str, np.ndarray]:
     """Sound; only the parameters after the last step, as two tensors."""
     last = sound(records)["weight"][-1]
@@ -130,6 +167,10 @@ def end_only(records: np.ndarray) -> dict[str, np.ndarray]:
 
 def end_only_fixed(records: np.ndarray) -> dict[str, np.ndarray]:
     return {"weight": fixed_batches(records)["weight"][-1]}
+
+
+def end_only_bare_bias(records: np.ndarray) -> dict[str, np.ndarray]:
+    return {"weight": bare_bias(records)["weight"][-1]}
 
 
 def end_only_allocated(records: np.ndarray) -> dict[str, np.ndarray]:

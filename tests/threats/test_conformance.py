@@ -66,6 +66,14 @@ def test_a_function_that_keeps_its_claim_passes_every_check(name):
         ("little_noise", {"noise", "audit"}, r"0\.(69|70)\d of the claimed 0\.05"),
         ("laplace_noise", {"noise"}, "not normal"),
         ("fixed_seed", {"noise"}, "fixed seed"),
+        ("known_batches", {"sampling"}, "Two runs have the same batches"),
+        ("tensor_clip", {"clipping"}, r"moved a release by 1\.41\d clip norms"),
+        ("noisy_tensor_clip", {"clipping"}, "spread-out gradients"),
+        ("bare_bias", {"noise"}, "not every coordinate gets its noise"),
+        ("end_only_bare_bias", {"noise"}, "not every coordinate gets its noise"),
+        ("bare_first", {"noise"}, "not every coordinate gets its noise"),
+        ("bare_step", {"noise"}, "not every step gets its noise"),
+        ("cut_noise", {"noise"}, r"No noise lies beyond 3\.00 deviations"),
     ],
 )
 def test_one_mistake_fails_its_own_check(name, failing, words):

@@ -45,6 +45,12 @@ class NoisyCount:
         """Variance of the count, without noise."""
         return float(self.masses @ (self.counts - self.mean) ** 2)
 
+    @property
+    def share(self) -> float:
+        """Share of the count in the variance: correlation of two values with the same count and independent noise."""
+        counted = self.step**2 * self.variance
+        return counted / (counted + self.deviation**2)
+
     def scores(self, values: np.ndarray) -> np.ndarray:
         """Normal scores: independent N(0, 1) for independent values of this distribution; the shape of `values`."""
         from scipy.special import ndtr, ndtri
@@ -170,6 +176,24 @@ def samples_for(ratio: float, miss: float = MISS) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if misses(middle, ratio) <= miss else (middle, high)
     return min(high, _MOST_SAMPLES)
+
+
+def pairs_for(correlated: float, miss: float = MISS) -> int:
+    """Smallest number of pairs of normal scores whose test of `correlation` finds a correlation; at most 10^7."""
+    pairs = 4
+    while misses_correlation(pairs, correlated) > miss and pairs < _MOST_SAMPLES:
+        pairs = math.ceil(1.1 * pairs)
+    return min(pairs, _MOST_SAMPLES)
+
+
+def misses_correlation(pairs: int, correlated: float) -> float:
+    """Probability that the test of `correlation` does not find a correlation above 0 (Fisher 1921: its area tangent is normal)."""
+    from scipy.stats import beta, norm
+
+    if pairs < 4:
+        return 1.0
+    limit = math.sqrt(float(beta.isf(LEVEL, 0.5, (pairs - 1) / 2)))
+    return float(norm.cdf((math.atanh(limit) - math.atanh(min(correlated, 1 - 1e-9))) * math.sqrt(pairs - 2)))
 
 
 def misses(samples: int, ratio: float) -> float:

@@ -53,7 +53,7 @@ def check(claim: Claim, sized: np.ndarray, exact: np.ndarray | None, probe: Sing
 
 def _without_noise(claim: Claim, release: np.ndarray, probe: Singles, steps: int) -> list[Finding]:
     """Exact limits, if the noise is really off."""
-    if np.abs(release[:, probe.free :]).max(initial=0.0) > TOLERANCE:
+    if np.abs(release[:, probe.free]).max(initial=0.0) > TOLERANCE:
         return []
     moved = np.stack([np.sqrt((release[:, columns] ** 2).sum(1)) for columns in probe.columns], axis=1)
     if len(release) < steps:

@@ -177,7 +177,7 @@ class _Measured:
     def noise(self) -> Check:
         """Check the noise."""
         quiet = self.halves[:, :, 2:] / self._z
-        giant = self._sized[:, :, 2 + probes.DENSE :] / self._z if self.responds else quiet
+        giant = self._sized[:, :, ~self._directions.any(axis=0)] / self._z if self.responds else quiet
         giant = np.where(np.isfinite(giant), giant, 0.0)
         return noise.check(self.claim, quiet, giant, seeded=self.adapter.seeded, miss=self.plan.miss)
 

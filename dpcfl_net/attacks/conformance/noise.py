@@ -15,6 +15,9 @@ LARGER = 1.05  # measured over claimed deviation, from which it is said to be la
 SMALLER = 0.9  # measured over claimed deviation; the plan chooses runs that find it
 AMOUNT, GIANTS = "measured over claimed deviation", "measured over claimed deviation, beside giant gradients"
 SHAPE, SHARED = "distance from the normal distribution", "largest singular value, relative to independent noise"
+COORDINATE, STEP = "smallest deviation of a coordinate", "smallest deviation of a step"
+COORDINATE_OF_GIANTS = "smallest deviation of a coordinate, beside giant gradients"
+TAIL = "largest value, in claimed deviations"
 FRESH, STEPS = "correlation of two runs", "correlation of successive steps"
 _SAME = 0.9  # correlation of runs with the same noise
 _MOST_ROWS, _MOST_VALUES = 4096, 10**6
@@ -30,13 +33,19 @@ def check(claim: Claim, quiet: np.ndarray, giant: np.ndarray, *, seeded: bool, m
         seeded: True if the kit gave the seeds, so that fresh noise says nothing.
         miss: Largest probability that a check that passes overlooks noise of SMALLER times the claimed deviation.
     """
-    distinct = quiet if fresh(quiet) else quiet[:1]  # repeated runs would look like shared noise
+    # Repeated runs would look like shared noise.
+    distinct, beside = (quiet, giant) if fresh(quiet) else (quiet[:1], giant[:1])
     findings = [
         chances.spread(AMOUNT, quiet, lower_only=True),
         chances.spread(GIANTS, giant, lower_only=True),
         _shape(quiet),
         _shared(distinct),
+        _smallest(COORDINATE, distinct, (0, 1)),
+        _smallest(COORDINATE_OF_GIANTS, beside, (0, 1)),
+        _largest(distinct),
     ]
+    if quiet.shape[1] > 1:
+        findings.append(_smallest(STEP, distinct, (0, 2)))
     if not seeded and len(quiet) > 1:
         findings.append(chances.correlation(FRESH, quiet[0], quiet[1]))
     if quiet.shape[1] > 1:
@@ -99,6 +108,23 @@ def _shared(values: np.ndarray) -> Finding:
     return Finding(SHARED, math.sqrt(max(0.0, float(np.linalg.eigvalsh(gram)[-1]))) / independent, None, limit / independent)
 
 
+def _smallest(what: str, values: np.ndarray, over: tuple[int, int]) -> Finding:
+    """Smallest deviation of a part of the noise: its mean over the axes `over`; chi-square, with the level shared by all parts."""
+    from scipy.stats import chi2
+
+    squares = (values**2).mean(over)
+    n = values.size // squares.size
+    return Finding(what, math.sqrt(float(squares.min())), math.sqrt(chi2.ppf(LEVEL / squares.size, n) / n), None)
+
+
+def _largest(values: np.ndarray) -> Finding:
+    """Largest magnitude, which only noise without tails, or too little of it, keeps below the limit."""
+    from scipy.stats import norm
+
+    each = -math.expm1(math.log(LEVEL) / values.size)  # probability of a value beyond the limit
+    return Finding(TAIL, float(np.abs(values).max()), float(norm.isf(each / 2)), None)
+
+
 def _failures(findings: list[Finding], deviation: float) -> dict[str, str]:
     by = {finding.what: finding for finding in findings}
     amount = by[AMOUNT].value
@@ -111,8 +137,23 @@ def _failures(findings: list[Finding], deviation: float) -> dict[str, str]:
     failed[STEPS] = "The noise of successive steps is correlated: it can partly be subtracted."
     dependent = by[SHARED].broken or (STEPS in by and by[STEPS].broken)
     failed.setdefault(FRESH, "" if dependent else "The noise of two runs is correlated.")
-    failed[SHAPE] = "" if dependent else "The noise is not normal."
-    failed[GIANTS] = "" if dependent or by[AMOUNT].broken else (
+    explained = dependent or by[AMOUNT].broken
+    failed[COORDINATE] = "" if explained else _left_out("coordinate", by[COORDINATE].value)
+    failed[GIANTS] = "" if explained or by[COORDINATE].broken else (
         f"Beside giant gradients the noise deviates by {by[GIANTS].value:.3f} of the claim: it depends on the records."
     )  # fmt: skip
+    failed[COORDINATE_OF_GIANTS] = "" if failed[GIANTS] == "" or by[GIANTS].broken else (
+        _left_out("coordinate", by[COORDINATE_OF_GIANTS].value)
+    )  # fmt: skip
+    if STEP in by:
+        failed[STEP] = "" if explained else _left_out("step", by[STEP].value)
+    failed[SHAPE] = "" if dependent else "The noise is not normal."
+    failed[TAIL] = "" if explained or by[SHAPE].broken else (
+        f"No noise lies beyond {by[TAIL].value:.2f} deviations, where normal noise has values: it is cut off, and what it cannot reach "
+        "tells records apart."
+    )  # fmt: skip
     return failed
+
+
+def _left_out(part: str, amount: float) -> str:
+    return f"The noise of one {part} deviates by {amount:.3f} of the claim: not every {part} gets its noise."

@@ -77,6 +77,9 @@ def plan(claim: Claim, steps: int, every: bool, *, quick: bool, exact: bool, mos
     halves = max(2, _noise_runs(claim, steps, every, miss))
     for ratio, per_run in sampling.ratios(claim, steps, every).values():
         halves = max(halves, math.ceil(chances.samples_for(ratio, miss) / per_run))
+    if again := sampling.repeats(claim, steps, every):
+        correlated, pairs = again
+        halves = max(halves, 2 * math.ceil(chances.pairs_for(correlated, miss) / pairs))
     sizes = 1 if exact and every else _clipping_runs(claim, steps, most_calls)
     wanted = canary.QUICK_CANARIES if quick else canary.CANARIES
     canaries = math.ceil(wanted / min(claim.records, columns(claim)))

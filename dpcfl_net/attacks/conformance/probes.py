@@ -11,9 +11,10 @@ from dpcfl_net.privacy.canaries import GAIN
 
 UNCLIPPED = 0.99  # norm, in clip norms, of gradients that clipping leaves as they are
 SMALL, GIANT = 0.5, 1e4
-DENSE = 16  # coordinates of a giant gradient that is spread out
+_DENSE = 16  # coordinates of a giant gradient that is spread out
 _MOST_COLUMNS, _FEWEST_COLUMNS = 512, 64
 _SPREAD = 4  # coordinates of a spread-out gradient among single ones
+_FIRST = 2  # coordinate that `halves` does not use
 
 
 def columns(claim: Claim) -> int:
@@ -32,12 +33,17 @@ def halves(claim: Claim) -> np.ndarray:
 def sizes(claim: Claim, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Small, giant and spread-out giant gradients, a third of the records each.
 
+    Spread-out ones reach from the first coordinates to the last, so that clipping each of several tensors does not pass for clipping
+    all of them together.
+
     Returns:
         The records, and the direction of each third, (3, d).
     """
-    directions = np.zeros((3, columns(claim)))
-    directions[0, 0] = directions[1, 1] = 1.0
-    directions[2, 2 : 2 + DENSE] = (2 * rng.integers(0, 2, DENSE) - 1) / np.sqrt(DENSE)
+    width = columns(claim)
+    directions = np.zeros((3, width))
+    directions[0, _FIRST] = directions[1, _FIRST + 1] = 1.0
+    dense = np.linspace(_FIRST + 2, width - 1, _DENSE).astype(int)
+    directions[2, dense] = (2 * rng.integers(0, 2, _DENSE) - 1) / np.sqrt(_DENSE)
     norms = np.array([SMALL, GIANT, GIANT]) * claim.clip
     kinds = np.arange(claim.records) % 3
     return (norms[kinds, None] * directions[kinds]).astype(np.float32), directions
@@ -50,26 +56,34 @@ class Singles:
     Attributes:
         records: All records, (n, d) float32; those without a coordinate are zero.
         columns: Coordinates of each record that has some, as lists.
-        free: First coordinate that no record moves.
+        free: Coordinates that no record moves.
     """
 
     records: np.ndarray
     columns: list[np.ndarray]
-    free: int
+    free: np.ndarray
 
 
 def singles(claim: Claim) -> Singles:
-    """Small, giant and spread-out giant gradients on separate coordinates."""
+    """Small, giant and spread-out giant gradients on separate coordinates; those of one spread-out gradient are far apart."""
     width = columns(claim)
     records, owned, place = np.zeros((claim.records, width), dtype=np.float32), [], 0
-    pattern = [(1, SMALL), (1, GIANT), (1, SMALL), (1, GIANT), (_SPREAD, GIANT)]
+    pattern = [(_SPREAD, GIANT), (1, SMALL), (1, GIANT), (1, SMALL), (1, GIANT)]
     count = min((width - width // 8) // sum(size for size, _ in pattern) * len(pattern), claim.records)
+    order = _far_apart(width)
     for number, row in enumerate(np.linspace(0, claim.records - 1, count).astype(int)):
         size, norm = pattern[number % len(pattern)]
-        owned.append(np.arange(place, place + size))
+        owned.append(order[place : place + size])
         records[row, owned[-1]] = norm * claim.clip / np.sqrt(size)
         place += size
-    return Singles(records, owned, place)
+    return Singles(records, owned, np.flatnonzero(~records.any(axis=0)))
+
+
+def _far_apart(width: int) -> np.ndarray:
+    """Coordinates of which each _SPREAD in a row lie in different parts of the model; the first of them at both its ends."""
+    part = np.arange(width // _SPREAD)
+    starts = [part + len(part) * number for number in range(_SPREAD - 1)]
+    return np.stack([*starts, width - 1 - part], axis=1).ravel()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ NAME = "sampling"
 SIZE, VARY = "mean batch size, deviations from the claimed one", "spread of batch sizes"
 SLICE, EPOCH = "spread of the first half's share of a batch", "spread of the first half's share of an epoch"
 HALVES, STEPS = "correlation of both halves", "correlation of successive steps"
+RUNS = "correlation of the batches of two runs"
 SINGLE = "spread of the times that single records are in batches"
 _ONLY_SUMS = (
     "Only sums over whole epochs are released: a shuffle into batches of one size, which the claim excludes, has the same ones."
@@ -93,6 +94,21 @@ def _ratios_of_allocation(claim: Claim, steps: int, every: bool) -> dict[str, tu
     return found
 
 
+def repeats(claim: Claim, steps: int, every: bool) -> tuple[float, int] | None:
+    """Correlation of two runs with the same batches, and the pairs of scores in two runs; None if such batches cost nothing.
+
+    Args:
+        claim: The claim. Only random batches that are secret amplify; a shuffle is charged without amplification.
+        steps: Steps of a run.
+        every: True if every step is released.
+    """
+    if claim.sampling not in ("poisson", "fixed", "allocation"):
+        return None
+    share = _half(claim, 1 if every else steps).share
+    rows = math.ceil(steps / claim.epoch) if claim.sampling == "allocation" else steps
+    return (share, rows if every else 1) if share else None
+
+
 def check(claim: Claim, seen: Seen, miss: float = MISS) -> Check:
     """Check that batches are drawn as claimed.
 
@@ -115,6 +131,9 @@ def check(claim: Claim, seen: Seen, miss: float = MISS) -> Check:
         for what, (ratio, per_run) in ratios(claim, seen.steps, seen.every).items()
         if chances.misses(runs * per_run, ratio) > miss
     ]
+    if runs > 1 and (again := repeats(claim, seen.steps, seen.every)):
+        correlated, pairs = again
+        weak += [RUNS] * (chances.misses_correlation(runs // 2 * pairs, correlated) > miss)
     measured = math.sqrt(max(0.0, float(sums.var()) - 2 * claim.noise_multiplier**2 * per_row)) / UNCLIPPED
     claimed = math.sqrt(every_total.variance)
     size, what = sums.mean() / UNCLIPPED / per_row, "batch sizes" if per_row == 1 else "records in all batches of a run"
@@ -139,6 +158,9 @@ def _parts(claim: Claim, seen: Seen, per_row: int) -> list[Finding]:
         if claim.sampling != "fixed":
             other = _part(claim, claim.records - claim.records // 2, per_row)
             findings.append(chances.correlation(HALVES, scores, other.scores(_independent(claim, seen, second))))
+        if len(scores) > 1:
+            even = len(scores) // 2 * 2
+            findings.append(chances.correlation(RUNS, scores[0:even:2], scores[1:even:2]))
         if seen.every and scores.shape[1] > 1:
             even = scores.shape[1] // 2 * 2
             findings.append(chances.correlation(STEPS, scores[:, 0:even:2], scores[:, 1:even:2]))
@@ -175,11 +197,12 @@ def _failures(findings: list[Finding], claim: Claim, size: float, measured: floa
             if claim.sampling not in ("shuffle", "allocation") and EPOCH in by and by[EPOCH].value < 1
             else "."
         ),
+        RUNS: "Two runs have the same batches: they come from a fixed seed, and batches that are known amplify nothing.",
         HALVES: "The two halves of the records are not drawn independently.",
         STEPS: "Batches of successive steps depend on each other.",
     }
     if by[SIZE].broken:  # the other limits assume the claimed size
-        failed |= dict.fromkeys((VARY, SLICE, EPOCH, HALVES), "")
+        failed |= dict.fromkeys((VARY, SLICE, EPOCH, RUNS, HALVES), "")
     return failed
 
 
