@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpcfl_net import __version__
-from dpcfl_net.core import yaml_file
+from dpcfl_net.core import plugin_source, yaml_file
 from dpcfl_net.core.canonical import canonical_json
 from dpcfl_net.core.errors import ConfigError
-from dpcfl_net.core.plugins import short
+from dpcfl_net.core.plugins import is_plugin, short
 from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch.sweep_axes import MOST_CELLS
@@ -60,6 +60,7 @@ def grid(source: Source, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
                 problems.setdefault(problem, []).append(_label(axes, texts))
     if problems:
         raise ConfigError([f"{problem} (cell {first_of(labels)})" for problem, labels in problems.items()])
+    check_code([cell.config for cell in cells])
     return _distinct(cells)
 
 
@@ -86,14 +87,30 @@ def cell_folder(config: Config, store: Path) -> Path:
 
 
 def job_key(config: Config) -> str:
-    """Return the sha256 (hex) of the settings that can change the result of a run: not names, folders, slots and timeouts."""
+    """Return the sha256 (hex) of all that can change the result of a run: not names, folders, slots and timeouts.
+
+    It covers the source code of an algorithm or a model of the user's own, as this process has imported it.
+    """
     settings = config.model_dump(mode="json", exclude={"name": True, "output": True, "algorithms": True, "data": {"root"}})
     # The result and its privacy statement depend on quorum and transport, but not on slots and timeouts.
     settings["runtime"] = {key: settings["runtime"][key] for key in ("quorum", "transport")}
     # A GPU computes other bits than the CPU. One that the configuration names may be on another host.
     if config.runtime.device.startswith("cuda") or deal(config.runtime, 1) != [CPU]:
         settings["runtime"]["device"] = "cuda"
-    return hashlib.sha256(canonical_json([__version__, settings])).hexdigest()
+    sources = [plugin_source.sha256(field, name) for field, name in own_code(config)]
+    return hashlib.sha256(canonical_json([__version__, settings, *sources])).hexdigest()
+
+
+def own_code(config: Config) -> list[tuple[str, str]]:
+    """Return field and name of an algorithm and a model of the user's own. The content of a data set is in `data.sha256`."""
+    named = [("algorithm.name", config.algorithm["name"]), ("model.name", config.model.name)]
+    return [(field, name) for field, name in named if is_plugin(name)]
+
+
+def check_code(configs: Iterable[Config]) -> None:
+    """Check that own code is that of the files; ConfigError if a file has changed since this process imported it."""
+    for field, name in dict.fromkeys(pair for config in configs for pair in own_code(config)):
+        plugin_source.check_unchanged(field, name)
 
 
 def _cell(source: Source, axes: Mapping[str, Sequence[str]], texts: Sequence[str]) -> Cell:

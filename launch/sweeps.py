@@ -173,7 +173,7 @@ def read_cell(folder: Path, index: int) -> tuple[Cell, Path]:
     if cell_folder(cell.config, written.parent) != written:
         raise ConfigError(
             f"cell {index} ({cell.label}) is {written.name} in {path} and another run here: this host has another version of "
-            "dpcfl_net, or another kind of device for runtime.device=auto"
+            "dpcfl_net or of your own code, or another kind of device for runtime.device=auto"
         )
     return cell, written.parent
 

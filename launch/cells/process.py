@@ -101,11 +101,14 @@ def given(cell: Mapping[str, Any]) -> tuple[Config, Path]:
         ConfigError: If its run folder is another one than that of the line.
     """
     from dpcfl_net.experiment.config_schema import Config
-    from dpcfl_net.launch.sweep_grid import cell_folder
+    from dpcfl_net.launch.sweep_grid import cell_folder, own_code
 
     config, run = Config.model_validate(cell["config"], strict=True), Path(cell["run"])
     if (found := cell_folder(config, run.parent)) != run:
-        raise ConfigError(f"the configuration of {run} belongs to {found}: its resolved form cannot be read back")
+        why = (
+            "your own code has changed since the command began" if own_code(config) else "its resolved form cannot be read back"
+        )
+        raise ConfigError(f"the configuration of {run} belongs to {found}: {why}")
     return config, run.parent
 
 

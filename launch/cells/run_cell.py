@@ -15,7 +15,7 @@ from dpcfl_net.experiment.config_schema import Config
 from dpcfl_net.launch import new_run, running
 from dpcfl_net.launch.cells.outcome import FAILED, FINISHED, IN_USE, INTERRUPTED, CellOutcome, one_line
 from dpcfl_net.launch.interrupts import Interrupts
-from dpcfl_net.launch.sweep_grid import cell_folder
+from dpcfl_net.launch.sweep_grid import cell_folder, check_code
 from dpcfl_net.results import summary
 
 
@@ -43,6 +43,8 @@ def run_cell(
         return CellOutcome(folder, state, False, time.monotonic() - start, one_line(error))
 
     try:
+        if config.runtime.federation == "network":
+            check_code([config])  # its processes import the code of the files
         with Interrupts() as interrupts:
             with interrupts.raising():
                 if not RunFolder(folder).protocol.exists():

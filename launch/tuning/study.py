@@ -17,7 +17,7 @@ from dpcfl_net.experiment import config as configuration
 from dpcfl_net.experiment.config_overrides import change
 from dpcfl_net.experiment.config_schema import MOST_ROUNDS, Config
 from dpcfl_net.launch.cells.outcome import CellOutcome
-from dpcfl_net.launch.sweep_grid import Source, first_of, job_key
+from dpcfl_net.launch.sweep_grid import Source, check_code, first_of, job_key
 from dpcfl_net.launch.sweeps import STORE
 from dpcfl_net.launch.tuning.search import count_trials, searcher
 from dpcfl_net.launch.tuning.space import Space, spaces
@@ -214,12 +214,13 @@ class Study:
         """Check every trial that is known, and one final run of each algorithm."""
         problems: list[str] = []
         found: dict[str, list[str]] = {}
+        finals: list[Config] = []
         for one in self.tuned:
             seen: dict[str, int] = {}
             for index in self.candidates(one.space):
                 try:
                     key = job_key(self.trial_config(one.space, index, self.options.trial_seeds[0]))
-                    self.final_config(one.space, index, self.options.seeds[0])
+                    finals.append(self.final_config(one.space, index, self.options.seeds[0]))
                 except ConfigError as error:
                     for problem in error.problems:
                         found.setdefault(problem, []).append(one.space.label(index))
@@ -233,6 +234,7 @@ class Study:
         problems = [f"{problem} (trial {first_of(labels)})" for problem, labels in found.items()] + problems
         if problems:
             raise ConfigError(problems)
+        check_code(finals)
 
 
 def _filled(options: TuneOptions, config: Config) -> TuneOptions:
