@@ -92,9 +92,13 @@ class Comparison:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """One dictionary for each run, with unrounded figures: shares in [0, 1]."""
+        """One dictionary for each run: settings that differ by dotted key, unrounded figures (shares in [0, 1]), bytes and seconds."""
+        keys = compare.differing(compare.rows(self.results))
         return [
-            {"folder": str(one.folder), "algorithm": one.algorithm, "seed": one.seed, "epsilon": one.epsilon, **one.final}
+            {"folder": str(one.folder), "algorithm": one.algorithm, "seed": one.seed, "epsilon": one.epsilon}
+            | {key: compare.dotted(one.settings).get(key) for key in keys}
+            | one.final
+            | {key: one.cost.get(key) for key, _, _ in compare_table.COSTS}
             for one in self.results
         ]
 

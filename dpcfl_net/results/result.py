@@ -37,7 +37,7 @@ class Result:
         privacy: Privacy section of run.json.
         final: Final figures of run.json and of the observer's last lines; shares in [0, 1].
         curve: Mean accuracy by round and seconds; virtual seconds if the run had a virtual clock.
-        cost: `bytes_up`, `bytes_down` and `seconds` of the whole run, as far as run.json has them.
+        cost: `bytes_up`, `bytes_down` and `seconds` of the whole run, as far as run.json has them; no bytes of a run in one process.
     """
 
     folder: Path
@@ -147,6 +147,8 @@ def _curve(metrics: list[JsonLine]) -> tuple[Point, ...]:
 def _cost(run: JsonLine) -> dict[str, float]:
     seconds = run.get("virtual_s", run.get("wall_s"))
     found = {"bytes_up": run.get("bytes_up"), "bytes_down": run.get("bytes_down"), "seconds": seconds}
+    if not found["bytes_up"] and not found["bytes_down"]:  # all clients were in one process
+        found = {"seconds": seconds}
     return {key: value for key, given in found.items() if (value := number(given)) is not None}
 
 

@@ -68,6 +68,9 @@ class RoundMetrics:
         return asdict(self)
 
 
+FIGURES = tuple(name for name, one in RoundMetrics.__dataclass_fields__.items() if one.type in ("float", "float | None"))
+
+
 @dataclass(frozen=True)
 class Tables:
     """Lines of metrics.jsonl and clusters.jsonl by round."""

@@ -25,7 +25,7 @@ from dpcfl_net.results import summary
 from dpcfl_net.results.models import Models, personal_tensors
 from dpcfl_net.results.number_format import percent
 from dpcfl_net.results.privacy_statement import Statement, statement
-from dpcfl_net.results.rounds import RoundMetrics, Tables
+from dpcfl_net.results.rounds import FIGURES, RoundMetrics, Tables
 from dpcfl_net.results.run_view import RunView, read_run
 from dpcfl_net.results.verify import Check, verify_run
 
@@ -203,7 +203,7 @@ class RunData:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """Metrics of every round as a data frame, indexed by round.
+        """Metrics of every round as a data frame, indexed by round; NaN for figures that were not measured.
 
         Raises:
             ConfigError: If pandas is not installed.
@@ -213,7 +213,8 @@ class RunData:
         except ImportError:
             raise ConfigError(f"metrics need pandas: use .records, or {advice('pandas')}") from None
         columns = list(RoundMetrics.__dataclass_fields__)
-        return pandas.DataFrame(self.records, columns=columns).set_index("round")
+        figures = dict.fromkeys(FIGURES, "float64")  # of None alone, pandas makes a column of objects
+        return pandas.DataFrame(self.records, columns=columns).astype(figures).set_index("round")
 
     @property
     def warnings(self) -> list[str]:

@@ -60,6 +60,10 @@ def test_metrics_are_a_data_frame_and_records_need_no_pandas(in_process, monkeyp
     frame = in_process.metrics
     assert list(frame.index) == [1, 2, 3]
     assert frame["accuracy"].iloc[-1] == in_process.final["accuracy_mean"]
+    assert (
+        frame["accuracy_central"].dtype == frame["accuracy_minority"].dtype == float
+    )  # not measured: NaN, which pandas can average
+    assert frame["accuracy_central"].round(2).isna().all()
     original = builtins.__import__
 
     def without_pandas(name, *arguments, **more):

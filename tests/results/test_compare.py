@@ -341,6 +341,26 @@ def test_a_sweeps_page_tells_swept_settings_from_those_of_all_runs_and_draws_no_
     page = write_sweep(page.parent)
     assert "bytes" not in drawn(page)
     assert "Bytes of a run: these runs sent no messages: all clients were in one process" in page.read_text()
+    assert "MB up" not in page.read_text()
+
+
+def test_bytes_of_a_run_in_one_process_are_blank_and_not_zero(tmp_path):
+    """A table of a paper showed them as 0.0 MB beside those of runs with messages."""
+    runs = [write_result(tmp_path / name, name) for name in ("global", "oracle")]
+    document = json.loads((runs[0] / "run.json").read_text())
+    (runs[0] / "run.json").write_text(json.dumps({**document, "bytes_up": 0, "bytes_down": 0}))
+    found = Comparison.of(runs)
+    assert [row["MB up"] for row in found.rows] == ["–", f"{document['bytes_up'] / 1e6:.1f}"]
+    lines = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [line["bytes_down"] for line in lines] == ["", f"{float(document['bytes_down'])}"]
+    assert [record["bytes_up"] for record in found.records] == [None, document["bytes_up"]]
+
+
+def test_records_tell_runs_apart_by_the_settings_that_differ(tmp_path):
+    runs = [write_result(tmp_path / f"{lr}", local={"lr": lr}) for lr in (0.1, 0.2)]
+    records = Comparison.of(runs).records
+    assert [record["local.lr"] for record in records] == [0.1, 0.2]
+    assert all("seconds" in record and "rounds" not in record for record in records)
 
 
 def test_a_page_is_loud_about_runs_that_do_not_compare(tmp_path):
