@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 from collections.abc import Collection
@@ -106,10 +107,16 @@ def dial(made: zmq.Socket, address: str) -> None:
     Raises:
         ConfigError: For an address that cannot exist.
     """
+    made.ipv6 = _is_ipv6(address)
     try:
         made.connect(address)
     except zmq.ZMQError as error:
         raise ConfigError(f"cannot connect to {shown(address)}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _is_ipv6(address: str) -> bool:
+    """True for an IPv6 address. Other sockets stay with IPv4: a host name may have addresses of both kinds."""
+    return address.startswith("tcp://[")
 
 
 def _is_loopback(host: str) -> bool:
@@ -261,10 +268,12 @@ def join_curve(made: zmq.Socket, link: Link) -> None:
 
 def _bind(made: zmq.Socket, address: str) -> str:
     """Bind and return the address with its real port; ConfigError if it is taken or wrong."""
+    made.ipv6 = _is_ipv6(address)
     try:
         made.bind(address)
     except zmq.ZMQError as error:
-        raise ConfigError(f"cannot listen on {address}: {error.strerror}") from None
+        unknown = "no address of this name or form" if error.errno in (errno.EAGAIN, errno.EINVAL, errno.ENODEV) else None
+        raise ConfigError(f"cannot listen on {address}: {unknown or error.strerror}") from None
     return bytes(made.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
 

@@ -542,6 +542,30 @@ def test_security_none_is_for_loopback_only() -> None:
         make_server(server.address)
 
 
+def has_ipv6() -> bool:
+    """True if this machine has the address ::1."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="the machine has no IPv6")
+def test_an_ipv6_address_listens_and_connects() -> None:
+    """It was accepted in every form, and then no socket could be bound: Resource temporarily unavailable."""
+    with make_server("tcp://[::1]:*") as server, make_client(server.address, 0) as client:
+        assert server.address.startswith("tcp://[::1]:")
+        ends = Ends(server, client).joined()
+        assert ends.round(client, 0, 1, UPDATE).kind == "result"
+
+
+def test_a_name_without_an_address_is_called_so() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on tcp://nowhere\.invalid:5700: no address of this name or form"):
+        make_server("tcp://nowhere.invalid:5700")
+
+
 def test_security_none_believes_the_claim_but_not_two_of_them() -> None:
     with make_server(security="none") as server, make_client(server.address, 0, security="none") as client:
         ends = Ends(server, client).joined()
