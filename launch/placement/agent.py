@@ -22,7 +22,8 @@ from typing import Any
 
 from dpcfl_net import __version__
 from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.errors import ConfigError, DpcflError, Refused
+from dpcfl_net.core.errors import ConfigError, DpcflError, Refused, RunFailed
+from dpcfl_net.core.files import EXHAUSTED, reason
 from dpcfl_net.core.locks import locked
 from dpcfl_net.core.process_log import log_to_stderr
 from dpcfl_net.core.run_folder import RunFolder
@@ -279,14 +280,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log_to_stderr()
         root = chosen.root.expanduser() / chosen.run
         Agent(root / chosen.node, 0, reports).serve()
-    except DpcflError as error:
-        with contextlib.suppress(OSError):  # the launcher may have ended; the exit code remains
-            os.write(reports, AgentError(reason=str(error), code=error.exit_code).line())
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
     except BrokenPipeError:
         return 4
+    except (DpcflError, OSError) as error:
+        problem = _problem(error)
+        with contextlib.suppress(OSError):  # the launcher may have ended; the exit code remains
+            os.write(reports, AgentError(reason=str(problem), code=problem.exit_code).line())
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
+        return problem.exit_code
     return 0
+
+
+def _problem(error: DpcflError | OSError) -> DpcflError:
+    """Describe a file that this host does not give, or a full disk, in a line for the launcher; other errors are bugs."""
+    if isinstance(error, DpcflError):
+        return error
+    if error.filename is None and error.errno not in EXHAUSTED:
+        raise error
+    kind = RunFailed if error.errno in EXHAUSTED else ConfigError
+    return kind(f"{error.filename or 'output'}: {reason(error)}")
 
 
 @contextlib.contextmanager
