@@ -48,7 +48,7 @@ def run_worker(spec: WorkerSpec) -> None:
         spec: Arguments of the process.
 
     Raises:
-        ConfigError: If the job has no such client.
+        ConfigError: If the job has no such client, or `spec.keys` not its keys.
         Refused: If the job or the server fails a check.
         RunFailed: If the coordinator does not answer for `spec.orphan_timeout_s` seconds.
     """
@@ -56,9 +56,15 @@ def run_worker(spec: WorkerSpec) -> None:
     job = read_job(spec.job, spec.operator_key)
     if spec.client not in job.algorithm.clients:
         raise ConfigError(f"--client is {spec.client}: the roster of the job has clients 0 to {len(job.protocol.roster) - 1}")
+    own_keys(spec, job)  # before the host makes a ledger: a worker without keys belongs on another host, which has the ledger
     host = make_host(job, spec.client, spec.ledgers, data_root=spec.data_root, terms=spec.terms, key_folder=spec.keys)
     with zmq.Context() as context:
         Worker(spec, job, host, context, turns(spec)).serve()
+
+
+def own_keys(spec: WorkerSpec, job: Job) -> tuple[str, str]:
+    """Read the client's CURVE pair; errors as of `keys.read_pair`."""
+    return keys.read_pair(spec.keys, client_key(spec.client), job.protocol.client(spec.client).public_key)
 
 
 class Worker:
@@ -194,14 +200,10 @@ class Worker:
         if self._outbox is None and self.spec.observer:
             self._outbox = ObserverOutbox(
                 self.spec.observer,
-                Link.of(self.job.protocol, self._keys(), self.job.protocol.observer_key, self._context),
+                Link.of(self.job.protocol, own_keys(self.spec, self.job), self.job.protocol.observer_key, self._context),
                 sender=self.spec.client,
             )
         return self._outbox
-
-    def _keys(self) -> tuple[str, str]:
-        client = self.spec.client
-        return keys.read_pair(self.spec.keys, client_key(client), self.job.protocol.client(client).public_key)
 
     def _report_personal(self, outbox: ObserverOutbox, t: int) -> None:
         """Report the accuracy of the personal model on the client's evaluated records; the observer does not get the model."""
@@ -231,7 +233,7 @@ class Worker:
         steps, encoding = client_steps(algorithm), MessageEncoding(algorithm)
         endpoint = ClientEndpoint(
             self.spec.relayed.get(self.spec.client, self.spec.connect),
-            Link.of(protocol, self._keys(), protocol.server_key(self.spec.client), self._context),
+            Link.of(protocol, own_keys(self.spec, self.job), protocol.server_key(self.spec.client), self._context),
             client=self.spec.client,
             task_template=lambda task: encoding.task_template(steps[task]) if task in steps else None,
             on_failure=lambda failure: _log.warning("refused a message: %s %s", failure.get("code"), failure.get("reason", "")),

@@ -91,6 +91,18 @@ def made_job(tmp_path_factory):
     return out
 
 
+def test_a_worker_without_its_keys_makes_no_ledger(made_job, tmp_path):
+    """An empty ledger on a wrong host replaced that of the client where the ledgers of all hosts were copied together."""
+    (tmp_path / "keys").mkdir()
+    stranger = dpcfl(
+        "worker", made_job, "--client", 0, "--connect", "tcp://127.0.0.1:1", "--keys", tmp_path / "keys",
+        "--operator-key", made_job / "operator.pub", "--ledgers", tmp_path / "ledgers",
+    )  # fmt: skip
+    assert stranger.returncode == 2
+    assert "client_0000.public: no such file" in stranger.stderr
+    assert not (tmp_path / "ledgers").exists()
+
+
 @pytest.mark.parametrize("keys", [True, False], ids=["its keys", "no keys"])
 def test_a_second_job_does_not_overwrite_the_first(made_job, tmp_path, capsys, keys):
     shutil.copytree(made_job, tmp_path, dirs_exist_ok=True)
