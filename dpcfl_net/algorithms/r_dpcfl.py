@@ -196,7 +196,7 @@ class RDPCFL(WeighedByNoise, SecureClusters, Choosing):
     def fit(self, updates: np.ndarray, clients: Sequence[int], fed: Federation) -> mixture.MixtureFit:
         """Fit the mixture to the updates of the clients that answered, (n, p) float32: lines 9-11. M is chosen if not set.
 
-        With secure sums no client gets a cluster of one, since the sum of one client is never formed.
+        With secure sums no client gets a cluster of one: its sum could not be formed, or would be its update.
         """
         answered = len(clients)
         clusters = None if self.options.clusters == "auto" else self.options.clusters

@@ -19,7 +19,7 @@ LONG = 1 << 16  # bytes of a line with a number for each of many clients
 FIELDS: dict[str, tuple[type, ...]] = {
     "view": (str,), "round": (int,), "time": (float,), "seconds": (float,), "bytes_up": (int,), "bytes_down": (int,), "assignment": (list,), "diagnostics": (dict,),
     "label_accuracy": (dict,), "text": (str,),
-    "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,),
+    "epsilon_spent_by_client": (list,), "accuracy_by_client": (list,), "loss_by_client": (list,), "reported": (list,),
 }  # fmt: skip
 
 

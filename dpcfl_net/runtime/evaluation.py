@@ -29,12 +29,14 @@ class RoundFigures:
         accuracy: Accuracy of each client.
         loss: Mean loss of each client.
         central: Accuracy and loss on the central test set; None without one.
+        reported: Clients whose figures are of a personal model that they reported; None if the round's sample is not secret.
     """
 
     assignment: Assignment
     accuracy: dict[int, float] = field(default_factory=dict)
     loss: dict[int, float | None] = field(default_factory=dict)
     central: tuple[float, float] | None = None
+    reported: list[int] | None = None
 
 
 class TestSetEvaluator:
@@ -127,7 +129,7 @@ class TestSetEvaluator:
         Returns:
             The figures of all clients.
         """
-        entry = RoundFigures([None] * figures.clients, dict(figures.accuracy), dict(figures.loss))
+        entry = RoundFigures([None] * figures.clients, dict(figures.accuracy), dict(figures.loss), reported=figures.reported)
         undrawn = [client for client in range(figures.clients) if client not in entry.accuracy]
         if undrawn:
             models = self._initial_model[None] if figures.models is None else figures.models
@@ -206,14 +208,20 @@ class PersonalFigures:
         yield from self._rounds(self._newest - GIVEN_UP)
 
     def resume(self, line: Mapping[str, Any]) -> None:
-        """Continue from the last figures of an earlier observer; of a secret sample they do not tell who was drawn, and are not used.
+        """Continue from the last figures of an earlier observer.
 
         Args:
             line: Its last line in metrics.jsonl.
         """
-        if not self._sampled:
-            self.accuracy, self.loss = dict(enumerate(line["accuracy_by_client"])), dict(enumerate(line["loss_by_client"]))
-            self._done = line["round"]
+        reported = line.get("reported", []) if self._sampled else range(self.clients)
+        self.accuracy = {client: line["accuracy_by_client"][client] for client in reported}
+        self.loss = {client: line["loss_by_client"][client] for client in reported}
+        self._done = line["round"]
+
+    @property
+    def reported(self) -> list[int] | None:
+        """Clients that have reported, if the server draws a secret sample; the others still use its model."""
+        return sorted(self.accuracy) if self._sampled else None
 
     def rest(self) -> Iterator[tuple[int, PersonalFigures]]:
         """Give up the rounds that are not complete.

@@ -95,7 +95,7 @@ class Observer:
         for line in runlog.each(files.metrics):
             if line.get("view") == "observer":
                 self._written.add(line["round"])
-                if self._personal is not None:
+                if self._personal is not None and "accuracy_by_client" in line:  # not the line of `dpcfl compare --fairness`
                     self._personal.resume(line)
         self._scored = {line["round"] for line in runlog.each(files.clusters) if "assigned" in line}
 
@@ -197,6 +197,7 @@ class Observer:
         self._metrics.write({
             "view": "observer", "round": t, "time": time.time(), **summary, "accuracy_by_client": accuracy,
             "loss_mean": float(np.mean(finite)) if finite else None, "loss_by_client": losses, **_central(entry),
+            **({} if entry.reported is None else {"reported": entry.reported}),
         })  # fmt: skip
         self._written.add(t)
         self._write_scores(t, entry.assignment)

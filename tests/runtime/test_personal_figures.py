@@ -51,13 +51,16 @@ def report(observer, t, accuracies):
         observer.take(Personal(client, t, accuracy, 1 - accuracy))
 
 
-def published(observer, job, t):
-    observer.take(Models(t, [None] * 4, np.zeros((1, job.protocol.model.parameters), np.float32)))
+def published(observer, job, t, clients=()):
+    observer.take(Models(t, [None] * 4, np.zeros((1, job.protocol.model.parameters), np.float32), clients=list(clients)))
+
+
+def written_lines(folder):
+    return [line for line in runlog.read(RunFolder(folder).metrics) if "accuracy_by_client" in line]
 
 
 def written(folder):
-    lines = [line for line in runlog.read(RunFolder(folder).metrics) if line["view"] == "observer"]
-    return {line["round"]: line["accuracy_by_client"] for line in lines}
+    return {line["round"]: line["accuracy_by_client"] for line in written_lines(folder)}
 
 
 def test_a_lost_client_keeps_its_figures_and_the_others_go_on(job_of, tmp_path):
@@ -94,6 +97,22 @@ def test_an_observer_that_starts_again_keeps_the_figures_of_lost_clients(job_of,
         report(observer, 6, {0: 0.6, 1: 0.6, 2: 0.6})
         observer.evaluate_last_round()
     assert written(tmp_path) == {1: [0.1] * 4, 6: [0.6] * 3 + [0.1]}
+
+
+def test_an_observer_that_starts_again_knows_who_was_drawn_in_a_secret_sample(job_of, tmp_path):
+    privacy = {"unit": "client", "trust": "trusted-server", "epsilon": 8.0, "delta": 1e-2}
+    job = job_of(algorithm={"name": "dp-fedper", "sampling_rate": 0.5}, privacy=privacy)
+    with observing(job, tmp_path) as observer:
+        published(observer, job, 1, [1, 3])
+        report(observer, 1, {1: 0.25, 3: 0.75})
+    RunFolder(tmp_path).metrics.open("a").write('{"view":"observer","round":1,"f_acc":0.1,"f_loss":0.1}\n')
+    with observing(job, tmp_path) as observer:
+        published(observer, job, 2, [3])
+        report(observer, 2, {3: 0.875})
+    figures = written_lines(tmp_path)
+    assert [line["reported"] for line in figures] == [[1, 3], [1, 3]]
+    assert [line["accuracy_by_client"][1] for line in figures] == [0.25, 0.25]
+    assert [line["accuracy_by_client"][3] for line in figures] == [0.75, 0.875]
 
 
 def test_clusters_of_clients_with_personal_models_are_scored_once_whenever_the_figures_come(job_of, tmp_path):
