@@ -315,6 +315,26 @@ def test_lines_that_a_crash_has_lost_come_back_from_the_journal(folder, kept):
     assert refusal(folder) == "ledger-rolled-back"
 
 
+@pytest.mark.parametrize("hole", [1, 300, None])
+@pytest.mark.parametrize("written_after", [0, 40])
+def test_zeros_where_a_crash_has_lost_the_content_of_lines_come_back_from_the_journal(folder, hole, written_after):
+    """File systems may keep the new length of a file whose last bytes never reached the device, or later bytes without earlier ones."""
+    before = len((folder / "ledger.jsonl").read_bytes())
+    ledger = open_ledger(folder)
+    charged = [debit(ledger, number) for number in (4, 5)]
+    killed(ledger)
+    whole = (folder / "ledger.jsonl").read_bytes()
+    end = len(whole) - written_after
+    start = before if hole is None else end - hole
+    write_lines(folder, [whole[:start], bytes(end - start), whole[end:]])
+    assert len(read_ledger(folder)) == 6
+    with open_ledger(folder) as ledger:
+        assert [ledger.lookup(f"job-{number}") for number in (4, 5)] == charged
+    assert (folder / "ledger.jsonl").read_bytes() == whole
+    write_lines(folder, [whole[:-1], b"\0"])
+    assert refusal(folder) == "ledger-rolled-back"
+
+
 def test_a_tail_that_is_not_the_begin_of_the_line_that_was_written_is_refused(folder):
     ledger = open_ledger(folder)
     debit(ledger, 4)
@@ -390,6 +410,24 @@ def test_a_truncated_last_line_is_marked_and_waits_for_its_charge(folder, cut):
             ledger.charge_truncated(truncated, ["train"], [STEP])
         debit(ledger, 5)
     assert [entry.type for entry in read_ledger(folder)] == ["header", *["debit"] * 3, "torn", "closed", "debit"]
+
+
+def test_a_slot_with_the_key_of_a_debit_that_was_cut_before_is_taken_for_a_cut_one(folder):
+    """A device may write the sectors of a page in any order: of one debit only the key, of the next one, after a restart, all but the key."""
+    journal, lines, slot = (folder / "journal").read_bytes(), lines_of(folder), slot_start(4)
+    content = []
+    for number in (4, 5):
+        with open_ledger(folder) as ledger:
+            debit(ledger, number, key=bytes([number]) * 32)
+        content.append(bytearray((folder / "journal").read_bytes()[slot:]))
+        (folder / "journal").write_bytes(journal)
+        write_lines(folder, lines)
+    content[1][KEY_AT:LINE_AT] = content[0][KEY_AT:LINE_AT]
+    (folder / "journal").write_bytes(journal[:slot] + content[1])
+    assert len(read_ledger(folder)) == 4
+    with open_ledger(folder) as ledger:
+        (truncated,) = ledger.truncated("job")
+        assert (truncated.round, ledger.spent("job"), keys_in(folder)) == (5, {"train": 3}, [])
 
 
 @pytest.mark.parametrize("cut", [0, 1, 60])

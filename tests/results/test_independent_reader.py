@@ -239,6 +239,8 @@ def test_truncated_ends_after_a_crash_are_no_problem(copied: Path):
     journal = copied / "ledgers/client_0000/journal"
     content = journal.read_bytes()
     journal.write_bytes(content[:64] + bytes(24) + content[88:])  # as before the first flush of ledger.jsonl
+    assert independent_reader.verify(copied).problems == []
+    (copied / LEDGER).write_bytes((copied / LEDGER).read_bytes() + bytes(7))
     cut = independent_reader.verify(copied)
     assert cut.problems == []
     assert cut.events == whole.events, "the journal has the line"

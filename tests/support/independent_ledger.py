@@ -97,9 +97,10 @@ def check_ledger(ledger: Path, job: str, run: str, report: Report) -> list[JsonM
 
 def whole_lines(ledger: Path) -> list[bytes]:
     """Lines of ledger.jsonl, completed from the journal; ValueError if lines are missing at the end."""
-    *lines, tail = (ledger / "ledger.jsonl").read_bytes().split(b"\n")
+    copied, content = not (ledger / "journal").exists(), (ledger / "ledger.jsonl").read_bytes()
+    *lines, tail = (content if copied else content.split(b"\0")[0]).split(b"\n")
     lines = [line + b"\n" for line in lines]
-    if not (ledger / "journal").exists():
+    if copied:
         check_copy(ledger, lines)
         return lines
     journal = read_journal((ledger / "journal").read_bytes())
@@ -139,7 +140,12 @@ def read_journal(data: bytes) -> Journal:
         if not any(slot) or slot[4 + len(note) :][:16] != check("note", 0, note):
             continue
         n = json.loads(note)["sequence"]
-        if slot[1028 + len(line) :][:16] == check("line", n, line) and n % SLOTS == k:
+        secret, wanted = (
+            slot[512:544],
+            hashlib.sha256(f"key{json.loads(note)['id']} {n} ".encode() + slot[512:544]).digest()[:16],
+        )
+        whole_key = secret[0] == 0 or slot[544:560] == wanted
+        if whole_key and slot[1028 + len(line) :][:16] == check("line", n, line) and n % SLOTS == k:
             journal.lines[n] = line
             mark = slot[576:608]
             if slot[608:624] == check("mark", n, mark):

@@ -29,7 +29,8 @@ class Chain:
     Attributes:
         entries: One per line; an entry that a crash cut short is left out.
         last: The last line.
-        unwritten: What ledger.jsonl lacks of them at its end, from the journal.
+        kept: Bytes of ledger.jsonl that are to stay: all, or those before zeros that a crash left at its end.
+        unwritten: What it then lacks of the lines, from the journal.
         image: The journal; None without one: a copy for the operator, or a ledger whose creation was interrupted.
         copied: True if a counter stands in for the journal.
         ahead: True if ledger.jsonl holds more than the journal, which is then an older one, or is read while it is written.
@@ -37,6 +38,7 @@ class Chain:
 
     entries: list[Entry]
     last: bytes
+    kept: int
     unwritten: bytes
     image: Image | None
     copied: bool
@@ -64,13 +66,17 @@ def read_chain(folder: Path) -> Chain:
     # What counts the lines is read before the lines: a ledger in use may grow in between.
     image = read_journal(folder / JOURNAL)
     content = read_bytes(counter_path) if image is None and counter_path.exists() else b""
-    lines, tail = split_lines(read_bytes(path) if path.exists() else b"")
+    written = read_bytes(path) if path.exists() else b""
+    if image is not None:
+        # A crash of the machine may leave the length of a file without its last bytes, which then read as zeros.
+        written = written.partition(b"\0")[0]
+    lines, tail = split_lines(written)
     missing = [] if image is None else _missing(lines, tail, image, str(path))
     entries = verify_lines([*lines, *missing], str(path))
     if image is None:
         _check_counter(content, lines, tail, folder)
     return Chain(
-        entries, (lines + missing)[-1], b"".join(missing)[len(tail) :], image, bool(content),
+        entries, (lines + missing)[-1], len(written), b"".join(missing)[len(tail) :], image, bool(content),
         image is not None and (len(lines) > image.newest + 1 or bool(tail and not missing)),
     )  # fmt: skip
 

@@ -225,10 +225,12 @@ def _parse(content: bytes, where: str) -> Image:
             continue
         note = _read_note(raw)
         line = None if note is None else _read_line(raw, note["sequence"])
-        if note is None or line is None or note["sequence"] % SLOTS != position:
+        key = None if note is None else _read_key(raw, note)
+        # A crash may have written the slot's sectors in any order: the key may be that of the entry before.
+        foreign_key = key is None and raw[KEY_AT] != 0
+        if note is None or line is None or foreign_key or note["sequence"] % SLOTS != position:
             damaged[position] = note
         else:
-            key = _read_key(raw, note, where)
             image.slots[note["sequence"]] = Slot(note, line, key, _read_mark(raw, note["sequence"]))
             if key is None and any(raw[KEY_AT : KEY_AT + _SECRET]):
                 image.half_erased.append(note["sequence"])
@@ -263,13 +265,9 @@ def _read_line(raw: bytes, sequence: int) -> bytes | None:
     return line if length and check == _check(b"line", sequence, line) else None
 
 
-def _read_key(raw: bytes, note: Mapping[str, Any], where: str) -> bytes | None:
+def _read_key(raw: bytes, note: Mapping[str, Any]) -> bytes | None:
     key, check = raw[KEY_AT : KEY_AT + KEY_BYTES], raw[KEY_AT + KEY_BYTES : KEY_AT + _SECRET]
-    if check == _check(b"key" + note["id"].encode(), note["sequence"], key):
-        return key
-    if key[0]:  # not erased, not even its first byte
-        raise broken(f"{where}: the key of entry {note['sequence']}")
-    return None
+    return key if check == _check(b"key" + note["id"].encode(), note["sequence"], key) else None
 
 
 def _read_mark(raw: bytes, sequence: int) -> str:

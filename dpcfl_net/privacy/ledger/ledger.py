@@ -6,10 +6,11 @@ last 16 lines with the key of each (`journal.Journal`); releases/, the results o
 A task costs two flushes, one before data is touched and one before the answer leaves:
 
 1. `debit` writes line and key into the oldest slot of the journal and flushes it. This is the charge. A crash before the flush has
-   ended leaves the slot as it was, cut short or whole. As it was: nothing is charged. Cut short: no data was touched; the next
-   opening enters the line as "torn", and the gate charges the costliest request for it and closes its round. Whole: charged.
-2. It appends the line to ledger.jsonl, without a flush. A crash may lose the line or its end; the next opening appends the rest from
-   the journal. Before a slot is overwritten, ledger.jsonl is flushed up to its line (one flush in 16 debits), so that each line is
+   ended leaves the slot as it was, cut short (or a mixture of old and new sectors) or whole. As it was: nothing is charged. Cut short:
+   no data was touched; the next opening enters the line as "torn", and the gate charges the costliest request for it and closes its
+   round, unless the note was cut, too: then nothing is charged. Whole: charged.
+2. It appends the line to ledger.jsonl, without a flush. A crash may lose the line or its end, or leave zeros in its place; the next
+   opening restores it from the journal. Before a slot is overwritten, ledger.jsonl is flushed up to its line (one flush in 16 debits), so that each line is
    always whole on the device in one of both files.
 3. The step computes. A crash leaves a debit with a key: an equal request is computed again from the same key.
 4. `store` puts the result into a file of releases/ that holds nothing any more, and flushes it. A crash before the flush has ended
@@ -306,6 +307,7 @@ class Ledger:
         for entry in self._entries:
             self._history.add(entry)
         self._append_fd = os.open(self.folder / LINES, os.O_WRONLY | os.O_APPEND)
+        os.ftruncate(self._append_fd, chain.kept)
         write_all(self._append_fd, chain.unwritten)
         self._usable = True
         self._recover(chain)
@@ -315,7 +317,7 @@ class Ledger:
         line = header.line(FIRST_PREV)
         self._disk.replace(self.folder / LINES, line)
         self._disk.sync_folder(self.folder.parent)
-        return Chain([header], line, b"", None, False, False)
+        return Chain([header], line, len(line), b"", None, False, False)
 
     def _recover(self, chain: Chain) -> None:
         """Enter a line that a crash cut short as "torn", and erase keys whose debit has a stored result."""
