@@ -178,10 +178,21 @@ class ClientHost:
             release = getattr(self.algorithm, task.kind)(me, **self._encoding.decode_task(step, tensors))
         if isinstance(release, Release):
             match_template(describe(release.tensors), resolve(step.gives, tensor_sides(self.algorithm)))
+            if self.protocol.privacy.trust == "trusted-server":
+                release = _finite(release)
             release, residuals = self._encoding.encode_release(step, self.client, release, residuals)
         if masking is not None:
             secure = masking.state
         return release, {**me.state, **residuals, **secure} if residuals or secure else me.state, me.ran
+
+
+def _finite(release: Release) -> Release:
+    """Replace each tensor of a raw release that holds a NaN or an infinity by zeros.
+
+    Such an answer would be refused and missing in its round, which may end below the quorum: the records of one client would
+    decide whether the run continues, and no noise of the trusted server hides that.
+    """
+    return Release(**{name: array if finite(array) else np.zeros_like(array) for name, array in release.tensors.items()})
 
 
 def _repeatable(ledger: Path) -> bool:

@@ -18,6 +18,8 @@ from dpcfl_net.clustering import metrics
 from dpcfl_net.clustering.rebalance import rebalance, rebalanced_in_expectation
 from dpcfl_net.core import runlog
 from dpcfl_net.core.errors import ConfigError, Refused
+from dpcfl_net.core.tensors import unpack
+from dpcfl_net.core.types import Task
 from dpcfl_net.data.partition import open_client
 from dpcfl_net.experiment import config, job_files
 from dpcfl_net.experiment.build import make_job
@@ -380,6 +382,35 @@ def test_what_each_guarantee_charges(tmp_path):
         z, privacy = job.protocol.curator_noise_multiplier, job.protocol.privacy
         events = [slot.event(z) for slot in job.algorithm.central_plan()]
         assert 7.9 < accountant.epsilon(events, 1e-2, adjacency=privacy.adjacency) <= 8
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "kind", "models"),
+    [
+        ({"name": "dp-fedavg", "sampling_rate": 0.5}, TRUSTED, "train", 0),
+        ({"name": "dp-fedper", "sampling_rate": 0.5}, TRUSTED, "train", 0),
+        ({**RR, "base": "fedcam"}, REPLACED, "assign_and_train", 3),
+        ({**RR, "labels": "exponential", "labels_every": 1, "labels_epsilon": 1.0}, REPLACED, "name_cluster", 2),
+    ],
+    ids=["dp-fedavg", "dp-fedper", "fedcam", "labels"],
+)
+def test_records_on_which_training_diverges_do_not_make_a_client_miss_its_round(tmp_path, algorithm, privacy, kind, models):
+    """The server refuses what is not finite, and below the quorum the run ends: everyone would see what one client's records do."""
+    job = job_for(tmp_path, algorithm, privacy, local={"batch_size": 20, "lr": 1e6, "clip": 0.5})
+    p = job.protocol.model.parameters
+    sent = {"models": np.full((models, p), 1e38, "<f4")} if models else {"model": np.full(p, 1e38, "<f4")}
+    if models == 2:
+        sent["models"][1] = 0
+    host = make_host(job, 0, tmp_path / "ledgers")
+    answer = host.answer(Task(1, kind, sent))
+    host.close()
+    assert answer.status == "release"
+    released = unpack(answer.release)
+    assert all(np.isfinite(array).all() for array in released.values())
+    if kind == "name_cluster":
+        assert np.argmin(released["losses"]) == 1
+    else:
+        assert not released["update"].any()
 
 
 FEDPER = {"name": "dp-fedper", "sampling_rate": 0.5}
