@@ -455,6 +455,14 @@ def test_left_over_temporary_files_are_removed_and_half_erased_keys_erased(folde
     assert sorted(path.name for path in folder.iterdir()) == ["journal", "ledger.jsonl", "lock", "releases"]
 
 
+def test_folders_of_a_new_ledger_are_flushed_into_the_folders_above(tmp_path, monkeypatch):
+    """A folder whose name is lost in a crash of the machine takes the ledger along."""
+    flushed, real = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.add(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    Ledger(tmp_path / "run" / "ledgers" / "client", owner=OWNER).close()
+    assert {str(tmp_path / name) for name in ("", "run", "run/ledgers", "run/ledgers/client")} <= flushed
+
+
 def test_a_task_costs_two_flushes_in_the_order_that_the_charge_needs(tmp_path, monkeypatch):
     """Line and key are flushed before the debit returns, the answer before `store` does; only then is the key overwritten."""
     trail = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,8 +238,6 @@ def test_an_edited_book_is_refused(book, change, code):
 
 def test_a_crash_at_any_write_leaves_a_book_that_goes_on(tmp_path, monkeypatch):
     """Killed before the k-th change of a file: the claim is in the book or it is not, and is entered once in the end."""
-    import os
-
     real, k = os.replace, 0
     while True:
         folder = tmp_path / str(k)
@@ -263,6 +263,35 @@ def test_a_crash_at_any_write_leaves_a_book_that_goes_on(tmp_path, monkeypatch):
             break
         k += 1
     assert k == 3
+
+
+def test_two_crashes_before_the_counter_leave_a_book_that_goes_on(tmp_path, monkeypatch):
+    """The first two claims of a book, each cut after its line: the restart in between brings the counter up to the line."""
+    real = os.replace
+
+    def dying(source, target):
+        if Path(target).name == "counter":
+            raise KeyboardInterrupt
+        real(source, target)
+
+    for job in ("a", "b"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", dying)
+            with pytest.raises(KeyboardInterrupt):
+                enrol(RecordBook(tmp_path / "book"), job)
+        enrol(RecordBook(tmp_path / "book"), job)
+    assert [p.job for p in RecordBook(tmp_path / "book").claims()] == ["a", "b"]
+    (tmp_path / "book" / BOOK).unlink()
+    assert code_of(lambda: enrol(RecordBook(tmp_path / "book"), "a")) == "book-rolled-back"
+
+
+def test_folders_of_a_new_book_are_flushed_into_the_folders_above(tmp_path, monkeypatch):
+    """A folder whose name is lost in a crash of the machine takes all claims along."""
+    folder = tmp_path / "home" / "books"
+    flushed, real = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.add(Path(os.readlink(f"/proc/self/fd/{fd}"))), real(fd)))
+    enrol(RecordBook(folder), "a")
+    assert {tmp_path, tmp_path / "home", folder, folder / "records"} <= flushed
 
 
 def test_plans_run_several_times_are_merged():

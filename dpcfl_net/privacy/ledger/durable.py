@@ -28,6 +28,17 @@ class Disk:
         if self.durable:
             sync_folder(folder)
 
+    def make_folder(self, folder: Path) -> None:
+        """Create a folder (mode 0700) and those above it that are missing, durably: a lost folder takes its files along.
+
+        Args:
+            folder: The folder; nothing happens if it is there.
+        """
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for created in reversed(missing):
+            self.sync_folder(created.parent)
+
     def write_at(self, fd: int, offset: int, *chunks: Buffer) -> None:
         """Overwrite a part of an open file in place, without a flush."""
         left = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]

@@ -91,7 +91,7 @@ class Ledger:
         self._append_fd = self._lock = -1
         self._journal: Journal | None = None
         self._usable = False
-        (self.folder / RELEASES).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._disk.make_folder(self.folder / RELEASES)
         self._lock = _lock(self.folder)
         try:
             self._open(dict(owner))

@@ -100,6 +100,7 @@ class RecordBook:
             same = [p for p in claims if (p.job, p.client) == (claim.job, claim.client)]
             if same and [replace(p, budget=budget) for p in same] != [claim]:
                 raise Refused("claim", f"job {claim.job[:12]} made another claim for client {claim.client} before")
+            self._count(lines)  # a crash may have come before the counter of the last line was written
             others = [p for p in claims if p.job != claim.job]
             histories = self._histories(claim, own, others)
             if budget is not None:
@@ -217,12 +218,22 @@ class RecordBook:
 
     def _append(self, lines: list[bytes], claim: PrivacyBudgetClaim, own: np.ndarray) -> None:
         path = self.folder / RECORDS / f"{claim.records}.u8"
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        if not path.exists():
+        self._disk.make_folder(path.parent)
+        if path.exists():
+            self._disk.sync_folder(path.parent)  # a crash may have come before the flush of its name
+        else:
             self._disk.replace(path, own.tobytes())
         line = claim_line(claim, len(lines), digest(lines[-1]) if lines else FIRST_PREV)
         self._disk.replace(self.folder / BOOK, *lines, line)
-        self._disk.replace(self.folder / COUNTER, counter_line(len(lines), digest(line)))
+        if not lines:
+            self._disk.sync_folder(self.folder.parent)
+        self._count([*lines, line])
+
+    def _count(self, lines: list[bytes]) -> None:
+        """Bring the counter up to the last line."""
+        path, counter = self.folder / COUNTER, counter_line(len(lines) - 1, digest(lines[-1])) if lines else b""
+        if lines and not (path.exists() and path.read_bytes() == counter):
+            self._disk.replace(path, counter)
 
     def _read(self) -> tuple[list[bytes], list[PrivacyBudgetClaim]]:
         path = self.folder / BOOK
@@ -259,7 +270,7 @@ class RecordBook:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._disk.make_folder(self.folder)
         with locked(self.folder / "lock"):
             remove_drafts(self.folder)
             yield
