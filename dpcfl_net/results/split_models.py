@@ -103,9 +103,11 @@ def split_models(found: Given, protocol: Protocol, clusters: Path) -> list[str]:
 
 
 def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, list[Entry]]) -> list[str]:
-    """Find releases whose client was charged for another task than the transcript shows.
+    """Find charges for another task than the transcript shows, or for none, and releases of another task than was charged.
 
-    The id of a debit is a hash of the task including its model, so a rewritten transcript does not match the ledgers.
+    The id of a debit is a hash of the task including its model, so a rewritten transcript does not match the ledgers. A debit
+    without an answer counts too: otherwise a server could hide a model by hiding the answer to it. A task is on file before it
+    leaves.
 
     Args:
         found: Tasks of the transcript.
@@ -115,16 +117,34 @@ def other_than_charged(found: Given, protocol: Protocol, charged: Mapping[int, l
     Returns:
         One sentence per problem.
     """
-    ids = {(client, line.round, line.kind): line.id for client, lines in charged.items() for line in lines}
-    job = digest(protocol)
+    debits = [(client, line) for client, lines in charged.items() for line in lines]
+    ids, job = {(client, line.round, line.kind): line.id for client, line in debits}, digest(protocol)
+    shown: dict[tuple[int, int, str], set[str]] = {}
+    for client, task in found.tasks:
+        shown.setdefault((client, task.round, task.task), set()).add(_request(job, client, task))
     problems: dict[str, None] = {}
     for client, task in found.released:
-        rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in task.tensors]
-        shown = request_id(job, client, task.round, task.task, rows, task.blake3 or NOTHING)
-        if ids.get((client, task.round, task.task), shown) != shown:
-            where = f"in round {task.round} for another {task.task} than the transcript shows"
-            problems[f"client {client} was charged {where}"] = None
+        request = _request(job, client, task)
+        if ids.get((client, task.round, task.task), request) != request:
+            problems[_other_task(client, task.round, task.task)] = None
+    for client, line in debits:
+        tasks = shown.get((client, line.round, line.kind), set())
+        if not tasks:
+            problems[
+                f"client {client} was charged in round {line.round} for a {line.kind} that the transcript does not show"
+            ] = None
+        elif line.id not in tasks:
+            problems[_other_task(client, line.round, line.kind)] = None
     return list(problems)
+
+
+def _request(job: str, client: int, task: Header) -> str:
+    rows = [[name, dtype, list(shape), size] for name, dtype, shape, size in task.tensors]
+    return request_id(job, client, task.round, task.task, rows, task.blake3 or NOTHING)
+
+
+def _other_task(client: int, round: int, kind: str) -> str:
+    return f"client {client} was charged in round {round} for another {kind} than the transcript shows"
 
 
 def _most_models(algorithm: Algorithm, task: str) -> int:

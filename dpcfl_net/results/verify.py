@@ -192,7 +192,8 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
             if (client, header.round, header.task) not in paid:
                 unpaid.append(f"client {client} released {header.task} in round {header.round} without a debit")
     shown = given(records)
-    foreign = other_than_charged(shown, job.protocol, {c: lines for c, lines in charged.items() if c != NOBODY})
+    debits = {c: [line for line in lines if line.type == "debit"] for c, lines in charged.items() if c != NOBODY}
+    foreign = other_than_charged(shown, job.protocol, debits)
     split = split_models(shown, job.protocol, RunFolder(folder).clusters)
     silent = sorted(paid - released)
     detail = (
@@ -207,7 +208,7 @@ def _messages(folder: Path, job: Job, charged: dict[int, list[Any]]) -> list[Che
         Check(
             "messages: clients were charged for the models that the transcript shows",
             not foreign,
-            foreign[0] if foreign else f"{len(shown.released)} ids computed from tasks are those of the debits",
+            foreign[0] if foreign else f"{sum(map(len, debits.values()))} ids of debits are those of tasks",
         ),
         Check(
             "models: clients of one cluster were given the same",

@@ -116,6 +116,33 @@ def other_model(folder: Path) -> None:
     rewriting.rewrite_transcript(folder, change)
 
 
+def hidden_answer(folder: Path) -> None:
+    """The task of a client shows another model than it got, and no answer to it."""
+
+    def change(bodies: list[rewriting.Body]) -> None:
+        result, _ = rewriting.results(bodies, 0, 3)
+        task = next(body for body in bodies if body[4]["id"] == result[4]["parent"])
+        chunk = next(body for body in bodies if body[4].get("parent") == task[4]["id"] and body[4]["kind"] == "CHUNK")
+        chunk[5] = bytes(len(chunk[5]))
+        task[4]["blake3"] = payload_hash(chunk[5])
+        drop(bodies, result[4]["id"])
+
+    rewriting.rewrite_transcript(folder, change)
+
+
+def hidden_exchange(folder: Path) -> None:
+    def change(bodies: list[rewriting.Body]) -> None:
+        result, _ = rewriting.results(bodies, 0, 3)
+        drop(bodies, result[4]["id"], result[4]["parent"])
+
+    rewriting.rewrite_transcript(folder, change)
+
+
+def drop(bodies: list[rewriting.Body], *ids: str) -> None:
+    """Remove messages with their chunks and what answers them."""
+    bodies[:] = [body for body in bodies if not {body[4]["id"], body[4].get("parent")} & {*ids}]
+
+
 def missing_task(folder: Path) -> None:
     def change(bodies: list[rewriting.Body]) -> None:
         bodies.remove(next(body for body in bodies if body[4]["kind"] == "TASK"))
@@ -166,6 +193,8 @@ CHANGES: list[tuple[Change, str, bool]] = [
     (swapped_payloads, r"transcript: the payload of record \d+ is not the one that its header announces", True),
     (swapped_releases, r"client 0, round 3 train: the release in the transcript is not the one that the client stored", True),
     (other_model, r"client 0, round 1 \w+: charged for another task than the transcript shows", True),
+    (hidden_answer, r"client 0, round 3 \w+: charged for another task than the transcript shows", True),
+    (hidden_exchange, r"client 0, round 3 \w+: charged for a task that the transcript does not show", True),
     (missing_task, r"client 0, round 1 \w+: the transcript holds no task for this release", True),
     (changed_message, r"transcript: record \d+ was changed: its digest does not fit", True),
     (more_epsilon, r"protocol.json: the signature is not the operator's", True),

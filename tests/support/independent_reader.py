@@ -124,8 +124,31 @@ def check_messages(
             ledger = f"client_{client:04d}"
             if ledger in debits:
                 report.problems += check_release(job, key, task, header, debits[ledger], folder / "ledgers" / ledger)
+    check_debits(job, tasks, debits, report)
     if protocol["privacy"]["trust"] == "secure-aggregation":
         check_signatures(messages, folder, job, report)
+
+
+def check_debits(job: str, tasks: dict[tuple[str, str], Message], debits: dict[str, list[JsonMap]], report: Report) -> None:
+    """Step 6: each debit against the tasks that its client was sent."""
+    shown: dict[tuple[str, int, str], set[str]] = {}
+    for (peer, _), task in tasks.items():
+        t, name = task.header["round"], task.header["task"]
+        shown.setdefault((peer, t, name), set()).add(request_id(job, int(peer.removeprefix("client ")), t, name, task))
+    for ledger in sorted(debits.keys() - {"curator"}):
+        client = int(ledger.removeprefix("client_"))
+        for line in debits[ledger]:
+            found = shown.get((f"client {client}", line["round"], line["kind"]), set())
+            where = f"client {client}, round {line['round']} {line['kind']}"
+            if not found:
+                report.problems.append(f"{where}: charged for a task that the transcript does not show")
+            elif line["id"] not in found:
+                report.problems.append(f"{where}: charged for another task than the transcript shows")
+
+
+def request_id(job: str, client: int, t: int, name: str, task: Message) -> str:
+    content = task.header.get("blake3") or payload_hash()
+    return sha256(canonical([job, client, t, name, task.header.get("tensors", []), content]))
 
 
 def check_payloads(messages: list[Message], report: Report) -> None:
@@ -160,8 +183,7 @@ def check_release(
         return [f"{where}: released without a debit"]
     if task is None:
         return [f"{where}: the transcript holds no task for this release"]
-    content = task.header.get("blake3") or payload_hash()
-    if sha256(canonical([job, client, t, name, task.header.get("tensors", []), content])) != found[0]["id"]:
+    if request_id(job, client, t, name, task) != found[0]["id"]:
         return [f"{where}: charged for another task than the transcript shows"]
     stated, rows = result.get("blake3") or payload_hash(), result.get("tensors", [])
     for path in sorted((ledger / "releases").glob("*.answer")) if (ledger / "releases").is_dir() else []:

@@ -323,11 +323,14 @@ def test_a_model_of_its_own_for_each_client_shows_in_the_transcript(played, fini
         for client in HONEST
     }
     assert other_than_charged(shown, played.job.protocol, charged) == []
-    hidden = given(read(forged(played.folder, tmp_path / "forged", show_to=1, the_task_of=0)))
-    assert not [p for p in split_models(hidden, played.job.protocol, clusters) if "clients 0 and 1" in p]
-    assert other_than_charged(hidden, played.job.protocol, charged) == [
-        "client 1 was charged in round 4 for another train than the transcript shows"
-    ]
+    for answered in (True, False):
+        path = forged(played.folder, tmp_path / f"forged {answered}", show_to=1, the_task_of=0, answered=answered)
+        hidden = given(read(path))
+        assert not [p for p in split_models(hidden, played.job.protocol, clusters) if "clients 0 and 1" in p]
+        assert ((1, 4) in [(client, task.round) for client, task in hidden.released]) == answered
+        assert other_than_charged(hidden, played.job.protocol, charged) == [
+            "client 1 was charged in round 4 for another train than the transcript shows"
+        ]
     named = {check.what: check for check in verify_run(finished_run)}
     assert named["models: clients of one cluster were given the same"].holds
     assert named["messages: clients were charged for the models that the transcript shows"].holds
@@ -337,8 +340,8 @@ def test_a_model_of_its_own_for_each_client_shows_in_the_transcript(played, fini
     evidence.control("a client by itself notices nothing: each answers its own model with a release")
 
 
-def forged(folder, path, show_to, the_task_of):
-    """The transcript rewritten with a valid chain, in which one client of round 4 received another client's model."""
+def forged(folder, path, show_to, the_task_of, answered):
+    """The transcript rewritten with a valid chain, in which one client of round 4 got another client's model and may not answer."""
     heads = {
         client: task
         for client, task in given(read(folder / "transcript.msgpack")).released
@@ -349,6 +352,8 @@ def forged(folder, path, show_to, the_task_of):
     for record in read(folder / "transcript.msgpack"):
         header = _decoded(record.header)
         data = record.header
+        if not answered and header is not None and record.client == show_to and (header.kind, header.round) == ("RESULT", 4):
+            continue
         if header is not None and header.blake3 == heads[show_to].blake3:
             data = encode(replace(header, blake3=shown))
         written.record(record.direction, record.peer, data)
