@@ -92,6 +92,9 @@ def attack(folder: Path, measure: Measure = "cosine", records: int = RECORDS, ro
 def candidates_of(job: Job, clients: list[int], records: int, root: str | None) -> dict[int, Candidates]:
     """Load members and non-members of each client from the experimenter's ground truth.
 
+    Both are drawn at random: with label skew, records are ordered by label, and the first ones of two sets of different size
+    have different labels, which the updates show. The attack would be scored on labels instead of membership.
+
     Args:
         job: The run's job.
         clients: Numbers of the clients.
@@ -105,18 +108,16 @@ def candidates_of(job: Job, clients: list[int], records: int, root: str | None) 
     slices = plan_slices(settings, open_set(settings, root), job.experiment.partition_seed)
     found = {}
     for client in clients:
-        piece = slices[job.experiment.slices[client]]
-        inside, outside = (
-            _first(open_client(settings, piece, root), records),
-            _first(open_client(settings, piece, root, "test"), records),
-        )
+        piece, rng = slices[job.experiment.slices[client]], np.random.default_rng([client, records])
+        inside = _drawn(open_client(settings, piece, root), records, rng)
+        outside = _drawn(open_client(settings, piece, root, "test"), records, rng)
         found[client] = Candidates(torch.cat([inside[0], outside[0]]), torch.cat([inside[1], outside[1]]), len(inside[1]))
     return found
 
 
-def _first(data: ClientData, records: int) -> tuple[torch.Tensor, torch.Tensor]:
-    count = min(records, len(data))
-    return data.batch(np.arange(count), count)
+def _drawn(data: ClientData, records: int, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = rng.permutation(len(data))[:records]
+    return data.batch(rows, len(rows))
 
 
 def totals(

@@ -14,6 +14,7 @@ from dpcfl_net.attacks import membership
 from dpcfl_net.attacks.membership_scores import REFERENCES, Scored, at_rate, auc, curve, log_tail, most_true_positives
 from dpcfl_net.attacks.updates import Update
 from dpcfl_net.core.errors import ConfigError
+from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
 from dpcfl_net.experiment import config
 from dpcfl_net.experiment.build import make_job
 from dpcfl_net.federation.client import Client
@@ -106,6 +107,29 @@ def test_membership_is_inferred_without_noise_and_stays_below_epsilon_with_it(ev
     assert found[False].auc > 0.7
     evidence.got(f"epsilon {EPSILON:g}: AUC {found[True].auc:.2f}, true positive rate {found[True].rates[0].true:.2f} at 0.1")
     evidence.control(f"DP-SGD without noise: AUC {found[False].auc:.2f}, {found[False].rates[0].true:.2f} at 0.1")
+
+
+@pytest.mark.parametrize("measure", ["cosine", "loss"])
+def test_labels_alone_are_not_taken_for_membership(tmp_path, measure):
+    """Clients with label skew train on records of their own labels, none of which is a candidate: there is nothing to find."""
+    clients = 16
+    make_keys(tmp_path, clients)
+    skewed = {"dataset": "digits", "clients": [clients], "shift": "none", "partition": "dirichlet", "alpha": 0.1}
+    skewed |= {"validation": 0.5, "test_per_client": 18}
+    job = make_job(config.resolve({**SMALL, **FEW, "data": skewed, "model": {"name": "linear"}}), tmp_path)
+    settings = DataSettings.model_validate(job.experiment.data)
+    slices = plan_slices(settings, open_set(settings), job.experiment.partition_seed)
+    start, updates = np.zeros(job.protocol.model.parameters, np.float32), {}
+    for client in range(clients):
+        elsewhere = open_client(settings, slices[job.experiment.slices[client]], part="validation")
+        x, y = elsewhere.batch(np.arange(len(elsewhere)), len(elsewhere))
+        change = -0.1 * membership._gradients(job.protocol.model, start)(x, y).mean(0).astype(np.float32)
+        updates[client] = [Update(client, 1, start, change, 1, noisy=False)]
+    candidates = membership.candidates_of(job, [*range(clients)], 18, None)
+    totals, _ = membership.totals(job.protocol, updates, candidates, measure)
+    found = curve(membership.split(totals, candidates))
+    assert found.low < 0.5 < found.high
+    assert found.auc == pytest.approx(0.5, abs=0.03)
 
 
 def test_the_command_attacks_a_recorded_run(finished_run, tmp_path):
