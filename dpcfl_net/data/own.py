@@ -21,6 +21,7 @@ FIELD = "data.dataset"
 NUMBERS = ("classes", "mean", "std")
 CLIENTS = ("train_client", "test_client")
 MOST_CLASSES = 256  # labels are kept as bytes
+READERS = 2  # raised when a reader of files makes other records of the same files: they are read again
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _content(source: Source) -> str:
 
 def _content_of_files(source: Source, files: FileSource) -> str:
     """Return the SHA-256 of the arrays in files, which are read once for each version of the files."""
-    version = f"{source.key}\n{readers.identity(formats.paths(files, source.root))}"
+    version = f"{READERS}\n{source.key}\n{readers.identity(formats.paths(files, source.root))}"
 
     def read() -> dict[str, np.ndarray]:
         arrays = _arrays(source)

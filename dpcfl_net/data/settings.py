@@ -217,6 +217,11 @@ def _of_partition(data: DataSettings) -> str | None:
         )
     if (data.alpha is not None) != (data.partition == "dirichlet"):
         return f"alpha belongs to partition 'dirichlet', which needs it; got {data.alpha} with {data.partition!r}"
+    if data.partition == "dirichlet" and len(data.clients) > 1:
+        return (
+            "partition 'dirichlet' has no known clusters, and clusters would share records: clients must be one number, "
+            f"[{sum(data.clients)}]; got {data.clients}"
+        )
     if data.partition == "natural" and not is_own(data.dataset):
         return (
             f"partition 'natural' needs records that name their clients: {', '.join(FORMATS)} or a function of your own; "

@@ -208,6 +208,25 @@ def test_image_folders_with_a_split_are_converted_and_resized_on_request(tmp_pat
         read("image-folder", ".", tmp_path, shape=[2, 8, 8])
 
 
+@pytest.mark.parametrize(("shape", "channels"), [(None, 1), ([1, 6, 4], 1), ([3, 6, 4], 3)])
+def test_images_of_16_bits_keep_their_grey_values(tmp_path, image_library, shape, channels):
+    grey = np.array([0, 1, 100, 128, 254, 255], np.uint16)[:, None] * np.ones(4, np.uint16)
+    (tmp_path / "scans" / "lung").mkdir(parents=True)
+    for k in range(2):
+        image_library.fromarray(grey * 257).save(tmp_path / "scans" / "lung" / f"{k}.{['png', 'tiff'][k]}")
+    images = read("image-folder", "scans", tmp_path, shape=shape, classes=2)
+    assert np.array_equal(images.train_x[0], np.broadcast_to(grey, (channels, 6, 4)))
+    assert np.array_equal(images.test_x[0], images.train_x[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_images_without_a_known_white_are_refused(tmp_path, image_library, dtype):
+    (tmp_path / "scans" / "lung").mkdir(parents=True)
+    image_library.fromarray(np.ones((4, 4), dtype)).save(tmp_path / "scans" / "lung" / "deep.tiff")
+    with pytest.raises(ConfigError, match=r"deep\.tiff: its values are numbers of 32 bits \(mode [FI]\).*with 8 or 16 bits"):
+        read("image-folder", "scans", tmp_path, classes=2)
+
+
 def test_folders_of_something_else_are_refused(tmp_path, image_library):
     write_images(image_library, tmp_path / "mixed" / "cat")
     write_images(image_library, tmp_path / "mixed" / "ada" / "cat")

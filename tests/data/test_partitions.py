@@ -69,6 +69,7 @@ def spoken(data):
         ({**SKEWED, "alpha": 0.0}, "greater than or equal to 0.001"),
         ({**SKEWED, "alpha": math.inf}, "finite"),
         ({**SKEWED, "shift": "rotation"}, "true clusters"),
+        ({**SKEWED, "clients": [2, 2]}, r"clusters would share records.*\[4\]"),
         ({"validation": 1.0}, "less than 1"),
         ({"validation": -0.1}, "greater than or equal"),
         ({"noise": 0.5}, "regression"),

@@ -76,7 +76,7 @@ def _pixels(path: Path, shape: Sequence[int] | None) -> np.ndarray:
 
 
 def pixels(image: Any, shape: Sequence[int] | None) -> np.ndarray:
-    """Convert an image of Pillow.
+    """Convert an image of Pillow; values of 16 bits are divided by 257.
 
     Args:
         image: The image.
@@ -86,10 +86,11 @@ def pixels(image: Any, shape: Sequence[int] | None) -> np.ndarray:
         uint8 (C, H, W).
 
     Raises:
-        ConfigError: If there is no such number of channels.
+        ConfigError: If there is no such number of channels, or the values of the image have no range that its format states.
     """
+    image = _of_bytes(image)
     if shape is None:
-        image = image.convert("L" if image.mode in ("1", "L", "LA", "I", "I;16", "F") else "RGB")
+        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
     else:
         channels, height, width = shape
         if channels not in MODES:
@@ -98,6 +99,18 @@ def pixels(image: Any, shape: Sequence[int] | None) -> np.ndarray:
         image = image if image.size == (width, height) else image.resize((width, height), pillow().Resampling.BILINEAR)
     values = np.asarray(image, np.uint8)
     return values[None] if values.ndim == 2 else np.ascontiguousarray(values.transpose(2, 0, 1))
+
+
+def _of_bytes(image: Any) -> Any:
+    """The image with values of 8 bits; Pillow's own conversion to 8 bits makes every value above 255 white."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # Pillow 10 opens 16 bits of a PNG as I
+        return pillow().fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ConfigError(
+            f"data.files.path: {getattr(image, 'filename', None) or 'an image'}: its values are numbers of 32 bits (mode "
+            f"{image.mode}), which have no range that is white: save it with 8 or 16 bits"
+        )
+    return image
 
 
 def pillow() -> Any:
