@@ -3,7 +3,8 @@
     python -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
 
 It reads commands from standard input and writes reports to standard output (see `messages`). Keys and ledgers stay in
-DIR/NAME/NODE. A resumed client without its ledger is refused: a new ledger would allow to spend its privacy budget twice.
+DIR/NAME/NODE. A resumed client without its keys is refused, and the launcher refuses one without the ledger that it has copied:
+a new ledger would allow to spend its privacy budget twice.
 With an aggregator on the host, its workers start when it listens, and connect to it alone.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpcfl_net import __version__
 from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.errors import DpcflError, Refused, RunFailed
+from dpcfl_net.core.errors import DpcflError, LedgerError, Refused, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch.placement.base import LOST, ClientRange, Node
 from dpcfl_net.launch.placement.connection import HostConnection
@@ -238,7 +238,7 @@ class HostAgent:
             if not answered or not self.error_text:
                 self.error_text = connection.failure()
         except DpcflError as error:
-            self.error_text = str(error)
+            self.error_text, self._code = str(error), error.exit_code
         finally:
             with self._lock:
                 self._connection, self._answered = None, False
@@ -294,7 +294,7 @@ class HostAgent:
             handle.ended(report.code, report.log)
 
     def _copy_ledger(self, report: LedgerUpdate) -> None:
-        """Store a copy of a client's ledger for the operator; the original stays on its host."""
+        """Extend the operator's copy of a client's ledger; the original stays on its host. A shorter or other one is refused."""
         if self.ledgers is None or report.client not in self.keys:
             raise Refused("agent-line", f"a ledger of client {report.client}, which is not on this host")
         folder = self.ledgers / client_key(report.client)
@@ -306,7 +306,14 @@ class HostAgent:
                 "agent-line",
                 f"the ledger of client {report.client} continues at byte {report.at}, but the copy has {len(copied)}",
             )
-        write_atomically(path, (copied[: report.at] + report.lines.encode()).decode())
+        content = copied[: report.at] + report.lines.encode()
+        if not content.startswith(copied):
+            raise LedgerError(
+                "ledger-rolled-back",
+                f"the ledger of client {report.client} lacks lines that were copied from it before: it was removed or replaced by an "
+                "older copy, and would allow to spend a part of the budget twice",
+            )
+        write_atomically(path, content.decode())
         write_atomically(folder / COUNTER, report.counter)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -222,6 +223,33 @@ def test_an_interrupted_run_goes_on_where_its_ledgers_are_and_nowhere_else(tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((run / "placement.json").read_text())["placed"] == ["a", "b", "a"]
     assert_same_bits(run, finished_run)  # three clients to a process, too
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_ledger_that_is_gone_from_its_host_is_refused(tmp_path):
+    """The operator's copy tells that it had charges; a new ledger would allow them again."""
+    hosts = hosts_file(tmp_path)
+    process, run = started(write_config(tmp_path / "c"), hosts, tmp_path / "out")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    ledger, aside = next((tmp_path / "root").glob("*/b/ledgers/*")), tmp_path / "aside"
+    copied = (run / "ledgers" / ledger.name / "ledger.jsonl").read_bytes()
+    again = ["launch", "--resume", run, "--on", "ssh", "--hosts", hosts, *AT]
+
+    ledger.rename(aside)
+    refused = dpcfl(*again)
+    assert refused.returncode == 3, refused.stdout + refused.stderr
+    assert "ledger-rolled-back: the ledger of client" in refused.stderr
+    assert (run / "ledgers" / ledger.name / "ledger.jsonl").read_bytes() == copied
+    assert_nothing_left(tmp_path)
+
+    shutil.rmtree(ledger)
+    aside.rename(ledger)
+    done = dpcfl(*again)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(check.holds for check in verify_run(run, None))
     assert_nothing_left(tmp_path)
 
 
