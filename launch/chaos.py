@@ -48,6 +48,7 @@ class _Planned:
         seconds: How long a stop or a full disk lasts.
         hit: Processes that it has hit, and the file-size limit that a full disk replaced.
         began: Begin, seconds since the epoch; 0 before.
+        until: End, on the monotonic clock.
     """
 
     name: str
@@ -58,6 +59,7 @@ class _Planned:
     seconds: float
     hit: dict[psutil.Process, tuple[int, int]] = field(default_factory=dict)
     began: float = 0.0
+    until: float = 0.0
 
 
 class Chaos:
@@ -95,7 +97,7 @@ class Chaos:
             if not self._begin(fault):
                 self._missed.append(fault)
         for fault in list(self._active):
-            if time.time() - fault.began >= fault.seconds:
+            if time.monotonic() >= fault.until:
                 self._end(fault)
             elif fault.action == "full":
                 self._hit(fault)  # processes that were started meanwhile
@@ -114,7 +116,7 @@ class Chaos:
         """Apply a fault; False if its process does not run."""
         if not self._hit(fault):
             return False
-        fault.began = time.time()
+        fault.began, fault.until = time.time(), time.monotonic() + fault.seconds
         if fault.action == "kill":
             self._record(fault)
         else:

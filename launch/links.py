@@ -40,7 +40,7 @@ class Links:
     bind: str | None = None
 
     def __post_init__(self) -> None:
-        self._started = time.time()
+        self._started = time.monotonic()
         self._stack = contextlib.ExitStack()
         self._schedules = links_of(self.config.network, self.config.data.clients)
         if self.config.network.how == "netem":
@@ -66,7 +66,7 @@ class Links:
         return RelaySpec(
             coordinator, dict(enumerate(self._schedules)), self.files.address(RELAY), self.files.path / "links.jsonl",
             seed=self.config.seed, listen=listen.removeprefix("tcp://").rpartition(":")[0], ports=ports,
-            elapsed_s=time.time() - self._started,
+            elapsed_s=time.monotonic() - self._started,
         )  # fmt: skip
 
     def addresses(self) -> dict[int, str]:

@@ -33,7 +33,7 @@ class RunRecorder:
     def __init__(self, folder: Path, job: Job, seconds_before: float, run: run_kinds.Run, *, durable: bool) -> None:
         self.folder, self.job, self.seconds_before, self._run, self._durable = folder, job, seconds_before, run, durable
         self.document: dict[str, Any] = {}
-        self.started = time.time()
+        self._began = time.monotonic()  # the clock of the machine may be set during the run
         self._replace_one: float | None = None
         self._epsilon_round, self._epsilon_s, self._epsilon_at = 0, FIRST_EPSILON_S, time.monotonic()
         self._statement = threading.Thread(target=self._compute_replace_one, daemon=True)
@@ -70,7 +70,7 @@ class RunRecorder:
             self.folder,
             self.job,
             state=state,
-            wall_s=self.seconds_before + time.time() - self.started,
+            wall_s=self.seconds_before + time.monotonic() - self._began,
             processes=self._run.processes(),
             replace_one=self._replace_one,
             devices=self._run.devices(),

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,13 @@ def test_what_a_callback_raises_comes_out_after_everything_has_ended(tmp_path, f
     folder = only_run(tmp_path)
     assert_nothing_left(folder)
     assert api.open_run(folder).state == "interrupted"
+
+
+def test_a_clock_that_is_set_back_does_not_shorten_the_duration_of_a_run(tmp_path, monkeypatch):
+    now = time.time
+    set_back = lambda metrics: monkeypatch.setattr(time, "time", lambda: now() - 3600)  # noqa: E731
+    run = api.run({**TINY, "rounds": 2}, tmp_path, "in-process", callbacks=[set_back], progress=False)
+    assert 0 < json.loads(RunFolder(run.path).run.read_text())["wall_s"] < 600
 
 
 def test_stop_run_stops_as_false_does(tmp_path):

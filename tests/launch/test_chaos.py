@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,34 +139,54 @@ def test_files_that_do_not_grow_end_the_run_with_a_reason_and_it_is_resumed(tmp_
     assert charges(folder) == charges(tiny)
 
 
+STAND_IN = "import setproctitle, time; setproctitle.setproctitle('dpcfl client 0'); print('ready', flush=True); time.sleep(60)"
+
+
+@contextmanager
+def stopped_worker(folder: Path, plan: Path) -> Iterator[tuple[Chaos, psutil.Process]]:
+    """A process with the title of a worker, which the chaos file has just stopped."""
+    (folder / "logs").mkdir(parents=True)
+    faults_of_run, log = Chaos(folder, read_chaos(plan, 2, 6), 2), folder / "logs" / "client_0.log"
+    with log.open("w") as output, subprocess.Popen([sys.executable, "-c", STAND_IN], stdout=output) as process:
+        try:
+            tick_until(faults_of_run, lambda: "ready" in log.read_text())
+            (folder / "messages.jsonl").write_text('{"kind":"TASK","peer":"client 0","round":1}\n')
+            tick_until(faults_of_run, lambda: is_stopped(psutil.Process(process.pid)))
+            yield faults_of_run, psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_STOPPED
+
+
+def tick_until(faults_of_run: Chaos, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        faults_of_run.tick()
+        time.sleep(0.02)
+
+
 def test_a_stopped_worker_is_continued_when_the_run_is_interrupted(tmp_path):
     plan = chaos(
         tmp_path, processes=[{"stop": "client 0", "at": {"round": 1}, "seconds": 600}, {"kill": "client 1", "at": {"round": 2}}]
     )
     folder = tmp_path / "run"
-    (folder / "logs").mkdir(parents=True)
-    log = (folder / "logs" / "client_0.log").open("w")
-    title = "import setproctitle, time; setproctitle.setproctitle('dpcfl client 0'); print('ready', flush=True); time.sleep(60)"
-
-    def until(reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not reached():
-            assert time.monotonic() < deadline
-            faults_of_run.tick()
-            time.sleep(0.02)
-
-    faults_of_run = Chaos(folder, read_chaos(plan, 2, 6), 2)
-    with log, subprocess.Popen([sys.executable, "-c", title], stdout=log) as process:
-        try:
-            until(lambda: "ready" in Path(log.name).read_text())
-            (folder / "messages.jsonl").write_text('{"kind":"TASK","peer":"client 0","round":1}\n')
-            until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-            faults_of_run.close()
-            assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED
-        finally:
-            process.send_signal(signal.SIGKILL)
+    with stopped_worker(folder, plan) as (faults_of_run, process):
+        faults_of_run.close()
+        assert not is_stopped(process)
     assert [span["what"] for span in faults(folder)] == ["fault stop"]
     assert "kill client 1 at round 2 sent did not happen" in (folder / "warnings.jsonl").read_text()
+
+
+def test_a_stop_lasts_its_time_also_if_the_clock_is_set_back(tmp_path, monkeypatch):
+    plan = chaos(tmp_path, processes=[{"stop": "client 0", "at": {"round": 1}, "seconds": 1}])
+    now = time.time
+    with stopped_worker(tmp_path / "run", plan) as (faults_of_run, process):
+        monkeypatch.setattr(time, "time", lambda: now() - 3600)
+        tick_until(faults_of_run, lambda: not is_stopped(process))
 
 
 BAD = [
