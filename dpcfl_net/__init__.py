@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from dpcfl_net.core.types import TensorSpec as TensorSpec
     from dpcfl_net.experiment.config_schema import Config as Config
     from dpcfl_net.federation.base import Federation as Federation
+    from dpcfl_net.federation.base import Results as Results
     from dpcfl_net.federation.capabilities import Capabilities as Capabilities
     from dpcfl_net.federation.capabilities import Setting as Setting
+    from dpcfl_net.federation.client import Client as Client
     from dpcfl_net.launch.api import SweepResult as SweepResult
     from dpcfl_net.launch.api import TuneOptions as TuneOptions
     from dpcfl_net.launch.api import TuneResult as TuneResult
@@ -73,8 +75,9 @@ _NAMES = {
     "core.errors": ("ConfigError", "DataMissing", "DpcflError", "LedgerError", "Refused", "RunFailed", "StopRun"),
     "core.types": ("Release", "State", "TensorSpec"),
     "experiment.config_schema": ("Config",),
-    "federation.base": ("Federation",),
+    "federation.base": ("Federation", "Results"),
     "federation.capabilities": ("Capabilities", "Setting"),
+    "federation.client": ("Client",),
     "launch.api": (
         "SweepResult", "TuneOptions", "TuneResult", "account", "compare", "load", "open_run", "resume", "run", "sweep", "tune",
     ),

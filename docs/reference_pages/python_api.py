@@ -22,7 +22,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "Results": ("Run", "RoundMetrics", "SweepResult", "Comparison", "Config"),
     "Errors": ("DpcflError", "ConfigError", "DataMissing", "Refused", "LedgerError", "RunFailed", "StopRun"),
     "To write an algorithm": (
-        "Algorithm", "Options", "on_client", "on_central_server", "Federation", "State", "Release", "TensorSpec", "Capabilities", "Setting",
+        "Algorithm", "Options", "on_client", "on_central_server", "Client", "Federation", "Results", "State", "Release", "TensorSpec",
+        "Capabilities", "Setting",
     ),
     "Slots of a plan": (
         "DPSGDSlot", "GaussianSlot", "SelectionSlot", "SecureSlot", "StageSlot", "CentralSlot", "LabelledCentralSlot", "LabelSlot",
@@ -33,6 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "LabelledFixedSizeGaussian", "DataFree", "Unprotected",
     ),
 }  # fmt: skip
+RECEIVED = ("Client",)  # an algorithm is given it, and does not make one
 WITHOUT_MEMBERS = ("Config", "Options")  # configuration-keys.md lists the fields
 
 
@@ -55,7 +57,7 @@ def _object(name: str, value: Any) -> list[str]:
     if not inspect.isclass(value):
         return [*lines, *_call(name, value), *_docstring(inspect.getdoc(value), _annotations(value))]
     parents = [base.__name__ for base in value.__bases__ if base.__module__.startswith("dpcfl_net.core.errors")]
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and name not in RECEIVED:
         fields = [field for field in dataclasses.fields(value) if field.init and not field.name.startswith("_")]
         lines += _code(f"{name}({', '.join(map(_field, fields))})")
     lines += [f"Subclass of {', '.join(map(code, parents))}.", ""] if parents else []

@@ -36,7 +36,7 @@ class Client:
 
     Attributes:
         protocol: The signed protocol.
-        state: The client's state by name; arrays of the types `CLIENT_DTYPES`.
+        state: The client's state by name: arrays of float32, float16, int8, int32, int64, uint8 or uint32.
         ran: Events of the mechanisms that ran.
     """
 
@@ -59,7 +59,8 @@ class Client:
         Args:
             slot: Name of the slot.
             model: Parameters to start from, (p,) float32.
-            proximal: (lambda, centre) of a proximal term, as in `Trainer.train`; None: no term.
+            proximal: (lambda, centre): lambda * (theta - centre) is added to each gradient after the noise, so that it costs nothing;
+                None: no term.
 
         Returns:
             The trained parameters, (p,) float32.
@@ -119,7 +120,8 @@ class Client:
         Args:
             slot: Name of the slot.
             model: Parameters to start from, (p,) float32.
-            **how: `proximal` and `base_model`, as in `PlainSGD.train`.
+            **how: `proximal`, (mu, centre): adds mu * (theta - centre) to every gradient; `base_model`, (p,) float32: its outputs are
+                added to those of the model.
 
         Returns:
             The trained parameters, (p,) float32.
