@@ -160,6 +160,14 @@ class ClientHost:
         if self._secure is not None:
             self._secure.check(task, split_state(self.gate.state())[0])
 
+    def _check_personal(self, model: Any) -> None:
+        """Raise Refused for a personal model that is none of the job: it would be evaluated by its first p numbers."""
+        p = self.protocol.model.parameters
+        if not self.algorithm.capabilities.personal or not isinstance(model, np.ndarray):
+            return  # the gate refuses a state that holds anything but arrays
+        if model.dtype != np.float32 or model.shape != (p,):
+            raise Refused("template", f'me.state["model"] is {model.dtype} {model.shape}: must be float32 ({p},)')
+
     def _compute(self, task: Task, charge: Charge, state: dict[str, Any]) -> tuple[Release, dict[str, Any], list[Event]]:
         step = self._steps[task.kind]
         secure, state = split_state(state)
@@ -181,6 +189,7 @@ class ClientHost:
             if self.protocol.privacy.trust == "trusted-server":
                 release = _finite(release)
             release, residuals = self._encoding.encode_release(step, self.client, release, residuals)
+        self._check_personal(me.state.get("model"))
         if masking is not None:
             secure = masking.state
         return release, {**me.state, **residuals, **secure} if residuals or secure else me.state, me.ran

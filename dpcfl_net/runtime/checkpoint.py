@@ -70,8 +70,10 @@ class Checkpoints:
 
         Raises:
             OSError: If a file cannot be written, or one of the checkpoint before could not be flushed.
+            RunFailed: If memory or diagnostics hold a value that cannot be read back.
         """
         self.flush()
+        packed = _packed(t, state)
         _log.debug("writes the checkpoint of round %d", t)
         final = self.folder / f"round_{t:05d}"
         draft = self.folder / f".round_{t:05d}.part"
@@ -84,11 +86,8 @@ class Checkpoints:
             name, data = f"cluster_{cluster}.safetensors", save({"theta": np.ascontiguousarray(model)})
             (draft / name).write_bytes(data)
             hashes[name] = hashlib.sha256(data).hexdigest()
-        fields = {"round": t, "models": list(state.models.shape), "assignment": state.assignment,
-                "memory": _encode(state.memory), "diagnostics": _encode(state.diagnostics)}  # fmt: skip
-        data = msgpack.packb(fields)
-        (draft / STATE).write_bytes(data)
-        hashes[STATE] = hashlib.sha256(data).hexdigest()
+        (draft / STATE).write_bytes(packed)
+        hashes[STATE] = hashlib.sha256(packed).hexdigest()
         (draft / HASHES).write_text("".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)))
         _remove(final)
         draft.rename(final)
@@ -188,12 +187,31 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _packed(t: int, state: State) -> bytes:
+    """Bytes of the state without its models."""
+    try:
+        data: bytes = msgpack.packb({
+            "round": t, "models": list(state.models.shape), "assignment": state.assignment,
+            "memory": _encode(state.memory), "diagnostics": _encode(state.diagnostics),
+        })  # fmt: skip
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RunFailed(
+            f"the state after round {t} cannot be stored: {error}; State.memory and State.diagnostics hold numbers, texts, lists, "
+            "arrays of numbers, and dicts with texts as keys"
+        ) from None
+    return data
+
+
 def _encode(value: Any) -> Any:
-    """Replace arrays by values that msgpack can write."""
+    """Replace arrays by values that msgpack can write; TypeError for a value that it could not read back."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError("an array of objects")
         return {ARRAY: [array.dtype.str, list(array.shape), array.tobytes()]}
     if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"a dict has the key {odd[0]!r}")
         return {key: _encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_encode(item) for item in value]

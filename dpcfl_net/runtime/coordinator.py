@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dpcfl_net.algorithms.base import Algorithm, algorithm_of
 from dpcfl_net.core.atomic import write_atomically
-from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.job_reader import read_signed_protocol
 from dpcfl_net.core.protocol import Protocol, check_runnable
 from dpcfl_net.core.run_folder import RunFolder
@@ -30,6 +29,7 @@ from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.launcher_pipes import LauncherNews, command_sender, open_pipe
 from dpcfl_net.runtime.server_records import ServerRecords
 from dpcfl_net.runtime.specs import CoordinatorSpec
+from dpcfl_net.runtime.state_check import checked
 from dpcfl_net.training import memory
 from dpcfl_net.transport import keys
 from dpcfl_net.transport.endpoint import FaultInjector, Link, MessageLog, ServerEndpoint
@@ -61,36 +61,25 @@ def drive(
         The state after the last round.
 
     Raises:
-        RunFailed: If fewer clients than the quorum answer, all checkpoints are damaged, or the algorithm has more models than it
-            declares.
+        RunFailed: If fewer clients than the quorum answer, all checkpoints are damaged, or the algorithm returns a state that does
+            not fit the job (`state_check`) or cannot be stored.
     """
     found = checkpoints.newest()
     if found is None:
-        done, state = 0, _declared(algorithm, algorithm.start(fed))
+        done, state = 0, checked(algorithm, algorithm.start(fed))
     else:
         done, state = found
         (on_resumed or on_round)(done, state)
     try:
         for t in range(done + 1, algorithm.protocol.rounds + 1):
             fed.round = t
-            state = _declared(algorithm, algorithm.round(state, t, fed))
+            state = checked(algorithm, algorithm.round(state, t, fed))
             checkpoints.write(t, state)
             if fed.missing:  # they may answer a repetition, and the next round would then begin from another model
                 checkpoints.flush()
             on_round(t, state)
     finally:
         checkpoints.flush()  # also after an error: the run may be resumed in this process
-    return state
-
-
-def _declared(algorithm: Algorithm, state: State) -> State:
-    """Return the state; RunFailed if it has more models than the algorithm declares, which observer and clients refuse."""
-    rows, most = len(state.models), algorithm.capabilities.published_models
-    if rows > most:
-        raise RunFailed(
-            f"{type(algorithm).__name__} has {rows} rows in State.models: Capabilities.published_models, here {most}, must be at "
-            f"least {rows}, and max_models as well if a task holds all of them"
-        )
     return state
 
 

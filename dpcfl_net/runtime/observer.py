@@ -86,7 +86,7 @@ class Observer:
         self._known = DataSettings.model_validate(job.experiment.data).clusters_known
         self._every = spec.evaluate_every
         files = RunFolder(spec.folder)
-        self._checkpoints = files.checkpoints
+        self._checkpoints, self._warnings = files.checkpoints, files.warnings
         self._metrics, self._clusters, self._spans = Lines(files.metrics), Lines(files.clusters), Lines(files.spans)
         self._algorithm = job.algorithm
         self._test_sets = TestSetEvaluator(job, spec.data_root)
@@ -139,11 +139,19 @@ class Observer:
         last = self.job.protocol.rounds
         if self._personal is not None:
             self._write_personal(self._personal.rest())
+            if not self._written and self._last_round_is_done():
+                self._warn('no client reported figures of a personal model: its client steps must keep it in me.state["model"]')
         if last in self._written or self._personal is not None or not self._checkpoints.is_dir():
             return
         found = Checkpoints(self._checkpoints, warn=_log.warning).newest()
         if found is not None and found[0] == last:
             self.take(Models(last, found[1].assignment, found[1].models))
+
+    def _warn(self, text: str) -> None:
+        _log.warning("%s", text)
+        warnings = Lines(self._warnings)
+        warnings.write({"view": "observer", "time": time.time(), "text": text})
+        warnings.close()
 
     def close(self) -> None:
         """Close the files."""

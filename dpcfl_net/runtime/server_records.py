@@ -115,7 +115,7 @@ class ServerRecords:
         clusters = clusters if self.algorithm.capabilities.model_per_client else len(state.models)
         default_figures = {"phase": "single", "sizes": [assignment.count(m) for m in range(clusters)]}
         arrays = {name: value for name, value in state.diagnostics.items() if isinstance(value, Mapping)}
-        figures = {name: value for name, value in state.diagnostics.items() if name not in arrays}
+        figures = {name: _plain(value) for name, value in state.diagnostics.items() if name not in arrays}
         self._metrics.write(
             {"view": "server", "round": t, "time": wall, "seconds": now - self._round_start, "bytes_up": up, "bytes_down": down,
              "answered": fed.answered, "missing": fed.missing, "away": counts.away, "late": counts.late, "paused_s": counts.paused_s,
@@ -136,3 +136,10 @@ class ServerRecords:
         for name, group in arrays.items():
             np.savez(self._files.path / f"{name}.npz", **group)
         self._round_start, self._wall_start = now, time.time()
+
+
+def _plain(value: Any) -> Any:
+    """The value with numbers and lists in place of numpy's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -17,8 +17,9 @@ import yaml
 from conftest import ROOT, SMALL, assert_nothing_left, only_run
 from torch import nn
 
+import dpcfl_net as dpcfl
 from dpcfl_net.algorithms.base import algorithm_of
-from dpcfl_net.core import plugins
+from dpcfl_net.core import plugins, runlog
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.data import cache, datasets, own
 from dpcfl_net.data.records import ClientData
@@ -447,6 +448,67 @@ def test_an_algorithm_of_ones_own_is_found_planned_and_named_in_the_statement(mo
     (tmp_path / "own_rounds.py").unlink()
     with pytest.raises(Refused, match="no module 'own_rounds'"):
         algorithm_of(job.protocol)
+
+
+def quick(algorithm):
+    data = {**SMALL["data"], "train_per_client": 60}
+    return {**SMALL, "data": data, "model": {"name": "linear"}, "rounds": 2, "algorithm": {"name": algorithm}}
+
+
+def test_numbers_and_arrays_of_numpy_are_diagnostics_as_well(module, tmp_path):
+    numpys = '{"share": np.float32(0.5), "moved": np.arange(2), "pairs": [np.int64(3)]}'
+    module("own_rounds", "import numpy as np\n" + ALGORITHM.replace('{"share": self.options.share}', numpys))
+    done = dpcfl.run(quick("own_rounds:Damped"), tmp_path / "runs", "in-process", progress=False)
+    lines = [line for line in runlog.read(done.path / "clusters.jsonl") if "diagnostics" in line]
+    sizes = {"phase": "single", "sizes": [8]}
+    assert [line["diagnostics"] for line in lines] == [{**sizes, "share": 0.5, "moved": [0, 1], "pairs": [3]}] * 2
+    assert done.final["diagnostics"] == {"share": 0.5}
+
+
+PERSONAL = """
+from dataclasses import replace
+from dpcfl_net.algorithms.base import MODEL, UPDATE, on_client
+from dpcfl_net.algorithms.global_model import Global
+from dpcfl_net.core.types import Release
+
+class Personal(Global):
+    @classmethod
+    def capabilities_for(cls, options, setting):
+        return replace(super().capabilities_for(options, setting), personal=True)
+
+    @on_client(charges=["train"], takes={"model": MODEL}, gives={"update": UPDATE})
+    def train(self, me, model):
+        trained = me.dpsgd("train", model)
+        KEPT
+        return Release(update=trained - model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("me.state['model'] = trained.repeat(2)", r'me\.state\["model"\] is float32 \(1300,\): must be float32 \(650,\)'),
+        ("me.state['model'] = trained[None]", r"is float32 \(1, 650\): must be"),
+        ("me.state['model'] = trained.astype('f8')", r"is float64 \(650,\): must be"),
+    ],
+)
+def test_a_personal_model_of_another_shape_is_refused(module, tmp_path, kept, words):
+    module("own_rounds", PERSONAL.replace("KEPT", kept))
+    with pytest.raises(Refused, match=words):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
+def test_personal_models_that_no_client_keeps_are_a_warning(module, tmp_path):
+    module("own_rounds", PERSONAL.replace("KEPT", ""))
+    without = dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+    assert without.final["accuracy_mean"] is None
+    assert without.warnings == [
+        'no client reported figures of a personal model: its client steps must keep it in me.state["model"]'
+    ]
+    module("kept_rounds", PERSONAL.replace("KEPT", "me.state['model'] = trained"))
+    kept = dpcfl.run(quick("kept_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+    assert kept.final["accuracy_mean"] is not None
+    assert kept.warnings == []
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import State
+from dpcfl_net.federation.capabilities import Capabilities
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.coordinator import drive
 from dpcfl_net.runtime.specs import WorkerSpec
@@ -227,12 +228,15 @@ class SlowDisk(Checkpoints):
         super()._flush(final, done)
 
 
+def a_job(rounds, clients=1, parameters=2):
+    return SimpleNamespace(rounds=rounds, clients=range(clients), model=SimpleNamespace(parameters=parameters))
+
+
 def test_a_round_that_lacks_clients_is_flushed_before_the_next_one_begins(tmp_path):
     checkpoints, fed, seen = SlowDisk(tmp_path), SimpleNamespace(missing=[]), {}
 
     class Rounds:
-        protocol = SimpleNamespace(rounds=3)
-        capabilities = SimpleNamespace(published_models=1)
+        protocol, capabilities = a_job(rounds=3), Capabilities(0.0)
 
         def start(self, fed):
             return State(np.zeros((1, 2), "f4"), [0], {})
@@ -249,8 +253,7 @@ def test_a_round_that_lacks_clients_is_flushed_before_the_next_one_begins(tmp_pa
 @pytest.mark.parametrize("at_first", [True, False])
 def test_an_algorithm_with_more_models_than_it_declares_is_told_what_to_declare(tmp_path, at_first):
     class Growing:
-        protocol = SimpleNamespace(rounds=1)
-        capabilities = SimpleNamespace(published_models=1)
+        protocol, capabilities = a_job(rounds=1), Capabilities(0.0)
 
         def start(self, fed):
             return State(np.zeros((1 + at_first, 2), "f4"), [0], {})
@@ -263,6 +266,56 @@ def test_an_algorithm_with_more_models_than_it_declares_is_told_what_to_declare(
     ):
         drive(Growing(), SimpleNamespace(missing=[]), Checkpoints(tmp_path), lambda t, state: None)
     assert Checkpoints(tmp_path).newest() is None
+
+
+TWO = np.zeros((2, 2), "f4")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (None, r"Wrong returned NoneType: must return a State"),
+        (State(TWO.astype("f8"), [0, 1, 1]), r"Wrong has float64 \(2, 2\) as State\.models: must be float32 \(M, 2\), one row"),
+        (State(TWO[0], [0, 1, 1]), r"float32 \(2,\) as State\.models"),
+        (State(np.zeros((2, 4), "f4"), [0, 1, 1]), r"float32 \(2, 4\) as State\.models"),
+        (State([TWO[0], TWO[1]], [0, 1, 1]), r"list as State\.models"),
+        (State(TWO, np.array([0, 1, 1])), r"ndarray in State\.assignment: must be a list with an int or None for each client"),
+        (State(TWO, [0, np.int64(1), 1]), r"int, int64 in State\.assignment"),
+        (State(TWO, [0, 1]), r"2 entries in State\.assignment: must be one for each of 3 clients"),
+        (State(TWO, [0, 1, 2]), r"the cluster 2 in State\.assignment: State\.models has 2, numbered from 0"),
+        (State(TWO, [0, None, -1]), r"the cluster -1 in State\.assignment"),
+        (State(TWO, [0, 1, 1], {"seen": {1: 2}}), r"after round 1 cannot be stored: a dict has the key 1; .* texts as keys"),
+        (State(TWO, [0, 1, 1], {"seen": {1, 2}}), r"after round 1 cannot be stored: can not serialize 'set' object"),
+        (State(TWO, [0, 1, 1], {"seen": 2**70}), r"after round 1 cannot be stored: "),
+        (State(TWO, [0, 1, 1], {"seen": np.array([None])}), r"after round 1 cannot be stored: an array of objects"),
+    ],
+)
+def test_a_state_that_would_be_evaluated_or_read_back_as_another_one_ends_the_run(tmp_path, state, words):
+    class Wrong:
+        protocol, capabilities = a_job(rounds=1, clients=3), Capabilities(0.0, published_models=2)
+
+        def start(self, fed):
+            return State(TWO, [0, 1, None])
+
+        def round(self, earlier, t, fed):
+            return state
+
+    with pytest.raises(RunFailed, match=words):
+        drive(Wrong(), SimpleNamespace(missing=[]), Checkpoints(tmp_path), lambda t, state: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clusters_of_personal_models_have_no_rows(tmp_path):
+    class Personal:
+        protocol, capabilities = a_job(rounds=1, clients=3), Capabilities(0.0, personal=True)
+
+        def start(self, fed):
+            return State(TWO[:0], [None] * 3)
+
+        def round(self, state, t, fed):
+            return State(TWO[:1], [0, 1, 2])
+
+    assert drive(Personal(), SimpleNamespace(missing=[]), Checkpoints(tmp_path), lambda t, state: None).assignment == [0, 1, 2]
 
 
 def test_a_flush_that_fails_stops_the_next_write(tmp_path, monkeypatch):
