@@ -78,10 +78,11 @@ def reference(job: Job, root: str | None = None) -> np.ndarray:
 
     experiment, m = job.experiment, job.protocol.model
     settings = DataSettings.model_validate(experiment.data)
-    slices = plan_slices(settings, open_set(settings, root), experiment.partition_seed)
+    images = open_set(settings, root)
+    slices = plan_slices(settings, images, experiment.partition_seed)
     asked: dict[str, Any] = {
-        "data": experiment.data, "partition": experiment.partition_seed, "model": m.model_dump(mode="json"),
-        "recipe": [EPOCHS, BATCH, RATE, MOMENTUM],
+        "data": experiment.data, "files": images.identity, "partition": experiment.partition_seed,
+        "model": m.model_dump(mode="json"), "recipe": [EPOCHS, BATCH, RATE, MOMENTUM],
     }  # fmt: skip
     stored = cache.folder() / "references" / f"{hashlib.sha256(canonical_json(asked)).hexdigest()[:24]}.npy"
     if stored.exists():

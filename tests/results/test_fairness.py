@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,18 @@ def test_a_reference_model_is_trained_once_and_belongs_to_its_partition(finished
     moved = job.experiment.model_copy(update={"partition_seed": job.experiment.partition_seed + 1})
     with pytest.raises(TypeError):
         reference(type(job)(job.protocol, moved))
+
+
+def test_a_reference_model_belongs_to_the_files_that_it_was_trained_on(finished_run, monkeypatch):
+    job = read_run_job(finished_run)
+    reference(job)
+    from dpcfl_net.results import fairness
+
+    monkeypatch.setattr(fairness, "_train", None)
+    whole = fairness.open_set
+    monkeypatch.setattr(fairness, "open_set", lambda *asked: replace(whole(*asked), identity="a smaller copy of the data set"))
+    with pytest.raises(TypeError):
+        reference(job)
 
 
 def test_a_run_without_figures_by_client_is_refused(finished_run, tmp_path):
