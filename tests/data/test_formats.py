@@ -52,6 +52,7 @@ def test_an_archive_may_have_a_test_set_other_names_and_its_own_scale(tmp_path):
         ),
         ({"x": np.zeros((5, 2)), "y": np.zeros(4, int)}, r"one for each of 5 records, got the shapes \(4,\)"),
         ({"x": np.zeros((5, 2)), "y": np.zeros(5, int), "classes": np.zeros(2)}, "classes must be one number"),
+        ({"x": np.zeros((5, 2)), "y": np.zeros(5, int), "mean": 0.1307}, "it has mean alone; must have both mean and std"),
         ({"x": np.zeros((5, 2, 2)), "y": np.zeros(5, int), "classes": 2}, "train_x must be images"),
         ({"x": np.zeros((5, 2)), "y": np.arange(5)}, r"files\.classes is missing, and .* from 2 to 256 \(the largest label is"),
         ({"x": np.array([{}]), "y": np.zeros(1, int)}, "Object arrays"),
@@ -140,6 +141,7 @@ def test_vectors_of_leaf_need_no_shape(tmp_path):
         ('{"users": ["a"], "user_data": {"a": {"x": ["ab"], "y": ["c"]}}}', "overlap"),
         ('{"users": ["a"], "user_data": {"a": {"x": ["ab", "b"], "y": ["c", "d"]}}}', "texts of one length"),
         ('{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}}', "no user has a record"),
+        ('{"users": ["a", "a"], "user_data": {"a": {"x": [[1]], "y": [0]}}}', "users lists 'a' more than once: its records"),
     ],
 )
 def test_files_that_leaf_does_not_write_are_refused(tmp_path, content, words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def _users(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if not isinstance(data, dict):
         raise refused(path, wanted)
     found = []
+    if twice := [user for user, count in Counter(map(str, document["users"])).items() if count > 1]:
+        raise refused(path, f"users lists {twice[0][:40]!r} more than once: its records would count as often")
     for user in document["users"]:
         own = data.get(str(user))
         if not isinstance(own, dict) or not isinstance(own.get("x"), list) or not isinstance(own.get("y"), list):

@@ -56,14 +56,16 @@ def _table(path: Path, arrays: dict[str, np.ndarray], files: FileSource, prefix:
         x = x.astype(np.float32)
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]  # images of one channel
-    scale = tuple(_number(path, arrays, key) for key in ("mean", "std"))
+    mean, std = (_number(path, arrays, key) for key in ("mean", "std"))
+    if (mean is None) != (std is None):
+        raise refused(path, f"it has {'std' if mean is None else 'mean'} alone; must have both mean and std, or none")
     classes = _number(path, arrays, "classes")
     return Table(
         x,
         arrays[needed[1]],
         arrays.get(client),
         None if classes is None else int(classes),
-        (scale[0], scale[1]) if scale[0] is not None and scale[1] is not None else None,
+        None if mean is None or std is None else (mean, std),
     )
 
 
