@@ -138,6 +138,9 @@ class Client:
             slot: Name of the slot.
             model: (p,) float32.
             max_loss: The loss of each record is clipped to [0, max_loss].
+
+        Raises:
+            ValueError: If the client has no validation records.
         """
         self._without_guarantee(slot)
         return self._mean_loss(model, max_loss)
@@ -151,8 +154,12 @@ class Client:
             slot: Name of the slot.
             model: (p,) float32.
             max_loss: The loss of each record is clipped to [0, max_loss].
+
+        Raises:
+            ValueError: If the client has no validation records.
         """
-        sensitivity = max_loss if self.protocol.privacy.unit == "client" else max_loss / len(self._validation())
+        records = self._validation_records()
+        sensitivity = max_loss if self.protocol.privacy.unit == "client" else max_loss / len(records)
         return float(self._noisy(slot, np.array([self._mean_loss(model, max_loss)]), sensitivity)[0])
 
     def noisy_update(self, slot: str, model: np.ndarray) -> np.ndarray:
@@ -239,8 +246,17 @@ class Client:
         return spec, masking
 
     def _mean_loss(self, model: np.ndarray, max_loss: float) -> float:
-        losses, _ = self._engine.evaluator.each(model, self._validation())
+        losses, _ = self._engine.evaluator.each(model, self._validation_records())
         return float(np.clip(losses, 0.0, max_loss).mean())
+
+    def _validation_records(self) -> Any:
+        """Open the validation records; ValueError if the client has none, whose mean loss does not exist."""
+        records = self._validation()
+        if not len(records):
+            raise ValueError(
+                "this client has no validation records for a validation loss: set data.validation, for example to 0.1"
+            )
+        return records
 
     def _noisy(self, slot: str, value: np.ndarray, sensitivity: float) -> np.ndarray:
         """Add noise to a value of the given zero-out sensitivity; `spec.ratio` scales the noise of the slot."""

@@ -498,6 +498,18 @@ def test_a_personal_model_of_another_shape_is_refused(module, tmp_path, kept, wo
         dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
 
 
+def test_a_validation_loss_without_validation_records_says_what_to_set(module, tmp_path):
+    loss = "from dpcfl_net.privacy.slots import GaussianSlot\n" + PERSONAL.replace('["train"]', '["train", "loss"]')
+    planned = "def plan(self, client):\n        return [*super().plan(client), *[GaussianSlot('loss')] * 2]\n\n    @on_client"
+    loss = loss.replace("@on_client", planned).replace("personal=True", "personal=False")
+    module("own_rounds", loss.replace("KEPT", "me.noisy_loss('loss', model, 1.0)"))
+    with pytest.raises(ValueError, match=r"no validation records .*: set data\.validation, for example to 0\.1"):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+    held = quick("own_rounds:Personal")
+    done = dpcfl.run({**held, "data": {**held["data"], "validation": 0.2}}, tmp_path / "runs", "in-process", progress=False)
+    assert done.state == "finished"
+
+
 def test_personal_models_that_no_client_keeps_are_a_warning(module, tmp_path):
     module("own_rounds", PERSONAL.replace("KEPT", ""))
     without = dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
