@@ -60,7 +60,7 @@ NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
     SEARCH,
     "evaluation on test data by the observer, which is outside the protocol",
-    "copies of a source image in several clients: the guarantee covers one client's slice",
+    "copies of a record in several clients, or in overlapping windows of a text: the guarantee covers one client's slice, or one record of it",
 ]
 
 

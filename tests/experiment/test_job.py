@@ -88,6 +88,7 @@ def test_only_the_oracle_sees_true_clusters(made):
     assert job.protocol.oracle == job.experiment.true_clusters
     statement = privacy_statement(job.protocol, None)
     assert any("oracle" in line for line in statement["not_covered"])
+    assert any("in overlapping windows of a text" in line for line in statement["not_covered"])
 
 
 @pytest.mark.parametrize(("name", "selections"), [("global", []), ("r-dpcfl", ["cluster selections"])])
