@@ -55,9 +55,11 @@ class Recording:
         if not self.noisy:
             return "raw updates"
         protocol = self.job.protocol
+        targets = {protocol.epsilon_of(entry) for entry in protocol.roster}
+        epsilon = " to ".join(f"{target:g}" for target in sorted({min(targets), max(targets)}))
         if protocol.unprotected == [SEEDED]:
-            return f"noisy updates of epsilon {protocol.privacy.epsilon:g}, if the noise were secret"
-        return f"noisy updates of epsilon {'inf' if protocol.unprotected else f'{protocol.privacy.epsilon:g}'}"
+            return f"noisy updates of epsilon {epsilon}, if the noise were secret"
+        return f"noisy updates of epsilon {'inf' if protocol.unprotected else epsilon}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -218,6 +218,11 @@ def _audit_problems(protocol: Protocol, audit: Audit) -> list[str]:
         problems.append(f"{asked} the plan of {protocol.algorithm} holds no DP-SGD")
     if set(protocol.unprotected) - {SEEDED}:
         problems.append(f"{asked} {protocol.algorithm} claims no finite epsilon ({protocol.unprotected[0]})")
+    if len(targets := {protocol.epsilon_of(entry) for entry in entries}) > 1:
+        problems.append(
+            f"{asked} the audited clients have epsilon {min(targets):g} to {max(targets):g}, and an audit tests one claim: "
+            "audit.client must be the number of one client"
+        )
     fewest = min(entry.records for entry in entries)
     if audit.canaries > fewest:
         problems.append(f"{asked} must be at most the {fewest} records of a client")

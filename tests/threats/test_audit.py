@@ -275,6 +275,17 @@ def test_where_nothing_is_sent_every_step_is_audited_all_the_same(tmp_path):
     assert not (tmp_path / "ledgers" / "client_0000" / "canaries").exists()
 
 
+def test_the_claim_of_an_audited_client_is_its_own_epsilon(tmp_path):
+    privacy = {"epsilon": 1, "delta": 1e-4, "epsilon_by_client": {"1": 20}}
+    config = audited(algorithm={"name": "local"}, privacy=privacy, audit={"canaries": 1400, "client": 1})
+    new_run.prepare(tmp_path, config)
+    simulate(read_job(tmp_path, (tmp_path / "operator.pub").read_text().strip()), tmp_path)
+    result = audit_run(tmp_path, false_alarm=NEVER)
+    assert (result.facts["claimed"], result.facts["broken"]) == (20, [])
+    assert result.headline.startswith("The claim stands: epsilon 20 at delta 0.0001; measured at least ")
+    assert max(bound["gdp"] for bound in result.facts["bounds"]) > 5
+
+
 def test_a_task_computed_again_after_a_crash_is_taped_as_it_was_released(sound, tmp_path, monkeypatch):
     job = read_job(sound, (sound / "operator.pub").read_text().strip())
     task, crashes, whole = Task(1, "train", {"model": start()}), [True], Global.train
@@ -340,6 +351,8 @@ def test_the_products_clipping_brings_a_canary_to_the_clip_norm_and_an_empty_slo
         ({"audit": {"canaries": 1401}}, "must be at most the 1400 records of a client"),
         ({"audit": {"canaries": 1000}, "model": {"name": "linear"}}, "must be at most the 650 parameters of linear"),
         ({"algorithm": {"name": "f-cdpfl", "clusters": 2}}, "claims no finite epsilon"),
+        ({"privacy": {"epsilon": 1, "delta": 1e-4, "epsilon_by_client": {"1": 20}}},
+         "the audited clients have epsilon 1 to 20, and an audit tests one claim: audit.client must be the number of one client"),
     ],
 )  # fmt: skip
 def test_an_audit_that_cannot_work_is_refused_with_the_reason(changes, said, tmp_path):

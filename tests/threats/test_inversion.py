@@ -120,6 +120,14 @@ def test_inversion_recovers_the_image_without_noise_and_fails_with_it(evidence, 
     evidence.control(f"DP-SGD that clips and adds no noise: {reached:.1f} dB")
 
 
+def test_updates_are_named_by_the_epsilons_of_all_clients(tmp_path):
+    make_keys(tmp_path, 24)
+    for own, epsilons in (({}, "8"), ({"0-3": 2, "23": 20}, "2 to 20")):
+        privacy = {**PROMISE, "epsilon_by_client": own}
+        job = make_job(configuration.resolve({**NOISY, "privacy": privacy}), tmp_path)
+        assert reconstruction.Recording(job, {}, noisy=True).received == f"noisy updates of epsilon {epsilons}"
+
+
 def test_runs_are_matched_by_record_whatever_their_client_ids(recorded):
     raw, noisy = (reconstruction.read_recording(recorded[name]) for name in ("raw", "noisy"))
     assert raw.job.experiment.slices != noisy.job.experiment.slices

@@ -63,13 +63,13 @@ def audit_run(folder: Path, false_alarm: float = FALSE_ALARM) -> AttackResult:
     if not gatherer.scores:
         raise ConfigError(f"{folder} holds no training of an audited client yet")
     plans = {repr(events): events for events in map(record.events, record.audit.clients)}
-    nominal, privacy = TradeOff.of(list(plans.values())), record.protocol.privacy
-    bounds = judge(gatherer.scores, nominal, privacy.epsilon, privacy.delta, false_alarm)
+    nominal, delta = TradeOff.of(list(plans.values())), record.protocol.privacy.delta
+    bounds = judge(gatherer.scores, nominal, record.epsilon, delta, false_alarm)
     broken = [f"{test} ({each.view}, {each.kind})" for each in bounds for test in each.broken]
     if gatherer.discrepancy > MAX_DISCREPANCY:
         broken.append(f"releases are not the sums of the taped steps: off by {gatherer.discrepancy:.3g} clip norms")
     facts = {
-        "claimed": privacy.epsilon, "delta": privacy.delta, "broken": broken, "false_alarm": false_alarm,
+        "claimed": record.epsilon, "delta": delta, "broken": broken, "false_alarm": false_alarm,
         "canaries": record.audit.canaries, "clients": record.audit.clients, "discrepancy": gatherer.discrepancy,
         "bounds": [asdict(each) for each in bounds],
     }  # fmt: skip

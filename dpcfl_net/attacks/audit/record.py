@@ -80,6 +80,11 @@ class Record:
         self.canaries = self.audit.in_model(self.protocol.model.parameters)
         self.algorithm = self.job.algorithm
 
+    @property
+    def epsilon(self) -> float:
+        """Target epsilon of the audited clients, all of which have the same."""
+        return max(self.protocol.epsilon_of(self.protocol.client(client)) for client in self.audit.clients)
+
     def bits(self, client: int) -> np.ndarray:
         """True for each of the client's canaries that is in, (m,) bool."""
         return self.canaries.bits(client)
