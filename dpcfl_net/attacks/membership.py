@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ def totals(
     found: dict[int, np.ndarray] = {}
     rounds: set[int] = set()
     for together in _from_one_model(updates):
-        rounds.add(together[0].round)
+        rounds |= {update.round for update in together}
         own = [candidates[update.client] for update in together]
         ends = np.cumsum([len(each.y) for each in own])[:-1]
         values = _measured(
@@ -150,14 +150,20 @@ def totals(
 
 
 def _from_one_model(updates: Mapping[int, list[Update]]) -> Iterator[list[Update]]:
-    """Groups of updates of one round that started from one model, each of enough clients."""
-    groups = defaultdict(list)
+    """Groups of updates that started from one model, one of each client, each of enough clients.
+
+    They may have different rounds: those of an asynchronous run count the participations of a client.
+    """
+    groups: dict[tuple[bytes, int], list[Update]] = defaultdict(list)
     for own in updates.values():
+        earlier = Counter[bytes]()
         for update in own:
-            groups[update.round, update.model.tobytes()].append(update)
-    for key in sorted(groups):
-        if len(groups[key]) > REFERENCES:
-            yield groups[key]
+            start = update.model.tobytes()
+            groups[start, earlier[start]].append(update)
+            earlier[start] += 1
+    for together in sorted(groups.values(), key=lambda group: min(update.round for update in group)):
+        if len(together) > REFERENCES:
+            yield together
 
 
 def _measured(protocol: Protocol, x: torch.Tensor, y: torch.Tensor, together: list[Update], measure: Measure) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 REFERENCES = 3  # fewest other clients from which mean and variance of a round are estimated
 LEAST_VARIANCE = 1e-12  # of scores of order 1; equal scores of all other clients
 RESAMPLES = 1000
+LARGEST_EXPONENT = 700.0  # e^709.8 is the largest float
 RATES = (0.1, 0.01, 0.001)  # false positive rates of the table
 
 
@@ -157,7 +158,8 @@ def most_true_positives(false: float, epsilon: float, delta: float) -> float:
     """
     if math.isinf(epsilon):
         return 1.0
-    return float(min(1.0, math.exp(epsilon) * false + delta, 1 - math.exp(-epsilon) * (1 - delta - false)))
+    factor = math.exp(min(epsilon, LARGEST_EXPONENT))
+    return float(min(1.0, factor * false + delta, 1 - (1 - delta - false) / factor))
 
 
 def _pooled(scored: list[Scored]) -> tuple[np.ndarray, np.ndarray]:

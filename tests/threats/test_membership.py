@@ -70,6 +70,26 @@ def test_the_limit_is_that_of_randomised_response(epsilon):
     assert most_true_positives(1 - right, epsilon, 0.0) == pytest.approx(right)
     assert most_true_positives(0.0, epsilon, DELTA) == pytest.approx(DELTA)
     assert most_true_positives(0.3, math.inf, 0.0) == 1
+    assert (most_true_positives(0.3, 1e4, 0.0), most_true_positives(0.0, 1e4, DELTA)) == (
+        1,
+        DELTA,
+    )  # a baseline with little noise
+
+
+def test_updates_from_one_model_are_compared_whatever_their_rounds(tmp_path):
+    """Rounds of an asynchronous run count a client's participations; a client may start from one version twice."""
+    make_keys(tmp_path, CLIENTS)
+    job = make_job(config.resolve({**SMALL, **FEW, "model": {"name": "linear"}}), tmp_path)
+    rng, clients = np.random.default_rng(0), [*range(REFERENCES + 1)]
+    start = np.zeros(job.protocol.model.parameters, np.float32)
+    first = {i: Update(i, i + 1, start, rng.normal(size=len(start)).astype(np.float32), 1, noisy=True) for i in clients}
+    candidates = membership.candidates_of(job, clients, 10, None)
+    once, rounds = membership.totals(job.protocol, {i: [own] for i, own in first.items()}, candidates, "cosine")
+    assert (sorted(once), rounds) == (clients, len(clients))
+    again = {i: [own, Update(i, 9, start, own.change, 1, noisy=True)] for i, own in first.items() if i < REFERENCES}
+    twice, _ = membership.totals(job.protocol, {**again, REFERENCES: [first[REFERENCES]]}, candidates, "cosine")
+    for client in clients:
+        np.testing.assert_array_equal(twice[client], once[client])  # the second updates have too few references
 
 
 def updates_of(job, folder: Path, monkeypatch, *, noise: bool) -> dict[int, list[Update]]:
