@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpcfl_net.attacks.membership_scores import Curve, Scored, auc, most_true_positives
+from dpcfl_net.attacks.membership_scores import Curve, Scored, above_limit, auc, most_true_positives
 from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.claim import SEEDED
 from dpcfl_net.report.figures import axis, colour, spec
@@ -38,7 +38,7 @@ def page(protocol: Protocol, found: Curve, scored: list[Scored], rounds: int, ep
     """
     delta = protocol.privacy.delta
     limits = [most_true_positives(rate.false, epsilon, delta) for rate in found.rates]
-    above = [rate.asked for rate, limit in zip(found.rates, limits, strict=True) if rate.low > limit]
+    above = above_limit(found, epsilon, delta)
     rows = [
         [f"{rate.asked:g}", f"{rate.false:.4f}", f"{rate.true:.3f}", f"{rate.low:.3f} to {rate.high:.3f}", f"{limit:.3f}"]
         for rate, limit in zip(found.rates, limits, strict=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpcfl_net.attacks.audit.bounds import at_most
+
 REFERENCES = 3  # fewest other clients from which mean and variance of a round are estimated
 LEAST_VARIANCE = 1e-12  # of scores of order 1; equal scores of all other clients
 RESAMPLES = 1000
@@ -64,6 +66,8 @@ class Rate:
         true: True positive rate at the same threshold.
         low: Lower end of its 95 % interval.
         high: Upper end.
+        most_false: Upper end of the 95 % interval of the false positive rate. The threshold is chosen on the records that
+            `false` counts, so that the rate on others is larger than `false` as often as not.
     """
 
     asked: float
@@ -71,6 +75,7 @@ class Rate:
     true: float
     low: float
     high: float
+    most_false: float
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,9 @@ def curve(scored: list[Scored], seed: int = 0) -> Curve:
     rates = []
     for rate in shown:
         false, true = at_rate(members, others, rate)
-        rates.append(Rate(rate, false, true, *_interval([at_rate(*pair, rate)[1] for pair in again])))
+        low_true, high_true = _interval([at_rate(*pair, rate)[1] for pair in again])
+        most = at_most(round(false * len(others)), len(others), 0.025)
+        rates.append(Rate(rate, false, true, low_true, high_true, most))
     thresholds = np.concatenate([[np.inf], np.quantile(np.concatenate([members, others]), np.linspace(1, 0, 201))])
     false_rates, true_rates = ([float((side >= at).mean()) for at in thresholds] for side in (others, members))
     return Curve(auc(members, others), low, high, tuple(rates), tuple(false_rates), tuple(true_rates))
@@ -160,6 +167,20 @@ def most_true_positives(false: float, epsilon: float, delta: float) -> float:
         return 1.0
     factor = math.exp(min(epsilon, LARGEST_EXPONENT))
     return float(min(1.0, factor * false + delta, 1 - (1 - delta - false) / factor))
+
+
+def above_limit(found: Curve, epsilon: float, delta: float) -> list[float]:
+    """List the false positive rates at which an attack found more than (epsilon, delta)-DP allows.
+
+    Args:
+        found: Result of the attack.
+        epsilon: Epsilon; inf allows everything.
+        delta: Delta.
+
+    Returns:
+        `asked` of each rate whose whole interval lies above the limit, also at the upper end of its false positive rate.
+    """
+    return [rate.asked for rate in found.rates if rate.low > most_true_positives(rate.most_false, epsilon, delta)]
 
 
 def _pooled(scored: list[Scored]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,8 +10,17 @@ import pytest
 from conftest import ROOT, SMALL, assert_nothing_left, dpcfl, only_run
 from typer.testing import CliRunner
 
-from dpcfl_net.attacks import membership
-from dpcfl_net.attacks.membership_scores import REFERENCES, Scored, at_rate, auc, curve, log_tail, most_true_positives
+from dpcfl_net.attacks import membership, membership_scores
+from dpcfl_net.attacks.membership_scores import (
+    REFERENCES,
+    Scored,
+    above_limit,
+    at_rate,
+    auc,
+    curve,
+    log_tail,
+    most_true_positives,
+)
 from dpcfl_net.attacks.updates import Update
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.data.partition import DataSettings, open_client, open_set, plan_slices
@@ -74,6 +83,20 @@ def test_the_limit_is_that_of_randomised_response(epsilon):
         1,
         DELTA,
     )  # a baseline with little noise
+
+
+def test_an_attack_at_the_limit_is_rarely_above_it_and_one_with_more_is(monkeypatch):
+    """Scores of the best test against randomised response of epsilon 2.2, and of epsilon 5 as a control; claimed is 2.2."""
+    monkeypatch.setattr(membership_scores, "RESAMPLES", 100)
+    rng, claimed = np.random.default_rng(0), 2.2
+
+    def scores(epsilon: float, member: bool) -> np.ndarray:
+        right = 1 / (1 + math.exp(-epsilon))
+        return (rng.random(100) < (right if member else 1 - right)) + rng.random(100)
+
+    for epsilon, least, most in ((claimed, 0, 3), (5.0, 57, 60)):
+        runs = [[Scored(k, scores(epsilon, True), scores(epsilon, False)) for k in range(5)] for _ in range(60)]
+        assert least <= sum(bool(above_limit(curve(scored), claimed, 0.0)) for scored in runs) <= most
 
 
 def test_updates_from_one_model_are_compared_whatever_their_rounds(tmp_path):
