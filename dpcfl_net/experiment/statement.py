@@ -54,12 +54,21 @@ NOT_DURABLE = (
     "a crash of the machine, not of a process: charges are not flushed to the disk, so that a run that continues after such a crash "
     "may release more than its ledgers say (fix: runtime.durable with runtime.federation network)"
 )
+OBSERVED_CLUSTERS = (
+    "clusters of clients in figures and files of the observer, which is outside the protocol: they come from the loss on the clients' "
+    "training records and from the labels that clients send, without noise"
+)
+TESTED = "evaluation on test data by the observer, which is outside the protocol"
+VALIDATED = (
+    "evaluation on validation records by the observer, which is outside the protocol: they are records of clients, and its figures "
+    "have no noise (data.evaluate)"
+)
 SELECTIONS = "cluster selections"
 SEARCH = "hyper-parameter search"
 NOT_COVERED = [
     "floating-point effects beyond the stated noise grid (epsilon assumes real arithmetic; Mironov 2012)",
     SEARCH,
-    "evaluation on test data by the observer, which is outside the protocol",
+    TESTED,
     "copies of a record in several clients, or in overlapping windows of a text: the guarantee covers one client's slice, or one record of it",
 ]
 
@@ -131,6 +140,8 @@ def _not_covered(algorithm: Algorithm) -> list[str]:
     by_client, not_covered = protocol.privacy.unit == "client", [*able.caveats, *NOT_COVERED]
     if protocol.tuning is not None:
         not_covered[not_covered.index(SEARCH)] = tuning_sentence(protocol.tuning, protocol.algorithm)
+    if by_client and able.published_models - able.shared_models > 1 and protocol.oracle is None:
+        not_covered.append(OBSERVED_CLUSTERS)
     if by_client:
         not_covered.append(COUNTS)
     elif not able.plain_sgd and protocol.local.deadline_s is None:

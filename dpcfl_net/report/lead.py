@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpcfl_net.results.number_format import number, percent, plain
+from dpcfl_net.results.number_format import at_most, number, percent
 from dpcfl_net.results.run_files import listed, mapping, whole
 from dpcfl_net.results.run_view import RunView
 
@@ -47,11 +47,13 @@ def privacy_facts(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     epsilon, spent, other = (number(privacy.get(key)) for key in ("epsilon", "epsilon_spent", "epsilon_replace_one"))
     if epsilon is None or privacy.get("insecure"):
         return []
-    promise = f"epsilon {plain(epsilon)} at delta {plain(privacy.get('delta'))}"
+    promise = f"epsilon {at_most(epsilon)} at delta {at_most(privacy.get('delta'))}"
     if spent is not None:
-        promise += ", all of it spent" if plain(spent, 3) == plain(epsilon, 3) else f", of which {plain(spent, 3)} is spent"
+        promise += (
+            ", all of it spent" if at_most(spent, 3) == at_most(epsilon, 3) else f", of which {at_most(spent, 3)} is spent"
+        )
     if other is not None and privacy.get("unit") == "sample":
-        promise += f"; {plain(other, 3)} if a record may be exchanged for another"
+        promise += f"; {at_most(other, 3)} if a record may be exchanged for another"
     unit, trust = str(privacy.get("unit")), str(privacy.get("trust"))
     return [
         ("Protects", PROTECTED.get(unit, "unit not stated")),
@@ -93,4 +95,4 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
     found = number(privacy.get("epsilon"))
     if found is None:
         return "inf"
-    return f"{plain(found, 3)} (insecure: it does not hold)" if privacy.get("insecure") else plain(found, 3)
+    return f"{at_most(found, 3)} (insecure: it does not hold)" if privacy.get("insecure") else at_most(found, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dpcfl_net.results.number_format import number, percent, plain
+from dpcfl_net.results.number_format import at_most, number, percent
 from dpcfl_net.results.overview import RUNNING, Overview
 
 Pair = tuple[str, str]
@@ -67,7 +67,7 @@ def epsilon(shown: Overview) -> str:
         return "–"
     if number(shown.epsilon) is None:
         return "inf"
-    promised, spent = plain(shown.epsilon, 3), plain(shown.spent, 3)
+    promised, spent = at_most(shown.epsilon, 3), at_most(shown.spent, 3)
     said = f"at most {promised}" if shown.spent is None else f"{spent} of {promised}"
     return f"{said} (insecure)" if shown.insecure else said
 

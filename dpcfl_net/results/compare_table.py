@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dpcfl_net.results.compare import TERMS, Row, differing, dotted, rows, short_key, word
-from dpcfl_net.results.number_format import plain
+from dpcfl_net.results.number_format import at_most
 from dpcfl_net.results.result import Result
 from dpcfl_net.results.round_times import first_reached, usual_target
 from dpcfl_net.results.tables import Table
@@ -132,7 +132,7 @@ def _cell(value: Any) -> Any:
 
 
 def _epsilon(row: Row) -> str:
-    return "inf" if math.isinf(row.epsilon) else plain(row.epsilon)
+    return "inf" if math.isinf(row.epsilon) else at_most(row.epsilon)
 
 
 def _spread(values: Sequence[float], scale: float, digits: int) -> str:

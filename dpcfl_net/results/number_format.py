@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 
@@ -17,6 +18,12 @@ def plain(value: Any, digits: int = 4) -> str:
     """Format a number with `digits` significant digits: 5, 1.269, 0.0001; `not stated` if it is missing."""
     found = number(value)
     return "not stated" if found is None else f"{found:.{digits}g}"
+
+
+def at_most(value: Any, digits: int = 4) -> str:
+    """Format an upper bound as `plain`, but rounded up: a promise must hold as it is printed."""
+    found = number(value)
+    return plain(value if found is None else float(Context(digits, ROUND_CEILING).create_decimal(repr(found))), digits)
 
 
 def tiny(value: Any, digits: int = 4) -> str:

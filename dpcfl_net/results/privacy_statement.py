@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpcfl_net.results.number_format import number, plain
+from dpcfl_net.results.number_format import at_most, number, plain
 
 UNITS = {
     "sample": "sample: one training record of one client",
@@ -76,7 +76,7 @@ def statement(privacy: Mapping[str, Any] | None) -> Statement:
     epsilon, not_covered = number(privacy.get("epsilon")), sentences(privacy.get("not_covered"))
     bound = epsilon_bound(privacy)
     unit = str(privacy.get("unit", "unit not stated"))
-    headline = f"epsilon {bound}" if epsilon is None else f"epsilon {bound}, delta {plain(privacy.get('delta'))}, per {unit}"
+    headline = f"epsilon {bound}" if epsilon is None else f"epsilon {bound}, delta {at_most(privacy.get('delta'))}, per {unit}"
     return Statement(
         headline,
         tuple(_alerts(privacy, epsilon)),
@@ -99,7 +99,7 @@ def epsilon_bound(privacy: Mapping[str, Any]) -> str:
     """Format the promised epsilon, or `inf (reason)` with the first sentence of `not_covered` as reason."""
     epsilon = number(privacy.get("epsilon"))
     if epsilon is not None:
-        return plain(epsilon)
+        return at_most(epsilon)
     reasons = sentences(privacy.get("not_covered"))
     return f"inf ({reasons[0] if reasons else 'no reason stated'})"
 
@@ -115,7 +115,7 @@ def _alerts(privacy: Mapping[str, Any], epsilon: float | None) -> list[str]:
     spent = number(privacy.get("epsilon_spent"))
     # A relative 1e-6 is far below what an accountant resolves and far above what rounding to JSON does.
     if epsilon is not None and spent is not None and spent > epsilon * (1 + 1e-6):
-        alerts.append(f"Overspent: epsilon {plain(spent)} was spent, {plain(epsilon)} was promised.")
+        alerts.append(f"Overspent: epsilon {at_most(spent)} was spent, {plain(epsilon)} was promised.")
     return alerts
 
 
@@ -131,11 +131,11 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
         ("Adjacency", words("adjacency", adjacencies if participations is None else WITH_PARTICIPATIONS)),
         ("Trust", words("trust", TRUST)),
         ("Epsilon", bound),
-        ("Epsilon spent", "not stated" if spent is None else f"{plain(spent)} (largest over the clients)"),
-        ("Delta", plain(privacy.get("delta"))),
+        ("Epsilon spent", "not stated" if spent is None else f"{at_most(spent)} (largest over the clients)"),
+        ("Delta", at_most(privacy.get("delta"))),
         ("Accountant", str(privacy.get("accountant") or "not stated")),
         ("Noise multiplier", _noise(privacy.get("noise_multiplier"))),
-        ("Epsilon under replace-one", plain(privacy.get("epsilon_replace_one"))),
+        ("Epsilon under replace-one", at_most(privacy.get("epsilon_replace_one"))),
         ("Ledger", words("ledger_scope", LEDGERS)),
     ]
     if isinstance(targets := privacy.get("epsilon_by_client"), Mapping):
@@ -150,7 +150,7 @@ def _facts(privacy: Mapping[str, Any], bound: str) -> list[tuple[str, str]]:
             ("Participation", PARTICIPATION.get(str(sums.get("participation")), "not stated")),
         ]
     if (secret := number(privacy.get("epsilon_with_secret_noise"))) is not None:
-        facts.append(("With secret noise", f"the same plan would promise epsilon {plain(secret)}"))
+        facts.append(("With secret noise", f"the same plan would promise epsilon {at_most(secret)}"))
     if participations is not None:
         facts.append(("Participations", f"at most {plain(participations)} of each client, without amplification by sampling"))
     if claim := privacy.get("claim_of_paper"):

@@ -22,7 +22,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.signed_settings import PrivacyTarget
 from dpcfl_net.data import cache
 from dpcfl_net.experiment.job_files import Audit, Job, checked, read_experiment
-from dpcfl_net.experiment.statement import NOT_DURABLE, privacy_statement
+from dpcfl_net.experiment.statement import NOT_DURABLE, TESTED, VALIDATED, privacy_statement
 from dpcfl_net.federation.central_dp import CENTRAL_SERVER
 from dpcfl_net.federation.claim import composer
 from dpcfl_net.privacy.accounting.cache import cached, cost
@@ -32,7 +32,7 @@ from dpcfl_net.privacy.ledger.chain import LINES, read_ledger
 from dpcfl_net.privacy.ledger.entries import Entry
 from dpcfl_net.privacy.ledger.record_book import RecordBook
 from dpcfl_net.privacy.slots import names_for
-from dpcfl_net.results.number_format import number
+from dpcfl_net.results.number_format import at_most, number
 from dpcfl_net.results.run_files import actual_state, mapping
 from dpcfl_net.transport.keys import client_key
 
@@ -131,6 +131,8 @@ def run_document(
     privacy = privacy_statement(job.protocol, replace_one)
     if job.experiment.audit is not None:
         privacy["audited"] = audited(job.experiment.audit, job.protocol.privacy.secure)
+    if job.experiment.data.get("evaluate") == "validation":
+        privacy["not_covered"] = [VALIDATED if line == TESTED else line for line in privacy["not_covered"]]
     if not durable:
         privacy["not_covered"].append(NOT_DURABLE)
     privacy["epsilon_spent"] = None  # unknown while the run goes on; a launcher that is killed leaves this
@@ -298,7 +300,8 @@ def promised_over_runs(folder: Path, job: Job) -> str:
     book, compose = RecordBook(where), composer(cache.folder() / "claims")
     epsilon, runs = max(book.spent(digest(job.protocol), entry.id, delta, compose, budget) for entry in job.protocol.roster)
     what = "a record" if job.protocol.privacy.unit == "sample" else "a client"
-    said = f"all runs on the same records: {runs} promise {what} epsilon {epsilon:.4g} at delta {delta:g} together, at most"
+    said = "inf" if math.isinf(epsilon) else at_most(epsilon)
+    said = f"all runs on the same records: {runs} promise {what} epsilon {said} at delta {delta:g} together, at most"
     return said if budget is not None or runs == 1 else f"{said}, if their plans were fixed before the first"
 
 

@@ -13,7 +13,7 @@ from dpcfl_net.clustering.metrics import minority
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch.cli.phases import Workers
 from dpcfl_net.launch.preparation import read_step
-from dpcfl_net.results.number_format import number, percent, plain
+from dpcfl_net.results.number_format import at_most, number, percent
 from dpcfl_net.results.run_files import JsonLine, JsonlTail, listed, mapping, numbers, read_mapping, whole
 from dpcfl_net.results.run_view import letter, roster_size, sizes, sort_clusters, sort_metrics, true_clusters
 
@@ -79,9 +79,9 @@ class ProgressView:
             return ""
         if self.epsilon is None:
             return "inf"
-        spent = "at most" if self.epsilon_spent is None else f"{plain(self.epsilon_spent, 3)} of"
+        spent = "at most" if self.epsilon_spent is None else f"{at_most(self.epsilon_spent, 3)} of"
         behind = self.epsilon_round is not None and self.epsilon_round < self.round
-        return f"{spent} {plain(self.epsilon)}" + (f" after round {self.epsilon_round}" if behind else "")
+        return f"{spent} {at_most(self.epsilon)}" + (f" after round {self.epsilon_round}" if behind else "")
 
 
 def tail_progress(folder: Path | str) -> ProgressView:

@@ -20,7 +20,7 @@ from dpcfl_net.launch.cli.phases import AWAY, GONE, SENDING, TRAINING, WAITING
 from dpcfl_net.launch.cli.progress import DEAD, ENDED, ProgressTail, ProgressView, tail_progress
 from dpcfl_net.launch.cli.steps import StepsLive, draw_steps, printable
 from dpcfl_net.launch.preparation import Steps, listed
-from dpcfl_net.results.number_format import duration, number, percent, plain, yes
+from dpcfl_net.results.number_format import at_most, duration, number, percent, yes
 from dpcfl_net.results.privacy_statement import statement
 from dpcfl_net.results.run_files import mapping
 from dpcfl_net.results.tables import Table as Comparison
@@ -259,7 +259,7 @@ def _has(run: Mapping[str, Any], key: str) -> bool:
 
 def _result(run: Mapping[str, Any], shares: Sequence[str]) -> list[Text]:
     final, privacy = mapping(run, "final"), mapping(run, "privacy")
-    epsilon = "inf" if "epsilon" in privacy and number(privacy["epsilon"]) is None else plain(privacy.get("epsilon"))
+    epsilon = "inf" if "epsilon" in privacy and number(privacy["epsilon"]) is None else at_most(privacy.get("epsilon"))
     if privacy.get("insecure"):
         epsilon += "!"
     recovered = yes(final.get("clusters_recovered"))

@@ -16,7 +16,7 @@ from dpcfl_net.core.canonical import finite
 from dpcfl_net.launch.cells.outcome import FINISHED, CellOutcome
 from dpcfl_net.launch.tuning.study import Study, Trial, Tuned
 from dpcfl_net.results import summary
-from dpcfl_net.results.number_format import percent
+from dpcfl_net.results.number_format import at_most, percent
 from dpcfl_net.results.tables import Table
 from dpcfl_net.results.tuned_epsilon import Candidate, JointEpsilon, joint_epsilon
 
@@ -93,7 +93,7 @@ def joint_sentence(found: JointEpsilon, runs: int) -> str:
     """
     if found.epsilon is None:
         return f"no joint epsilon of trials and final run: {found.reason}"
-    return f"{runs} trial runs and one final run together: epsilon {found.epsilon:.4g} at delta {found.delta:g} for a training record"
+    return f"{runs} trial runs and one final run together: epsilon {at_most(found.epsilon)} at delta {found.delta:g} for a training record"
 
 
 def chosen_table(study: Study) -> Table:

@@ -366,6 +366,22 @@ def test_the_statement_says_who_can_know_a_sample(tmp_path, sampling_rate, priva
     assert all("the traffic of the network" in line and ("clients that act together" in line) == others for line in said)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "named"),
+    [
+        (RR, REPLACED, True),
+        ({**RR, "guarantee": "expected"}, TRUSTED, True),
+        ({**RR, "base": "oracle", "min_cluster_size": 0}, REPLACED, False),
+        ({"name": "dp-fedavg", "sampling_rate": 0.5}, TRUSTED, False),
+    ],
+    ids=["labels", "expected", "oracle", "one model"],
+)
+def test_the_statement_names_clusters_that_the_observer_takes_from_training_records(tmp_path, algorithm, privacy, named):
+    """Where the server names no cluster of a client, figures and clusters.jsonl have the one of least training loss."""
+    lines = privacy_statement(job_for(tmp_path, algorithm, privacy).protocol, None)["not_covered"]
+    assert any(line.startswith("clusters of clients in figures and files of the observer") for line in lines) == named
+
+
 def test_a_sample_of_fixed_size_costs_more_against_clients_that_know_their_turns():
     """Of 12 clients 6 are sampled: who knows that 2 were not has 6 of the other 10."""
     z = accountant.calibrate(lambda z: [FixedSizeGaussian(z, 6, 12, 20)], 4, 1e-3, adjacency="replace-one")

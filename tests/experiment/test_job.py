@@ -23,6 +23,7 @@ from dpcfl_net.experiment.cost_prediction import measure_step
 from dpcfl_net.experiment.job_files import Experiment
 from dpcfl_net.experiment.statement import privacy_statement, replace_one_epsilon
 from dpcfl_net.federation.claim import verify_claim
+from dpcfl_net.results.summary import run_document
 from dpcfl_net.runtime.client_hosts import make_host
 from dpcfl_net.training.sgd import PlainSGD
 from dpcfl_net.transport.keys import make_keys
@@ -96,6 +97,19 @@ def test_the_statement_names_selections_where_clients_make_some(made, name, sele
     document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}, "algorithm": {"name": name}}
     protocol = make_job(config.resolve(document), made[1] / "keys").protocol
     assert privacy_statement(protocol, None)["covered"] == ["model updates", *selections]
+
+
+@pytest.mark.parametrize("records", ["test", "validation"])
+def test_the_statement_names_the_records_that_the_observer_evaluates(made, tmp_path, records):
+    """Validation records are records of clients, and accuracy on them is written without noise."""
+    data = {**SMALL["data"], "validation": 0.2, "evaluate": records}
+    document = {**SMALL, "privacy": {"epsilon": 5, "delta": 1e-4}, "data": data}
+    job = make_job(config.resolve(document), made[1] / "keys")
+    job_files.write_job(job, tmp_path, made[1] / "keys")
+    found = run_document(tmp_path, job, state="running", wall_s=1.0, processes=1, replace_one=None, devices={})
+    (said,) = [line for line in found["privacy"]["not_covered"] if line.startswith("evaluation on")]
+    assert said.startswith(f"evaluation on {records}")
+    assert ("without noise" in said or "no noise" in said) == (records == "validation")
 
 
 def test_an_answer_that_is_infinite_is_kept_as_null(made, monkeypatch):

@@ -13,7 +13,7 @@ from run_folder import privacy, true_clusters, write_lines, write_many, write_ro
 from dpcfl_net.core.errors import ConfigError
 from dpcfl_net.report import cluster_figures, figures
 from dpcfl_net.report.diagnostics import diagnostics
-from dpcfl_net.report.lead import result_line
+from dpcfl_net.report.lead import privacy_facts, result_line
 from dpcfl_net.report.page import key_figures, write_report
 from dpcfl_net.report.server_view import cluster_sizes, two_views
 from dpcfl_net.report.timeline import BARS, ROWS, timeline
@@ -124,6 +124,20 @@ def test_unstated_epsilon_is_never_made_finite(given: dict | None) -> None:
     said = statement(given)
     assert said.headline == "no privacy statement"
     assert said.alerts
+
+
+@pytest.mark.parametrize("epsilon", [5.0004, 8.31409, 0.30001, 12.341, 100.02])
+def test_a_promise_is_never_printed_smaller_than_it_is(epsilon: float) -> None:
+    """Epsilon and delta are upper bounds, and a bound that is rounded to the nearest number does not hold half of the time."""
+    given = privacy(epsilon=epsilon, epsilon_spent=epsilon, epsilon_replace_one=epsilon, delta=epsilon * 1e-5)
+    said = statement(given)
+    facts, (_, _, (_, promise)) = dict(said.facts), privacy_facts(given)
+    printed = [facts[label] for label in ("Epsilon", "Epsilon spent", "Epsilon under replace-one")]
+    printed += [said.headline.split(",")[0], promise.split(" at delta")[0], promise.split("; ")[1].split(" if")[0]]
+    assert all(epsilon <= float(re.findall(r"[0-9.]+", text)[0]) <= 1.01 * epsilon for text in printed)
+    assert epsilon * 1e-5 <= float(facts["Delta"])
+    assert statement(privacy(epsilon=5.0, delta=0.1 + 0.2)).headline == "epsilon 5, delta 0.3001, per sample"
+    assert statement(privacy(epsilon=0.3, delta=1e-5)).headline == "epsilon 0.3, delta 1e-05, per sample"
 
 
 def test_statement_flags_overspending_and_non_finite_epsilon() -> None:
