@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # torch is imported only where something is computed
     from dpcfl_net.federation.engine import Engine
 
 S = TypeVar("S", bound=Slot)
-BATCH = 16  # records whose statistics are held at once: at 1,024 values a record, 67 MB of second moments
 
 
 @dataclass
@@ -32,7 +31,8 @@ class Client:
 
     Only these methods read the records. `dpsgd`, `select`, `noisy_loss`, `noisy_update` and `noisy_sum` protect their results;
     `sgd`, `losses`, `lowest_loss` and `validation_loss` do not. Each records the event of the mechanism that ran, and the privacy gate compares
-    these events with the debit.
+    these events with the debit. A slot pays for one call of a mechanism that protects its result, whose randomness follows from the slot's
+    name: a second call would draw the same noise, and the difference of both results would have none.
 
     Attributes:
         protocol: The signed protocol.
@@ -50,6 +50,7 @@ class Client:
     ran: list[Event] = field(default_factory=list)
     _masking: Masking | None = None
     _raw: set[str] = field(default_factory=set)
+    _used: set[str] = field(default_factory=set)
     _trainings: int = 0
     _inside: str = ""  # secure slot whose contribution is computed now
 
@@ -65,7 +66,7 @@ class Client:
         Returns:
             The trained parameters, (p,) float32.
         """
-        spec = self._spec(slot, DPSGDSlot)
+        spec = self._use(slot, DPSGDSlot)
         key = slot_key(self._charge.key, slot)
         theta, event = self._engine.trainer.train(model, self._data, spec, self._charge.z, key, proximal, self._room(spec))
         self.ran.append(event)
@@ -81,7 +82,7 @@ class Client:
         Returns:
             Index of the model, 0 to M - 1.
         """
-        spec = self._spec(slot, SelectionSlot)
+        spec = self._use(slot, SelectionSlot)
         counts = [self._engine.evaluator.count_correct(model, self._data) for model in models]
         choice = exponential_mechanism(counts, spec.eta, stream(slot_key(self._charge.key, slot), "selection"))
         self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
@@ -175,14 +176,16 @@ class Client:
         order = stream(slot_key(self._charge.key, slot), "batches")
         update = self._engine.sgd.train(model, self._data, order) - model
         clip = self.protocol.local.clip
-        return self._noisy(slot, (shortened([update], clip) or [np.zeros(update.shape)])[0], clip).astype(np.float32)
+        vector = (shortened([update], clip) or [np.zeros(update.shape)])[0]
+        return self._noisy(slot, vector, clip, vector=True).astype(np.float32)
 
     def noisy_sum(self, slot: str, statistics: Callable[[np.ndarray], np.ndarray], bound: float) -> np.ndarray:
         """Add up a statistic of each record, clipped to a norm, and add noise that protects one record.
 
         Args:
             slot: Name of the slot.
-            statistics: Maps flat model inputs (b, d) float64 to one row for each record, (b, m); a row depends on its record alone.
+            statistics: Maps the flat model input of a record, (1, d) float64, to its row, (1, m). It gets one record at a time, so
+                that a row cannot depend on other records.
             bound: Each row is clipped to this L2 norm, the sensitivity of the sum. A row that is not finite is left out.
 
         Returns:
@@ -190,13 +193,14 @@ class Client:
         """
         assert self.protocol.privacy.unit == "sample"
         total: Any = 0.0
-        for begin in range(0, len(self._data), BATCH):
-            rows = np.arange(begin, min(begin + BATCH, len(self._data)))
-            found = statistics(self._data.batch(rows, len(rows))[0].flatten(1).double().numpy())
+        for row in range(len(self._data)):
+            found = statistics(self._data.batch(np.array([row]), 1)[0].flatten(1).double().numpy())
+            if found.shape[:-1] != (1,):
+                raise ValueError(f"statistics must map a record, (1, d), to one row, (1, m), got the shape {found.shape}")
             norms = np.linalg.norm(found, axis=1, keepdims=True)
             clipped = found * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
             total = total + np.where(np.isfinite(norms), clipped, 0.0).sum(axis=0)
-        return self._noisy(slot, total, bound).astype(np.float32)
+        return self._noisy(slot, total, bound, vector=True).astype(np.float32)
 
     def masked_update(self, slot: str, contribute: Callable[[], np.ndarray]) -> np.ndarray:
         """Add a vector that protects the whole client to the secure sum: in by a secret coin, clipped, with a share of the noise.
@@ -239,7 +243,7 @@ class Client:
 
     def _secure(self, slot: str, unit: str) -> tuple[SecureSlot, Masking]:
         """Return a secure slot and the masked send of this task, and record the slot's event."""
-        spec, masking = self._spec(slot, SecureSlot), self._masking
+        spec, masking = self._use(slot, SecureSlot), self._masking
         assert masking is not None
         assert self.protocol.privacy.unit == unit
         self.ran.append(spec.event(self._charge.z, self._charge.adjacency))
@@ -258,9 +262,17 @@ class Client:
             )
         return records
 
-    def _noisy(self, slot: str, value: np.ndarray, sensitivity: float) -> np.ndarray:
-        """Add noise to a value of the given zero-out sensitivity; `spec.ratio` scales the noise of the slot."""
-        spec, z = self._spec(slot, GaussianSlot), self._charge.z
+    def _noisy(self, slot: str, value: np.ndarray, sensitivity: float, *, vector: bool = False) -> np.ndarray:
+        """Add noise to a value of the given zero-out sensitivity; `spec.ratio` scales the noise of the slot.
+
+        The replace-one sensitivity of a number between 0 and a bound is the same, that of a clipped `vector` is twice as large.
+        """
+        spec, z = self._use(slot, GaussianSlot), self._charge.z
+        if vector and not spec.doubles:
+            raise ValueError(
+                f"slot {slot!r} has doubles=False: it charges for a number between 0 and a bound, and the sensitivity of a clipped "
+                "vector doubles where a record is replaced; use doubles=True"
+            )
         self.ran.append(spec.event(z, self._charge.adjacency))
         key, deviation = slot_key(self._charge.key, slot), z * spec.ratio * sensitivity
         if devices.repeatable():
@@ -277,6 +289,14 @@ class Client:
         if slot not in self._raw:
             self._raw.add(slot)
             self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
+
+    def _use(self, slot: str, kind: type[S]) -> S:
+        """Return a charged slot for a mechanism that draws from its key; ValueError if one drew from it before."""
+        spec = self._spec(slot, kind)
+        if slot in self._used:
+            raise ValueError(f"slot {slot!r} was used before in this task: a second result would have the noise of the first")
+        self._used.add(slot)
+        return spec
 
     def _spec(self, slot: str, *kinds: type[S]) -> S:
         """Return a charged slot of one of the kinds that a mechanism takes; ValueError names the slots of the client step."""

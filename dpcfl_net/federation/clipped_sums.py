@@ -41,13 +41,16 @@ class ClippedSums:
             weight: Factor of the clipped update, from 0 to 1.
 
         Raises:
-            ValueError: If the client was added before, since the noise covers one update of each client, or the weight is
-                out of range.
+            ValueError: If the client was added before or two parts have one block, since the noise covers one update of norm C
+                of each client, or if the weight is out of range.
         """
         if client in self.clients:
             raise ValueError(f"client {client} was added before")
         if not 0 <= weight <= 1:
             raise ValueError(f"weight must lie in [0, 1], got {weight!r}")
+        blocks = [range(len(self.total))[block] for block, _ in parts]
+        if len(set(blocks)) < len(blocks):
+            raise ValueError(f"two parts are in one block, got {blocks}: their sum may be longer than the clip norm")
         self.clients.add(client)
         vectors = shortened([vector for _, vector in parts], self.clip)
         for (block, _), vector in zip(parts, vectors, strict=False):

@@ -133,6 +133,17 @@ def test_updates_are_clipped_as_a_whole_and_what_is_not_finite_counts_for_nothin
     assert np.allclose(counts, [1, 3], atol=1e-4)
 
 
+@pytest.mark.parametrize("block", [1, -1])
+def test_two_parts_of_an_update_in_one_block_are_refused(block):
+    """Both are clipped together to C, but their sum in one block could have sqrt(2) C."""
+    clipped = ClippedSums((2, 50), 3.0)
+    part = np.full(50, 4.0, np.float32)
+    with pytest.raises(ValueError, match="two parts are in one block"):
+        clipped.add(0, [(1, part), (block, part)])
+    clipped.add(0, [(0, part), (1, part)])
+    assert np.linalg.norm(clipped.total) == pytest.approx(3.0)
+
+
 def test_counts_make_the_noise_three_percent_larger():
     me = context(POISSON, keys(1)[0], noise=2.0)
     me.sample("round")

@@ -105,7 +105,10 @@ def test_the_moment_is_the_matrix_of_records(job):
 
 
 def test_the_mechanism_clips_each_record_and_adds_the_noise_of_the_slot(job, monkeypatch):
-    """Of 300 records three have a row of norm 5, which counts as 2; noise is scaled to the bound, and its cost recorded."""
+    """Of 300 records three have a row of norm 5, which counts as 2; noise is scaled to the bound, and its cost recorded.
+
+    Each record is seen alone, so that no statistic of one record can depend on another.
+    """
     made, _ = job
     slot, z = GaussianSlot("moments", 4.0), 1.5
     charge = SimpleNamespace(slots={"moments": slot}, key=b"sixteen bytes ok", z=z, adjacency="zero-out")
@@ -115,14 +118,13 @@ def test_the_mechanism_clips_each_record_and_adds_the_noise_of_the_slot(job, mon
 
     def statistics(x):
         rows = np.zeros((len(x), 2))
-        rows[:1, 0] = 5.0
+        rows[:1, 0] = 5.0 * (len(sizes) % 128 == 0)
         sizes.append(x.shape)
         return rows
 
     monkeypatch.setattr(client_module, "gaussian_on_grid", lambda total, deviation, noise: seen.append(deviation) or total)
-    monkeypatch.setattr(client_module, "BATCH", 128)
     assert me.noisy_sum("moments", statistics, 2.0).tolist() == [6.0, 0.0]
-    assert sizes == [(128, 64), (128, 64), (44, 64)]
+    assert sizes == [(1, 64)] * 300
     assert seen == [4.0 * z * 2.0]
     assert me.ran == [slot.event(z, "zero-out")]
 

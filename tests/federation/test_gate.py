@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -26,7 +29,7 @@ from dpcfl_net.privacy.events.data_free import DataFree
 from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
 from dpcfl_net.privacy.ledger.chain import read_ledger
 from dpcfl_net.privacy.ledger.ledger import Ledger
-from dpcfl_net.privacy.slots import DPSGDSlot, SecureSlot, SelectionSlot, StageSlot
+from dpcfl_net.privacy.slots import DPSGDSlot, GaussianSlot, SecureSlot, SelectionSlot, StageSlot
 
 JOB = "a" * 64
 Z = 1.25
@@ -625,3 +628,64 @@ def test_a_mechanism_without_its_slot_names_those_that_are_charged(call, slot, k
     words = f"slot is '{slot}': this client step must charge a slot of this name and of type {kind}; it charges 'train'"
     with pytest.raises(ValueError, match=words):
         call(me)
+
+
+@pytest.mark.parametrize("name", ["train", "select", "sum", "loss"])
+def test_a_slot_pays_for_one_result_as_a_second_one_would_have_the_same_noise(name):
+    """Two slots with one event, and a step that names the first twice: the events are those that were charged."""
+    slots = {"train": TRAIN, "select": SELECT, "sum": GaussianSlot("sum"), "loss": GaussianSlot("loss", doubles=False)}
+    twins = {key: dataclasses.replace(slots[name], name=key) for key in ("one", "two")}
+    me = FakeMechanisms.client(Charge(bytes(32), twins, Z, "zero-out"))
+    calls = {
+        "train": lambda slot: me.dpsgd(slot, np.zeros(2, np.float32)),
+        "select": lambda slot: me.select(slot, np.zeros((2, 2), np.float32)),
+        "sum": lambda slot: me.noisy_sum(slot, lambda x: x, 1.0),
+        "loss": lambda slot: me.noisy_loss(slot, np.zeros(2, np.float32), 1.0),
+    }
+    calls[name]("one")
+    with pytest.raises(ValueError, match="slot 'one' was used before in this task"):
+        calls[name]("one")
+    calls[name]("two")
+    assert me.ran == [twins["one"].event(Z, "zero-out")] * 2
+
+
+def test_noise_for_a_number_does_not_pay_for_a_vector():
+    """Under replace-one a clipped vector moves by twice its bound, a number between 0 and a bound by the bound."""
+    slot = GaussianSlot("sum", doubles=False)
+    me = FakeMechanisms.client(Charge(bytes(32), {"sum": slot}, Z, "replace-one"))
+    with pytest.raises(ValueError, match="slot 'sum' has doubles=False"):
+        me.noisy_sum("sum", lambda x: x, 1.0)
+    with pytest.raises(ValueError, match=r"to one row, \(1, m\), got the shape \(2, 2\)"):
+        FakeMechanisms.client(Charge(bytes(32), {"sum": GaussianSlot("sum")}, Z, "replace-one")).noisy_sum(
+            "sum", lambda x: np.concatenate([x, x]), 1.0
+        )
+
+
+class FakeMechanisms:
+    """Engine and four records of a client, for mechanisms that only count calls."""
+
+    def __len__(self):
+        return 4
+
+    def batch(self, rows, size):
+        return torch.ones(size, 2), torch.zeros(size, dtype=torch.int64)
+
+    @property
+    def trainer(self):
+        return self
+
+    evaluator = trainer
+
+    def train(self, model, data, spec, z, *rest):
+        return model, spec.event(z)
+
+    def count_correct(self, model, data):
+        return 3
+
+    def each(self, model, data):
+        return np.zeros(4), np.ones(4, bool)
+
+    @classmethod
+    def client(cls, charge):
+        protocol = SimpleNamespace(privacy=SimpleNamespace(unit="sample", adjacency=charge.adjacency))
+        return Client(protocol, {}, cls(), cls(), cls, charge)
