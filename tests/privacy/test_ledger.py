@@ -158,6 +158,17 @@ def test_a_killed_holder_leaves_the_ledger_free(folder):
     os.close(go)
 
 
+def test_no_other_user_may_change_a_ledger_under_any_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        open_ledger(tmp_path / "ledgers" / "client_0000").close()
+    finally:
+        os.umask(before)
+    folder = tmp_path / "ledgers" / "client_0000"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "releases")} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.is_file()} == {0o600}
+
+
 def test_a_closed_ledger_takes_no_debit(folder):
     ledger = open_ledger(folder)
     ledger.close()

@@ -1,7 +1,8 @@
 """Privacy ledger of one client: durable debits before data is touched, one random draw per charge, across crashes.
 
-Files in the ledger's folder, all with mode 0600: ledger.jsonl, the hash chain of `Entry` lines, one per charge; journal, a ring of the
-last 16 lines with the key of each (`journal.Journal`); releases/, the results of the last two rounds (`release_store.ReleaseStore`).
+Files in the ledger's folder (mode 0700), all with mode 0600: ledger.jsonl, the hash chain of `Entry` lines, one per charge; journal,
+a ring of the last 16 lines with the key of each (`journal.Journal`); releases/, the results of the last two rounds
+(`release_store.ReleaseStore`).
 
 A task costs two flushes, one before data is touched and one before the answer leaves:
 
@@ -91,6 +92,7 @@ class Ledger:
         self._append_fd = self._lock = -1
         self._journal: Journal | None = None
         self._usable = False
+        self._disk.make_folder(self.folder)
         self._disk.make_folder(self.folder / RELEASES)
         self._lock = _lock(self.folder)
         try:
