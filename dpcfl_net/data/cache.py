@@ -20,9 +20,16 @@ KEYS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def folder() -> Path:
-    """Return the user's cache folder of this program: $XDG_CACHE_HOME/dpcfl_net, else ~/.cache/dpcfl_net."""
+    """Return the user's cache folder of this program: $XDG_CACHE_HOME/dpcfl_net, else ~/.cache/dpcfl_net.
+
+    Raises:
+        ConfigError: Without XDG_CACHE_HOME, if the user has no home folder: neither HOME nor an entry in /etc/passwd.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dpcfl_net"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "dpcfl_net"
+    except RuntimeError:
+        raise ConfigError("this user has no home folder: set HOME, or XDG_CACHE_HOME to a folder for caches") from None
 
 
 def arrays(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import pwd
 import subprocess
 import sys
 import tarfile
@@ -248,6 +249,15 @@ def test_an_unwritable_cache_is_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
         load("digits")
+
+
+def test_a_user_without_a_home_is_told_which_variables_help(monkeypatch):
+    """A container may run under a number that /etc/passwd lacks."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(ConfigError, match="no home folder: set HOME, or XDG_CACHE_HOME"):
+        cache.folder()
 
 
 def test_settings_refuse_what_cannot_be():
