@@ -44,10 +44,11 @@ def replacing(path: Path, *, durable: bool = False, mode: int = 0o666) -> Iterat
     """
     if path.exists() and not path.is_file():  # replacing a device node would remove it for every process
         raise ConfigError(f"cannot write {path}: it exists and is not a regular file")
-    draft = path.with_name(f".{path.name}.{os.getpid()}{DRAFT}")
+    # Not the process id: threads share one, and so may processes of several hosts or containers that share the folder.
+    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}{DRAFT}")
     with naming(path):
         try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 yield file
                 file.flush()
                 if durable:

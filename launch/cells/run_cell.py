@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +72,7 @@ def with_slots(config: Config, slots: int | None) -> Config:
 def _prepare(folder: Path, config: Config, on_step: Callable[[str], None]) -> None:
     """Create a run folder atomically: an incomplete one could not be resumed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")  # hosts may share the store
+    draft = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")  # threads, containers and hosts may share the store
     try:
         new_run.prepare(draft, config, on_step=on_step)
         draft.rename(folder)

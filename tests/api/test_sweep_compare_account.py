@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -41,6 +42,14 @@ def test_the_command_line_finds_the_cells_that_python_has_run(swept, tmp_path):
     again = dpcfl("sweep", path, "algorithm.name=global,local", "seed=0:2", "--out", swept.path.parent)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("cached") == 4
+
+
+def test_two_threads_that_sweep_into_one_folder_share_its_runs(tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        started = [pool.submit(api.sweep, SETTINGS, {"seed": range(4)}, tmp_path, progress=False) for _ in range(2)]
+    one, other = (each.result() for each in started)
+    assert [run.path for run in one] == [run.path for run in other]
+    assert len(list((tmp_path / "store").iterdir())) == 4
 
 
 def test_axes_are_lists_of_any_values():

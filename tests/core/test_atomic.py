@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,6 +24,20 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         atomic.write_atomically(path, "other")
     assert refused.value.filename == str(path)
     assert path.read_text() == "ébc"
+    assert [left.name for left in tmp_path.iterdir()] == ["a"]
+
+
+def test_threads_that_replace_one_file_do_not_meet_in_a_draft(tmp_path):
+    path, contents = tmp_path / "a", ["1" * 100_000, "2" * 100_000]
+    path.write_text(contents[0])
+
+    def write(content):
+        for _ in range(100):
+            atomic.write_atomically(path, content)
+            assert path.read_text() in contents
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, contents))
     assert [left.name for left in tmp_path.iterdir()] == ["a"]
 
 
