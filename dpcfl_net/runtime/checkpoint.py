@@ -24,6 +24,7 @@ import numpy as np
 
 from dpcfl_net.core.atomic import sync_file, sync_folder
 from dpcfl_net.core.errors import RunFailed
+from dpcfl_net.core.files import naming
 from dpcfl_net.core.types import State
 
 _log = logging.getLogger(__name__)
@@ -77,10 +78,18 @@ class Checkpoints:
         _log.debug("writes the checkpoint of round %d", t)
         final = self.folder / f"round_{t:05d}"
         draft = self.folder / f".round_{t:05d}.part"
-        _remove(draft)
-        draft.mkdir()
+        with naming(final):
+            self._write_files(draft, t, state)
+            _remove(final)
+            draft.rename(final)
+        self._flushing = Future()
+        threading.Thread(target=self._flush, args=(final, self._flushing), name="checkpoint").start()
+
+    def _write_files(self, draft: Path, t: int, state: State) -> None:
         from safetensors.numpy import save
 
+        _remove(draft)
+        draft.mkdir()
         hashes = {}
         for cluster, model in enumerate(state.models):
             name, data = f"cluster_{cluster}.safetensors", save({"theta": np.ascontiguousarray(model)})
@@ -89,10 +98,6 @@ class Checkpoints:
         (draft / STATE).write_bytes(packed)
         hashes[STATE] = hashlib.sha256(packed).hexdigest()
         (draft / HASHES).write_text("".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)))
-        _remove(final)
-        draft.rename(final)
-        self._flushing = Future()
-        threading.Thread(target=self._flush, args=(final, self._flushing), name="checkpoint").start()
 
     def flush(self) -> None:
         """Wait until the newest checkpoint is on the disk and the oldest are removed.

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from dpcfl_net.core.errors import ConfigError, Refused
-from dpcfl_net.core.files import opened
+from dpcfl_net.core.files import naming, opened
 from dpcfl_net.transport.messages import MAX_FRAME, MAX_HEADER, VERSION, Header, WireError, decode
 from dpcfl_net.transport.payload import Assembly
 
@@ -111,7 +111,8 @@ class Transcript:
         kept = payload if self.mode == "full" else None
         body = msgpack.packb([self.records, time.time(), direction, peer, header, kept])
         self._digest = hashlib.sha256(self._digest + body).digest()
-        self._file.write(msgpack.packb([body, self._digest]))
+        with naming(self.path):
+            self._file.write(msgpack.packb([body, self._digest]))
         self.records += 1
         self.flush_if_due()
 
@@ -123,7 +124,8 @@ class Transcript:
     def flush(self) -> None:
         """Write the buffer."""
         if self._file is not None:
-            self._file.flush()
+            with naming(self.path):
+                self._file.flush()
         self._flushed = time.monotonic()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from full_disk import files_do_not_grow
 
 from dpcfl_net.core.errors import RunFailed
 from dpcfl_net.core.types import State
@@ -328,6 +329,16 @@ def test_a_flush_that_fails_stops_the_next_write(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         checkpoints.write(2, state(2))
     assert checkpoints.rounds() == [1]
+
+
+def test_a_full_disk_names_the_checkpoint(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    with files_do_not_grow(), pytest.raises(OSError, match="File too large") as found:
+        checkpoints.write(1, state(1))
+    assert found.value.filename == str(tmp_path / "round_00001")
+    checkpoints.write(1, state(1))
+    checkpoints.flush()
+    assert Checkpoints(tmp_path).newest()[0] == 1
 
 
 def write(folder, t):

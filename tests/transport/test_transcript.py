@@ -8,6 +8,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+from full_disk import files_do_not_grow
 
 from dpcfl_net.core.errors import ConfigError, Refused
 from dpcfl_net.transport.channel import Stamp
@@ -55,6 +56,15 @@ def test_headers_leave_payloads_out_and_off_writes_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "off").exists()
     with pytest.raises(ConfigError):
         Transcript(tmp_path / "some", "some")  # type: ignore[arg-type]
+
+
+def test_a_full_disk_names_the_transcript(tmp_path: Path) -> None:
+    transcript = Transcript(tmp_path / "t")
+    transcript.record("up", "client 3", encode(Stamp("ab", "0" * 64).header(kind="HELLO")))
+    with files_do_not_grow(), pytest.raises(OSError, match="File too large") as found:
+        transcript.flush()
+    transcript.close()
+    assert found.value.filename == str(tmp_path / "t")
 
 
 def test_messages_are_put_together_again(tmp_path: Path) -> None:
