@@ -238,7 +238,9 @@ class HostAgent:
             if not answered or not self.error_text:
                 self.error_text = connection.failure()
         except DpcflError as error:
-            self.error_text, self._code = str(error), error.exit_code
+            self.error_text = str(error)
+            if isinstance(error, LedgerError):  # its workers must not start again
+                self._code = error.exit_code
         finally:
             with self._lock:
                 self._connection, self._answered = None, False
