@@ -79,13 +79,13 @@ class Checkpoints:
         final = self.folder / f"round_{t:05d}"
         draft = self.folder / f".round_{t:05d}.part"
         with naming(final):
-            self._write_files(draft, t, state)
+            self._write_files(draft, state, packed)
             _remove(final)
             draft.rename(final)
         self._flushing = Future()
         threading.Thread(target=self._flush, args=(final, self._flushing), name="checkpoint").start()
 
-    def _write_files(self, draft: Path, t: int, state: State) -> None:
+    def _write_files(self, draft: Path, state: State, packed: bytes) -> None:
         from safetensors.numpy import save
 
         _remove(draft)
