@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from dpcfl_net.privacy.normal_stream import NormalStream
 
 GRID_BITS = 20
+# Draws have 53 bits. From an epsilon of 37 on a label or a better score would always win, which has no finite epsilon. A larger
+# epsilon is charged, and this one is used: up to it the rarest outcome has its probability up to 0.2 %.
+MOST_DRAWN = 30.0
 
 
 def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Generator) -> int:
     """Select an index m with P(m) proportional to exp(eta * counts[m]): argmax of eta * count + Gumbel(0, 1), in float64.
 
-    Counts that all move by 0 or +1 together give log-probability ratios with a range of eta.
+    Counts that all move by 0 or +1 together give log-probability ratios with a range of eta. A larger eta than `MOST_DRAWN` counts as it.
 
     Args:
         counts: Whole numbers, at least one.
@@ -41,7 +44,7 @@ def exponential_mechanism(counts: Sequence[int], eta: float, rng: np.random.Gene
     uniform = rng.random(scores.size) * (1 - 2.0**-53) + 2.0**-54
     # Only differences matter; taking them as integers first keeps huge counts exact.
     lead = (scores.astype(object) - int(scores.max())).astype(np.float64)
-    return int(np.argmax(eta * lead - np.log(-np.log(uniform))))
+    return int(np.argmax(min(eta, MOST_DRAWN) * lead - np.log(-np.log(uniform))))
 
 
 def randomised_response(labels: Sequence[int | None], epsilon: float, categories: int, rng: np.random.Generator) -> np.ndarray:
@@ -49,7 +52,7 @@ def randomised_response(labels: Sequence[int | None], epsilon: float, categories
 
     Args:
         labels: Labels, 0 to k - 1; None and other values give a label at random.
-        epsilon: Pure epsilon of one label.
+        epsilon: Pure epsilon of one label; a larger one than `MOST_DRAWN` counts as it.
         categories: Number of labels k.
         rng: Source of the randomness.
 
@@ -58,7 +61,7 @@ def randomised_response(labels: Sequence[int | None], epsilon: float, categories
 
     Source: Kairouz, Bonawitz, Ramage 2016.
     """
-    kept = rng.random(len(labels)) < 1 / (1 + (categories - 1) * math.exp(-epsilon))
+    kept = rng.random(len(labels)) < 1 / (1 + (categories - 1) * math.exp(-min(epsilon, MOST_DRAWN)))
     shift, anything = rng.integers(1, categories, len(labels)), rng.integers(0, categories, len(labels))
     found = anything.astype(np.int64)
     for k, label in enumerate(labels):
@@ -74,7 +77,7 @@ def lowest_by_exponential_mechanism(
 
     Args:
         losses: Losses, (k,); None and losses that are not finite give a cluster at random.
-        epsilon: Bound on the range of the log-probability ratios between any two vectors of losses.
+        epsilon: Bound on the range of the log-probability ratios between any two vectors of losses; as above.
         categories: Number of clusters k.
         span: Loss above the smallest one at which scores are clipped.
         rng: Source of the randomness.
@@ -88,7 +91,7 @@ def lowest_by_exponential_mechanism(
     scores = np.zeros(categories)
     if losses is not None and np.isfinite(losses).all():
         scores = -np.minimum(np.asarray(losses, np.float64) - float(losses.min()), span) / span
-    return int(np.argmax(epsilon / 2 * scores - np.log(-np.log(uniform))))
+    return int(np.argmax(min(epsilon, MOST_DRAWN) / 2 * scores - np.log(-np.log(uniform))))
 
 
 def shortened(vectors: Sequence[np.ndarray], clip: float) -> list[np.ndarray]:

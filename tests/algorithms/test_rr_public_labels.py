@@ -24,7 +24,7 @@ from dpcfl_net.privacy.events.bounded_range_selection import BoundedRangeSelecti
 from dpcfl_net.privacy.events.labelled_fixed_size_gaussian import LabelledFixedSizeGaussian
 from dpcfl_net.privacy.events.randomised_response import RandomisedResponse
 from dpcfl_net.privacy.ledger.chain import read_ledger
-from dpcfl_net.privacy.mechanisms import lowest_by_exponential_mechanism, randomised_response
+from dpcfl_net.privacy.mechanisms import exponential_mechanism, lowest_by_exponential_mechanism, randomised_response
 from dpcfl_net.privacy.slots import LabelledCentralSlot
 from dpcfl_net.runtime.checkpoint import Checkpoints
 from dpcfl_net.runtime.simulate import simulate
@@ -115,6 +115,25 @@ def test_choices_have_log_ratios_within_the_charged_range():
     assert np.ptp(logs[0] - logs[1]) == pytest.approx(2.0)  # epsilon / 2 = 1 gives a range of 2
     bad = [lowest_by_exponential_mechanism(np.array([np.nan, 0, 0, 0]), 50.0, 4, 0.5, rng) for _ in range(n)]
     assert stats.chisquare(np.bincount(bad, minlength=4)).pvalue > 1e-6
+
+
+class Extreme:
+    """A generator whose draws are the largest ones for the first label asked for, and the smallest ones for the others."""
+
+    def random(self, n):
+        return np.array([1 - 2.0**-53] + [0.0] * (n - 1))
+
+    def integers(self, low, high, n):
+        return np.full(n, low)
+
+
+@pytest.mark.parametrize("most", [20.0, 37.0, 100.0])
+def test_at_every_epsilon_each_label_and_model_can_be_released(most):
+    """Draws have 53 bits: at epsilon 37 a label would be released as it is in every run, which has no finite epsilon."""
+    assert 1 / (1 + math.exp(-37)) == 1.0
+    assert randomised_response([1], most, 3, Extreme()).tolist() == [2]
+    assert lowest_by_exponential_mechanism(np.array([9.0, 0.0, 0.0]), most, 3, 0.5, Extreme()) == 0
+    assert exponential_mechanism([6, 7, 7], most, Extreme()) == 0
 
 
 # ---- runs
