@@ -13,6 +13,7 @@ from dpcfl_net.core.protocol import Protocol
 from dpcfl_net.federation.gate import Charge
 from dpcfl_net.federation.secure.client_side import Masking
 from dpcfl_net.privacy.events.base import Event
+from dpcfl_net.privacy.events.unprotected import Unprotected
 from dpcfl_net.privacy.mechanisms import exponential_mechanism, gaussian_on_grid, shortened
 from dpcfl_net.privacy.normal_stream import NormalStream
 from dpcfl_net.privacy.randomness import derive, stream
@@ -32,7 +33,7 @@ class Client:
     Only these methods read the records. `dpsgd`, `select`, `noisy_loss`, `noisy_update` and `noisy_sum` protect their results;
     `sgd`, `losses`, `lowest_loss` and `validation_loss` do not. Each records the event of the mechanism that ran, and the privacy gate compares
     these events with the debit. A slot pays for one call of a mechanism that protects its result, whose randomness follows from the slot's
-    name: a second call would draw the same noise, and the difference of both results would have none.
+    name: a second call would draw the same noise, and the difference of both results would have none, so the gate withholds the release.
 
     Attributes:
         protocol: The signed protocol.
@@ -291,10 +292,10 @@ class Client:
             self.ran.append(spec.event(self._charge.noise_multiplier, self.protocol.privacy.adjacency))
 
     def _use(self, slot: str, kind: type[S]) -> S:
-        """Return a charged slot for a mechanism that draws from its key; ValueError if one drew from it before."""
+        """Return a charged slot for a mechanism that draws from its key; a second use is no charged mechanism, so nothing is sent."""
         spec = self._spec(slot, kind)
         if slot in self._used:
-            raise ValueError(f"slot {slot!r} was used before in this task: a second result would have the noise of the first")
+            self.ran.append(Unprotected(f"slot {slot!r} was used before in this task: the result has the noise of the first"))
         self._used.add(slot)
         return spec
 

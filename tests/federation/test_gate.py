@@ -631,22 +631,30 @@ def test_a_mechanism_without_its_slot_names_those_that_are_charged(call, slot, k
 
 
 @pytest.mark.parametrize("name", ["train", "select", "sum", "loss"])
-def test_a_slot_pays_for_one_result_as_a_second_one_would_have_the_same_noise(name):
-    """Two slots with one event, and a step that names the first twice: the events are those that were charged."""
+def test_a_slot_pays_for_one_result_as_a_second_one_would_have_the_same_noise(tmp_path, name):
+    """Two slots with one event, and a step that names the first twice: the gate must not take that for both."""
     slots = {"train": TRAIN, "select": SELECT, "sum": GaussianSlot("sum"), "loss": GaussianSlot("loss", doubles=False)}
     twins = {key: dataclasses.replace(slots[name], name=key) for key in ("one", "two")}
-    me = FakeMechanisms.client(Charge(bytes(32), twins, Z, "zero-out"))
+    charged, made = [slot.event(Z, "zero-out") for slot in twins.values()], []
     calls = {
-        "train": lambda slot: me.dpsgd(slot, np.zeros(2, np.float32)),
-        "select": lambda slot: me.select(slot, np.zeros((2, 2), np.float32)),
-        "sum": lambda slot: me.noisy_sum(slot, lambda x: x, 1.0),
-        "loss": lambda slot: me.noisy_loss(slot, np.zeros(2, np.float32), 1.0),
+        "train": lambda me, slot: me.dpsgd(slot, np.zeros(2, np.float32)),
+        "select": lambda me, slot: me.select(slot, np.zeros((2, 2), np.float32)),
+        "sum": lambda me, slot: me.noisy_sum(slot, lambda x: x, 1.0),
+        "loss": lambda me, slot: me.noisy_loss(slot, np.zeros(2, np.float32), 1.0),
     }
-    calls[name]("one")
-    with pytest.raises(ValueError, match="slot 'one' was used before in this task"):
-        calls[name]("one")
-    calls[name]("two")
-    assert me.ran == [twins["one"].event(Z, "zero-out")] * 2
+    for second in ("one", "two"):
+        me = FakeMechanisms.client(Charge(bytes(32), twins, Z, "zero-out"))
+        for slot in ("one", second):
+            calls[name](me, slot)
+        made.append(me.ran)
+    assert sorted(made[0], key=repr) != sorted(charged, key=repr)
+    assert made[1] == charged
+    for ran, status in zip(made, ("refused", "release"), strict=True):
+        plan, charges = [*twins.values()], {"both": ("one", "two")}
+        ledger, gate = open_gate(tmp_path / status, plan=plan, charges=charges)
+        answer = ask(gate, 1, "both", compute=lambda charge, state, ran=ran: (Release(), {}, ran))
+        assert (answer.status, answer.code) == (status, "mechanism-mismatch" if status == "refused" else "")
+        ledger.close()
 
 
 def test_noise_for_a_number_does_not_pay_for_a_vector():
