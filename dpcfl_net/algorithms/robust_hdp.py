@@ -23,8 +23,9 @@ WITHOUT_CLIENTS = "noise is estimated and the mean is taken over the clients tha
 class RobustHDP(FromModel):
     """Weigh each update by the inverse of its noise, which robust PCA of all updates estimates.
 
-    The server does not use the clients' stated epsilon or noise multiplier. For weights by the noise that the signed job states, see
-    the option `weights: noise` of other algorithms.
+    The server does not use the clients' stated epsilon or noise multiplier. So one client that sends an update with less noise than
+    the others' gets almost all the weight: the method is robust against wrong statements, not against poison. For weights by
+    the noise that the signed job states, see the option `weights: noise` of other algorithms.
 
     Source: Malekmohammadi, Yu, Cao, "Noise-Aware Algorithm for Heterogeneous Differentially Private Federated Learning", ICML 2024,
     Algorithm 1.

@@ -142,6 +142,15 @@ def test_robust_pca_separates_a_low_rank_matrix_from_gross_errors():
     assert all(np.array_equal(part, zero) for part in robust_pca(zero))
 
 
+def test_one_client_without_noise_gets_almost_all_the_weight_of_robust_hdp(tmp_path):
+    rng = np.random.default_rng(0)
+    updates = (0.02 * rng.standard_normal((6_090, 1)) + 0.05 * rng.standard_normal((6_090, 8))).astype(np.float32)
+    weighted = job_of(tmp_path, {"name": "robust-hdp"}).algorithm.weights
+    assert weighted(updates).max() < 0.14
+    updates[:, 0] = -0.3 * updates[:, 1:].mean(axis=1)
+    assert weighted(updates)[0] == pytest.approx(0.96, abs=0.01)
+
+
 def test_noise_estimates_follow_the_noise_and_pieces_agree(tmp_path):
     rng = np.random.default_rng(5)
     deviations = np.array([1.0, 1.0, 2.0, 4.0, 8.0, 8.0])
