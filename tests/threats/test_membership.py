@@ -187,6 +187,7 @@ def test_the_command_attacks_a_recorded_run(finished_run, tmp_path):
     assert (result.facts["members"], result.facts["others"], len(result.facts["clients"])) == (8, 8, 8)
     assert result.facts["epsilon"] is None or result.facts["epsilon"] > 0
     assert not result.facts["above_limit"]
+    assert any("Those of 8 clients are too narrow" in sentence for sentence in result.sentences)
     assert "Which records the server can tell" in (folder / "report.html").read_text(encoding="utf-8")
 
 
