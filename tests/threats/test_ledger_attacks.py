@@ -122,11 +122,13 @@ def test_an_edited_ledger_refuses_to_start(finished_run, tmp_path, monkeypatch, 
     )
 
     def unchecked(where):
-        lines = (where / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+        content = (where / "ledger.jsonl").read_bytes()
+        lines = content.splitlines(keepends=True)
         image = read_journal(where / JOURNAL)
         del image.slots[image.newest]
         image.synced = 0
-        return Chain([entries._parse(line, json.loads(line)["prev"]) for line in lines], lines[-1], b"", image, False, False)
+        parsed = [entries._parse(line, json.loads(line)["prev"]) for line in lines]
+        return Chain(parsed, lines[-1], len(content), b"", image, False, False)
 
     (folder / "ledger.jsonl").write_bytes(whole)
     edited(folder, EDITS["the last debit taken out"][0])
