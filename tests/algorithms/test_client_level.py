@@ -388,7 +388,7 @@ def test_the_statement_says_who_can_know_a_sample(tmp_path, sampling_rate, priva
     ids=["labels", "expected", "oracle", "one model"],
 )
 def test_the_statement_names_clusters_that_the_observer_takes_from_training_records(tmp_path, algorithm, privacy, named):
-    """Where the server names no cluster of a client, figures and clusters.jsonl have the one of least training loss."""
+    """If the server names no clusters, the observer assigns each client to the cluster with the least training loss."""
     lines = privacy_statement(job_for(tmp_path, algorithm, privacy).protocol, None)["not_covered"]
     assert any(line.startswith("clusters of clients in figures and files of the observer") for line in lines) == named
 

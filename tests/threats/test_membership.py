@@ -154,7 +154,7 @@ def test_membership_is_inferred_without_noise_and_stays_below_epsilon_with_it(ev
 
 @pytest.mark.parametrize("measure", ["cosine", "loss"])
 def test_labels_alone_are_not_taken_for_membership(tmp_path, measure):
-    """Clients with label skew train on records of their own labels, none of which is a candidate: there is nothing to find."""
+    """Under label skew, an attack whose candidates were not trained on must score like chance."""
     clients = 16
     make_keys(tmp_path, clients)
     skewed = {"dataset": "digits", "clients": [clients], "shift": "none", "partition": "dirichlet", "alpha": 0.1}
