@@ -3,8 +3,8 @@
     python -m dpcfl_net.launch.placement.agent --root DIR --run NAME --node NAME
 
 It reads commands from standard input and writes reports to standard output (see `messages`). Keys and ledgers stay in
-DIR/NAME/NODE. A resumed client without its keys is refused, and the launcher refuses one without the ledger that it has copied:
-a new ledger would allow to spend its privacy budget twice.
+DIR/NAME/NODE. A resumed client is refused without its keys, or without a line of its ledger that the launcher has copied: a new
+ledger would allow to spend its privacy budget twice.
 With an aggregator on the host, its workers start when it listens, and connect to it alone.
 """
 
@@ -31,7 +31,7 @@ from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.core.types import Policy
 from dpcfl_net.launch.placement.base import ClientRange
 from dpcfl_net.launch.placement.host_aggregator import FOLDER, LOG_TAIL, LOOK_S, HostAggregator
-from dpcfl_net.launch.placement.ledger_tail import LedgerTail
+from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter
 from dpcfl_net.launch.placement.local import LocalHandle, LocalLauncher, local_node, own_slots
 from dpcfl_net.launch.placement.messages import (
     FILES,
@@ -209,9 +209,15 @@ class Agent:
         )
 
     def _set_job(self, command: SetJob) -> LocalLauncher:
-        """Store the job for the workers; each worker verifies the operator's signature."""
+        """Store the job for the workers; each worker verifies the operator's signature.
+
+        Raises:
+            LedgerError: If a ledger lacks lines that the operator has copied.
+        """
         if set(command.files) != FILES:
             raise Refused("agent-line", f"a job must hold {', '.join(sorted(FILES))}, got {', '.join(sorted(command.files))}")
+        for client, counter in command.counters.items():
+            check_counter(client, self._files.ledger(client_key(client)), counter)
         for folder in (self._files.logs, self._files.ledgers):
             folder.mkdir(exist_ok=True, mode=0o700)
         for name, text in command.files.items():

@@ -14,6 +14,7 @@ from dpcfl_net.experiment.config_schema import RuntimeSettings
 # File names of a signed job.
 PUBLIC_FILES = {PROTOCOL, signature_path(Path(PROTOCOL)).name, ROSTER}  # of its public part
 FILES = {*PUBLIC_FILES, EXPERIMENT, signature_path(Path(EXPERIMENT)).name}
+Counter = Annotated[str, Field(pattern=r"^[0-9]{1,18} [0-9a-f]{64}\n\z")]  # number and sha256 of a line of a ledger
 LONGEST = 64 * 2**20  # bytes of a line; a job of many clients is long
 
 
@@ -38,7 +39,11 @@ class PrepareKeys(Message):
 
 
 class SetJob(Message):
-    """Command: the signed job, by file name, and the settings shared by all workers."""
+    """Command: the signed job, by file name, and the settings shared by all workers.
+
+    `counters` has number and hash of the last line of the operator's copy of each client's ledger: no worker starts unless the
+    ledgers on the host hold these lines.
+    """
 
     do: Literal["set-job"] = "set-job"
     files: dict[str, str]
@@ -49,6 +54,7 @@ class SetJob(Message):
     runtime: RuntimeSettings
     data_root: str | None
     firsts: list[Annotated[int, Field(ge=0)]]  # first client of each process on this host, in the order of its GPUs
+    counters: dict[Annotated[int, Field(ge=0)], Counter] = {}
 
 
 class StartAggregator(Message):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpcfl_net import __version__
-from dpcfl_net.core.atomic import write_atomically
 from dpcfl_net.core.errors import DpcflError, LedgerError, Refused, RunFailed
 from dpcfl_net.core.run_folder import RunFolder
 from dpcfl_net.launch.placement.base import LOST, ClientRange, Node
 from dpcfl_net.launch.placement.connection import HostConnection
+from dpcfl_net.launch.placement.ledger_copies import copied_counter, extend_copy
 from dpcfl_net.launch.placement.messages import (
     AgentError,
     AgentHello,
@@ -32,7 +32,6 @@ from dpcfl_net.launch.placement.messages import (
     read_report,
 )
 from dpcfl_net.launch.placement.remote_processes import RemoteAggregator, RemoteHandle, RemoteProcess
-from dpcfl_net.privacy.ledger.chain import COUNTER, LINES
 from dpcfl_net.transport.keys import client_key
 
 HELLO_S = 120.0  # for the first answer of a host; torch loads slowly from a network file system
@@ -92,7 +91,8 @@ class HostAgent:
         self._lock, self._changed = threading.Lock(), threading.Condition()
         self._connection: HostConnection | None = None
         self._answered = False
-        self._first: list[Message] = []  # commands that an agent receives first, also after a reconnection
+        self._known: PrepareKeys | None = None  # with `_job` what an agent receives first, also after a reconnection
+        self._job: SetJob | None = None
         self._handles: dict[int, RemoteHandle] = {}
         self._running_aggregator: RemoteAggregator | None = None
         self._queued: list[Message] = []
@@ -118,16 +118,22 @@ class HostAgent:
 
     def begin(self) -> None:
         """Require after every reconnection that keys and ledgers of the clients exist there."""
-        known = PrepareKeys(
+        self._known = PrepareKeys(
             clients=sorted(self.keys), existing=True, identities=bool(self.identities), aggregator=self.aggregator
         )
-        self._first = [known]
 
     def set_job(self, job: SetJob) -> None:
-        """Send the job now and after every reconnection."""
+        """Send the job now and after every reconnection, with the counters of the copied ledgers at that time."""
         self.begin()
-        self._first.append(job)
-        self.send(job)
+        self._job = job
+        self.send(self._with_counters(job))
+
+    def _with_counters(self, job: SetJob) -> SetJob:
+        """Name the newest copied line of each client's ledger: the host must hold it before a worker starts."""
+        if self.ledgers is None:
+            return job
+        counters = {client: copied_counter(self.ledgers / client_key(client)) for client in self.keys}
+        return job.model_copy(update={"counters": {c: counter for c, counter in counters.items() if counter is not None}})
 
     def start(self, process: ClientRange, log: Path) -> RemoteHandle:
         """Start a worker on the host; on a lost host after reconnection."""
@@ -250,8 +256,10 @@ class HostAgent:
     def _on_hello(self, hello: AgentHello, connection: HostConnection) -> None:
         if hello.version != __version__:
             raise Refused("version", f"dpcfl_net {hello.version} is installed there, {__version__} on this machine")
+        first: list[Message] = [] if self._known is None else [self._known]
+        first += [] if self._job is None else [self._with_counters(self._job)]
         with self._lock:
-            for command in [*self._first, *self._queued]:
+            for command in [*first, *self._queued]:
                 connection.send(command.line())
             self._queued.clear()
             self._answered = True
@@ -299,24 +307,7 @@ class HostAgent:
         """Extend the operator's copy of a client's ledger; the original stays on its host. A shorter or other one is refused."""
         if self.ledgers is None or report.client not in self.keys:
             raise Refused("agent-line", f"a ledger of client {report.client}, which is not on this host")
-        folder = self.ledgers / client_key(report.client)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / LINES
-        copied = path.read_bytes() if path.exists() else b""
-        if report.at > len(copied):
-            raise Refused(
-                "agent-line",
-                f"the ledger of client {report.client} continues at byte {report.at}, but the copy has {len(copied)}",
-            )
-        content = copied[: report.at] + report.lines.encode()
-        if not content.startswith(copied):
-            raise LedgerError(
-                "ledger-rolled-back",
-                f"the ledger of client {report.client} lacks lines that were copied from it before: it was removed or replaced by an "
-                "older copy, and would allow to spend a part of the budget twice",
-            )
-        write_atomically(path, content.decode())
-        write_atomically(folder / COUNTER, report.counter)
+        extend_copy(self.ledgers / client_key(report.client), report)
 
 
 class RemoteLauncher:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -228,10 +227,7 @@ def test_an_interrupted_run_goes_on_where_its_ledgers_are_and_nowhere_else(tmp_p
 
 @pytest.mark.slow
 def test_a_ledger_that_is_gone_from_its_host_is_refused(tmp_path):
-    """The operator's copy tells that it had charges; a new ledger would allow them again.
-
-    The refusal comes with the first report of the new ledger. What was released until then has no debit in the client's own ledger.
-    """
+    """The operator's copy tells that it had charges; a new ledger would allow them again. No worker starts there."""
     hosts, aside = hosts_file(tmp_path), tmp_path / "aside"
     process, run = started(write_config(tmp_path / "c", rounds=40), hosts, tmp_path / "out")
     ledger = next((tmp_path / "root").glob("*/b/ledgers/*"))
@@ -249,15 +245,13 @@ def test_a_ledger_that_is_gone_from_its_host_is_refused(tmp_path):
     assert refused.returncode == 3, refused.stdout + refused.stderr
     assert "ledger-rolled-back: the ledger of client" in refused.stderr
     assert copy.read_bytes() == copied
+    assert not ledger.exists()
     assert_nothing_left(tmp_path)
 
-    shutil.rmtree(ledger)
     aside.rename(ledger)
     done = dpcfl(*again)
     assert done.returncode == 0, done.stdout + done.stderr
-    failed = {check.what: check.detail for check in verify_run(run, None) if not check.holds}
-    client = int(ledger.name.removeprefix("client_"))
-    assert all(f"client {client} released" in detail and "without a debit" in detail for detail in failed.values()), failed
+    assert not [check for check in verify_run(run, None) if not check.holds]
     assert_nothing_left(tmp_path)
 
 

@@ -81,6 +81,28 @@ def read_chain(folder: Path) -> Chain:
     )  # fmt: skip
 
 
+def holds(folder: Path, counter: bytes) -> bool:
+    """Return whether a ledger holds the line that a counter names, and so all lines before it.
+
+    Args:
+        folder: Folder of the ledger.
+        counter: Content of a counter file.
+
+    Raises:
+        LedgerError: As `read_ledger`, and "ledger-broken" if `counter` is not the content of a counter file.
+    """
+    named = read_counter(counter)
+    if named is None:
+        raise broken(f"{counter[:80].decode(errors='replace')!r} is not the content of a counter file")
+    path = Path(folder) / LINES
+    if not path.exists():
+        return False
+    chain = read_chain(Path(folder))
+    lines, _ = split_lines(read_bytes(path)[: chain.kept] + chain.unwritten)
+    number, written = named
+    return number < len(lines) and digest(lines[number]) == written
+
+
 def last_counted(folder: Path) -> bytes | None:
     """Return number and hash of the newest line of a ledger, as the content of a counter file; None before the first line.
 

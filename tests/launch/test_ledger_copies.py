@@ -1,0 +1,208 @@
+"""The operator's copies of ledgers on other hosts: a host without the copied lines starts no worker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+
+import pytest
+
+from dpcfl_net import __version__
+from dpcfl_net.core.errors import LedgerError, Refused
+from dpcfl_net.experiment.config_schema import RuntimeSettings
+from dpcfl_net.launch.placement.agent import Agent
+from dpcfl_net.launch.placement.ledger_copies import LedgerTail, check_counter, copied_counter, extend_copy
+from dpcfl_net.launch.placement.messages import (
+    FILES,
+    AgentHello,
+    JobAccepted,
+    LedgerUpdate,
+    PrepareKeys,
+    PublicKeys,
+    SetJob,
+    StartWorker,
+    read_command,
+    read_report,
+)
+from dpcfl_net.launch.placement.remote import Host, HostAgent
+from dpcfl_net.privacy.events.sampled_gaussian import SampledGaussian
+from dpcfl_net.privacy.ledger.ledger import Ledger
+from dpcfl_net.transport.keys import client_key
+
+JOB = SetJob(
+    files=dict.fromkeys(FILES, "{}"), operator_key="k", connect="tcp://127.0.0.1:9", observer="tcp://127.0.0.1:9",
+    runtime=RuntimeSettings(), data_root=None, firsts=[3],
+)  # fmt: skip
+
+
+def charge(folder, *rounds):
+    """Charge rounds in the ledger of client 3 on its host."""
+    with Ledger(folder, owner={"run": "r1", "job": "j" * 64, "client": 3}, durable=False) as ledger:
+        for number in rounds:
+            ledger.debit(
+                job="job", request=f"{number}", round=number, kind="train", slots=["train"], events=[SampledGaussian(1.25, 0.1, 7)],
+                key=None,
+            )  # fmt: skip
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """A ledger of two charges on a host."""
+    folder = tmp_path / "host" / "ledgers" / client_key(3)
+    charge(folder, 1, 2)
+    return folder
+
+
+@pytest.fixture
+def copy(tmp_path, ledger):
+    """The operator's copy of it."""
+    extend_copy(tmp_path / "run" / client_key(3), LedgerTail(3, ledger).new_lines())
+    return tmp_path / "run" / client_key(3)
+
+
+def test_a_ledger_that_has_grown_since_the_copy_is_accepted(tmp_path, ledger, copy):
+    assert copied_counter(tmp_path / "nothing") is None
+    counter = copied_counter(copy)
+    assert counter == (copy / "counter").read_text()
+    check_counter(3, ledger, counter)
+    charge(ledger, 3)
+    check_counter(3, ledger, counter)
+
+
+def test_a_line_that_a_crash_left_in_the_journal_alone_counts(ledger, copy):
+    """The journal is flushed for each charge, ledger.jsonl at times."""
+    whole = (copy / "ledger.jsonl").read_bytes()
+    charge(ledger, 3)
+    newest = (ledger / "ledger.jsonl").read_bytes()
+    journal = (ledger / "journal").read_bytes()
+    extend_copy(copy, LedgerTail(3, ledger).new_lines())
+    counter = copied_counter(copy)
+    assert counter.startswith("3 ")
+    shutil.rmtree(ledger)
+    charge(ledger, 1, 2)
+    unsynced = (ledger / "journal").read_bytes()[64:128]  # as before the flush of ledger.jsonl by the last close
+    (ledger / "journal").write_bytes(journal[:64] + unsynced + journal[128:])
+    (ledger / "ledger.jsonl").write_bytes(newest[: len(whole) + 20])
+    check_counter(3, ledger, counter)
+
+
+def gone(folder):
+    shutil.rmtree(folder)
+
+
+def older(folder):
+    gone(folder)
+    charge(folder, 1)
+
+
+def other(folder):
+    gone(folder)
+    charge(folder, 1, 5, 6, 7)
+
+
+@pytest.mark.parametrize("change", [gone, older, other])
+def test_a_ledger_without_a_copied_line_is_refused(ledger, copy, change):
+    counter, copied = copied_counter(copy), (copy / "ledger.jsonl").read_bytes()
+    change(ledger)
+    with pytest.raises(LedgerError, match="ledger-rolled-back: the ledger of client 3 lacks lines"):
+        check_counter(3, ledger, counter)
+    if ledger.exists():
+        with pytest.raises(LedgerError, match="ledger-rolled-back: the ledger of client 3 lacks lines"):
+            extend_copy(copy, LedgerTail(3, ledger).new_lines())
+    assert (copy / "ledger.jsonl").read_bytes() == copied
+
+
+def test_an_edited_ledger_and_a_counter_of_nonsense_are_refused(ledger, copy):
+    with pytest.raises(LedgerError, match="ledger-broken: 'nonsense' is not"):
+        check_counter(3, ledger, "nonsense")
+    (ledger / "ledger.jsonl").write_bytes((ledger / "ledger.jsonl").read_bytes().replace(b'"round":1', b'"round":2'))
+    with pytest.raises(LedgerError, match="ledger-broken"):
+        check_counter(3, ledger, copied_counter(copy))
+
+
+def test_a_report_that_leaves_out_lines_is_refused(copy):
+    size = (copy / "ledger.jsonl").stat().st_size
+    with pytest.raises(Refused, match=f"continues at byte {size + 1}, but the copy has {size}"):
+        extend_copy(copy, LedgerUpdate(client=3, at=size + 1, lines="{}\n", counter=""))
+
+
+def reports_of(folder, *commands):
+    """Give commands to an agent; return what it reports until its input ends."""
+    read, write = os.pipe()
+    out, reports = os.pipe()
+    os.write(write, b"".join(command.line() for command in commands))
+    os.close(write)
+    try:
+        Agent(folder, read, reports).serve()
+    finally:
+        os.close(reports)
+        os.close(read)
+        with os.fdopen(out, "rb") as lines:
+            found = [read_report(line.rstrip(b"\n")) for line in lines]
+    return found
+
+
+def test_an_agent_refuses_the_job_before_a_worker_starts(tmp_path, ledger, copy):
+    keys = PrepareKeys(clients=[3], existing=False)
+    job = JOB.model_copy(update={"counters": {3: copied_counter(copy)}})
+    assert isinstance(reports_of(tmp_path / "host", keys, job)[-1], JobAccepted)
+    (tmp_path / "host" / "protocol.json").unlink()
+    gone(ledger)
+    again = keys.model_copy(update={"existing": True})
+    with pytest.raises(LedgerError, match="ledger-rolled-back"):
+        reports_of(tmp_path / "host", again, job, StartWorker(first=3, count=1, group=False))
+    assert not (tmp_path / "host" / "protocol.json").exists()
+    assert not ledger.exists()
+    assert not [*(tmp_path / "host").glob("logs/client_*")]
+
+
+def test_a_job_with_a_counter_of_nonsense_is_not_a_command():
+    line = JOB.model_copy(update={"counters": {3: "nonsense"}}).line()
+    with pytest.raises(Refused, match=r"agent-line: .*counters\.3"):
+        read_command(line)
+
+
+@dataclass
+class Recorded:
+    """A connection to a host that says hello and ends when it has the job; the lines that it was sent."""
+
+    sent: list[bytes] = field(default_factory=list)
+
+    def send(self, data):
+        self.sent.append(data)
+
+    def reports(self):
+        yield AgentHello(version=__version__, host="h", cores=1, memory=1, gpus=[]).line()
+        yield PublicKeys(keys={3: "k"}, identities={}).line()
+
+    def failure(self):
+        return "the connection was lost"
+
+    def hang_up(self):
+        pass
+
+    def close(self, patience_s):
+        pass
+
+
+def test_the_counters_are_those_at_the_time_of_each_connection(tmp_path, ledger, copy):
+    connections = []
+
+    def connect():
+        connections.append(Recorded())
+        return connections[-1]
+
+    agent = HostAgent(Host("a", connect))
+    agent.keys, agent.ledgers = {3: "k"}, copy.parent
+    agent.set_job(JOB)
+    for number in (3, 4):
+        before = copied_counter(copy)
+        agent.open()
+        agent.join(10)
+        jobs = [c for c in map(read_command, connections[-1].sent) if isinstance(c, SetJob)]
+        assert jobs, connections[-1].sent
+        assert all(job.counters == {3: before} for job in jobs)
+        charge(ledger, number)
+        extend_copy(copy, LedgerTail(3, ledger).new_lines())
+        assert copied_counter(copy) != before
