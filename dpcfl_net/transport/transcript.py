@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgpack
 import numpy as np
@@ -25,6 +26,7 @@ FLUSH_S = 1.0
 _START = hashlib.sha256(FORMAT.encode()).digest()
 _MAX_BODY = MAX_FRAME + 2 * MAX_HEADER  # bytes of one record, also of one whose chunk was refused as too long
 _CLIENT = re.compile(r"client ([0-9]{1,7})")
+_BLOCK = 1 << 16
 _FRAME = 5 + 2 + 32  # bytes of msgpack around a body: the pair, the two byte strings' heads, the digest
 
 
@@ -58,7 +60,7 @@ class Record:
 class Transcript:
     """Appends records to a file, each with sha256(previous digest + its bytes).
 
-    An existing file is verified and continued; a record that a crash truncated is removed.
+    An existing file is verified and continued; a record that a crash truncated is removed, also where zeros follow it.
 
     Args:
         path: The file.
@@ -149,7 +151,8 @@ class Reader:
         path: The file.
 
     Attributes:
-        cut: True if an incomplete record follows the last one, after a crash.
+        cut: True if an incomplete record or zeros follow the last one, after a crash: of the machine, it may leave the length of a
+            file without its last bytes, which then read as zeros.
         records: Number of complete records.
         digest: Digest of the last record.
         good: Bytes of the complete records.
@@ -163,25 +166,34 @@ class Reader:
     def __iter__(self) -> Iterator[Record]:
         self.cut, self.records, self.digest, self.good = False, 0, _START, 0
         with opened(self.path) as file:
-            unpacker = msgpack.Unpacker(
-                file,
-                read_size=1 << 16,
-                max_buffer_size=_MAX_BODY + _FRAME,
-                max_array_len=2,
-                max_bin_len=_MAX_BODY,
-                max_ext_len=0,
-            )
+            unpacker = _unpacker(file)
             while True:
                 try:
-                    found = unpacker.unpack()
+                    record = self._verify(unpacker.unpack())
                 except msgpack.OutOfData:
                     self.cut = self.good < os.fstat(file.fileno()).st_size
                     return
-                except (ValueError, TypeError, msgpack.UnpackException) as error:
+                except (Refused, ValueError, TypeError, msgpack.UnpackException) as error:
+                    if self._zeros_follow(file):
+                        return
                     raise self._broken() from error
-                record = self._verify(found)
                 self.good = unpacker.tell()
                 yield record
+
+    def _zeros_follow(self, file: BinaryIO) -> bool:
+        """Return whether the good records are followed by at most the begin of one, and then by zeros alone; set `cut` if so."""
+        end = _end_without_zeros(file, self.good)
+        size = os.fstat(file.fileno()).st_size
+        if end == size or end - self.good > _MAX_BODY + _FRAME:
+            return False
+        file.seek(self.good)
+        try:
+            _unpacker(io.BytesIO(file.read(end - self.good))).unpack()
+        except msgpack.OutOfData:
+            self.cut = True
+        except (ValueError, TypeError, msgpack.UnpackException):
+            return False
+        return self.cut
 
     def _verify(self, found: Any) -> Record:
         if not (isinstance(found, list) and len(found) == 2 and all(isinstance(part, bytes) for part in found)):
@@ -200,6 +212,25 @@ class Reader:
 
     def _broken(self) -> Refused:
         return Refused("transcript-broken", f"{self.path}: record {self.records} was changed")
+
+
+def _unpacker(file: BinaryIO) -> msgpack.Unpacker:
+    return msgpack.Unpacker(
+        file, read_size=1 << 16, max_buffer_size=_MAX_BODY + _FRAME, max_array_len=2, max_bin_len=_MAX_BODY, max_ext_len=0
+    )
+
+
+def _end_without_zeros(file: BinaryIO, start: int) -> int:
+    """Return where the zeros at the end of a file begin, but not before `start`."""
+    end = os.fstat(file.fileno()).st_size
+    while end > start:
+        begin = max(start, end - _BLOCK)
+        file.seek(begin)
+        kept = len(file.read(end - begin).rstrip(b"\0"))
+        if kept:
+            return begin + kept
+        end = begin
+    return start
 
 
 def _well_formed(record: Record) -> bool:

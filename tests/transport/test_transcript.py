@@ -138,6 +138,45 @@ def test_a_cut_tail_costs_one_record_and_is_flagged(tmp_path: Path) -> None:
         assert cut.cut
 
 
+@pytest.mark.parametrize("mode", ["headers", "full"])
+@pytest.mark.parametrize("zeros", [1, 100, 200_000])
+def test_zeros_that_a_crash_of_the_machine_left_at_the_end_cost_the_records_in_them(
+    tmp_path: Path, mode: Mode, zeros: int
+) -> None:
+    path = tmp_path / "t"
+    write(path, mode)
+    whole, records = path.read_bytes(), list(read(path))
+    for lost in (0, 1, 33, 34, 60, 120, len(whole) - 1, len(whole)):
+        path.write_bytes(whole[: len(whole) - lost] + bytes(zeros))
+        reader = read(path)
+        found = list(reader)
+        assert found == records[: len(found)]
+        assert reader.cut
+        assert (len(found) == len(records)) == (lost == 0)
+        again = Transcript(path, mode)
+        again.record("down", "client 1", b"more")
+        again.close()
+        reader = read(path)
+        assert [record.header for record in reader] == [*(record.header for record in found), b"more"]
+        assert not reader.cut
+
+
+def test_zeros_do_not_hide_a_change_before_them(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    write(path, "headers")
+    whole = path.read_bytes()
+    for place in (0, 10, 100, len(whole) // 2, len(whole) - 40):
+        changed = bytearray(whole)
+        changed[place] ^= 0x41
+        path.write_bytes(changed + bytes(100))
+        with pytest.raises(Refused) as caught:
+            list(read(path))
+        assert caught.value.code == "transcript-broken"
+    path.write_bytes(whole[:20] + bytes(100) + whole[120:])
+    with pytest.raises(Refused):
+        list(read(path))
+
+
 def test_a_transcript_is_continued_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "t"
     write(path)
