@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import asdict
 
 from dpcfl_net.algorithms.base import algorithm_of
@@ -30,7 +31,7 @@ def calibrated(protocol: Protocol) -> Protocol:
 
     Raises:
         ConfigError: If no noise meets the target, a dataset ledger is requested without a finite epsilon, or the noise of secure
-            sums is too coarse.
+            sums is too coarse, or a plan changes between two calls.
     """
     algorithm = algorithm_of(protocol)
     solved: dict[NoisyPlan, float | None] = {}
@@ -45,7 +46,14 @@ def calibrated(protocol: Protocol) -> Protocol:
         return protocol.model_copy(update={"curator_noise_multiplier": z, "unprotected": reasons})
     if protocol.privacy.secure:  # the shares of a sum's noise must fit together; a larger multiplier costs less
         solved = dict.fromkeys(solved, max((z for z in solved.values() if z is not None), default=None))
-    noise = {plan_key(algorithm, e): solved[NoisyPlan.of(algorithm, e)] for e in plan_examples(algorithm)}
+    noise: dict[Hashable, float | None] = {}
+    for entry in plan_examples(algorithm):
+        if (charged := NoisyPlan.of(algorithm, entry)) not in solved:  # of a plugin
+            raise ConfigError(
+                f"{protocol.algorithm}: `plan` returned different slots for client {entry.id} when it was called again; it must depend on the "
+                "signed job alone"
+            )
+        noise[plan_key(algorithm, entry)] = solved[charged]
     roster = [e.model_copy(update={"noise_multiplier": noise[plan_key(algorithm, e)]}) for e in protocol.roster]
     result = protocol.model_copy(update={"roster": Roster.of(roster), "unprotected": reasons})
     if problem := secure_sum_problem(algorithm_of(result)):

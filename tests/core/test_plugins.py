@@ -510,6 +510,17 @@ def test_a_validation_loss_without_validation_records_says_what_to_set(module, t
     assert done.state == "finished"
 
 
+def test_a_plan_that_changes_between_calls_names_the_client(module, tmp_path):
+    """It ended with a KeyError, which held the whole plan."""
+    changing = "calls = 0\n\n    def plan(self, client):\n        type(self).calls += 1\n"
+    changing += "        return [*super().plan(client)] * self.calls\n\n    @on_client"
+    module("own_rounds", PERSONAL.replace("KEPT", "").replace("@on_client", changing))
+    with pytest.raises(
+        ConfigError, match="own_rounds:Personal: `plan` returned different slots for client 0 when it was called again"
+    ):
+        dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
+
+
 def test_personal_models_that_no_client_keeps_are_a_warning(module, tmp_path):
     module("own_rounds", PERSONAL.replace("KEPT", ""))
     without = dpcfl.run(quick("own_rounds:Personal"), tmp_path / "runs", "in-process", progress=False)
