@@ -15,7 +15,7 @@ from dpcfl_net.report.figures import axis, colour, spec
 from dpcfl_net.results.attack_results import AttackResult
 
 NAME = "membership"
-FEW = 20  # clients below which percentile intervals cover clearly less than 95 %
+FEW = 8  # clients below which intervals cover clearly less than 95 %
 MEASURES = {
     "cosine": "the cosine similarity between a record's gradient and the update",
     "loss": "the negative loss of a record after the update",
@@ -78,7 +78,9 @@ def _sentences(protocol: Protocol, epsilon: float, measure: str, above: list[flo
         "which is which, and only to score the result.",
         "Intervals resample whole clients, since the scores of one client's records share its noise."
         + (
-            f" Those of {clients} clients are too narrow: 4 give 80 % and 8 give 85 % instead of 95 %." if clients < FEW else ""
+            f" Those of {clients} clients are too narrow: in a simulation those of 4 held the true value in 88 % of cases."
+            if clients < FEW
+            else ""
         ),
     ]
     if math.isinf(epsilon):

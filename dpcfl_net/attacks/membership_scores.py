@@ -11,7 +11,7 @@ from dpcfl_net.attacks.audit.bounds import at_most
 
 REFERENCES = 3  # fewest other clients from which mean and variance of a round are estimated
 LEAST_VARIANCE = 1e-12  # of scores of order 1; equal scores of all other clients
-RESAMPLES = 1000
+RESAMPLES = 2000
 LARGEST_EXPONENT = 700.0  # e^709.8 is the largest float
 RATES = (0.1, 0.01, 0.001)  # false positive rates of the table
 
@@ -102,7 +102,10 @@ class Curve:
 def curve(scored: list[Scored], seed: int = 0) -> Curve:
     """Compute AUC and true positive rates over all clients.
 
-    Intervals resample whole clients (percentile bootstrap), since the scores of one client's records share its noise.
+    Intervals resample whole clients (bootstrap), since the scores of one client's records share its noise. Their percentiles are
+    expanded to the width of a t interval: percentiles of 2.5 and 97.5 % cover too little with few clients.
+
+    Source: Hesterberg 2015, What Teachers Should Know About the Bootstrap, section 3.3 (expanded percentile interval).
 
     Args:
         scored: Scores of each attacked client, at least one.
@@ -113,11 +116,11 @@ def curve(scored: list[Scored], seed: int = 0) -> Curve:
     members, others = _pooled(scored)
     shown = [rate for rate in RATES if rate * len(others) >= 1]
     again = [_pooled([scored[k] for k in draw]) for draw in drawn]
-    low, high = _interval([auc(*pair) for pair in again])
+    low, high = _interval([auc(*pair) for pair in again], len(scored))
     rates = []
     for rate in shown:
         false, true = at_rate(members, others, rate)
-        low_true, high_true = _interval([at_rate(*pair, rate)[1] for pair in again])
+        low_true, high_true = _interval([at_rate(*pair, rate)[1] for pair in again], len(scored))
         most = at_most(round(false * len(others)), len(others), 0.025)
         rates.append(Rate(rate, false, true, low_true, high_true, most))
     thresholds = np.concatenate([[np.inf], np.quantile(np.concatenate([members, others]), np.linspace(1, 0, 201))])
@@ -187,6 +190,12 @@ def _pooled(scored: list[Scored]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([each.members for each in scored]), np.concatenate([each.others for each in scored])
 
 
-def _interval(values: list[float]) -> tuple[float, float]:
-    low, high = np.quantile(values, (0.025, 0.975))
+def _interval(values: list[float], clients: int) -> tuple[float, float]:
+    """Interval of a figure from its values in resamples of `clients` clients; one client says nothing about others."""
+    from scipy.stats import norm, t
+
+    if clients == 1:
+        return 0.0, 1.0
+    tail = float(norm.cdf(-math.sqrt(clients / (clients - 1)) * t.ppf(0.975, clients - 1)))
+    low, high = np.quantile(values, (tail, 1 - tail))
     return float(low), float(high)
