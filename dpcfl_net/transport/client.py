@@ -436,7 +436,8 @@ class ClientEndpoint:
         """Forget a result that the coordinator has received or refused."""
         self._channel.drop(result_id)
         if self._results.pop(result_id, None) is not None and not self._results and self._phase == "sending":
-            self._phase = "idle"
+            newest = next(reversed(self._tasks.values()), None)
+            self._phase = "idle" if newest is None or newest.answered else "waiting"  # a task came before the late answer
 
     def _task(self, header: Header) -> None:
         known = self._tasks.get(header.id)

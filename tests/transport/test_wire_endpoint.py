@@ -435,6 +435,27 @@ def test_late_answer_does_not_answer_the_next_task_and_its_payload_is_not_taken(
         assert server.bytes_up - before <= P * 4 + (64 << 10)  # not sent again
 
 
+def test_a_task_that_waits_while_a_late_answer_is_confirmed_is_not_sent_again(server: ServerEndpoint) -> None:
+    with make_client(server.address) as client:
+        ends = Ends(server, client).joined()
+        server.send_task(0, 1, "small", {})
+        ends.until(lambda: ends.tasks(client))
+        server.send_task(0, 2, "small", {})  # replaces the first task
+        ends.until(lambda: server.waits(0) and len(ends.tasks(client)) == 2)
+        first, second = ends.tasks(client)
+        client.send_result(first.id, "release", {"update": UPDATE})
+        ends.until(lambda: ends.of("late"))
+        until = time.monotonic() + 1  # three times resend_s
+        ends.until(lambda: time.monotonic() > until)
+        assert server.waits(0)
+        assert "idle" not in {event.phase for event in ends.of("phase")}
+        assert ends.tasks(client) == [first, second]
+        client.send_result(second.id, "release", {"update": UPDATE})
+        ends.until(lambda: ends.of("result"))
+        ends.until(lambda: server.phases[0] == "idle" and not client.pending)
+        assert server.failures == {}
+
+
 def test_a_late_answer_under_another_round_or_twice_is_refused(server: ServerEndpoint) -> None:
     ends = Ends(server)
     payload = Payload.of({"update": UPDATE})
