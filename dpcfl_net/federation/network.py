@@ -141,6 +141,8 @@ class NetworkFederation(Federation):
             self._advance(call, lambda client: (self.round, kind, tasks[client]), payloads)
         for client in call.overdue | set(call.waiting):
             self.endpoint.cancel(client)
+            if self._pool is not None:
+                self._pool.give_up(client)  # a pause may end before the client has connected
         order.end()
         self.lost, self.refused = sorted(call.lost), sorted(call.refused)
         _log.debug(

@@ -159,3 +159,30 @@ def test_joining_below_the_quorum_waits_for_more_clients(job):
             for actor in more:
                 actor.stop.set()
                 actor.join()
+
+
+def test_a_client_that_does_not_come_before_a_pause_ends_keeps_no_place(job):
+    document, folder = job
+    pauses, started, told = Pauses(), {}, []
+
+    def tell(word, client):
+        told.append((word, client))
+        if word == "start" and client and (client != 1 or pauses.in_pause.is_set()):
+            started[client] = Actor(document, folder, client, fed.endpoint.address, shifted(0))
+
+    listeners = pauses.listeners | {"launcher": LauncherLink(tell)}
+    how = {"join_s": 2.0, "quorum": 0.5, "pause_s": PAUSE_S, "max_live": 3}
+    with federation(document, folder, {}, listeners=listeners, **how) as (fed, algorithm, _):
+        model = {"model": theta(job)}
+        try:
+            assert list(fed.call(algorithm.train, each=dict.fromkeys((0, 1, 2), model))) == [1, 2]
+            assert len(pauses.ended) == 1
+            fed.round = 2
+            assert list(fed.call(algorithm.train, each=dict.fromkeys((1, 2, 3), model))) == [1, 2, 3]
+            starts_and_stops = [("start", 0), ("stop", 0)]
+            assert [word for word in told if word[1] == 0] == 2 * starts_and_stops
+            assert ("stop", 2) not in told  # there was a place for client 3
+        finally:
+            for actor in started.values():
+                actor.stop.set()
+                actor.join()
