@@ -46,9 +46,15 @@ class AsynchronousNetworkFederation(NetworkFederation):
         return Outcome(client, call.answers.pop(client, None), lost)
 
     def _ended(self, among: Collection[int] | None) -> list[int]:
-        """Clients whose open task has ended, those with an answer first, in order of arrival."""
+        """Clients whose open task has ended, those with an answer first, in order of arrival.
+
+        The task of an unreachable client ends once no other is open: at once, it would take the place of an answer in each version.
+        """
         call = self._call
-        ended = [*call.answers, *(self._open.keys() - call.queue - call.waiting.keys())]
+        pending = call.waiting.keys() | call.queue
+        ended = [*call.answers, *(self._open.keys() - pending)]
+        if pending if among is None else pending.intersection(among):
+            ended = [client for client in ended if client in call.answers or client not in self._unreachable]
         return [client for client in ended if among is None or client in among]
 
     def _task(self, client: int) -> tuple[int, str, Mapping[str, np.ndarray]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import test_federation
@@ -10,6 +11,7 @@ from test_federation import federation as network
 from test_federation import shifted
 
 from dpcfl_net.federation.asynchronous import Participation, gather
+from dpcfl_net.federation.call_limits import LauncherLink
 from dpcfl_net.federation.network_asynchronous import AsynchronousNetworkFederation
 
 job = test_federation.job
@@ -64,3 +66,22 @@ def test_open_tasks_that_fail_end_without_a_release_and_hold_no_other_up(job):
         fed.submit(open_task(1, 2, theta))
         assert [outcome.client for outcome in gather(fed, 1)] == [1]
         assert (fed.missing, fed.answered) == ([], 1)
+
+
+def test_lost_clients_take_no_place_of_a_client_that_answers(job):
+    def after_a_while(model):
+        time.sleep(0.5)
+        return model
+
+    theta = np.zeros(job[0].protocol.model.parameters, np.float32)
+    answers, lost = {2: after_a_while, 3: after_a_while}, {"launcher": LauncherLink(lost=lambda: [0, 1])}
+    with network(*job, answers, listeners=lost, quorum=0.5, kind=AsynchronousNetworkFederation) as (fed, _, _):
+        for version in (1, 2):
+            fed.round = version
+            for client in range(4):
+                fed.submit(open_task(client, version if client in answers else 1, theta))
+            assert [outcome.client for outcome in gather(fed, 2)] == [2, 3]
+        # With no other task open, theirs end: a version that needs them does not wait for ever.
+        silent = fed.next_outcome(among=[1])
+        assert (silent.client, silent.release) == (1, None)
+        assert fed.next_outcome().client == 0
