@@ -16,6 +16,7 @@ from dpcfl_net.transport.header_rules import MAX_PAYLOAD, RULES, Row
 
 VERSION = 2
 MAX_HEADER = 64 << 10  # bytes
+MAX_ITEMS = 4096  # of a list in a header
 CHUNK = 2 << 20  # bytes of payload in one message
 MAX_FRAME = 4 << 20  # bytes; a peer that sends a larger frame is disconnected
 WINDOW = 8  # unconfirmed chunks in flight to one peer
@@ -106,17 +107,19 @@ def encode(header: Header) -> bytes:
     return msgpack.packb(said)
 
 
-def unpack_strict(data: bytes | memoryview) -> dict[str, Any]:
-    """Decode one msgpack map within fixed limits of size, depth and type.
+def unpack_strict(data: bytes | memoryview, size: int = MAX_HEADER, items: int = MAX_ITEMS) -> dict[str, Any]:
+    """Decode one msgpack map within limits of size, depth and type.
 
     Args:
         data: Bytes from any peer.
+        size: Most bytes.
+        items: Most items of a list.
 
     Raises:
         WireError: "header-too-large" or "not-msgpack".
     """
-    if len(data) > MAX_HEADER:
-        raise WireError("header-too-large", f"{len(data)} bytes, at most {MAX_HEADER} allowed")
+    if len(data) > size:
+        raise WireError("header-too-large", f"{len(data)} bytes, at most {size} allowed")
     try:
         found = msgpack.unpackb(
             data,
@@ -125,7 +128,7 @@ def unpack_strict(data: bytes | memoryview) -> dict[str, Any]:
             strict_map_key=True,
             max_str_len=1024,
             max_bin_len=0,
-            max_array_len=4096,
+            max_array_len=items,
             max_map_len=32,
             max_ext_len=0,
             ext_hook=_no_ext,

@@ -127,7 +127,7 @@ class ObserverInbox:
             raise WireError("unknown-key", "a message without an authenticated key of the roster")
         if arrived.malformed:
             raise WireError("multipart", "a message is a header, or a header and one chunk")
-        note = decode_note(arrived.header)
+        note = decode_note(arrived.header, lists_clients=owner == -1 or not self._curve)
         for name, expected in (("version", VERSION), ("run", self._run), ("job", self._job)):
             if getattr(note, name) != expected:
                 raise WireError(name, f"a message of another {name}")

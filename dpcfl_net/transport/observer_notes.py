@@ -15,6 +15,8 @@ COORDINATOR = "coordinator"
 Kind = Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,19}$")]  # of labels: a phrase for the report
 Work = Literal["receive", "train", "wait", "send", "aggregate", "cluster", "evaluate"]
 MOST_SPANS = 64  # in one message
+MOST_CLIENTS = 10**6  # in a list of the coordinator's notes
+MAX_NOTE = 3 << 20  # bytes of the coordinator's notes; a frame holds them
 Round = Annotated[int, Field(ge=0, le=10**6)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Cluster = Annotated[int, Field(ge=0, le=10**6)]
@@ -53,10 +55,10 @@ class Note(BaseModel):
     kind: Literal["MODELS", "CHUNK", "PERSONAL", "SPANS", "END"]
     sender: Annotated[int, Field(ge=-1, le=10**6)]
     round: Round = 0
-    assignment: Annotated[list[Cluster | None], Field(max_length=10**5)] = []
+    assignment: Annotated[list[Cluster | None], Field(max_length=MOST_CLIENTS)] = []
     models: Annotated[int, Field(ge=0, le=4096)] = 0
-    clients: Annotated[list[Cluster], Field(max_length=10**5)] = []
-    labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=10**5)]], Field(max_length=8)] = {}
+    clients: Annotated[list[Cluster], Field(max_length=MOST_CLIENTS)] = []
+    labels: Annotated[dict[Kind, Annotated[list[Cluster | None], Field(max_length=MOST_CLIENTS)]], Field(max_length=8)] = {}
     blake3: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     index: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     accuracy: Number = 0.0
@@ -128,17 +130,18 @@ class End:
     reason: str
 
 
-def decode_note(data: bytes | memoryview) -> Note:
+def decode_note(data: bytes | memoryview, *, lists_clients: bool = False) -> Note:
     """Decode a note.
 
     Args:
         data: Bytes from any sender.
+        lists_clients: True for the coordinator, whose notes may be longer than a header: they name the cluster of each client.
 
     Raises:
         WireError: If they are not a well-formed note; no other exception is raised.
     """
     try:
-        return Note.model_validate(unpack_strict(data))
+        return Note.model_validate(unpack_strict(data, MAX_NOTE, MOST_CLIENTS) if lists_clients else unpack_strict(data))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(plain(str(part), 40) for part in first["loc"][:4])

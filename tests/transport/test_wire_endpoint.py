@@ -693,6 +693,18 @@ def test_observer_hears_models_figures_timings_and_the_end() -> None:
         assert main.dropped == worker.dropped == 0
 
 
+def test_observer_hears_the_clusters_of_many_clients_from_the_coordinator_alone() -> None:
+    clients, none = list(range(100_000)), np.zeros((0, P), "f4")
+    labels = {"as sent": [client % 300 for client in clients]}
+    with observer() as inbox, outbox(inbox.address, "coordinator", SERVER) as main, outbox(inbox.address, 1, KEYS[1]) as worker:
+        main.models(4, [None] * len(clients), none, clients, labels)
+        (found,) = collect(inbox, 1)
+        assert (found.round, found.assignment, found.clients, found.labels) == (4, [None] * len(clients), clients, labels)
+        worker.models(4, [None] * len(clients), none)
+        assert collect(inbox, 0, failures=1) == []
+        assert inbox.failures == {"header-too-large": 1}
+
+
 def test_observer_believes_each_sender_its_own_things_only() -> None:
     with observer() as inbox, outbox(inbox.address, 1, KEYS[1]) as worker:
         worker.models(1, [0, 0, 0], np.zeros((1, P), "f4"))

@@ -23,7 +23,7 @@ from dpcfl_net.federation.secure.terms import COMPLETE, WITNESSES
 from dpcfl_net.transport import channel, guard, header_rules, messages, server, transcript
 from dpcfl_net.transport.header_rules import KINDS, RULES
 from dpcfl_net.transport.messages import CODES, PHASES, STATUSES, Header
-from dpcfl_net.transport.observer_notes import MOST_SPANS, Note
+from dpcfl_net.transport.observer_notes import MAX_NOTE, MOST_CLIENTS, MOST_SPANS, Note
 
 
 def test_the_fields_of_a_header():
@@ -56,6 +56,7 @@ def test_the_kinds_of_messages():
         ("frame", messages.MAX_FRAME),
         ("tensors of one message", header_rules.MAX_TENSORS),
         ("sides of a tensor", header_rules.MAX_SIDES),
+        ("list in a header", messages.MAX_ITEMS),
         ("chunks that the receiver has not confirmed", messages.WINDOW),
         ("broken messages of a connection, before it is cut", server.FAILURES),
         ("bytes that a connection may send ahead of complete messages", guard.UNREAD_LIMIT),
@@ -73,6 +74,7 @@ def test_numbers_in_the_text():
     assert f"Protocol version: {messages.VERSION} " in TEXT
     assert f"at most {channel.REPEATS} times" in TEXT
     assert f"after each {messages.WINDOW // 2}th chunk" in TEXT
+    assert f"may have {MAX_NOTE:,} bytes, and its lists {MOST_CLIENTS:,} items" in section("Notes to the observer")
     assert f"at most {MOST_SPANS} |" in rows(section("Notes to the observer"), "field")["spans"][0] + " |"
 
 
